@@ -1,1 +1,68 @@
-"""x"""
+"""lightning-fl: federate an ordinary ``LightningModule``.
+
+Importing this package is cheap: what needs torch is loaded on first use, and the strategies register with Fabric as
+soon as Fabric itself is imported.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from lightning_fl._registration import register_when_fabric_is_imported
+from lightning_fl.errors import CheckpointError, ConfigurationError, DataError, FederatedError, TrainingError
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "Collaboration": "lightning_fl.collaboration",
+    "FederatedDataModule": "lightning_fl.data.module",
+    "FederatedTrainer": "lightning_fl.trainer",
+    "Partitioned": "lightning_fl.data.partitioned",
+    "Silos": "lightning_fl.data.silos",
+    "federate": "lightning_fl.federation",
+}
+_SUBPACKAGES = ("callbacks", "data", "functional", "metrics", "models", "strategies")
+
+__all__ = [
+    "CheckpointError",
+    "Collaboration",
+    "ConfigurationError",
+    "DataError",
+    "FederatedDataModule",
+    "FederatedError",
+    "FederatedTrainer",
+    "Partitioned",
+    "Silos",
+    "TrainingError",
+    "__version__",
+    "callbacks",
+    "data",
+    "federate",
+    "functional",
+    "metrics",
+    "models",
+    "strategies",
+]
+
+if TYPE_CHECKING:
+    from lightning_fl import callbacks, data, functional, metrics, models, strategies
+    from lightning_fl.collaboration import Collaboration
+    from lightning_fl.data.module import FederatedDataModule
+    from lightning_fl.data.partitioned import Partitioned
+    from lightning_fl.data.silos import Silos
+    from lightning_fl.federation import federate
+    from lightning_fl.trainer import FederatedTrainer
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(import_module(_EXPORTS[name]), name)
+    if name in _SUBPACKAGES:
+        return import_module(f"lightning_fl.{name}")
+    raise AttributeError(f"module 'lightning_fl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+register_when_fabric_is_imported()

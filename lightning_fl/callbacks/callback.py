@@ -1,0 +1,111 @@
+"""The hooks of a federated run."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+
+from lightning_fl.data.module import Split
+from lightning_fl.metrics import ClientMetrics
+
+if TYPE_CHECKING:
+    from lightning_fl.cohort import Cohort
+    from lightning_fl.engine.batches import ClientBatches
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["Callback"]
+
+
+class Callback:
+    """Base of all callbacks: every hook does nothing until it is overridden.
+
+    A round runs through the hooks in this order::
+
+        setup, on_fit_start
+          on_round_start
+            select_clients                 the cohort (at most one callback defines it)
+            on_client_start
+              around_training_step         every local batch
+              on_client_step_end           every local optimiser step
+            on_client_end
+            on_aggregate_end               updates are averaged; set the next Collaboration here
+            on_evaluate_end                every check_val_every_n_rounds
+          on_round_end
+        on_fit_end
+
+    Hooks of clients run on the rank that hosts the client, all others on every rank. What must be known on all ranks
+    goes through ``trainer.strategy.exchange``. State that crosses a round belongs in :meth:`state_dict`: plain values
+    and tensors, so that a run that was killed resumes to the same result.
+    """
+
+    #: Callbacks that share a role exclude each other: "collaboration", "participation".
+    role: str | None = None
+
+    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+        """Before data are prepared. ``stage`` is "fit", "validate", "test" or "predict"."""
+
+    def teardown(self, trainer: "FederatedTrainer", stage: str) -> None:
+        """After everything, also after an exception."""
+
+    def on_client_data(self, trainer: "FederatedTrainer", client: int, split: Split, batches: "ClientBatches") -> None:
+        """A client's data were opened, once per run: the place to change its targets."""
+
+    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+        """Clients are placed, their sizes known, the initial models made; nothing is trained."""
+
+    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+        """After the last round."""
+
+    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+        """Before clients are chosen."""
+
+    def select_clients(self, trainer: "FederatedTrainer") -> "Cohort":
+        """Who takes part in this round. The same on every rank: draw from ``trainer.generator``."""
+        raise NotImplementedError
+
+    def on_client_start(self, trainer: "FederatedTrainer", client: int) -> None:
+        """Before a client's local steps."""
+
+    def around_training_step(
+        self,
+        trainer: "FederatedTrainer",
+        batch: Any,
+        compute: Callable[[Any], STEP_OUTPUT],
+        generator: torch.Generator,
+    ) -> STEP_OUTPUT:
+        """Run ``compute(batch)``, the module's ``training_step``, on a changed batch or with a changed result.
+
+        ``generator`` belongs to this callback, round and client.
+        """
+        return compute(batch)
+
+    def on_client_step_end(self, trainer: "FederatedTrainer", client: int, num_steps: int) -> None:
+        """A client took its ``num_steps``-th local optimiser step of the round."""
+
+    def on_client_end(self, trainer: "FederatedTrainer", client: int) -> None:
+        """A client's turn is over; ``trainer.client_weights()`` are its weights."""
+
+    def on_aggregate_end(self, trainer: "FederatedTrainer") -> None:
+        """The shared models are averaged."""
+
+    def on_evaluate_end(self, trainer: "FederatedTrainer", split: Split, metrics: ClientMetrics) -> None:
+        """Every client's model was evaluated on its own held-out data."""
+
+    def on_round_end(self, trainer: "FederatedTrainer") -> None:
+        """The round is over and logged."""
+
+    def on_exception(self, trainer: "FederatedTrainer", exception: BaseException) -> None:
+        """The run ends with an exception."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What crosses a round."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what :meth:`state_dict` returned."""
+
+
+def overrides(callback: Callback, hook: str) -> bool:
+    """Whether a callback defines a hook."""
+    return getattr(type(callback), hook) is not getattr(Callback, hook)

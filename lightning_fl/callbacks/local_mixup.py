@@ -1,0 +1,149 @@
+"""Mixup inside a client, on an unchanged module.
+
+Zhang, Cisse, Dauphin, Lopez-Paz: mixup: Beyond Empirical Risk Minimization, ICLR 2018
+(https://arxiv.org/abs/1710.09412). Wang et al.: Mixup for Node and Graph Classification, WWW 2021, for graphs.
+Wu et al.: DRFLM, 2022 (https://arxiv.org/abs/2204.07742), section 2.2: ``x~ = gamma g(x_j) + (1 - gamma) g(x_k)``,
+``y~ = gamma y_j + (1 - gamma) y_k``, both samples of the same client.
+
+===========  =============================================  =====================
+paper        here                                           shape
+===========  =============================================  =====================
+g            identity, or the module up to ``layer``        [B, ...] -> [B, ...]
+gamma        one draw from Beta(alpha, alpha) per batch     number in [0, 1]
+j, k         the batch and a permutation of it              [B]
+===========  =============================================  =====================
+
+Differs from the paper: partners come from the same batch instead of the whole data set of the client, as in Zhang et
+al.; integer class labels, which cannot be mixed, give the gamma-weighted sum of two losses, which for the
+cross-entropy is the same.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+from torch import Tensor, nn
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.data.targets import batch_targets, with_batch_targets
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.drflm import mix, sample_gamma
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["LocalMixup"]
+
+
+class LocalMixup(Callback):
+    """Trains every client on mixed samples of its own.
+
+    Args:
+        alpha: both parameters of the Beta distribution of gamma; larger mixes more. 0 never mixes.
+        layer: the submodule whose output is mixed, one row per sample ("readout" for a graph network's embedding);
+            ``None`` mixes the input of a batch ``(x, y)`` of tensors.
+        target_key: where a batch's targets are, if not the last entry of a tuple, ``y`` of a graph batch, or one of
+            the usual keys of a dict.
+
+    Raises:
+        ConfigurationError: ``alpha`` is negative, the layer does not exist, or its output has not one row per sample.
+    """
+
+    def __init__(self, *, alpha: float = 0.2, layer: str | None = None, target_key: str | None = None) -> None:
+        if alpha < 0:
+            raise ConfigurationError(f"LocalMixup.alpha={alpha}: give a number of at least 0.")
+        self.alpha = alpha
+        self.layer = layer
+        self.target_key = target_key
+
+    def around_training_step(
+        self,
+        trainer: "FederatedTrainer",
+        batch: Any,
+        compute: Callable[[Any], STEP_OUTPUT],
+        generator: torch.Generator,
+    ) -> STEP_OUTPUT:
+        """The training step on a mixed batch."""
+        targets = batch_targets(batch, self.target_key)
+        gamma = float(sample_gamma(self.alpha, generator))
+        partners = torch.randperm(len(targets), generator=generator).to(targets.device)
+        if gamma == 1.0:
+            return compute(batch)
+        mixing = _OutputMixing(self._submodule(trainer), partners, gamma) if self.layer else None
+        if mixing is None:
+            batch = self._mix_input(batch, partners, gamma)
+        if targets.is_floating_point():
+            mixed = with_batch_targets(batch, mix(targets, partners, gamma), self.target_key)
+            return compute(mixed) if mixing is None else mixing.run(compute, mixed)
+        outputs = []
+        for labels in (targets, targets.index_select(0, partners)):
+            labelled = with_batch_targets(batch, labels, self.target_key)
+            outputs.append(compute(labelled) if mixing is None else mixing.run(compute, labelled))
+        return _weighted(outputs[0], outputs[1], gamma)
+
+    def _submodule(self, trainer: "FederatedTrainer") -> nn.Module:
+        assert trainer.module is not None
+        assert self.layer is not None
+        try:
+            return trainer.module.get_submodule(self.layer)
+        except AttributeError as error:
+            names = [name for name, _ in trainer.module.named_modules() if name and name.count(".") < 2]
+            raise ConfigurationError(
+                f"LocalMixup.layer={self.layer!r}: {type(trainer.module).__name__} has no such submodule. It has:"
+                f" {', '.join(names)}."
+            ) from error
+
+    def _mix_input(self, batch: Any, partners: Tensor, gamma: float) -> Any:
+        if isinstance(batch, list | tuple) and all(isinstance(part, Tensor) for part in batch):
+            return type(batch)([mix(part, partners, gamma) for part in batch[:-1]] + [batch[-1]])
+        raise ConfigurationError(
+            f"LocalMixup cannot mix the input of a {type(batch).__name__}: name the submodule whose output is mixed"
+            " (LocalMixup.layer, e.g. readout for a graph network)."
+        )
+
+
+class _OutputMixing:
+    """Mixes the output of a submodule while a training step runs."""
+
+    def __init__(self, submodule: nn.Module, partners: Tensor, gamma: float) -> None:
+        self._submodule = submodule
+        self._partners = partners
+        self._gamma = gamma
+        self._times = 0
+
+    def run(self, compute: Callable[[Any], STEP_OUTPUT], batch: Any) -> STEP_OUTPUT:
+        """The training step with the hook in place."""
+        self._times = 0
+        handle = self._submodule.register_forward_hook(self._hook)
+        try:
+            output = compute(batch)
+        finally:
+            handle.remove()
+        if self._times != 1:
+            raise ConfigurationError(
+                f"LocalMixup.layer: the submodule ran {self._times} times in a training step; mixing needs a layer that"
+                " runs once per batch."
+            )
+        return output
+
+    def _hook(self, module: nn.Module, inputs: Any, output: Any) -> Tensor:
+        self._times += 1
+        if not isinstance(output, Tensor) or output.ndim == 0 or len(output) != len(self._partners):
+            got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise ConfigurationError(
+                f"LocalMixup.layer: the submodule's output is {got}, but mixing needs a tensor with one row for each of"
+                f" the {len(self._partners)} samples. Name a later layer, after pooling."
+            )
+        return mix(output, self._partners, self._gamma)
+
+
+def _weighted(first: STEP_OUTPUT, second: STEP_OUTPUT, gamma: float) -> STEP_OUTPUT:
+    """``gamma * first + (1 - gamma) * second`` of what two training steps returned; other entries are the first's."""
+    if first is None or second is None:
+        return None
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return gamma * first + (1 - gamma) * second
+    assert isinstance(first, dict)
+    assert isinstance(second, dict)
+    return {**first, "loss": gamma * first["loss"] + (1 - gamma) * second["loss"]}

@@ -1,0 +1,133 @@
+"""Keeping a run: the last round, the best round, and the models as ordinary checkpoints."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.collaboration import Collaboration
+from lightning_fl.checkpoint import export_models, save_atomically
+from lightning_fl.data.module import Split
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.metrics import ClientMetrics
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["ModelCheckpoint"]
+
+
+class ModelCheckpoint(Callback):
+    """Saves ``checkpoints/last.ckpt`` every n rounds and at the end, ``checkpoints/best.ckpt`` when validation improves.
+
+    A run goes on from either with ``ckpt_path="last"`` or ``"best"``, to the same result as if it had not stopped.
+    After fit the best round's models (the last round's where nothing is monitored) are written to ``models/``, one
+    ordinary Lightning checkpoint per shared model and per client.
+
+    Args:
+        every_n_rounds: rounds between two ``last.ckpt``; 0 for the end only.
+        monitor: a validation metric, its mean over clients ("val/rmse") or the worst client's ("val/rmse/worst").
+            ``None`` takes the first logged metric whose name contains "loss", else the first.
+        mode: "min", "max", or "auto" for the metric's own direction.
+        save_models: write ``models/`` after fit.
+    """
+
+    def __init__(
+        self,
+        *,
+        every_n_rounds: int = 10,
+        monitor: str | None = None,
+        mode: Literal["auto", "min", "max"] = "auto",
+        save_models: bool = True,
+    ) -> None:
+        if every_n_rounds < 0:
+            raise ConfigurationError(f"ModelCheckpoint.every_n_rounds={every_n_rounds}: give a number of at least 0.")
+        if mode not in ("auto", "min", "max"):
+            raise ConfigurationError(f"ModelCheckpoint.mode={mode!r}: choose one of auto, min, max.")
+        self.every_n_rounds = every_n_rounds
+        self.monitor = monitor
+        self.mode = mode
+        self.save_models = save_models
+        self.best_value: float | None = None
+        self.best_round: int | None = None
+        self._best: dict[str, Any] | None = None
+        self._improved = False
+
+    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+        """A new fit starts without a best round."""
+        if stage == "fit":
+            self.best_value = self.best_round = self._best = None
+            self._improved = False
+
+    def on_evaluate_end(self, trainer: "FederatedTrainer", split: Split, metrics: ClientMetrics) -> None:
+        """Compare the round with the best one so far."""
+        if not trainer.fitting or split != "val" or not metrics:
+            return
+        value, higher = self._monitored(metrics)
+        if math.isnan(value):
+            return
+        if self.best_value is None or (value > self.best_value if higher else value < self.best_value):
+            self.best_value, self.best_round = value, trainer.current_round
+            self._improved = True
+
+    def on_round_end(self, trainer: "FederatedTrainer") -> None:
+        """Save what is due."""
+        due = self.every_n_rounds and trainer.current_round % self.every_n_rounds == 0
+        if not (due or self._improved):
+            return
+        improved, self._improved = self._improved, False
+        if improved:
+            self._best = {
+                "models": [model.state_dict() for model in trainer.models],
+                "collaboration": trainer.collaboration.state_dict(),
+            }
+        state = trainer.state_dict()
+        if improved:
+            self._save(trainer, state, "best")
+        if due:
+            self._save(trainer, state, "last")
+
+    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+        """Save the end of the run and its models."""
+        if trainer.current_round:
+            self._save(trainer, trainer.state_dict(), "last")
+        if not self.save_models:
+            return
+        models, collaboration, best = trainer.models, trainer.collaboration, trainer.current_round
+        if self.best_round is not None and self._best is not None:
+            best, collaboration = self.best_round, Collaboration.from_state_dict(self._best["collaboration"])
+            models = []
+            for saved in self._best["models"]:
+                model = trainer.models[0].clone()
+                model.load_state_dict(saved)
+                models.append(model)
+        export_models(trainer, models, collaboration, Path(trainer.log_dir) / "models", best)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best round so far, with its models: a resumed run must not forget it."""
+        return {"best_value": self.best_value, "best_round": self.best_round, "best": self._best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the best round so far."""
+        self.best_value, self.best_round = state["best_value"], state["best_round"]
+        self._best = state["best"]
+
+    def _save(self, trainer: "FederatedTrainer", state: dict[str, Any], name: str) -> None:
+        if trainer.is_global_zero:
+            save_atomically(state, Path(trainer.log_dir) / "checkpoints" / f"{name}.ckpt")
+
+    def _monitored(self, metrics: ClientMetrics) -> tuple[float, bool]:
+        name = self.monitor or next((name for name in metrics if "loss" in name), next(iter(metrics)))
+        base, _, aggregate = name.rpartition("/")
+        if name in metrics:
+            metric, value = metrics[name], metrics[name].mean
+        elif aggregate in ("mean", "worst") and base in metrics:
+            metric = metrics[base]
+            value = metric.mean if aggregate == "mean" else metric.worst
+        else:
+            raise ConfigurationError(
+                f"ModelCheckpoint.monitor={name!r} is not logged in validation. Logged are: {', '.join(metrics)} (each"
+                " also as NAME/worst)."
+            )
+        return value, metric.higher_is_better if self.mode == "auto" else self.mode == "max"
+

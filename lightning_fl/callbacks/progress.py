@@ -1,0 +1,277 @@
+"""The progress of a fit: a live display on a terminal, plain lines anywhere else."""
+
+import math
+import sys
+import time
+from collections import deque
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.metrics import ClientMetrics, MetricSummary
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["STAND_IN_LABEL", "ProgressDisplay", "RoundClock", "leading_metric"]
+
+#: Shown wherever numbers come from embedded example data.
+STAND_IN_LABEL = "STAND-IN DATA (embedded examples, no measurements)"
+
+_REFRESH_SECONDS = 0.1
+_PLAIN_SECONDS = 10.0
+_MOST_METRICS = 4
+
+
+class ProgressDisplay(Callback):
+    """Rounds, the client at work, losses, the worst client by name, elapsed and remaining time, on standard output.
+
+    On a terminal one display is redrawn in place, at most ten times a second and without a thread of its own (so that
+    data loaders may fork at any time); what is printed meanwhile appears above it. Anywhere else (a file, a pipe, a
+    batch system) plain lines without control codes are written: the first and the last round, and between them a line
+    when a hundredth of all rounds or ten seconds have passed since the last one. Rank zero alone shows anything. A run
+    that ends with an exception takes the display down first.
+
+    Args:
+        every_n_rounds: of the rounds that are due for a plain line, keep those divisible by this number.
+
+    Raises:
+        ConfigurationError: ``every_n_rounds`` is below 1.
+    """
+
+    def __init__(self, *, every_n_rounds: int = 1) -> None:
+        if every_n_rounds < 1:
+            raise ConfigurationError(f"ProgressDisplay.every_n_rounds={every_n_rounds}: give a number of at least 1.")
+        self.every_n_rounds = every_n_rounds
+        self._live: Live | None = None
+        self._clock: RoundClock | None = None
+        self._next_refresh = 0.0
+        self._line_round, self._line_time = 0, 0.0
+        self._names: list[str] = []
+        self._doing = ""
+        self._clients_done = 0
+
+    # -- hooks ---------------------------------------------------------------------------------------------------
+
+    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+        """Start the display before the first round of this process."""
+        if not trainer.is_global_zero:
+            return
+        if self._clock is None:
+            self._start(trainer)
+        self._clients_done, self._doing = 0, ""
+
+    def on_client_start(self, trainer: "FederatedTrainer", client: int) -> None:
+        """Name the client at work."""
+        if self._live is not None:
+            self._doing = self._names[client]
+            self._refresh(trainer)
+
+    def on_client_end(self, trainer: "FederatedTrainer", client: int) -> None:
+        """Count the client."""
+        if self._live is not None:
+            self._clients_done += 1
+            self._refresh(trainer)
+
+    def on_round_end(self, trainer: "FederatedTrainer") -> None:
+        """Show the round."""
+        if self._clock is None:
+            return
+        now = time.monotonic()
+        self._clock.round_done(now)
+        if self._live is not None:
+            self._doing = ""
+            self._refresh(trainer)
+        elif self._line_is_due(trainer, now):
+            self._line_round, self._line_time = trainer.current_round, now
+            _print_plain(self._plain_line(trainer, now))
+
+    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+        """Leave the last state on the screen and say how the fit ended."""
+        if self._clock is None:
+            return
+        elapsed = _duration(self._clock.elapsed(time.monotonic()))
+        done, rounds = trainer.current_round, trainer.max_rounds
+        if done >= rounds:
+            text = f"finished {rounds} rounds in {elapsed}"
+        else:
+            text = f"{'interrupted' if trainer.interrupted_by else 'stopped'} after round {done}/{rounds}, {elapsed}"
+        if self._live is not None:
+            self._doing = ""
+            self._live.update(self._renderable(trainer))
+            self._stop()
+            Console().print(text, highlight=False, markup=False)
+        else:
+            self._stop()
+            _print_plain(text)
+
+    def on_exception(self, trainer: "FederatedTrainer", exception: BaseException) -> None:
+        """Take the display down, so that the error can be read."""
+        self._stop()
+
+    def teardown(self, trainer: "FederatedTrainer", stage: str) -> None:
+        """Take the display down, whatever happened."""
+        self._stop()
+
+    # -- what is shown -------------------------------------------------------------------------------------------
+
+    def _start(self, trainer: "FederatedTrainer") -> None:
+        assert trainer.datamodule is not None
+        now = time.monotonic()
+        self._clock = RoundClock(now, trainer.wall_time_seconds)
+        self._names = trainer.datamodule.client_names()
+        self._line_round, self._line_time, self._next_refresh = trainer.current_round, now, 0.0
+        console = Console()
+        if console.is_interactive:
+            self._live = Live(console=console, auto_refresh=False, vertical_overflow="visible")
+            self._live.start()
+            self._refresh(trainer)
+        else:
+            if trainer.datamodule.source == "stand-in":
+                _print_plain(STAND_IN_LABEL)
+            _print_plain(_title(trainer) + (f", from round {trainer.current_round}" if trainer.current_round else ""))
+
+    def _stop(self) -> None:
+        live, self._live, self._clock = self._live, None, None
+        if live is not None:
+            live.stop()
+
+    def _refresh(self, trainer: "FederatedTrainer") -> None:
+        now = time.monotonic()
+        if self._live is not None and now >= self._next_refresh:
+            self._live.update(self._renderable(trainer), refresh=True)
+            self._next_refresh = now + _REFRESH_SECONDS
+
+    def _renderable(self, trainer: "FederatedTrainer") -> Group:
+        assert self._clock is not None
+        assert trainer.datamodule is not None
+        now = time.monotonic()
+        title = Text(_title(trainer), style="bold")
+        if trainer.datamodule.source == "stand-in":
+            title = Text.assemble((f" {STAND_IN_LABEL} ", "bold black on yellow"), " ", title)
+        done, rounds = trainer.current_round, trainer.max_rounds
+        bar = Table.grid(padding=(0, 1), expand=True)
+        bar.add_column(no_wrap=True)
+        bar.add_column(ratio=1)
+        bar.add_column(no_wrap=True)
+        times = f"{_duration(self._clock.elapsed(now))} elapsed, {self._left(trainer, now)} left"
+        bar.add_row(f"round {done}/{rounds}", ProgressBar(total=rounds, completed=done), times)
+        lines: list[Any] = [title, bar]
+        if self._doing:
+            where = "" if trainer.fabric.world_size == 1 else f" on process 0 of {trainer.fabric.world_size}"
+            lines.append(Text(f"round {done + 1}{where}: {self._clients_done} clients done, at work: {self._doing}"))
+        lines += [Text(part) for part in self._metrics(trainer)]
+        return Group(*lines)
+
+    def _plain_line(self, trainer: "FederatedTrainer", now: float) -> str:
+        assert self._clock is not None
+        done, rounds = trainer.current_round, trainer.max_rounds
+        parts = [f"round {done}/{rounds}", f"clients {len(trainer.survivors)}/{trainer.num_clients}"]
+        times = [f"{_duration(self._clock.elapsed(now))} elapsed", f"{self._left(trainer, now)} left"]
+        return " | ".join([*parts, *self._metrics(trainer), *times])
+
+    def _line_is_due(self, trainer: "FederatedTrainer", now: float) -> bool:
+        done = trainer.current_round
+        if done == trainer.max_rounds or self._clock is not None and self._clock.rounds_done == 1:
+            return True
+        if done % self.every_n_rounds:
+            return False
+        return (done - self._line_round) * 100 >= trainer.max_rounds or now - self._line_time >= _PLAIN_SECONDS
+
+    def _left(self, trainer: "FederatedTrainer", now: float) -> str:
+        assert self._clock is not None
+        seconds = self._clock.remaining(trainer.max_rounds - trainer.current_round, now)
+        return "?" if seconds is None else _duration(seconds)
+
+    def _metrics(self, trainer: "FederatedTrainer") -> list[str]:
+        """One text per metric: the training loss, the monitored validation metric, and what asks to be shown."""
+        shown: list[str] = []
+        texts: list[str] = []
+        monitor = trainer.checkpoint_callback.monitor if trainer.checkpoint_callback else None
+        train, validation = trainer.metrics.get("train", {}), trainer.metrics.get("val", {})
+        for metrics, wanted in ((train, None), (validation, monitor)):
+            name = leading_metric(metrics, wanted)
+            if name is not None:
+                shown.append(name)
+                texts.append(self._metric_text(name, metrics[name]))
+        for name, metric in {**train, **validation}.items():
+            if metric.prog_bar and name not in shown and len(texts) < _MOST_METRICS:
+                texts.append(self._metric_text(name, metric))
+        return texts
+
+    def _metric_text(self, name: str, metric: MetricSummary) -> str:
+        text = f"{name} {metric.mean:.4g}"
+        if len(metric.clients) > 1 and not math.isnan(metric.worst):
+            text += f" (worst {metric.worst:.4g}: {self._names[metric.worst_client]})"
+        return text
+
+
+class RoundClock:
+    """Elapsed and remaining time, from the ends of the last rounds.
+
+    Args:
+        now: when the rounds begin, in seconds of any steady clock; the methods take times of the same clock.
+        elapsed_before_seconds: what earlier processes of a resumed run took.
+    """
+
+    #: Rounds that the remaining time is estimated from: enough to hold some evaluations and checkpoints.
+    window = 50
+
+    def __init__(self, now: float, elapsed_before_seconds: float = 0.0) -> None:
+        self._began = now
+        self._before = elapsed_before_seconds
+        self._ends: deque[float] = deque([now], maxlen=self.window + 1)
+        self.rounds_done = 0
+
+    def round_done(self, now: float) -> None:
+        """A round ended."""
+        self._ends.append(now)
+        self.rounds_done += 1
+
+    def elapsed(self, now: float) -> float:
+        """Seconds since the run began, earlier processes included."""
+        return self._before + now - self._began
+
+    def remaining(self, rounds_left: int, now: float) -> float | None:
+        """Seconds to the end, at the mean pace of the last rounds; ``None`` before the first round ended."""
+        if len(self._ends) < 2:
+            return None
+        pace = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+        return max(0.0, pace * rounds_left - (now - self._ends[-1]))
+
+
+def leading_metric(metrics: ClientMetrics, monitor: str | None = None) -> str | None:
+    """The metric to show first: the monitored one, else the first that is a loss, else the first; ``None`` for none.
+
+    Args:
+        metrics: name -> summary over clients.
+        monitor: a name, also as "NAME/mean" or "NAME/worst".
+    """
+    if monitor is not None:
+        for name in (monitor, monitor.rpartition("/")[0]):
+            if name in metrics:
+                return name
+    return next((name for name in metrics if "loss" in name), next(iter(metrics), None))
+
+
+def _title(trainer: "FederatedTrainer") -> str:
+    assert trainer.datamodule is not None
+    strategy, data = type(trainer.strategy).__name__, trainer.datamodule
+    return f"{type(trainer.module).__name__} by {strategy} on {trainer.num_clients} clients, data: {data.source}"
+
+
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+def _print_plain(text: str) -> None:
+    # A name that the output's encoding lacks must not end a run.
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding), flush=True)

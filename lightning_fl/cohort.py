@@ -1,0 +1,55 @@
+"""Who takes part in a round."""
+
+from dataclasses import dataclass
+
+from lightning_fl.errors import ConfigurationError
+
+__all__ = ["Cohort", "Participant"]
+
+
+@dataclass(frozen=True)
+class Participant:
+    """One client's part in one round.
+
+    Args:
+        client: which client trains.
+        model: the shared model it trains and contributes to. ``None``: it trains what it uses (its row of P) and
+            contributes to every model whose row of A names it.
+        weight: its weight in that model's average, before weights are normalised over the cohort; ``None`` for its
+            entry in A.
+    """
+
+    client: int
+    model: int | None = None
+    weight: float | None = None
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The participants of a round, in a fixed order.
+
+    Raises:
+        ConfigurationError: nobody takes part, or somebody takes part twice in the same model.
+    """
+
+    participants: tuple[Participant, ...]
+
+    def __post_init__(self) -> None:
+        if not self.participants:
+            raise ConfigurationError("the cohort is empty: at least one client must take part in a round.")
+        keys = [(participant.client, participant.model) for participant in self.participants]
+        if len(set(keys)) < len(keys):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ConfigurationError(
+                f"client {twice[0]} takes part twice in model {twice[1]}: name it once and give the sum as its weight."
+            )
+
+    @classmethod
+    def of(cls, clients: "list[int] | range") -> "Cohort":
+        """These clients, each training the model it uses."""
+        return cls(tuple(Participant(client) for client in clients))
+
+    @property
+    def clients(self) -> list[int]:
+        """The distinct clients, in order."""
+        return list(dict.fromkeys(participant.client for participant in self.participants))

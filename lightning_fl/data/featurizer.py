@@ -1,0 +1,196 @@
+"""Molecules as graphs: which atom and bond features a model sees, and in which order.
+
+Atom features (``ATOM_DIM`` columns, float32; every group but the last three is one-hot):
+
+======================  =======  ==============================================================
+group                   columns  values
+======================  =======  ==============================================================
+element                 13       B, C, N, O, F, Si, P, S, Cl, Se, Br, I, any other
+degree                  7        0 to 5, 6 or more (bonded atoms, hydrogens left out)
+hydrogens               5        0 to 3, 4 or more (implicit and explicit)
+formal charge           5        -2 or less, -1, 0, +1, +2 or more (elementary charges)
+hybridisation           6        sp, sp2, sp3, sp3d, sp3d2, any other
+aromatic                1        yes
+in a ring               1        yes
+chirality               2        R, S; neither for an atom that is no (assigned) centre
+======================  =======  ==============================================================
+
+Bond features (``BOND_DIM`` columns): type (5: single, double, triple, aromatic, any other), conjugated (1), in a ring
+(1), stereo (2: Z or cis, E or trans; neither where there is none).
+
+Chirality is the CIP label, not RDKit's winding tag, so that features do not depend on the order of the atoms.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import torch
+from rdkit import Chem, rdBase
+from rdkit.Chem import BondStereo, BondType, HybridizationType
+from torch import Tensor
+
+__all__ = ["ATOM_DIM", "BOND_DIM", "FEATURIZER_VERSION", "MoleculeCodes", "MoleculeGraphs", "encode_smiles"]
+
+#: Changes whenever a feature changes: cached graphs of another version are not used.
+FEATURIZER_VERSION = "1"
+
+_ELEMENTS = {5: 0, 6: 1, 7: 2, 8: 3, 9: 4, 14: 5, 15: 6, 16: 7, 17: 8, 34: 9, 35: 10, 53: 11}
+_OTHER_ELEMENT = 12
+_HYBRIDISATIONS = {
+    HybridizationType.SP: 0,
+    HybridizationType.SP2: 1,
+    HybridizationType.SP3: 2,
+    HybridizationType.SP3D: 3,
+    HybridizationType.SP3D2: 4,
+}
+_OTHER_HYBRIDISATION = 5
+_CHIRALITIES = {"": 0, "R": 1, "S": 2}
+_BOND_TYPES = {BondType.SINGLE: 0, BondType.DOUBLE: 1, BondType.TRIPLE: 2, BondType.AROMATIC: 3}
+_OTHER_BOND_TYPE = 4
+_STEREO = {
+    BondStereo.STEREOZ: 1,
+    BondStereo.STEREOCIS: 1,
+    BondStereo.STEREOE: 2,
+    BondStereo.STEREOTRANS: 2,
+}
+
+# (number of codes, first code that gets a column): a group that starts at 1 leaves code 0 without a column
+_ATOM_GROUPS = ((13, 0), (7, 0), (5, 0), (5, 0), (6, 0), (2, 1), (2, 1), (3, 1))
+_BOND_GROUPS = ((5, 0), (2, 1), (2, 1), (3, 1))
+
+#: Width of the atom features.
+ATOM_DIM = sum(size - first for size, first in _ATOM_GROUPS)
+#: Width of the bond features.
+BOND_DIM = sum(size - first for size, first in _BOND_GROUPS)
+
+
+@dataclass(frozen=True)
+class MoleculeGraphs:
+    """n molecules as flat tensors; molecule i owns the atoms ``atom_ptr[i]:atom_ptr[i + 1]``, edges likewise.
+
+    Attributes:
+        x: atom features, float32 ``[V, ATOM_DIM]``.
+        edge_index: int64 ``[2, E]``, both directions of every bond one after the other, atoms counted from 0 in each
+            molecule.
+        edge_attr: bond features, float32 ``[E, BOND_DIM]``.
+        atom_ptr: int64 ``[n + 1]``.
+        edge_ptr: int64 ``[n + 1]``.
+    """
+
+    x: Tensor
+    edge_index: Tensor
+    edge_attr: Tensor
+    atom_ptr: Tensor
+    edge_ptr: Tensor
+
+
+@dataclass(frozen=True)
+class MoleculeCodes:
+    """The same molecules before one-hot coding, 20 times smaller: what is kept on disk.
+
+    Attributes:
+        atoms: uint8 ``[V, 8]``, a code per atom and group of features.
+        bonds: uint8 ``[B, 4]``, likewise per bond.
+        ends: int16 ``[B, 2]``, the atoms of a bond, counted from 0 in each molecule.
+        num_atoms: int32 ``[n]``; 0 for a molecule that could not be read.
+        num_bonds: int32 ``[n]``.
+    """
+
+    atoms: Tensor
+    bonds: Tensor
+    ends: Tensor
+    num_atoms: Tensor
+    num_bonds: Tensor
+
+    def __post_init__(self) -> None:
+        shapes = (
+            self.atoms.shape == (int(self.num_atoms.sum()), len(_ATOM_GROUPS)),
+            self.bonds.shape == (int(self.num_bonds.sum()), len(_BOND_GROUPS)),
+            self.ends.shape == (len(self.bonds), 2),
+            self.num_atoms.shape == self.num_bonds.shape == (len(self.num_atoms),),
+        )
+        if not all(shapes):
+            raise ValueError(f"codes do not fit together: {[tuple(getattr(self, f.name).shape) for f in fields(self)]}")
+
+    def graphs(self) -> MoleculeGraphs:
+        """The graphs a model sees. A molecule that could not be read becomes a graph without atoms."""
+        both_ways = torch.stack([self.ends, self.ends.flip(1)], dim=1).reshape(-1, 2)
+        return MoleculeGraphs(
+            x=_one_hot_groups(self.atoms, _ATOM_GROUPS),
+            edge_index=both_ways.T.long().contiguous(),
+            edge_attr=_one_hot_groups(self.bonds, _BOND_GROUPS).repeat_interleave(2, dim=0),
+            atom_ptr=_pointers(self.num_atoms),
+            edge_ptr=_pointers(2 * self.num_bonds),
+        )
+
+
+def encode_smiles(smiles: Iterable[str]) -> MoleculeCodes:
+    """Read molecules with RDKit's default sanitisation.
+
+    Args:
+        smiles: n SMILES strings. One that RDKit cannot read, or that has no atom, gets ``num_atoms`` 0.
+
+    Example:
+        >>> graphs = encode_smiles(["CCO", "C"]).graphs()
+        >>> graphs.x.shape, graphs.edge_index.tolist(), graphs.atom_ptr.tolist()
+        (torch.Size([4, 40]), [[0, 1, 1, 2], [1, 0, 2, 1]], [0, 3, 4])
+    """
+    atoms: list[tuple[int, ...]] = []
+    bonds: list[tuple[int, ...]] = []
+    ends: list[tuple[int, int]] = []
+    num_atoms: list[int] = []
+    num_bonds: list[int] = []
+    with rdBase.BlockLogs():  # the caller reports what cannot be read, with its row
+        for text in smiles:
+            molecule = Chem.MolFromSmiles(text)
+            num_atoms.append(0 if molecule is None else molecule.GetNumAtoms())
+            num_bonds.append(0 if molecule is None else molecule.GetNumBonds())
+            if molecule is None:
+                continue
+            atoms.extend(map(_atom_codes, molecule.GetAtoms()))
+            for bond in molecule.GetBonds():
+                bonds.append(_bond_codes(bond))
+                ends.append((bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()))
+    return MoleculeCodes(
+        atoms=torch.tensor(atoms, dtype=torch.uint8).reshape(-1, len(_ATOM_GROUPS)),
+        bonds=torch.tensor(bonds, dtype=torch.uint8).reshape(-1, len(_BOND_GROUPS)),
+        ends=torch.tensor(ends, dtype=torch.int16).reshape(-1, 2),
+        num_atoms=torch.tensor(num_atoms, dtype=torch.int32),
+        num_bonds=torch.tensor(num_bonds, dtype=torch.int32),
+    )
+
+
+def _atom_codes(atom: Chem.Atom) -> tuple[int, ...]:
+    return (
+        _ELEMENTS.get(atom.GetAtomicNum(), _OTHER_ELEMENT),
+        min(atom.GetDegree(), 6),
+        min(atom.GetTotalNumHs(), 4),
+        min(max(atom.GetFormalCharge(), -2), 2) + 2,
+        _HYBRIDISATIONS.get(atom.GetHybridization(), _OTHER_HYBRIDISATION),
+        int(atom.GetIsAromatic()),
+        int(atom.IsInRing()),
+        _CHIRALITIES.get(atom.GetProp("_CIPCode"), 0) if atom.HasProp("_CIPCode") else 0,
+    )
+
+
+def _bond_codes(bond: Chem.Bond) -> tuple[int, ...]:
+    return (
+        _BOND_TYPES.get(bond.GetBondType(), _OTHER_BOND_TYPE),
+        int(bond.GetIsConjugated()),
+        int(bond.IsInRing()),
+        _STEREO.get(bond.GetStereo(), 0),
+    )
+
+
+def _one_hot_groups(codes: Tensor, groups: tuple[tuple[int, int], ...]) -> Tensor:
+    """Codes uint8 ``[V, groups]`` to float32 ``[V, columns]``."""
+    columns = torch.zeros(len(codes), sum(size - first for size, first in groups))
+    start = 0
+    for group, (size, first) in enumerate(groups):
+        columns[:, start : start + size - first] = codes[:, group : group + 1] == torch.arange(first, size)
+        start += size - first
+    return columns
+
+
+def _pointers(counts: Tensor) -> Tensor:
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)]).long()

@@ -1,0 +1,82 @@
+"""The data contract: what the engine asks of federated data, whatever its source."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_fl.errors import ConfigurationError
+
+__all__ = ["SPLITS", "FederatedDataModule", "Split"]
+
+Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+
+
+class FederatedDataModule(LightningDataModule, ABC):
+    """Data of several clients, each opened only on the rank that hosts it.
+
+    A subclass says how many clients there are and returns, for one client and one split, a dataset (batched, packed
+    and shuffled by the engine) or a ``DataLoader`` (used as it is). Lightning's hooks keep their meaning:
+    ``prepare_data`` runs in one process per machine (download, convert, cache), ``setup`` in every process.
+
+    Args:
+        batch_size: samples in a local training step.
+        eval_batch_size: samples in an evaluation step; ``None`` for ``batch_size``.
+        shuffle: a fresh order of the client's training samples every round.
+        drop_last: leave out a last training batch that is not full (never the only one).
+    """
+
+    #: Where the data came from: "measured", "stand-in", or the user's own words. Shown with every figure.
+    source: str = "user"
+
+    def __init__(
+        self, *, batch_size: int = 32, eval_batch_size: int | None = None, shuffle: bool = True, drop_last: bool = False
+    ) -> None:
+        super().__init__()
+        for name, value in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name}={value}: give a number of samples of at least 1.")
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size or batch_size
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+
+    @property
+    @abstractmethod
+    def num_clients(self) -> int:
+        """Number of clients N. Known after ``prepare_data`` and ``setup`` at the latest."""
+
+    @abstractmethod
+    def client_data(self, client: int, split: Split) -> Dataset | DataLoader | None:
+        """The data of one client (``0..N-1``) in one split; ``None`` where it has none. Called by the hosting rank only.
+
+        A ``torch.utils.data.Subset`` of one dataset that all clients share costs no memory per client: the shared
+        dataset is packed once.
+        """
+
+    def client_names(self) -> list[str]:
+        """A short name for each client, for tables and pictures."""
+        width = len(str(self.num_clients - 1))
+        return [f"client_{client:0{width}d}" for client in range(self.num_clients)]
+
+    def client_sizes(self) -> Sequence[int] | None:
+        """Training samples per client where they are known without opening a silo, to balance the ranks; else ``None``."""
+        return None
+
+    def num_samples(self, split: Split) -> list[int]:
+        """Samples of every client in a split. Opens the data of every client: for use in one process."""
+        return [_count(self.client_data(client, split)) for client in range(self.num_clients)]
+
+    def describe(self) -> Mapping[str, Any]:
+        """What the run's record says of the data: plain numbers, strings, lists and dicts."""
+        return {"source": self.source, "num_clients": self.num_clients}
+
+
+def _count(data: Dataset | DataLoader | None) -> int:
+    if data is None:
+        return 0
+    dataset = data.dataset if isinstance(data, DataLoader) else data
+    return len(dataset)  # type: ignore[arg-type]

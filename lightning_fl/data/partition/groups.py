@@ -1,0 +1,164 @@
+"""Partitions by key: assays, writers, molecular scaffolds. A group is never divided."""
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fl.data.partition.sizes import apportion, check_num_clients, check_ratios
+from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.seeding import generator
+
+__all__ = ["by_group", "deal_groups", "indices_of_clients", "murcko_scaffolds", "scaffold", "sorted_groups"]
+
+
+def deal_groups(
+    groups: Sequence[Hashable],
+    num_clients: int,
+    seed: int,
+    ratios: Sequence[float] | None = None,
+    *,
+    kind: str = "groups",
+) -> dict[Hashable, int]:
+    """Deal whole groups to clients so that their numbers of samples come near the ratios.
+
+    The largest group first (ties in random order), each to a client drawn with probability proportional to its room
+    among those it fits into. A group that fits nowhere goes to a client with most room; the others' room is then
+    scaled to what is left. The small groups that come last even out the sizes.
+
+    Args:
+        groups: the group of every sample, length n.
+        num_clients: N, at most the number of groups.
+        seed: seed of the partition.
+        ratios: one positive number per client; ``None`` for equal sizes.
+        kind: what the groups are called in errors.
+
+    Returns:
+        The client of every group.
+
+    Raises:
+        ConfigurationError: if ``ratios`` are not N positive numbers.
+        DataError: if there are more clients than groups, or a sample has no group.
+    """
+    check_num_clients(num_clients)
+    ratios = [1.0] * num_clients if ratios is None else ratios
+    check_ratios(ratios)
+    if len(ratios) != num_clients:
+        raise ConfigurationError(f"{len(ratios)} ratios for {num_clients} clients: give one per client.")
+    names = sorted_groups(groups)
+    if num_clients > len(names):
+        raise DataError(
+            f"{num_clients} clients but only {len(names)} {kind}, which are never divided: ask for at most {len(names)}"
+            " clients."
+        )
+    rng = generator(seed, "partition", "groups")
+    sizes = Counter(groups)
+    order = sorted(torch.randperm(len(names), generator=rng).tolist(), key=lambda i: -sizes[names[i]])
+    room = torch.tensor(apportion(len(groups), ratios), dtype=torch.float64)
+    empty = torch.ones(num_clients, dtype=torch.bool)
+    remaining = len(groups)
+    dealt: dict[Hashable, int] = {}
+    for position, index in enumerate(order):
+        size = sizes[names[index]]
+        # The last groups are kept for clients that have none yet.
+        allowed = empty if len(order) - position <= int(empty.sum()) else torch.ones_like(empty)
+        chances = torch.where(allowed & (room >= size - 1e-9), room, 0.0)
+        if chances.sum() == 0:
+            most = room[allowed].max()
+            chances = (allowed & (room == most)).double()
+        client = int(torch.multinomial(chances, 1, generator=rng))
+        dealt[names[index]] = client
+        empty[client] = False
+        remaining -= size
+        room[client] = max(0.0, float(room[client]) - size)
+        if room.sum() > 0:
+            room *= remaining / room.sum()
+    return dealt
+
+
+def by_group(
+    groups: Sequence[Hashable], num_clients: int | None, seed: int, ratios: Sequence[float] | None = None
+) -> list[Tensor]:
+    """Partition by a key such as an assay or a writer; a group is never divided.
+
+    Args:
+        groups: the group of every sample, length n.
+        num_clients: ``None``: each group is a client, in sorted order of their names (see :func:`sorted_groups`).
+            Otherwise groups are dealt to that many clients, see :func:`deal_groups`.
+        seed: seed of the partition (not used where each group is a client).
+        ratios: the clients' shares of the samples; ``None`` for equal ones.
+
+    Raises:
+        ConfigurationError: if ``ratios`` do not fit.
+        DataError: if there are more clients than groups, or a sample has no group.
+    """
+    if num_clients is not None:
+        client_of = deal_groups(groups, num_clients, seed, ratios)
+    elif ratios is not None:
+        raise ConfigurationError(
+            f"ratios={list(ratios)}: each group is a client, so give num_clients too or no ratios."
+        )
+    else:
+        client_of = {name: client for client, name in enumerate(sorted_groups(groups))}
+        num_clients = len(client_of)
+    return indices_of_clients([client_of[group] for group in groups], num_clients)
+
+
+def scaffold(smiles: Sequence[str], num_clients: int, seed: int, ratios: Sequence[float] | None = None) -> list[Tensor]:
+    """Partition molecules by Bemis-Murcko scaffold; molecules of one scaffold stay together.
+
+    Molecules without a ring share one (empty) scaffold, often the largest group. See :func:`deal_groups`.
+
+    Raises:
+        ConfigurationError: if ``ratios`` do not fit.
+        DataError: if there are more clients than scaffolds, or a SMILES cannot be read.
+    """
+    scaffolds = murcko_scaffolds(smiles)
+    client_of = deal_groups(scaffolds, num_clients, seed, ratios, kind="scaffolds")
+    return indices_of_clients([client_of[name] for name in scaffolds], num_clients)
+
+
+def murcko_scaffolds(smiles: Sequence[str]) -> list[str]:
+    """The Bemis-Murcko scaffold of every molecule: canonical SMILES without chirality, empty where there is no ring.
+
+    Bemis, Murcko, "The properties of known drugs. 1. Molecular frameworks", J. Med. Chem. 39 (1996) 2887.
+
+    Raises:
+        DataError: if a SMILES cannot be read.
+    """
+    from rdkit.Chem import MolFromSmiles
+    from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
+
+    scaffolds = []
+    for position, text in enumerate(smiles):
+        molecule = MolFromSmiles(text)
+        if molecule is None:
+            raise DataError(f"smiles[{position}]={text!r} cannot be read by RDKit: correct or remove it.")
+        scaffolds.append(MurckoScaffoldSmiles(mol=molecule, includeChirality=False))
+    return scaffolds
+
+
+def sorted_groups(groups: Sequence[Hashable]) -> list[Any]:
+    """The distinct groups in ascending order, numbers before strings.
+
+    Raises:
+        DataError: if a sample has no group (``None`` or NaN), or there are no samples.
+    """
+    if len(groups) == 0:
+        raise DataError("there are no samples to share out.")
+    missing = [position for position, group in enumerate(groups) if group is None or group != group]  # NaN != NaN
+    if missing:
+        raise DataError(
+            f"{len(missing)} samples have no group, the first at position {missing[0]}: fill in the column or leave"
+            " these samples out."
+        )
+    return sorted(set(groups), key=lambda group: (isinstance(group, str), group))
+
+
+def indices_of_clients(clients: Sequence[int], num_clients: int) -> list[Tensor]:
+    """The samples of every client, from the client of every sample; a client may have none."""
+    owner = torch.as_tensor(clients, dtype=torch.long)
+    sizes = torch.bincount(owner, minlength=num_clients)
+    return list(owner.argsort(stable=True).split(sizes.tolist()))

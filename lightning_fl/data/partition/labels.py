@@ -1,0 +1,252 @@
+"""Partitions by label: who holds which share of which class."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fl.data.partition.sizes import check_num_clients
+from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.functional.dirichlet import sample_dirichlet
+from lightning_fl.seeding import generator
+
+__all__ = [
+    "bin_targets",
+    "by_shares",
+    "check_alpha",
+    "dirichlet",
+    "dirichlet_shares",
+    "pathological",
+    "pathological_shares",
+]
+
+
+def bin_targets(values: Tensor, num_bins: int) -> Tensor:
+    """Labels of real targets: the bin between quantiles that each lies in, so that bins are about equally full.
+
+    Equal targets share a bin, so there may be fewer bins than asked for. Missing targets (NaN) get a bin of their own,
+    the last.
+
+    Args:
+        values: targets, shape [n].
+        num_bins: at least 1.
+
+    Returns:
+        Labels ``0, 1, ...`` without gaps, ascending with the target, int64, shape [n].
+
+    Raises:
+        ConfigurationError: if ``values`` is not a vector or ``num_bins`` is less than 1.
+    """
+    if values.ndim != 1 or num_bins < 1:
+        raise ConfigurationError(
+            f"values of shape {list(values.shape)}, num_bins={num_bins}: give one target per sample, [n], and at least"
+            " one bin."
+        )
+    missing = values.isnan()
+    present = values[~missing].double().numpy(force=True)
+    labels = torch.full(values.shape, num_bins, dtype=torch.long)
+    if len(present):
+        edges = np.quantile(present, np.arange(1, num_bins) / num_bins)
+        labels[~missing.cpu()] = torch.from_numpy(np.searchsorted(edges, present, side="right"))
+    return torch.unique(labels, return_inverse=True)[1]
+
+
+def by_shares(labels: Tensor, shares: Tensor, seed: int) -> list[Tensor]:
+    """Share out the samples of every class: client i gets the share ``shares[c, i]`` of class c.
+
+    The samples of a class are shuffled and cut at the rounded cumulative shares, so that all are dealt.
+
+    Args:
+        labels: classes ``0..C-1``, integers, shape [n].
+        shares: >= 0 with rows that sum to 1, shape [C, N].
+        seed: seed of the partition.
+
+    Returns:
+        A list of N index tensors; a client whose shares round to nothing has none.
+
+    Raises:
+        ConfigurationError: if a share is negative or a row does not sum to 1.
+        DataError: if the labels are not a vector of integers in ``0..C-1``.
+    """
+    if (
+        shares.ndim != 2
+        or (shares < 0).any()
+        or not torch.allclose(shares.sum(1).double(), torch.ones(len(shares), dtype=torch.float64))
+    ):
+        raise ConfigurationError(
+            f"shares of shape {list(shares.shape)}: give a matrix [classes, clients] of numbers >= 0 whose rows sum to"
+            " 1."
+        )
+    labels = _checked_labels(labels)
+    if int(labels.max()) >= len(shares):
+        raise DataError(
+            f"labels go up to {int(labels.max())}, the shares have rows for {len(shares)} classes only: give one row"
+            " per class."
+        )
+    rng = generator(seed, "partition", "by_shares")
+    parts: list[list[Tensor]] = [[] for _ in range(shares.shape[1])]
+    for label, counts in enumerate(_class_counts(labels, shares).tolist()):
+        members = (labels == label).nonzero().squeeze(1)
+        members = members[torch.randperm(len(members), generator=rng)]
+        for part, chosen in zip(parts, members.split(counts), strict=True):
+            part.append(chosen)
+    return [torch.cat(part).sort().values for part in parts]
+
+
+def dirichlet_shares(
+    labels: Tensor,
+    num_clients: int,
+    alpha: float,
+    seed: int,
+    *,
+    num_classes: int | None = None,
+    min_samples: int = 1,
+    max_draws: int = 1000,
+) -> Tensor:
+    """Random class shares of the clients, one draw from Dir(α, ..., α) for every class.
+
+    Drawn anew until every client has ``min_samples`` of the given labels, at most ``max_draws`` times. See
+    :func:`dirichlet` for the arguments; ``num_classes`` is C, by default the largest label + 1.
+
+    Returns:
+        Shares, float64, shape [C, N]; each row sums to 1.
+
+    Raises:
+        ConfigurationError: if ``alpha``, ``num_clients``, ``min_samples`` or ``max_draws`` is out of range.
+        DataError: if there are too few samples, or no draw gave every client enough.
+    """
+    check_num_clients(num_clients)
+    labels = _checked_labels(labels)
+    check_alpha(alpha)
+    if min_samples < 0 or max_draws < 1:
+        raise ConfigurationError(
+            f"min_samples={min_samples}, max_draws={max_draws}: give at least 0 samples and at least one draw."
+        )
+    if num_clients * max(1, min_samples) > len(labels):
+        raise DataError(
+            f"{num_clients} clients with at least {max(1, min_samples)} of {len(labels)} samples each: ask for at most"
+            f" {len(labels) // max(1, min_samples)} clients."
+        )
+    rng = generator(seed, "partition", "dirichlet")
+    num_classes = int(labels.max()) + 1 if num_classes is None else num_classes
+    smallest = -1
+    for _ in range(max_draws):
+        shares = sample_dirichlet(alpha, num_clients, rng, (num_classes,))
+        fewest = int(_class_counts(labels, shares).sum(0).min())
+        if fewest >= min_samples:
+            return shares
+        smallest = max(smallest, fewest)
+    raise DataError(
+        f"none of {max_draws} draws with alpha={alpha} gave each of {num_clients} clients {min_samples} samples (the"
+        f" best left one client {smallest}): raise alpha, take fewer clients, or lower min_samples."
+    )
+
+
+def dirichlet(
+    labels: Tensor, num_clients: int, alpha: float, seed: int, *, min_samples: int = 1, max_draws: int = 1000
+) -> list[Tensor]:
+    """Label shift: every class is shared out in proportions drawn from a Dirichlet distribution.
+
+    Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution for federated visual classification",
+    2019, https://arxiv.org/abs/1909.06335, in the form with proportions per class (Yurochkin et al., ICML 2019).
+
+    Args:
+        labels: classes ``0..C-1``, integers, shape [n]; for real targets see :func:`bin_targets`.
+        num_clients: N.
+        alpha: concentration α > 0: 0.1 gives clients with few classes, 100 nearly equal ones.
+        seed: seed of the partition.
+        min_samples: least number of samples of a client.
+        max_draws: how often to draw anew until every client has as many.
+
+    Raises:
+        ConfigurationError: if an argument is out of range.
+        DataError: if there are too few samples, or no draw gave every client enough.
+    """
+    shares = dirichlet_shares(labels, num_clients, alpha, seed, min_samples=min_samples, max_draws=max_draws)
+    return by_shares(labels, shares, seed)
+
+
+def pathological_shares(
+    labels: Tensor, num_clients: int, classes_per_client: int, seed: int, *, num_classes: int | None = None
+) -> Tensor:
+    """Equal class shares for the clients that hold a class; every client holds ``classes_per_client`` of them.
+
+    Classes are dealt so that the numbers of their holders differ by at most one. ``num_classes`` is C, by default the
+    largest label + 1; a class without samples is shared by all clients.
+
+    Returns:
+        Shares, float64, shape [C, N]; each row sums to 1.
+
+    Raises:
+        ConfigurationError: if an argument is out of range, or some class would have no client.
+        DataError: if a class has fewer samples than clients that hold it.
+    """
+    check_num_clients(num_clients)
+    labels = _checked_labels(labels)
+    sizes = torch.bincount(labels, minlength=num_classes or 0)
+    present = sizes.nonzero().squeeze(1)
+    if not 1 <= classes_per_client <= len(present):
+        raise ConfigurationError(
+            f"classes_per_client={classes_per_client}: the data have {len(present)} classes, choose from 1 to that."
+        )
+    if num_clients * classes_per_client < len(present):
+        raise ConfigurationError(
+            f"{num_clients} clients with {classes_per_client} classes each cannot hold all {len(present)} classes:"
+            f" raise classes_per_client to {-(-len(present) // num_clients)} or take more clients."
+        )
+    rng = generator(seed, "partition", "pathological")
+    holders = torch.zeros(len(sizes), num_clients, dtype=torch.float64)
+    for client in range(num_clients):
+        # The classes with the fewest holders, ties in random order.
+        shuffled = present[torch.randperm(len(present), generator=rng)]
+        fewest = shuffled[holders[shuffled].sum(1).argsort(stable=True)]
+        holders[fewest[:classes_per_client], client] = 1.0
+    num_holders = holders.sum(1)
+    if (short := (sizes < num_holders).nonzero()).numel():
+        label = int(short[0])
+        raise DataError(
+            f"class {label} has {int(sizes[label])} samples for {int(num_holders[label])} clients: take fewer"
+            " clients or fewer classes per client."
+        )
+    holders[num_holders == 0] = 1.0
+    return holders / holders.sum(1, keepdim=True)
+
+
+def pathological(labels: Tensor, num_clients: int, classes_per_client: int, seed: int) -> list[Tensor]:
+    """Label shift: every client has samples of exactly ``classes_per_client`` classes.
+
+    After McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017,
+    section 3, with whole classes instead of shards, so that the number of classes is exact.
+
+    Raises:
+        ConfigurationError: if an argument is out of range, or some class would have no client.
+        DataError: if a class has fewer samples than clients that hold it.
+    """
+    return by_shares(labels, pathological_shares(labels, num_clients, classes_per_client, seed), seed)
+
+
+def check_alpha(alpha: float) -> None:
+    """Refuse a concentration that is not a positive number."""
+    if not 0 < alpha < math.inf:
+        raise ConfigurationError(f"alpha={alpha}: give a positive number (0.1 very uneven, 100 nearly alike).")
+
+
+def _class_counts(labels: Tensor, shares: Tensor) -> Tensor:
+    """Samples of every class for every client, int64 [C, N]: differences of the rounded cumulative shares."""
+    sizes = torch.bincount(labels, minlength=len(shares))
+    ends = (shares.cpu().double().cumsum(1) * sizes[:, None]).round().long()
+    ends[:, -1] = sizes  # whatever the rounding of the sum
+    return ends.diff(dim=1, prepend=torch.zeros(len(shares), 1, dtype=torch.long))
+
+
+def _checked_labels(labels: Tensor) -> Tensor:
+    """The labels as int64 on the CPU."""
+    if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex() or len(labels) == 0:
+        raise DataError(
+            f"labels of shape {list(labels.shape)} and type {labels.dtype}: give one integer class per sample, [n]; put"
+            " real targets into bins with bin_targets."
+        )
+    if int(labels.min()) < 0:
+        raise DataError(f"labels go down to {int(labels.min())}: number the classes from 0.")
+    return labels.cpu().long()

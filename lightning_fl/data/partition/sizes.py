@@ -1,0 +1,130 @@
+"""Partitions by quantity alone, and the division of one client's samples into splits."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_fl.data.module import SPLITS, Split
+from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.seeding import generator
+
+__all__ = ["apportion", "check_fractions", "check_num_clients", "check_ratios", "iid", "quantity", "split_indices"]
+
+
+def apportion(total: int, ratios: Sequence[float]) -> list[int]:
+    """Divide ``total`` in given ratios into whole numbers that sum to it (largest remainders, ties to the first).
+
+    Raises:
+        ConfigurationError: if ``total`` or a ratio is negative, or no ratio is positive.
+
+    >>> apportion(1128, [7, 2, 1])
+    [790, 225, 113]
+    """
+    if total < 0 or not all(0 <= ratio < math.inf for ratio in ratios) or not math.fsum(ratios) > 0:
+        raise ConfigurationError(
+            f"total={total}, ratios={list(ratios)}: give numbers >= 0, at least one ratio above 0."
+        )
+    quotas = [total * ratio / math.fsum(ratios) for ratio in ratios]
+    counts = [math.floor(quota) for quota in quotas]
+    # Rounded, so that 7:2:1 and 0.7:0.2:0.1 break ties alike.
+    by_remainder = sorted(range(len(ratios)), key=lambda i: round(counts[i] - quotas[i], 9))
+    for i in by_remainder[: total - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+def iid(num_samples: int, num_clients: int, seed: int) -> list[Tensor]:
+    """A random partition into parts whose sizes differ by at most one.
+
+    Raises:
+        ConfigurationError: if ``num_clients`` is less than 1.
+        DataError: if there are more clients than samples.
+    """
+    check_num_clients(num_clients)
+    return quantity(num_samples, [1.0] * num_clients, seed)
+
+
+def quantity(num_samples: int, ratios: Sequence[float], seed: int) -> list[Tensor]:
+    """A random partition into parts of unequal size, such as 7:2:1.
+
+    Args:
+        num_samples: samples to share out.
+        ratios: one positive number per client; only their proportions count.
+        seed: seed of the partition.
+
+    Raises:
+        ConfigurationError: if a ratio is not positive.
+        DataError: if a client would have no sample.
+    """
+    check_ratios(ratios)
+    if len(ratios) > num_samples:
+        raise DataError(f"{len(ratios)} clients share {num_samples} samples: ask for at most {num_samples} clients.")
+    sizes = apportion(num_samples, ratios)
+    if 0 in sizes:
+        raise DataError(
+            f"ratios={list(ratios)} leave client {sizes.index(0)} without any of the {num_samples} samples: give it a"
+            " larger ratio or take fewer clients."
+        )
+    order = torch.randperm(num_samples, generator=generator(seed, "partition", "quantity"))
+    return [part.sort().values for part in order.split(sizes)]
+
+
+def split_indices(indices: Tensor, fractions: Sequence[float], seed: int, client: int) -> dict[Split, Tensor]:
+    """Divide one client's samples at random into training, validation and test samples.
+
+    Sizes follow the fractions by largest remainder. There is always a training sample and, from three samples on, one
+    in each split with a positive fraction. The division depends on the set of indices, the seed and the client only.
+
+    Args:
+        indices: the client's samples, int64, shape [n], n >= 1.
+        fractions: shares of train, val and test, the first > 0, the others >= 0, with sum 1.
+        seed: seed of the partition.
+        client: number of the client.
+
+    Returns:
+        Ascending indices under "train", "val" and "test" that together are ``indices``.
+
+    Raises:
+        ConfigurationError: if ``fractions`` are not three such numbers.
+        DataError: if the client has no sample.
+    """
+    check_fractions(fractions)
+    if len(indices) == 0:
+        raise DataError(f"client {client} has no samples to split: take fewer clients or a more even partition.")
+    sizes = apportion(len(indices), fractions)
+    wanted = [split for split, fraction in enumerate(fractions) if fraction > 0] if len(indices) >= len(SPLITS) else [0]
+    for split in wanted:
+        if sizes[split] == 0:
+            sizes[sizes.index(max(sizes))] -= 1
+            sizes[split] = 1
+    order = torch.randperm(len(indices), generator=generator(seed, "split", client))
+    parts = indices.sort().values[order].split(sizes)
+    return {split: part.sort().values for split, part in zip(SPLITS, parts, strict=True)}
+
+
+def check_num_clients(num_clients: int) -> None:
+    """Refuse a number of clients less than 1."""
+    if num_clients < 1:
+        raise ConfigurationError(f"num_clients={num_clients}: give at least 1.")
+
+
+def check_ratios(ratios: Sequence[float]) -> None:
+    """Refuse ratios that are not positive numbers, one per client."""
+    if len(ratios) == 0 or not all(0 < ratio < math.inf for ratio in ratios):
+        raise ConfigurationError(f"ratios={list(ratios)}: give one positive number per client, such as [7, 2, 1].")
+
+
+def check_fractions(fractions: Sequence[float]) -> None:
+    """Refuse anything but the shares of train, val and test."""
+    if (
+        len(fractions) != len(SPLITS)
+        or not all(0 <= fraction <= 1 for fraction in fractions)
+        or fractions[0] == 0
+        or abs(math.fsum(fractions) - 1) > 1e-6
+    ):
+        raise ConfigurationError(
+            f"split={list(fractions)}: give the shares of train, val and test, the first above 0, with sum 1, such as"
+            " [0.8, 0.1, 0.1]."
+        )

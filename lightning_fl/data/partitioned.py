@@ -1,0 +1,242 @@
+"""One data set, or the data of an ordinary ``LightningDataModule``, shared out among simulated clients."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+
+from lightning_fl.data.loaders import find_loader, has_plain_batches, is_shuffled, loader_like, sampled_dataset
+from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
+from lightning_fl.data.partition import split_indices
+from lightning_fl.data.partition.sizes import check_fractions
+from lightning_fl.data.partitioners import Partitioner
+from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.seeding import run_seed, seed_default_generators
+
+__all__ = ["BATCH_HOOKS", "Partitioned"]
+
+#: Hooks of a data module that act on a batch.
+BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+class Partitioned(FederatedDataModule):
+    """Clients made from one data set by a partitioner; each client's samples are then split inside the client.
+
+    A data module's own validation and test data are shared out along with its training data; a split that it lacks is
+    cut from each client's training samples. Clients hold ``Subset`` objects of the shared data sets, so data are in
+    memory once. Where the data module's loader collates in its own way or has workers, clients get such a loader.
+
+    Args:
+        data: a data module, or a data set with a length (a list of samples will do).
+        partitioner: who gets which samples.
+        split: shares of train, val and test inside a client, with sum 1. Of these, a data module uses those it lacks
+            a loader for, in proportion.
+        split_seed: seed of the partition and of the splits; ``None`` for the run's seed.
+        batch_size: samples in a local training step; ``None`` for the training loader's own, or 32 for a data set.
+        eval_batch_size: samples in an evaluation step; ``None`` for the evaluation loader's own, or ``batch_size``.
+        shuffle: a fresh order every round; ``None`` for what the training loader does, or true for a data set.
+        drop_last: leave out a last training batch that is not full; ``None`` for what the training loader does, or
+            false for a data set.
+
+    Raises:
+        ConfigurationError: if an argument is out of range, or the data module's loaders cannot be divided.
+        DataError: if the data are too few or cannot be partitioned, or a client has no training samples.
+    """
+
+    def __init__(
+        self,
+        data: LightningDataModule | Dataset,
+        partitioner: Partitioner,
+        *,
+        split: tuple[float, float, float] = (0.8, 0.1, 0.1),
+        split_seed: int | None = None,
+        batch_size: int | None = None,
+        eval_batch_size: int | None = None,
+        shuffle: bool | None = None,
+        drop_last: bool | None = None,
+    ) -> None:
+        super().__init__(
+            batch_size=32 if batch_size is None else batch_size,
+            eval_batch_size=eval_batch_size,
+            shuffle=True if shuffle is None else shuffle,
+            drop_last=bool(drop_last),
+        )
+        check_fractions(split)
+        if isinstance(data, FederatedDataModule):
+            raise ConfigurationError(f"data is a {type(data).__name__}, which has clients already: use it as it is.")
+        if isinstance(data, IterableDataset) or not (isinstance(data, LightningDataModule) or hasattr(data, "__len__")):
+            raise ConfigurationError(
+                f"data is a {type(data).__name__} without a length, which cannot be divided among clients: give a"
+                " map-style data set or a LightningDataModule, or each client a data module of its own, with Silos."
+            )
+        self.data = data
+        self.partitioner = partitioner
+        self.split = tuple(split)
+        self.split_seed = split_seed
+        self._given = {
+            "batch_size": batch_size,
+            "eval_batch_size": eval_batch_size,
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+        }
+        self._seed: int | None = None  # known once set up
+        self._names: list[str] | None = None
+        self._datasets: dict[Split, Dataset] = {}  # the splits that have a data set of their own
+        self._loaders: dict[Split, DataLoader] = {}  # the data module's loaders whose settings clients keep
+        self._indices: list[dict[Split, Tensor]] = []
+        self._kept: dict[tuple[int, Split], Dataset | DataLoader] = {}
+        if isinstance(data, LightningDataModule):
+            for hook in BATCH_HOOKS:
+                if is_overridden(hook, data):
+                    setattr(self, hook, getattr(data, hook))
+
+    def prepare_data(self) -> None:
+        """The data module's own."""
+        if isinstance(self.data, LightningDataModule):
+            self.data.prepare_data()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the data (the data module's ``setup`` for "fit" and, where it has test data, "test") and partition them.
+
+        All splits are partitioned at once whatever the stage, so that training and test samples never overlap. Further
+        calls change nothing. A data module's own random splits are the same in every process.
+        """
+        if self._indices:
+            return
+        seed = run_seed() if self.split_seed is None else self.split_seed
+        if isinstance(self.data, LightningDataModule):
+            self._open(self.data, seed)
+        else:
+            self._datasets["train"] = self.data
+        if isinstance(source := getattr(self.data, "source", None), str):
+            self.source = source
+        own = list(self._datasets)
+        parts = self.partitioner.partition_splits(self._datasets, seed)
+        self._names = self.partitioner.names
+        indices = [{split: parts[split][client] for split in own} for client in range(len(parts["train"]))]
+        for client, of_client in enumerate(indices):
+            if len(of_client["train"]) == 0:
+                name = self._names[client] if self._names else client
+                raise DataError(
+                    f"client {name} has no training samples: take fewer clients, another partitioner or another"
+                    " split_seed."
+                )
+            of_client.update(self._cut(of_client["train"], own, seed, client))
+        self._indices, self._seed = indices, seed
+
+    def _open(self, datamodule: LightningDataModule, seed: int) -> None:
+        """Take over the data sets and settings of the data module's loaders."""
+        datamodule.trainer = self.trainer
+        given = self._given
+        for split in SPLITS:
+            if split == "train" or (split == "test" and is_overridden("test_dataloader", datamodule)):
+                # One seed for both stages: a random split that is drawn in each must be the same in each.
+                with isolate_rng(include_cuda=False):
+                    seed_default_generators(seed, "setup")
+                    datamodule.setup("fit" if split == "train" else "test")
+            loader = find_loader(datamodule, split)
+            if loader is None:
+                if split == "train":
+                    raise ConfigurationError(
+                        f"{type(datamodule).__name__} has no train_dataloader: clients need training data."
+                    )
+                continue
+            batch_size = given["batch_size" if split == "train" else "eval_batch_size"]
+            self._datasets[split] = sampled_dataset(
+                loader,
+                split,
+                replace_order=split == "train" and given["shuffle"] is not None,
+                replace_batches=batch_size is not None,
+            )
+            if split == "train":
+                self.batch_size = given["batch_size"] or loader.batch_size or self.batch_size
+                self.eval_batch_size = given["eval_batch_size"] or self.batch_size
+                self.shuffle = is_shuffled(loader) if given["shuffle"] is None else self.shuffle
+                self.drop_last = loader.drop_last if given["drop_last"] is None else self.drop_last
+            elif given["eval_batch_size"] is None:
+                self.eval_batch_size = loader.batch_size or self.batch_size
+            self._loaders[split] = loader
+
+    def _cut(self, train: Tensor, own: Sequence[Split], seed: int, client: int) -> dict[Split, Tensor]:
+        """The client's training samples divided into those and the splits that have no data set of their own."""
+        kept = {split: split == "train" or split not in own for split in SPLITS}
+        shares = [share if kept[split] else 0.0 for split, share in zip(SPLITS, self.split, strict=True)]
+        parts = split_indices(train, [share / math.fsum(shares) for share in shares], seed, client)
+        return {split: part for split, part in parts.items() if kept[split]}
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients N; where the data tell, after ``setup``."""
+        if self._indices:
+            return len(self._indices)
+        if self.partitioner.num_clients is None:
+            raise DataError("the number of clients is not known yet, it depends on the data: call setup() first.")
+        return self.partitioner.num_clients
+
+    def client_data(self, client: int, split: Split) -> Dataset | DataLoader | None:
+        """The client's samples: a ``Subset`` of a shared data set, or the user's kind of loader over it."""
+        indices = self._set_up()[client][split]
+        if len(indices) == 0:
+            return None
+        if (client, split) not in self._kept:
+            source: Split = split if split in self._datasets else "train"  # where it was cut from
+            subset, loader = _subset(self._datasets[source], indices), self._loaders.get(source)
+            if loader is None or has_plain_batches(loader):
+                self._kept[client, split] = subset
+            else:
+                training = split == "train"
+                self._kept[client, split] = loader_like(
+                    loader,
+                    subset,
+                    batch_size=self.batch_size if training else self.eval_batch_size,
+                    shuffle=training and self.shuffle,
+                    drop_last=training and self.drop_last,
+                )
+        return self._kept[client, split]
+
+    def client_names(self) -> list[str]:
+        """The names of the groups, where each group is a client."""
+        return list(self._names or super().client_names())
+
+    def client_sizes(self) -> Sequence[int] | None:
+        """Training samples per client, after ``setup``."""
+        return self.num_samples("train") if self._indices else None
+
+    def num_samples(self, split: Split) -> list[int]:
+        """Samples of every client in a split."""
+        return [len(of_client[split]) for of_client in self._set_up()]
+
+    def describe(self) -> Mapping[str, Any]:
+        """Source, partitioner, seed and sizes."""
+        self._set_up()
+        sizes = {split: self.num_samples(split) for split in SPLITS}
+        return {
+            **super().describe(),
+            "partitioner": self.partitioner.describe(),
+            "split_seed": self._seed,
+            "num_samples": sizes,
+        }
+
+    def teardown(self, stage: str | None = None) -> None:
+        """The data module's own."""
+        if isinstance(self.data, LightningDataModule):
+            self.data.teardown(stage)  # type: ignore[arg-type]
+
+    def _set_up(self) -> list[dict[Split, Tensor]]:
+        if not self._indices:
+            raise DataError("the data are not partitioned yet: call setup() first.")
+        return self._indices
+
+
+def _subset(dataset: Any, indices: Tensor) -> Subset:
+    """A subset of the data set at the bottom, so that data which several splits share are one object."""
+    while type(dataset) is Subset:
+        indices = torch.as_tensor(dataset.indices, dtype=torch.long)[indices]
+        dataset = dataset.dataset
+    return Subset(dataset, indices.tolist())

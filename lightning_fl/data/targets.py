@@ -1,0 +1,150 @@
+"""Where the targets are: of a data set, for partitions by label, and of a batch, for mixup and label noise."""
+
+import copy
+from collections.abc import MutableMapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch_geometric.data import InMemoryDataset
+from torch_geometric.data.data import BaseData
+
+from lightning_fl.errors import DataError
+
+__all__ = ["TARGET_KEYS", "batch_targets", "dataset_targets", "with_batch_targets"]
+
+#: Where a mapping's targets are looked for.
+TARGET_KEYS = ("y", "label", "labels", "target", "targets")
+
+Batch = TypeVar("Batch")
+
+
+def dataset_targets(dataset: Dataset | Sequence[Any]) -> Tensor:
+    """The targets of all samples, without visiting samples that are not in memory.
+
+    They are found in an attribute ``targets`` (a tensor, list or array), as the last tensor of a ``TensorDataset``, as
+    ``y`` of a PyG ``InMemoryDataset``, in each sample of a list (see :func:`batch_targets`), and through ``Subset`` and
+    ``ConcatDataset`` of any of these.
+
+    Returns:
+        Targets, shape [n] or [n, T], in the order of the samples.
+
+    Raises:
+        DataError: if the targets cannot be found or are not one entry (or one row) per sample.
+    """
+    targets = _find_targets(dataset)
+    if targets.ndim == 0 or len(targets) != len(dataset):  # type: ignore[arg-type]
+        raise DataError(
+            f"the targets of {type(dataset).__name__} have shape {list(targets.shape)} for {len(dataset)} samples:"  # type: ignore[arg-type]
+            " there must be one entry or one row per sample."
+        )
+    return targets
+
+
+def _find_targets(dataset: Any) -> Tensor:
+    if type(dataset) is Subset:
+        return dataset_targets(dataset.dataset)[torch.as_tensor(dataset.indices, dtype=torch.long)]
+    if isinstance(dataset, ConcatDataset):
+        return torch.cat([dataset_targets(part) for part in dataset.datasets])
+    if isinstance(dataset, TensorDataset):
+        return dataset.tensors[-1]
+    if (targets := getattr(dataset, "targets", None)) is not None:
+        return torch.as_tensor(np.asarray(targets) if isinstance(targets, Sequence) else targets)
+    if isinstance(dataset, InMemoryDataset) and isinstance(targets := getattr(dataset, "y", None), Tensor):
+        return targets
+    if isinstance(dataset, list) and dataset:
+        rows = [batch_targets(sample) for sample in dataset]
+        if any(row.shape != rows[0].shape for row in rows):
+            raise DataError(
+                f"the targets of the samples have shapes from {list(rows[0].shape)} to {list(rows[-1].shape)}: all must"
+                " be alike, one entry or one row per sample."
+            )
+        # A graph's y of shape [1, T] is one row; single numbers come as [] or [1].
+        return torch.cat([row if row.ndim > 1 else row.reshape(1, -1).squeeze(1) for row in rows])
+    raise DataError(
+        f"the targets of {type(dataset).__name__} cannot be found: give it an attribute `targets` with one entry per"
+        " sample (tensor, list or array), or use a TensorDataset, a PyG InMemoryDataset or a list of samples."
+    )
+
+
+def batch_targets(batch: Any, key: str | int | None = None) -> Tensor:
+    """The targets of a batch (or of one sample).
+
+    Args:
+        batch: a tuple or list, a mapping, or a PyG ``Data`` or ``Batch``.
+        key: position in a tuple (default: the last), key of a mapping (default: the one of ``TARGET_KEYS`` that it
+            has), attribute of PyG data (default: ``y``).
+
+    Returns:
+        Targets, shape [B] or [B, T].
+
+    Raises:
+        DataError: if there is no such entry, several could be meant, or it is not a tensor or number.
+    """
+    found = batch[_target_key(batch, key)]
+    if not isinstance(found, Tensor | int | float | np.ndarray | np.generic):
+        raise DataError(
+            f"the targets of a {type(batch).__name__} are a {type(found).__name__}: they must be a tensor to be read or"
+            " changed; name the right entry with `key`."
+        )
+    return torch.as_tensor(found)
+
+
+def with_batch_targets(batch: Batch, new: Tensor, key: str | int | None = None) -> Batch:
+    """A batch of the same type with other targets; everything else is shared with the input, which stays as it is.
+
+    Args:
+        batch: see :func:`batch_targets`.
+        new: the new targets.
+        key: see :func:`batch_targets`.
+
+    Raises:
+        DataError: if the batch has no such entry, or several could be meant.
+    """
+    where = _target_key(batch, key)
+    if isinstance(batch, tuple | list):
+        items = list(batch)
+        items[where] = new  # type: ignore[index]
+        if isinstance(batch, list):
+            return items  # type: ignore[return-value]
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+    changed: Any = copy.copy(batch)
+    changed[where] = new
+    return changed
+
+
+def _target_key(batch: Any, key: str | int | None) -> str | int:
+    """Where the targets of a batch are, checked to be there."""
+    if isinstance(batch, tuple | list):
+        if key is None and len(batch) < 2:
+            raise DataError(
+                f"a {type(batch).__name__} of {len(batch)} entries has no targets: give pairs (inputs, targets), or"
+                " name the position with `key`."
+            )
+        position = -1 if key is None else key
+        if not isinstance(position, int) or not -len(batch) <= position < len(batch):
+            raise DataError(
+                f"key={key!r} for a {type(batch).__name__} of {len(batch)} entries: give a position from 0 to"
+                f" {len(batch) - 1}."
+            )
+        return position
+    names: list[Any]
+    wanted: list[str | int]
+    if isinstance(batch, BaseData):
+        names, wanted = list(batch.keys()), ["y" if key is None else key]
+    elif isinstance(batch, MutableMapping):
+        names, wanted = list(batch), list(TARGET_KEYS) if key is None else [key]
+    else:
+        raise DataError(
+            f"the targets of a {type(batch).__name__} cannot be found: a batch must be a tuple or list (inputs,"
+            " targets), a dictionary, or PyG data with `y`."
+        )
+    found = [name for name in wanted if name in names]
+    if len(found) != 1:
+        problem = "has several of" if found else "has none of"
+        raise DataError(
+            f"a {type(batch).__name__} with the entries {names} {problem} {wanted}: name the targets with `key`."
+        )
+    return found[0]

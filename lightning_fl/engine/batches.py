@@ -1,0 +1,301 @@
+"""The batches of one client: gathered from a shared pack where its data fit in memory, else from a ``DataLoader``."""
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    default_collate,
+)
+from torch_geometric.data.data import BaseData
+from torch_geometric.loader.dataloader import Collater
+
+from lightning_fl.data.module import FederatedDataModule, Split
+from lightning_fl.engine.packs import Pack, pack_dataset
+from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.seeding import derive_seed, seed_default_generators
+
+__all__ = ["BatchFactory", "ClientBatches", "SizedBatch"]
+
+#: A batch and its number of samples, ``None`` where only the batch itself tells.
+SizedBatch = tuple[Any, int | None]
+
+
+class ClientBatches(ABC):
+    """One client's data in one split."""
+
+    num_samples: int
+    #: Whether a batch lies on the device already.
+    on_device: bool = False
+
+    @abstractmethod
+    def epoch_length(self) -> int | None:
+        """Batches in one pass; ``None`` where it has no known length."""
+
+    @abstractmethod
+    def once(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
+        """One pass over all samples in their own order."""
+
+    @abstractmethod
+    def shuffled(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
+        """Endless passes in the training order; every random draw comes from ``seed_path``."""
+
+    @property
+    def targets(self) -> Tensor:
+        """Targets of this client's samples, shape [n, ...]."""
+        raise ConfigurationError(_NO_TARGETS)
+
+    @targets.setter
+    def targets(self, targets: Tensor) -> None:
+        raise ConfigurationError(_NO_TARGETS)
+
+
+_NO_TARGETS = (
+    "the targets of this client's data are not at hand: its samples come one by one from a DataLoader. Give a"
+    " TensorDataset, a list of PyG Data or an InMemoryDataset (with default collation and no workers) instead, or"
+    " change the targets in the data set itself."
+)
+
+
+class PackedBatches(ClientBatches):
+    """A client's share of a pack.
+
+    Args:
+        pack: the shared data.
+        indices: the client's samples, shape [n], on the pack's device; ``None`` for all.
+        batch_size: samples in a batch.
+        shuffle: a fresh order for every pass; otherwise batches are gathered once and kept.
+        drop_last: leave out a last batch that is not full, unless it is the only one.
+    """
+
+    on_device = True
+
+    def __init__(
+        self, pack: Pack, indices: Tensor | None, *, batch_size: int, shuffle: bool, drop_last: bool = False
+    ) -> None:
+        self._pack = pack
+        self._indices = indices
+        self.num_samples = pack.num_samples if indices is None else len(indices)
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._drop_last = drop_last and self.num_samples > batch_size
+        self._targets: Tensor | None = None
+        self._kept: list[SizedBatch] | None = None
+
+    @property
+    def targets(self) -> Tensor:
+        """Targets of this client's samples; assigning replaces them for this client alone."""
+        if self._targets is not None:
+            return self._targets
+        targets = self._pack.targets
+        return targets if self._indices is None else targets.index_select(0, self._indices)
+
+    @targets.setter
+    def targets(self, targets: Tensor) -> None:
+        assert targets.shape == self.targets.shape
+        self._targets, self._kept = targets.to(self.targets), None
+
+    def epoch_length(self) -> int:
+        """Batches in one pass."""
+        full, rest = divmod(self.num_samples, self._batch_size)
+        return full + (1 if rest and not self._drop_last else 0)
+
+    def once(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
+        """The same batches every time, gathered once and kept."""
+        if self._kept is None:
+            order = torch.arange(self.num_samples, device=self._device)
+            self._kept = list(self._gather(order, len(self._sizes())))
+        return iter(self._kept)
+
+    def shuffled(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
+        """Passes without replacement, each in an order of its own."""
+        if not self._shuffle:
+            while True:
+                yield from self.once(seed_path)
+        draws = torch.Generator().manual_seed(derive_seed(*seed_path, "batches"))  # type: ignore[arg-type]
+        while True:
+            order = torch.randperm(self.num_samples, generator=draws).to(self._device)
+            yield from self._gather(order, self._pack.batches_per_gather)
+
+    @property
+    def _device(self) -> torch.device:
+        return self._pack.targets.device
+
+    def _sizes(self) -> list[int]:
+        length = self.epoch_length()
+        return [min(self._batch_size, self.num_samples - b * self._batch_size) for b in range(length)]
+
+    def _gather(self, order: Tensor, at_once: int) -> Iterator[SizedBatch]:
+        sizes, begin = self._sizes(), 0
+        for group in itertools.batched(sizes, at_once) if hasattr(itertools, "batched") else _groups(sizes, at_once):
+            positions = order[begin : begin + sum(group)]
+            begin += sum(group)
+            indices = positions if self._indices is None else self._indices.index_select(0, positions)
+            targets = None if self._targets is None else self._targets.index_select(0, positions)
+            yield from zip(self._pack.gather(indices, list(group), targets), group, strict=True)
+
+
+def _groups(sizes: list[int], at_once: int) -> Iterator[list[int]]:
+    return (sizes[i : i + at_once] for i in range(0, len(sizes), at_once))
+
+
+class LoaderBatches(ClientBatches):
+    """A ``DataLoader``, kept alive across rounds; its generators are seeded before every pass."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader = loader
+        try:
+            self.num_samples = len(loader.dataset)  # type: ignore[arg-type]
+        except TypeError:
+            self.num_samples = 0  # an iterable data set: counted as it is read
+
+    def epoch_length(self) -> int | None:
+        """The loader's own length."""
+        try:
+            return len(self._loader)
+        except TypeError:
+            return None
+
+    def once(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
+        """One pass, in the loader's own order."""
+        self._seed((*seed_path, 0))
+        return ((batch, getattr(batch, "num_graphs", None)) for batch in self._loader)
+
+    def shuffled(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
+        """Pass after pass, in the loader's own order."""
+        for epoch in itertools.count():
+            self._seed((*seed_path, epoch))
+            empty = True
+            for batch in self._loader:
+                empty = False
+                yield batch, getattr(batch, "num_graphs", None)
+            if empty:
+                return
+
+    def _seed(self, path: tuple[int | str, ...]) -> None:
+        seed = derive_seed(*path, "loader")  # type: ignore[arg-type]
+        for holder in (self._loader, self._loader.sampler, self._loader.batch_sampler):
+            own = getattr(holder, "generator", None)
+            if isinstance(own, torch.Generator):
+                own.manual_seed(seed)
+            if hasattr(holder, "set_epoch"):
+                holder.set_epoch(seed & 0x7FFF_FFFF)
+        seed_default_generators(*path, "loader")  # type: ignore[arg-type]
+
+
+class BatchFactory:
+    """Turns what a data module returns for a client into :class:`ClientBatches`, packing shared data once.
+
+    Args:
+        data: the data module.
+        device: where packed data are held.
+    """
+
+    def __init__(self, data: FederatedDataModule, device: torch.device) -> None:
+        self._data = data
+        self._device = device
+        self._packs: dict[int, tuple[Any, Pack | None]] = {}
+        self._made: dict[tuple[int, Split], ClientBatches | None] = {}
+
+    def batches(self, client: int, split: Split) -> ClientBatches | None:
+        """A client's batches in one split, ``None`` where it has no such data; made once.
+
+        Raises:
+            DataError: a client has no training samples.
+        """
+        key = (client, split)
+        if key not in self._made:
+            made = self._make(self._data.client_data(client, split), split)
+            if made is not None and made.num_samples == 0 and made.epoch_length() == 0:
+                made = None
+            self._made[key] = made
+            if made is None and split == "train":
+                raise DataError(
+                    f"client {client} ({self._data.client_names()[client]}) has no training samples: use fewer"
+                    " clients, another partitioner or another split seed, or leave the client out."
+                )
+        return self._made[key]
+
+    def _make(self, data: Dataset | DataLoader | None, split: Split) -> ClientBatches | None:
+        module = self._data
+        if data is None:
+            return None
+        if isinstance(data, DataLoader):
+            options = _plain_options(data)
+            if options is None:
+                return LoaderBatches(data)
+            packed = self._packed(data.dataset, **options)
+            return packed or LoaderBatches(data)
+        if isinstance(data, IterableDataset):
+            return LoaderBatches(DataLoader(data, batch_size=module.batch_size))
+        batch_size = module.batch_size if split == "train" else module.eval_batch_size
+        shuffle, drop_last = split == "train" and module.shuffle, split == "train" and module.drop_last
+        packed = self._packed(data, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last)
+        if packed is not None:
+            return packed
+        return LoaderBatches(
+            DataLoader(
+                data,
+                batch_size=batch_size,
+                shuffle=shuffle and len(data) > 0,  # type: ignore[arg-type]
+                drop_last=drop_last and len(data) > batch_size,  # type: ignore[arg-type]
+                collate_fn=_collation(data),
+                generator=torch.Generator(),
+            )
+        )
+
+    def _packed(self, dataset: Any, **options: Any) -> PackedBatches | None:
+        indices: Tensor | None = None
+        while type(dataset) is Subset:
+            own = torch.as_tensor(dataset.indices, dtype=torch.long)
+            indices = own if indices is None else own[indices]
+            dataset = dataset.dataset
+        if id(dataset) not in self._packs:
+            pack = pack_dataset(dataset)
+            # The data set is kept beside its pack, so that its id stays its own.
+            self._packs[id(dataset)] = (dataset, None if pack is None else pack.to(self._device))
+        pack = self._packs[id(dataset)][1]
+        if pack is None:
+            return None
+        return PackedBatches(pack, None if indices is None else indices.to(self._device), **options)
+
+
+def _plain_options(loader: DataLoader) -> dict[str, Any] | None:
+    """Batch size, order and drop_last of a loader that does nothing else; ``None`` for any other."""
+    collate: Callable[..., Any] = loader.collate_fn
+    plain_collation = collate is default_collate or (
+        type(collate) is Collater and not collate.follow_batch and not collate.exclude_keys
+    )
+    sampler = loader.sampler
+    plain_order = type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
+    )
+    if (
+        isinstance(loader.dataset, IterableDataset)
+        or type(loader.batch_sampler) is not BatchSampler
+        or not plain_collation
+        or not plain_order
+        or loader.num_workers
+        or loader.batch_size is None
+    ):
+        return None
+    return {
+        "batch_size": loader.batch_size,
+        "shuffle": type(sampler) is RandomSampler,
+        "drop_last": bool(loader.drop_last),
+    }
+
+
+def _collation(dataset: Any) -> Callable[[list[Any]], Any]:
+    first = dataset[0] if len(dataset) else None
+    return Collater(dataset) if isinstance(first, BaseData) else default_collate

@@ -1,0 +1,399 @@
+"""One client's turn: its local training steps, or the evaluation of its model, on the process's one module."""
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.fabric.plugins.precision import MixedPrecision, Precision
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities.model_helpers import _ModuleMode
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+from torch import Tensor
+
+from lightning_fl.data.module import Split
+from lightning_fl.engine.batches import BatchFactory, ClientBatches, SizedBatch
+from lightning_fl.engine.module_trainer import ModuleTrainer
+from lightning_fl.engine.optimization import ClientState, Optimization
+from lightning_fl.engine.results import LoggedValue
+from lightning_fl.engine.weights import FlatModule, Weights
+from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.seeding import generator, seed_default_generators
+
+if TYPE_CHECKING:
+    from lightning_fl.callbacks.callback import Callback
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["ClientReport", "LocalLoop"]
+
+_STAGES: dict[Split, tuple[TrainerFn, RunningStage, str]] = {
+    "val": (TrainerFn.VALIDATING, RunningStage.VALIDATING, "validation"),
+    "test": (TrainerFn.TESTING, RunningStage.TESTING, "test"),
+}
+
+
+@dataclass(frozen=True)
+class ClientReport:
+    """What a client tells of its turn: numbers only, never samples.
+
+    ``error`` is set instead when the turn failed.
+    """
+
+    num_samples: int = 0
+    num_steps: int = 0
+    metrics: dict[str, LoggedValue] = field(default_factory=dict)
+    error: str | None = None
+
+
+class LocalLoop:
+    """Runs clients' turns one after another on one module.
+
+    Args:
+        trainer: settings and callbacks.
+        module: the user's module, on its device.
+        module_trainer: what the module sees as ``self.trainer``.
+        flat: the module's flat weights.
+        factory: the clients' batches.
+    """
+
+    def __init__(
+        self,
+        trainer: "FederatedTrainer",
+        module: LightningModule,
+        module_trainer: ModuleTrainer,
+        flat: FlatModule,
+        factory: BatchFactory,
+    ) -> None:
+        self.trainer = trainer
+        self.module = module
+        self.module_trainer = module_trainer
+        self.flat = flat
+        self.factory = factory
+        self._precision: Precision = trainer.fabric._precision
+        self._optimization = Optimization(trainer, module, module_trainer)
+        self._step_takes_index = {
+            name: _takes_batch_index(module, name)
+            for name in ("training_step", "validation_step", "test_step", "predict_step")
+        }
+        self._around: list[Callback] = trainer.callbacks_with("around_training_step")
+        self._after_step: list[Callback] = trainer.callbacks_with("on_client_step_end")
+        self._own_loss = type(trainer.strategy).client_loss is not _base_client_loss()
+        self._move = _BatchMover(module, trainer.datamodule, trainer.fabric.device, self._precision)
+        self._mode = _ModuleMode()
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    def train(self, client: int, start: Weights, state: ClientState) -> ClientReport:
+        """A client's local work in the current round; leaves its new weights in ``flat`` and updates ``state``.
+
+        Raises:
+            TrainingError: a loss is NaN or infinite.
+        """
+        trainer, shim = self.trainer, self.module_trainer
+        path = (trainer.seed, trainer.current_round, client, "train")
+        batches = self.batches(client, "train")
+        total, epoch_length = self._amount_of_work(batches)
+        self.flat.load(start)
+        seed_default_generators(*path)
+        shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
+        shim.client, shim.global_step = client, state.global_step
+        shim.num_training_batches = total
+        accumulate = trainer.accumulate_grad_batches
+        shim.estimated_stepping_batches = trainer.max_rounds * -(-total // accumulate)
+        shim.collector.begin()
+        self._optimization.begin(state)
+        generators = self._generators(*path)
+        self.call("on_train_epoch_start")
+
+        losses: list[Tensor] = []
+        sizes: list[int] = []
+        for index, (batch, size) in enumerate(itertools.islice(batches.shuffled(path), total)):
+            batch = self._move(batch, batches.on_device)
+            shim.batch_idx, shim.is_last_batch = index, index == total - 1
+            shim.collector.batch, shim.collector.batch_size, shim.collector.step = batch, size, shim.global_step
+            if self.overridden("on_train_batch_start") and self.call("on_train_batch_start", batch, index) == -1:
+                break
+            end_of_epoch = epoch_length is not None and (index + 1) % epoch_length == 0
+            stepping = (index + 1) % accumulate == 0 or shim.is_last_batch or end_of_epoch
+
+            def compute(batch: Any = batch, index: int = index) -> tuple[Tensor | None, STEP_OUTPUT]:
+                output = self._training_output(batch, index, generators)
+                return self._loss(output), output
+
+            loss, output = self._optimization.step(compute, index, first=index % accumulate == 0, stepping=stepping)
+            if loss is not None:
+                losses.append(loss.detach())
+                sizes.append(shim.collector._current_batch_size())
+            if self.overridden("on_train_batch_end"):
+                self.call("on_train_batch_end", output, batch, index)
+            if stepping:
+                for callback in self._after_step:
+                    callback.on_client_step_end(trainer, client, shim.global_step - state.global_step)
+        self.call("on_train_epoch_end")
+        self._optimization.end(state)
+        return self._training_report(client, batches, losses, sizes, state)
+
+    def _training_report(
+        self, client: int, batches: ClientBatches, losses: list[Tensor], sizes: list[int], state: ClientState
+    ) -> ClientReport:
+        steps = self.module_trainer.global_step - state.global_step
+        state.global_step = self.module_trainer.global_step
+        metrics = self.module_trainer.collector.reduce(batches.num_samples)
+        if losses:
+            values = torch.stack(losses).double()
+            finite = torch.isfinite(values)
+            if not finite.all():
+                step = int((~finite).nonzero()[0])
+                raise TrainingError(
+                    f"the training loss is {float(values[step])} at local batch {step + 1} of {len(losses)}. Lower the"
+                    " learning rate, set trainer.gradient_clip_val, or look at this client's data."
+                )
+            weights = torch.tensor(sizes, dtype=torch.float64, device=values.device)
+            mean = float((values * weights).sum() / weights.sum())
+            metrics.setdefault("train/loss", LoggedValue(mean, float(sum(sizes)), higher_is_better=False))
+        return ClientReport(batches.num_samples, steps, metrics)
+
+    def _amount_of_work(self, batches: ClientBatches) -> tuple[int, int | None]:
+        """Batches in the turn, and batches in an epoch where the work is given in epochs."""
+        if self.trainer.local_steps is not None:
+            return self.trainer.local_steps * self.trainer.accumulate_grad_batches, None
+        length = batches.epoch_length()
+        if length is None:
+            raise ConfigurationError(
+                "a client's DataLoader has no length, so an epoch has none either: set trainer.local_steps."
+            )
+        return length * self.trainer.local_epochs, length
+
+    def _training_output(self, batch: Any, index: int, generators: Sequence[torch.Generator]) -> STEP_OUTPUT:
+        """``training_step`` inside the callbacks that change what it is given (mixup)."""
+
+        def compute(batch: Any) -> STEP_OUTPUT:
+            return self._step("training_step", batch, index)
+
+        for callback, draws in zip(self._around, generators, strict=True):
+            compute = _bind(callback, self.trainer, compute, draws)
+        return compute(batch)
+
+    def _loss(self, output: STEP_OUTPUT) -> Tensor | None:
+        loss = output.get("loss") if isinstance(output, dict) else output
+        if loss is None:
+            return None
+        if not isinstance(loss, Tensor):
+            raise TrainingError(
+                f"training_step returned {type(loss).__name__}: return the loss as a tensor, a dict with 'loss', or None."
+            )
+        return self.trainer.strategy.client_loss(loss, self.module) if self._own_loss else loss
+
+    def _generators(self, *path: int | str) -> list[torch.Generator]:
+        return [generator(*path, type(callback).__name__) for callback in self._around]  # type: ignore[arg-type]
+
+    def training_loss(self, client: int, weights: Weights, num_batches: int, purpose: str) -> float:
+        """The mean training loss (mixup and all) of a client's first batches at ``weights``; nothing is trained.
+
+        Args:
+            client: a client hosted by this rank.
+            weights: where the loss is evaluated.
+            num_batches: batches drawn, in an order of their own; more than the data set has means all of it.
+            purpose: distinguishes the draws from those of the client's other turns in the round.
+        """
+        trainer, shim = self.trainer, self.module_trainer
+        path = (trainer.seed, trainer.current_round, client, purpose)
+        batches = self.batches(client, "train")
+        length = batches.epoch_length()
+        count = num_batches if length is None else min(num_batches, length)
+        self.flat.load(weights)
+        seed_default_generators(*path)
+        shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
+        shim.client = client
+        shim.collector.begin()
+        generators = self._generators(*path)
+        total, samples = 0.0, 0
+        with torch.no_grad():
+            for index, (batch, size) in enumerate(itertools.islice(batches.shuffled(path), count)):
+                batch = self._move(batch, batches.on_device)
+                shim.collector.batch, shim.collector.batch_size = batch, size
+                loss = self._loss(self._training_output(batch, index, generators))
+                if loss is None:
+                    continue
+                size = shim.collector._current_batch_size()
+                total, samples = total + float(loss) * size, samples + size
+        shim.collector.reduce(samples)
+        if not samples:
+            raise TrainingError(
+                f"training_step gave no loss for client {client}: a callback that weighs clients by their loss"
+                " (DROClientSampling) needs one."
+            )
+        return total / samples
+
+    # -- evaluation ----------------------------------------------------------------------------------------------
+
+    def evaluates(self, split: Split) -> bool:
+        """Whether the module has a step for this split."""
+        return self.overridden(f"{_STAGES[split][2]}_step")
+
+    def evaluate(self, client: int, weights: Weights, split: Split) -> ClientReport | None:
+        """A client's held-out data under ``weights``; ``None`` where it has none."""
+        batches = self.batches(client, split)
+        if batches is None:
+            return None
+        fn, stage, word = _STAGES[split]
+        shim = self.module_trainer
+        shim.set_stage(TrainerFn.FITTING if self.trainer.fitting else fn, stage)
+        setattr(shim, f"num_{split}_batches", [batches.epoch_length() or float("inf")])
+        shim.collector.begin()
+        for _ in self._evaluation_turn(client, weights, batches, split, word):
+            pass
+        return ClientReport(batches.num_samples, 0, shim.collector.reduce(batches.num_samples))
+
+    def predict(self, client: int, weights: Weights, split: Split) -> list[Any]:
+        """``predict_step``'s output for every batch of a client's split, on the CPU."""
+        batches = self.batches(client, split)
+        if batches is None:
+            return []
+        self.module_trainer.set_stage(TrainerFn.PREDICTING, RunningStage.PREDICTING)
+        outputs = self._evaluation_turn(client, weights, batches, split, "predict")
+        return [move_data_to_device(output, "cpu") for output in outputs]
+
+    def _evaluation_turn(
+        self, client: int, weights: Weights, batches: ClientBatches, split: str, word: str
+    ) -> Iterator[Any]:
+        shim = self.module_trainer
+        path = (self.trainer.seed, self.trainer.current_round, client, split)
+        self.flat.load(weights)
+        seed_default_generators(*path)
+        shim.client = client
+        self._mode.capture(self.module)
+        if self.overridden(f"on_{word}_model_eval"):
+            self.call(f"on_{word}_model_eval")
+        else:
+            self.module.eval()
+        try:
+            with torch.no_grad():
+                self.call(f"on_{word}_epoch_start")
+                for index, (batch, size) in enumerate(batches.once(path)):
+                    batch = self._move(batch, batches.on_device)
+                    shim.collector.batch, shim.collector.batch_size = batch, size
+                    shim.batch_idx = index
+                    if self.overridden(f"on_{word}_batch_start"):
+                        self.call(f"on_{word}_batch_start", batch, index)
+                    output = self._step(f"{word}_step", batch, index)
+                    if self.overridden(f"on_{word}_batch_end"):
+                        self.call(f"on_{word}_batch_end", output, batch, index)
+                    yield output
+                shim.collector.batch = shim.collector.batch_size = None
+                self.call(f"on_{word}_epoch_end")
+        finally:
+            if self.overridden(f"on_{word}_model_train"):
+                self.call(f"on_{word}_model_train")
+            else:
+                self._mode.restore(self.module)
+
+    # -- the module's methods ------------------------------------------------------------------------------------
+
+    def batches(self, client: int, split: Split) -> Any:
+        """A client's batches, after callbacks (label noise) saw them."""
+        return self.trainer.client_batches(client, split)
+
+    def overridden(self, name: str) -> bool:
+        """Whether the user's module defines this hook."""
+        return is_overridden(self.module, name)
+
+    def call(self, name: str, *args: Any) -> Any:
+        """A hook of the module's, if it defines it, with ``self.log`` knowing where it is called from."""
+        if not self.overridden(name):
+            return None
+        before, self.module._current_fx_name = self.module._current_fx_name, name
+        try:
+            return getattr(self.module, name)(*args)
+        finally:
+            self.module._current_fx_name = before
+
+    def _step(self, name: str, batch: Any, index: int) -> Any:
+        module = self.module
+        before, module._current_fx_name = module._current_fx_name, name
+        try:
+            with self._forward_context():
+                if self._step_takes_index[name]:
+                    return getattr(module, name)(batch, index)
+                return getattr(module, name)(batch)
+        finally:
+            module._current_fx_name = before
+
+    def _forward_context(self) -> AbstractContextManager:
+        return nullcontext() if type(self._precision) is Precision else self._precision.forward_context()
+
+
+def is_overridden(module: LightningModule, name: str) -> bool:
+    """Whether a module's class (or the instance) defines a hook of Lightning's."""
+    return name in module.__dict__ or getattr(type(module), name, None) is not getattr(LightningModule, name, None)
+
+
+def _takes_batch_index(module: LightningModule, name: str) -> bool:
+    parameters = inspect.signature(getattr(module, name)).parameters
+    if "dataloader_iter" in parameters:
+        raise ConfigurationError(
+            f"{type(module).__name__}.{name} takes 'dataloader_iter': a federated client hands over batches. Define"
+            f" {name}(self, batch, batch_idx)."
+        )
+    variadic = any(parameter.kind == parameter.VAR_POSITIONAL for parameter in parameters.values())
+    return variadic or len(parameters) >= 2
+
+
+def _bind(
+    callback: "Callback",
+    trainer: "FederatedTrainer",
+    compute: Callable[[Any], STEP_OUTPUT],
+    draws: torch.Generator,
+) -> Callable[[Any], STEP_OUTPUT]:
+    return lambda batch: callback.around_training_step(trainer, batch, compute, draws)
+
+
+def _base_client_loss() -> Any:
+    from lightning_fl.strategies.federated import FederatedStrategy
+
+    return FederatedStrategy.client_loss
+
+
+class _BatchMover:
+    """Brings a batch to the device and precision, through the user's transfer hooks where there are any."""
+
+    def __init__(
+        self, module: LightningModule, datamodule: Any, device: torch.device, precision: Precision
+    ) -> None:
+        self._device = device
+        self._convert = None if isinstance(precision, MixedPrecision) or type(precision) is Precision else precision
+        names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+        self._hooks = {name: getattr(module, name) for name in names if is_overridden(module, name)}
+        for name in names:
+            from lightning.pytorch import LightningDataModule
+
+            base = getattr(LightningDataModule, name)
+            if name not in self._hooks and getattr(type(datamodule), name, base) is not base:
+                self._hooks[name] = getattr(datamodule, name)
+
+    def __call__(self, batch: Any, on_device: bool) -> Any:
+        hooks = self._hooks
+        if "on_before_batch_transfer" in hooks:
+            batch = hooks["on_before_batch_transfer"](batch, 0)
+        if "transfer_batch_to_device" in hooks:
+            batch = hooks["transfer_batch_to_device"](batch, self._device, 0)
+        elif not on_device:
+            batch = move_data_to_device(batch, self._device)
+        if "on_after_batch_transfer" in hooks:
+            batch = hooks["on_after_batch_transfer"](batch, 0)
+        if self._convert is not None:
+            batch = self._to_precision(batch)
+        return batch
+
+    def _to_precision(self, batch: Any) -> Any:
+        assert self._convert is not None
+        if hasattr(batch, "stores"):  # a PyG batch: its own way to visit tensors
+            return batch.clone().apply(self._convert.convert_input)
+        return self._convert.convert_input(batch)
+
+

@@ -1,0 +1,252 @@
+"""Optimisers and learning-rate schedulers of a client's turn, as Lightning's loops drive them."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import (
+    _configure_optimizers,
+    _configure_schedulers_automatic_opt,
+    _configure_schedulers_manual_opt,
+    _MockOptimizer,
+    _validate_multiple_optimizers_support,
+    _validate_optimizers_attached,
+    _validate_scheduler_api,
+)
+from lightning.pytorch.utilities.types import STEP_OUTPUT, LRSchedulerConfig
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer
+
+from lightning_fl.engine.module_trainer import ModuleTrainer
+from lightning_fl.errors import ConfigurationError, TrainingError
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["ClientState", "Optimization"]
+
+Compute = Callable[[], tuple[Tensor | None, STEP_OUTPUT]]
+
+
+@dataclass
+class ClientState:
+    """What a client keeps from round to round: plain values and tensors, saved in the checkpoint.
+
+    Args:
+        global_step: its optimiser steps so far.
+        rounds_seen: rounds that its per-round schedulers have been stepped for.
+        optimizers: optimiser states, where ``optimizer_state="keep"``.
+        groups: hyper-parameters of the parameter groups (learning rates, momenta), where there are schedulers.
+        schedulers: scheduler states.
+    """
+
+    global_step: int = 0
+    rounds_seen: int = 0
+    optimizers: list[dict[str, Any]] = field(default_factory=list)
+    groups: list[list[dict[str, Any]]] = field(default_factory=list)
+    schedulers: list[dict[str, Any]] = field(default_factory=list)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return asdict(self)
+
+
+class Optimization:
+    """Builds a client's optimisers and schedulers at the start of its turn and takes its steps.
+
+    Optimisers are fresh every round (the published algorithms' reading) unless ``optimizer_state="keep"``. Schedulers
+    go on from round to round: those with ``interval: step`` with the client's own steps, those with
+    ``interval: epoch`` with the rounds of the run, whether or not the client took part.
+    """
+
+    def __init__(self, trainer: "FederatedTrainer", module: LightningModule, module_trainer: ModuleTrainer) -> None:
+        from lightning_fl.engine.local import is_overridden
+
+        self._trainer = trainer
+        self._module = module
+        self._shim = module_trainer
+        self._own = {
+            name: is_overridden(module, name)
+            for name in (
+                "on_before_zero_grad",
+                "optimizer_zero_grad",
+                "on_before_backward",
+                "backward",
+                "on_after_backward",
+                "on_before_optimizer_step",
+                "configure_gradient_clipping",
+                "optimizer_step",
+                "lr_scheduler_step",
+            )
+        }
+        if not module.automatic_optimization:
+            for name in ("gradient_clip_val", "accumulate_grad_batches"):
+                if getattr(trainer, name) not in (None, 1):
+                    raise ConfigurationError(
+                        f"trainer.{name}={getattr(trainer, name)} needs automatic optimisation:"
+                        f" {type(module).__name__} optimises manually, so do this in its training_step."
+                    )
+
+    # -- a turn --------------------------------------------------------------------------------------------------
+
+    def begin(self, state: ClientState) -> None:
+        """Optimisers and schedulers for the client whose turn begins, carried on from its ``state``."""
+        optimizers, schedulers = self._configure()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        if state.optimizers:
+            for optimizer, saved in zip(optimizers, state.optimizers, strict=True):
+                optimizer.load_state_dict(saved)
+        if state.schedulers:
+            for config, saved in zip(schedulers, state.schedulers, strict=True):
+                config.scheduler.load_state_dict(saved)
+            for optimizer, saved_groups in zip(optimizers, state.groups, strict=True):
+                for group, saved_group in zip(optimizer.param_groups, saved_groups, strict=True):
+                    group.update(saved_group)
+        self._shim.take_optimizers(optimizers, schedulers)
+        if self._module.automatic_optimization:
+            with warnings.catch_warnings():
+                # A fresh optimiser took its steps in the rounds before.
+                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+                for done in range(state.rounds_seen, self._trainer.current_round):
+                    self._step_schedulers("round", done + 1)
+        state.rounds_seen = self._trainer.current_round
+
+    def end(self, state: ClientState) -> None:
+        """Keep what the client's next turn goes on from."""
+        optimizers, schedulers = self._shim.optimizers, self._shim.lr_scheduler_configs
+        if self._trainer.optimizer_state == "keep":
+            state.optimizers = [optimizer.state_dict() for optimizer in optimizers]
+        if schedulers:
+            state.schedulers = [dict(config.scheduler.state_dict()) for config in schedulers]
+            state.groups = [
+                [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+                for optimizer in optimizers
+            ]
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+    def _configure(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+        module = self._module
+        made: Any = module.configure_optimizers()
+        optimizers, schedulers, monitor = _configure_optimizers(_MockOptimizer() if made is None else made)
+        configs = (
+            _configure_schedulers_automatic_opt(schedulers, monitor)
+            if module.automatic_optimization
+            else _configure_schedulers_manual_opt(schedulers)
+        )
+        _validate_multiple_optimizers_support(optimizers, module)
+        _validate_optimizers_attached(optimizers, configs)
+        _validate_scheduler_api(configs, module)
+        return optimizers, configs
+
+    # -- a step --------------------------------------------------------------------------------------------------
+
+    def step(self, compute: Compute, index: int, *, first: bool, stepping: bool) -> tuple[Tensor | None, STEP_OUTPUT]:
+        """One batch: loss, backward and, where ``stepping``, the optimiser's step.
+
+        Args:
+            compute: runs ``training_step``; returns the loss and its output.
+            index: the batch's index in the turn.
+            first: gradients are cleared before (the first batch of an accumulation).
+            stepping: the optimiser steps after (the last batch of an accumulation).
+        """
+        if not self._module.automatic_optimization:
+            loss, output = compute()
+            return loss, output
+        optimizer = self._shim.optimizers[0]
+        result: list[tuple[Tensor | None, STEP_OUTPUT]] = []
+
+        def closure() -> Tensor | None:
+            loss, output = compute()
+            result.append((loss, output))
+            if loss is None:
+                return None
+            if first:
+                self._zero_grad(optimizer, index)
+            self._backward(loss / self._trainer.accumulate_grad_batches)
+            if stepping:
+                self._before_step(optimizer)
+            return loss
+
+        if not stepping:
+            closure()
+        elif self._own["optimizer_step"]:
+            wrapped = self._shim.strategy._lightning_optimizers[0]
+            self._module.optimizer_step(self._shim.current_epoch, index, wrapped, closure)
+        elif isinstance(optimizer, LBFGS):
+            optimizer.step(closure)  # type: ignore[arg-type]
+        elif closure() is not None:
+            self._shim.precision_plugin.optimizer_step(optimizer)
+        if not result:
+            raise TrainingError(
+                f"{type(self._module).__name__}.optimizer_step did not run its closure: call"
+                " optimizer.step(closure=optimizer_closure), or optimizer_closure() where no step is wanted."
+            )
+        if stepping and result[-1][0] is not None:
+            self._shim.count_step()
+            if self._shim.lr_scheduler_configs:
+                self._step_schedulers("step", self._shim.global_step)
+        return result[-1]
+
+    def _zero_grad(self, optimizer: Optimizer, index: int) -> None:
+        if self._own["on_before_zero_grad"]:
+            self._module.on_before_zero_grad(optimizer)
+        if self._own["optimizer_zero_grad"]:
+            self._module.optimizer_zero_grad(self._shim.current_epoch, index, optimizer)
+        else:
+            optimizer.zero_grad()
+
+    def _backward(self, loss: Tensor) -> None:
+        if self._own["on_before_backward"]:
+            self._module.on_before_backward(loss)
+        if self._own["backward"]:
+            self._module.backward(loss)
+        else:
+            self._shim.precision_plugin.backward(loss, self._module)
+        if self._own["on_after_backward"]:
+            self._module.on_after_backward()
+
+    def _before_step(self, optimizer: Optimizer) -> None:
+        if self._own["on_before_optimizer_step"]:
+            self._module.on_before_optimizer_step(optimizer)
+        clip, algorithm = self._trainer.gradient_clip_val, self._trainer.gradient_clip_algorithm
+        if self._own["configure_gradient_clipping"]:
+            self._module.configure_gradient_clipping(
+                optimizer, gradient_clip_val=clip, gradient_clip_algorithm=algorithm
+            )
+        elif clip:
+            self._module.clip_gradients(optimizer, clip, algorithm or "norm")
+
+    # -- schedulers ----------------------------------------------------------------------------------------------
+
+    def _step_schedulers(self, when: str, done: int) -> None:
+        for config in self._shim.lr_scheduler_configs:
+            interval = self._trainer.scheduler_interval
+            if interval == "auto":
+                interval = "round" if config.interval == "epoch" else "step"
+            if interval != when:
+                continue
+            if done % config.frequency:
+                continue
+            metric = self._monitored(config) if config.reduce_on_plateau else None
+            if config.reduce_on_plateau and metric is None:
+                continue
+            if self._own["lr_scheduler_step"]:
+                self._module.lr_scheduler_step(config.scheduler, metric)
+            elif metric is None:
+                config.scheduler.step()  # type: ignore[call-arg]
+            else:
+                config.scheduler.step(metric)
+
+    def _monitored(self, config: LRSchedulerConfig) -> float | None:
+        known = self._shim.callback_metrics
+        if config.monitor in known:
+            return float(known[config.monitor])
+        if config.strict and self._trainer.has_validated:
+            raise ConfigurationError(
+                f"the scheduler monitors {config.monitor!r}, which is not logged. Logged are: {sorted(known)}."
+            )
+        return None

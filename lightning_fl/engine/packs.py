@@ -1,0 +1,228 @@
+"""Data sets held in memory as flat tensors, from which batches are gathered without visiting single samples."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+from torch_geometric.data import Batch, Data, InMemoryDataset
+
+__all__ = ["GraphPack", "Pack", "TensorPack", "pack_dataset"]
+
+
+class Pack(ABC):
+    """A data set as flat tensors on one device, shared by all clients that hold a part of it."""
+
+    #: Batches that are gathered in one go.
+    batches_per_gather = 1
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    @property
+    @abstractmethod
+    def targets(self) -> Tensor:
+        """Targets of all samples, shape [n, ...]."""
+
+    @abstractmethod
+    def gather(self, indices: Tensor, sizes: Sequence[int], targets: Tensor | None = None) -> list[Any]:
+        """Batches of ``sizes`` samples: consecutive parts of ``indices``, with other ``targets`` where given."""
+
+    def to(self, device: torch.device) -> "Pack":
+        """The same pack, its tensors moved to ``device``."""
+        return self
+
+
+class TensorPack(Pack):
+    """A ``TensorDataset``: batches are lists of tensors, as torch's default collation makes them."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__(tensors[0].shape[0])
+        self.tensors = list(tensors)
+
+    @property
+    def targets(self) -> Tensor:
+        """The last tensor."""
+        return self.tensors[-1]
+
+    def gather(self, indices: Tensor, sizes: Sequence[int], targets: Tensor | None = None) -> list[Any]:
+        """Lists of tensors [size, ...]."""
+        batches = []
+        for part in indices.split(list(sizes)):
+            batches.append([tensor.index_select(0, part) for tensor in self.tensors])
+        if targets is not None:
+            for batch, part in zip(batches, targets.split(list(sizes)), strict=True):
+                batch[-1] = part
+        return batches
+
+    def to(self, device: torch.device) -> "TensorPack":
+        """Move the tensors."""
+        self.tensors = [tensor.to(device) for tensor in self.tensors]
+        return self
+
+
+class GraphPack(Pack):
+    """Graphs as PyG's ``InMemoryDataset`` stores them; batches equal ``Batch.from_data_list``.
+
+    Several batches are gathered at once and cut apart, so that the cost of a batch is a few slices.
+
+    Args:
+        data: all graphs concatenated, without increments.
+        slices: for every key, where each graph begins, shape [n + 1].
+        num_nodes: nodes per graph, shape [n].
+    """
+
+    batches_per_gather = 8
+
+    def __init__(self, data: Data, slices: dict[str, Tensor], num_nodes: Tensor) -> None:
+        super().__init__(len(num_nodes))
+        self.num_nodes = num_nodes
+        self._explicit_num_nodes = "num_nodes" in data
+        self._tensors: dict[str, tuple[Tensor, int, bool, str]] = {}  # key -> values, cat_dim, incremented, level
+        self._lists: dict[str, Sequence[Any]] = {}
+        self._levels: dict[str, tuple[Tensor, Tensor]] = {}  # level -> starts, counts
+        for key, value in data.to_dict().items():
+            if key == "num_nodes":
+                continue
+            if not isinstance(value, Tensor):
+                self._lists[key] = value
+                continue
+            starts, counts = slices[key][:-1], slices[key].diff()
+            cat_dim = data.__cat_dim__(key, value)
+            cat_dim = value.ndim - 1 if cat_dim == -1 else (cat_dim or 0)
+            level = next((name for name, known in self._levels.items() if torch.equal(known[1], counts)), key)
+            self._levels.setdefault(level, (starts, counts))
+            self._tensors[key] = (value, cat_dim, _is_index(key), level)
+
+    @property
+    def targets(self) -> Tensor:
+        """``y``, shape [n, ...]."""
+        return self._tensors["y"][0]
+
+    def gather(self, indices: Tensor, sizes: Sequence[int], targets: Tensor | None = None) -> list[Any]:
+        """``Batch`` objects."""
+        graph_ends = [0, *accumulate(sizes)]
+        device = indices.device
+        nodes = self.num_nodes.index_select(0, indices)
+        node_ptr = _pointer(nodes)
+        batch_first = torch.repeat_interleave(
+            torch.tensor(graph_ends[:-1], device=device), torch.tensor(sizes, device=device)
+        )
+        increments = node_ptr[:-1] - node_ptr.index_select(0, batch_first)  # within the graph's batch
+        position = torch.arange(len(indices), device=device)
+        membership = (position - batch_first).repeat_interleave(nodes)
+
+        level_index: dict[str, Tensor | None] = {}
+        level_ptr: dict[str, Tensor] = {}
+        level_cuts: dict[str, list[int]] = {}
+        level_counts: dict[str, Tensor] = {}
+        cuts_at = torch.tensor(graph_ends, device=device)
+        for level, (starts, counts) in self._levels.items():
+            chosen = counts.index_select(0, indices)
+            pointer = _pointer(chosen)
+            first = starts.index_select(0, indices) - pointer[:-1]
+            level_index[level] = torch.arange(int(pointer[-1]), device=device) + first.repeat_interleave(chosen)
+            level_ptr[level], level_counts[level] = pointer, chosen
+            level_cuts[level] = pointer.index_select(0, cuts_at).tolist()
+        node_cuts = node_ptr.index_select(0, cuts_at).tolist()
+
+        columns: dict[str, tuple[Tensor, int, list[int]]] = {}
+        for key, (value, cat_dim, incremented, level) in self._tensors.items():
+            if key == "y" and targets is not None:
+                columns[key] = (targets, 0, graph_ends)
+                continue
+            index = level_index[level]
+            assert index is not None
+            picked = value.index_select(cat_dim, index)
+            if incremented:
+                shape = [1] * picked.ndim
+                shape[cat_dim] = -1
+                picked += increments.repeat_interleave(level_counts[level]).view(shape)
+            columns[key] = (picked, cat_dim, level_cuts[level])
+
+        batches = []
+        for b, size in enumerate(sizes):
+            batch = Batch(_base_cls=Data)
+            first, last = graph_ends[b], graph_ends[b + 1]
+            slice_dict: dict[str, Tensor] = {}
+            inc_dict: dict[str, Tensor | None] = {}
+            store = batch._store
+            zeros = torch.zeros(size, dtype=torch.long)
+            for key, (values, cat_dim, cuts) in columns.items():
+                store[key] = values.narrow(cat_dim, cuts[b], cuts[b + 1] - cuts[b])
+                _, _, incremented, level = self._tensors[key]
+                pointer = level_ptr[level][first : last + 1]
+                slice_dict[key] = pointer - pointer[0]
+                inc_dict[key] = increments[first:last] if incremented else zeros
+            for key, items in self._lists.items():
+                store[key] = [items[i] for i in indices[first:last].tolist()]
+                slice_dict[key], inc_dict[key] = torch.arange(size + 1), None
+            if self._explicit_num_nodes:
+                store.num_nodes = node_cuts[b + 1] - node_cuts[b]
+                store._num_nodes = nodes[first:last].tolist()
+            store.batch = membership[node_cuts[b] : node_cuts[b + 1]]
+            store.ptr = node_ptr[first : last + 1] - node_ptr[first]
+            batch._num_graphs, batch._slice_dict, batch._inc_dict = size, slice_dict, inc_dict
+            batches.append(batch)
+        return batches
+
+    def to(self, device: torch.device) -> "GraphPack":
+        """Move the tensors."""
+        self.num_nodes = self.num_nodes.to(device)
+        self._tensors = {key: (value.to(device), *rest) for key, (value, *rest) in self._tensors.items()}  # type: ignore[misc]
+        self._levels = {key: (starts.to(device), counts.to(device)) for key, (starts, counts) in self._levels.items()}
+        return self
+
+
+def pack_dataset(dataset: Dataset | Sequence[Any]) -> Pack | None:
+    """The data set as a :class:`Pack`, or ``None`` where its samples must be fetched one by one.
+
+    Packable are a ``TensorDataset``, a list of PyG ``Data``, and an ``InMemoryDataset`` without transform.
+    """
+    if type(dataset) is TensorDataset:
+        return TensorPack(dataset.tensors)
+    if isinstance(dataset, InMemoryDataset):
+        return _pack_in_memory(dataset) if dataset.transform is None else None
+    if isinstance(dataset, list) and dataset and all(type(item) is Data for item in dataset):
+        keys = set(dataset[0].keys())
+        if any(set(item.keys()) != keys for item in dataset):
+            return None
+        data, slices = InMemoryDataset.collate(dataset)
+        return _graph_pack(data, slices, torch.tensor([item.num_nodes or 0 for item in dataset]))
+    return None
+
+
+def _pack_in_memory(dataset: InMemoryDataset) -> Pack | None:
+    data, slices = dataset._data, dataset.slices
+    if data is None or slices is None or type(data) is not Data or dataset._indices is not None:
+        return None
+    if isinstance(getattr(data, "_num_nodes", None), list):
+        num_nodes = torch.tensor(data._num_nodes)
+    else:
+        key = next((key for key in ("x", "pos", "z") if key in slices), None)
+        if key is None:
+            return None
+        num_nodes = slices[key].diff()
+    return _graph_pack(data, slices, num_nodes)
+
+
+def _graph_pack(data: Data, slices: dict[str, Tensor], num_nodes: Tensor) -> Pack | None:
+    if any("batch" in key for key in data.to_dict()):  # PyG increments these by their largest value
+        return None
+    dense = all(not isinstance(value, Tensor) or value.layout == torch.strided for value in data.to_dict().values())
+    plain = all(isinstance(value, Tensor | list | int | str) for value in data.to_dict().values())
+    return GraphPack(data, slices, num_nodes) if dense and plain else None
+
+
+def _is_index(key: str) -> bool:
+    """Whether PyG adds the number of nodes so far to an attribute of this name (``Data.__inc__``)."""
+    return "index" in key or key == "face"
+
+
+def _pointer(counts: Tensor) -> Tensor:
+    pointer = counts.new_zeros(len(counts) + 1)
+    torch.cumsum(counts, 0, out=pointer[1:])
+    return pointer

@@ -1,0 +1,143 @@
+"""What a module logs during one client's turn, reduced to one number per name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+__all__ = ["LogCollector", "LoggedValue"]
+
+
+@dataclass(frozen=True)
+class LoggedValue:
+    """One name's value for one client. ``weight`` is the number of samples behind it."""
+
+    value: float
+    weight: float
+    higher_is_better: bool | None = None
+    to_logger: bool = True
+    prog_bar: bool = False
+    steps: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass
+class _Entry:
+    reduce_fx: str | Callable[[Tensor], Any]
+    to_logger: bool
+    prog_bar: bool
+    on_step: bool
+    metric: Metric | None = None
+    values: list[Tensor] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    at_steps: list[int] = field(default_factory=list)
+
+
+class LogCollector:
+    """Takes what ``LightningModule.log`` hands to a Trainer's result collection, and keeps it for one client's turn.
+
+    Values stay on their device until :meth:`reduce`, so that logging never waits for a GPU. A ``Metric`` object is
+    computed once at the end and reset, so that every client's metric covers that client's samples only.
+
+    Args:
+        every_n_steps: also keep the values of every n-th step of what is logged with ``on_step=True``; 0 for none.
+    """
+
+    def __init__(self, every_n_steps: int = 0) -> None:
+        self._every_n_steps = every_n_steps
+        self.batch: Any = None
+        self.batch_size: int | None = None
+        self.step = 0
+        self._entries: dict[str, _Entry] = {}
+
+    def begin(self) -> None:
+        """Forget the last client's values."""
+        self._entries.clear()
+        self.batch, self.batch_size, self.step = None, None, 0
+
+    def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
+        """Lightning calls this between hooks; a turn ends with :meth:`reduce` instead."""
+
+    def log(
+        self,
+        fx: str,
+        name: str,
+        value: Tensor | Metric,
+        *,
+        prog_bar: bool,
+        logger: bool,
+        on_step: bool,
+        on_epoch: bool,
+        reduce_fx: str | Callable[[Tensor], Any],
+        batch_size: int | None,
+        **_: Any,
+    ) -> None:
+        """Keep one value. The signature is that of Lightning's result collection.
+
+        The remaining arguments have no meaning here: clients never synchronise inside a round (``sync_dist``), have
+        one loader per split (``add_dataloader_idx``), and values are detached (``enable_graph``).
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            entry = self._entries[name] = _Entry(reduce_fx, logger, prog_bar, on_step)
+        if isinstance(value, Metric):
+            entry.metric = value
+            if self._keeps_step(on_step) and value._forward_cache is not None:
+                entry.values.append(value._forward_cache.detach())
+                entry.at_steps.append(self.step)
+            return
+        entry.values.append(value)
+        entry.weights.append(float(batch_size if batch_size is not None else self._current_batch_size()))
+        entry.at_steps.append(self.step)
+
+    def reduce(self, num_samples: float) -> dict[str, LoggedValue]:
+        """One :class:`LoggedValue` per name; ``num_samples`` stands behind a ``Metric`` object's value."""
+        reduced = {}
+        for name, entry in self._entries.items():
+            better, weight = None, float(num_samples)
+            if entry.metric is not None:
+                number = float(entry.metric.compute())
+                better = entry.metric.higher_is_better
+                entry.metric.reset()
+            else:
+                values = torch.stack(entry.values).double()
+                weights = torch.tensor(entry.weights, dtype=torch.float64, device=values.device)
+                number = float(_reduce(entry.reduce_fx, values, weights))
+                weight = sum(entry.weights)
+            reduced[name] = LoggedValue(number, weight, better, entry.to_logger, entry.prog_bar, self._steps(entry))
+        return reduced
+
+    def _keeps_step(self, on_step: bool) -> bool:
+        return on_step and self._every_n_steps > 0 and self.step % self._every_n_steps == 0
+
+    def _steps(self, entry: _Entry) -> tuple[tuple[int, float], ...]:
+        if not (entry.on_step and self._every_n_steps):
+            return ()
+        pairs = zip(entry.at_steps, entry.values, strict=True)
+        return tuple((step, float(value)) for step, value in pairs if step % self._every_n_steps == 0)
+
+    def _current_batch_size(self) -> int:
+        if self.batch_size is None:
+            if self.batch is None:
+                return 1  # logged outside a step, e.g. in on_train_epoch_end
+            from lightning.pytorch.utilities.data import extract_batch_size
+
+            self.batch_size = extract_batch_size(self.batch)
+        return self.batch_size
+
+
+def _reduce(reduce_fx: str | Callable[[Tensor], Any], values: Tensor, weights: Tensor) -> Tensor:
+    name = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "")
+    if name in ("mean", "avg"):
+        return (values * weights).sum() / weights.sum()
+    if name == "sum":
+        return values.sum()
+    if name in ("min", "amin"):
+        return values.min()
+    if name in ("max", "amax"):
+        return values.max()
+    if callable(reduce_fx):
+        return reduce_fx(values)
+    raise ValueError(f"self.log(reduce_fx={reduce_fx!r}): use 'mean', 'sum', 'min', 'max' or a function of a tensor.")

@@ -1,0 +1,232 @@
+"""Weights as flat vectors: one per dtype, viewed by the module's own parameters and buffers.
+
+Loading, saving and averaging a model are then single vector operations, whatever the module looks like.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from lightning_fl.errors import ConfigurationError, TrainingError
+
+__all__ = ["FlatModule", "WeightedSum", "Weights"]
+
+# Views start at multiples of 64 bytes, as torch's own allocations do, so that vector kernels keep their speed.
+_ALIGNMENT_BYTES = 64
+
+
+class Weights:
+    """A model's weights: one flat vector per dtype. Floating vectors are averaged, the others follow the largest.
+
+    Args:
+        vectors: dtype -> vector of shape [P_dtype], on one device.
+    """
+
+    def __init__(self, vectors: dict[torch.dtype, Tensor]) -> None:
+        self.vectors = vectors
+
+    def clone(self) -> "Weights":
+        """A copy that shares no memory."""
+        return Weights({dtype: vector.clone() for dtype, vector in self.vectors.items()})
+
+    def copy_(self, other: "Weights") -> "Weights":
+        """Overwrite with another model's weights of the same layout."""
+        for dtype, vector in self.vectors.items():
+            vector.copy_(other.vectors[dtype])
+        return self
+
+    def floating(self) -> Iterator[tuple[torch.dtype, Tensor]]:
+        """The vectors that are averaged."""
+        return ((dtype, vector) for dtype, vector in self.vectors.items() if dtype.is_floating_point)
+
+    def discrete(self) -> Iterator[tuple[torch.dtype, Tensor]]:
+        """The vectors of integers and booleans, such as BatchNorm's counters."""
+        return ((dtype, vector) for dtype, vector in self.vectors.items() if not dtype.is_floating_point)
+
+    def largest_magnitude(self) -> float:
+        """``max |w|`` over the floating vectors; NaN or infinity if any entry is."""
+        largest = 0.0
+        for _, vector in self.floating():
+            if vector.numel():
+                low, high = torch.aminmax(vector)
+                for value in (float(low), float(high)):
+                    if value != value:
+                        return value
+                    largest = max(largest, abs(value))
+        return largest
+
+    def equal(self, other: "Weights") -> bool:
+        """Whether every bit that counts is the same."""
+        return all(torch.equal(vector, other.vectors[dtype]) for dtype, vector in self.vectors.items())
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the vectors in bytes."""
+        return sum(vector.numel() * vector.element_size() for vector in self.vectors.values())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """dtype's name -> vector: plain tensors, for a checkpoint."""
+        return {str(dtype).removeprefix("torch."): vector.cpu() for dtype, vector in self.vectors.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Overwrite with what :meth:`state_dict` returned.
+
+        Raises:
+            ConfigurationError: if the layout differs (another model).
+        """
+        own = {str(dtype).removeprefix("torch."): vector for dtype, vector in self.vectors.items()}
+        got = {name: tuple(vector.shape) for name, vector in state.items()}
+        want = {name: tuple(vector.shape) for name, vector in own.items()}
+        if got != want:
+            raise ConfigurationError(f"the weights have the layout {got}, this model has {want}: it is another model.")
+        for name, vector in own.items():
+            vector.copy_(state[name])
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where one parameter or buffer lies: its owner's dict and key, and its place in a flat vector."""
+
+    name: str
+    owner: dict[str, Tensor | None]
+    key: str
+    view: Tensor
+
+
+class FlatModule:
+    """Lays a module's parameters and buffers out in flat vectors that they view from then on.
+
+    Tied parameters stay tied, frozen ones stay frozen. A buffer that user code replaces by assignment
+    (``self.ema = ...``) is copied back into its place by :meth:`collect`.
+
+    Raises:
+        ConfigurationError: a parameter is uninitialised (lazy), complex or sparse.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        found = list(_tensors(module))
+        for name, _, _, tensor in found:
+            if is_lazy(tensor):
+                raise ConfigurationError(
+                    f"parameter '{name}' has no shape yet (a lazy module): run one batch through the module before"
+                    " fit, so that every parameter exists."
+                )
+            if tensor.is_complex() or tensor.layout != torch.strided:
+                raise ConfigurationError(
+                    f"'{name}' is {'complex' if tensor.is_complex() else tensor.layout}: only dense real tensors can be"
+                    " averaged; hold it as a real tensor, or outside the module's parameters and buffers."
+                )
+        sizes: dict[torch.dtype, int] = {}
+        places: list[tuple[torch.dtype, int]] = []
+        for _, _, _, tensor in found:
+            offset = sizes.get(tensor.dtype, 0)
+            places.append((tensor.dtype, offset))
+            step = max(1, _ALIGNMENT_BYTES // tensor.element_size())
+            sizes[tensor.dtype] = offset + -(-tensor.numel() // step) * step
+        device = found[0][3].device if found else torch.device("cpu")
+        self.weights = Weights({dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in sizes.items()})
+        self._slots: list[_Slot] = []
+        for (name, owner, key, tensor), (dtype, offset) in zip(found, places, strict=True):
+            view = self.weights.vectors[dtype][offset : offset + tensor.numel()].view(tensor.shape)
+            view.copy_(tensor.detach())
+            tensor.data = view
+            self._slots.append(_Slot(name, owner, key, view))
+
+    def load(self, weights: Weights) -> None:
+        """Give the module these weights."""
+        self.collect()
+        self.weights.copy_(weights)
+
+    def collect(self) -> Weights:
+        """The module's present weights (the live vectors, not a copy), after mending views that user code replaced."""
+        for slot in self._slots:
+            tensor = slot.owner[slot.key]
+            if tensor is None or tensor.shape != slot.view.shape:
+                raise TrainingError(
+                    f"'{slot.name}' changed its shape or was removed during training: a federated model keeps its layout."
+                )
+            if tensor.data_ptr() != slot.view.data_ptr() and tensor.numel():
+                slot.view.copy_(tensor.detach())
+                tensor.data = slot.view
+        return self.weights
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, dict[str, Tensor | None], str, Tensor]]:
+    """Every distinct parameter, then every distinct buffer, with the dict that holds it."""
+    seen: set[int] = set()
+    for kind in ("_parameters", "_buffers"):
+        for prefix, submodule in module.named_modules():
+            owner = getattr(submodule, kind)
+            for key, tensor in owner.items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield f"{prefix}.{key}" if prefix else key, owner, key, tensor
+
+
+class _Reducer(Protocol):
+    def all_reduce(self, tensor: Tensor, group: None = None, reduce_op: str = "sum") -> Tensor: ...
+
+
+class WeightedSum:
+    """``sum_i a_i w_i`` with the same bits in whatever order and on however many processes the terms are added.
+
+    Each term is split into two integers held in float64: multiples of 2^-12 (exact up to 2^40) and of 2^-46 (the
+    rest). Sums of such integers are exact, hence independent of order; every term is off by 2^-47 at most. A plain
+    float64 sum is not independent of order. Integer and boolean vectors follow the largest entry.
+
+    Args:
+        like: weights of the layout that is summed.
+    """
+
+    _COARSE, _FINE = 2.0**12, 2.0**34
+    #: Larger weights would leave the exact range.
+    LARGEST = 2.0**40
+
+    def __init__(self, like: Weights) -> None:
+        self._coarse = {dtype: torch.zeros_like(vector, dtype=torch.float64) for dtype, vector in like.floating()}
+        self._fine = {dtype: torch.zeros_like(vector, dtype=torch.float64) for dtype, vector in like.floating()}
+        self._largest = {dtype: torch.full_like(vector, _lowest(dtype)) for dtype, vector in like.discrete()}
+
+    def add_(self, weights: Weights, weight: float) -> None:
+        """Add one term, ``weight * weights``.
+
+        Raises:
+            TrainingError: an entry is NaN, infinite or beyond :attr:`LARGEST`.
+        """
+        largest = weights.largest_magnitude()
+        if not largest * abs(weight) < self.LARGEST:
+            raise TrainingError(
+                "the weights are not finite" if largest != largest or largest == float("inf") else
+                f"a weight or buffer has magnitude {largest:.3g}, beyond {self.LARGEST:.3g}"
+            )  # fmt: skip
+        for dtype, vector in weights.floating():
+            term = torch.mul(vector.double(), weight * self._COARSE)
+            whole = term.round()
+            self._coarse[dtype].add_(whole)
+            self._fine[dtype].add_(term.sub_(whole).mul_(self._FINE).round_())
+        for dtype, vector in weights.discrete():
+            torch.maximum(self._largest[dtype], vector, out=self._largest[dtype])
+
+    def reduce_(self, reducer: _Reducer) -> None:
+        """Add up over all processes."""
+        for part in (*self._coarse.values(), *self._fine.values()):
+            part.copy_(reducer.all_reduce(part, reduce_op="sum"))
+        for part in self._largest.values():
+            wide = part.long()
+            part.copy_(reducer.all_reduce(wide, reduce_op="max"))
+
+    def value(self, total: float) -> Weights:
+        """The sum divided by ``total``, in the weights' own dtypes."""
+        vectors: dict[torch.dtype, Tensor] = dict(self._largest)
+        for dtype, coarse in self._coarse.items():
+            vectors[dtype] = ((coarse + self._fine[dtype] / self._FINE) / (self._COARSE * total)).to(dtype)
+        return Weights(vectors)
+
+
+def _lowest(dtype: torch.dtype) -> int | bool:
+    return False if dtype == torch.bool else torch.iinfo(dtype).min

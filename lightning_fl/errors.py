@@ -1,0 +1,26 @@
+"""The errors a user can mend. Each message names the thing that is wrong and what to do about it.
+
+All derive from :class:`FederatedError`, so that the command line can print one or two lines instead of a traceback.
+"""
+
+__all__ = ["CheckpointError", "ConfigurationError", "DataError", "FederatedError", "TrainingError"]
+
+
+class FederatedError(Exception):
+    """Base of every error that a user, not a developer, is expected to mend."""
+
+
+class ConfigurationError(FederatedError, ValueError):
+    """An argument or a recipe key is wrong, or two parts do not go together."""
+
+
+class DataError(FederatedError, ValueError):
+    """Data are missing, damaged, empty or not what their description says."""
+
+
+class CheckpointError(FederatedError, RuntimeError):
+    """A checkpoint cannot be read, is not ours, or does not fit the run."""
+
+
+class TrainingError(FederatedError, RuntimeError):
+    """Training cannot go on: a loss or a weight is not finite, or a client's step failed."""

@@ -1,0 +1,234 @@
+"""The mathematics of DRFA and DRFLM: worst-case sampling weights and local mixup.
+
+DRFA: Deng, Kamani, Mahdavi, "Distributionally Robust Federated Averaging", NeurIPS 2020, algorithm 1.
+DRFLM: Wu et al., "DRFLM: Distributionally Robust Federated Learning with Inter-client Noise via Local Mixup",
+https://arxiv.org/abs/2204.07742. Both solve ``min_w max_{λ ∈ Δ_N} Σ_i λ_i f_i(w)``; DRFLM takes ``f_i`` on mixed
+samples.
+
+| paper | here | shape |
+|---|---|---|
+| λ, sampling weights on the simplex Δ_N | ``weights`` | [N] |
+| v, unbiased estimate of the clients' losses | ``losses`` | [N] |
+| η_λ, step of the weights; τ, local steps a round | ``step_size``, ``num_local_steps`` | numbers |
+| C, cohort drawn with probabilities λ; U, clients drawn uniformly | ``counts``, ``clients`` | [N], [c] |
+| γ ~ Beta(α, α), share of a sample in a mixed sample | ``gamma`` | [] or [B] |
+
+Differs from the paper: the weights may have a floor, ``λ_i >= floor`` (0 gives the paper's simplex).
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.dirichlet import sample_dirichlet
+
+__all__ = [
+    "draw_cohort",
+    "draw_subset",
+    "loss_estimate",
+    "mix",
+    "project_simplex",
+    "sample_gamma",
+    "sampling_weights_update",
+]
+
+
+def project_simplex(values: Tensor, floor: float = 0.0) -> Tensor:
+    """The Euclidean projection on ``{λ : λ_i >= floor, Σ λ_i = 1}``.
+
+    Exact, by sorting: ``λ = max(values − θ, floor)`` with the one θ that makes the sum 1 (Duchi et al., "Efficient
+    projections onto the l1-ball", ICML 2008, figure 1). Computed in float64.
+
+    Args:
+        values: any finite numbers, floating, shape [N], N >= 1.
+        floor: least value of an entry, ``0 <= floor <= 1/N``.
+
+    Returns:
+        The projection, shape [N], in the type of ``values``.
+
+    Raises:
+        ConfigurationError: if ``values`` is not a floating vector with an entry, has an entry that is not finite, or
+            ``floor`` is out of range.
+    """
+    if values.ndim != 1 or len(values) == 0 or not values.is_floating_point():
+        raise ConfigurationError(
+            f"values of shape {list(values.shape)} and type {values.dtype}: give a floating vector [N], N >= 1."
+        )
+    if not torch.isfinite(values).all():
+        raise ConfigurationError(f"values={values.tolist()}: every entry must be finite to be projected.")
+    count = len(values)
+    if not 0 <= floor <= 1 / count + 1e-12:
+        raise ConfigurationError(
+            f"floor={floor} for {count} entries: they must sum to 1, so choose a floor from 0 to {1 / count:.6g}."
+        )
+    total = max(0.0, 1.0 - count * floor)
+    shifted = values.double() - values.double().max()  # a common shift changes nothing and keeps digits
+    ordered = shifted.sort(descending=True).values
+    ranks = torch.arange(1, count + 1, dtype=torch.float64, device=values.device)
+    thresholds = (ordered.cumsum(0) - total) / ranks
+    support = max(1, int((ordered > thresholds).sum()))
+    projected = (shifted - thresholds[support - 1]).clamp_min(0.0) + floor
+    return projected.to(values.dtype)
+
+
+def sampling_weights_update(
+    weights: Tensor, losses: Tensor, step_size: float, num_local_steps: int, floor: float = 0.0
+) -> Tensor:
+    """One ascent step of the sampling weights: ``λ ← Π_Δ(λ + η_λ τ v)``.
+
+    Args:
+        weights: λ, shape [N].
+        losses: v, the (estimated) losses of all clients, shape [N]; see :func:`loss_estimate`.
+        step_size: η_λ >= 0.
+        num_local_steps: τ >= 1, local steps since the last update.
+        floor: least weight of a client.
+
+    Returns:
+        The new weights, shape [N], in the type of ``weights``.
+
+    Raises:
+        ConfigurationError: if the shapes differ, an argument is out of range or a loss is not finite.
+    """
+    if weights.shape != losses.shape:
+        raise ConfigurationError(
+            f"weights {list(weights.shape)} and losses {list(losses.shape)}: both must have one entry per client, [N]."
+        )
+    if not 0 <= step_size < math.inf or num_local_steps < 1:
+        raise ConfigurationError(
+            f"step_size={step_size}, num_local_steps={num_local_steps}: give a step_size of at least 0 and at least"
+            " one local step."
+        )
+    ascended = weights.double() + step_size * num_local_steps * losses.to(weights.device, torch.float64)
+    return project_simplex(ascended, floor).to(weights.dtype)
+
+
+def loss_estimate(losses: Tensor, clients: Sequence[int], num_clients: int) -> Tensor:
+    """Unbiased estimate of all clients' losses from a uniformly drawn subset: ``v_i = (N/c) loss_i``, else 0.
+
+    Args:
+        losses: the losses of the drawn clients, shape [c].
+        clients: the c distinct clients they belong to, each in ``0..N-1``.
+        num_clients: N.
+
+    Returns:
+        v, shape [N], in the type of ``losses``.
+
+    Raises:
+        ConfigurationError: if there is not one loss per client, or a client is repeated or unknown.
+    """
+    count = len(clients)
+    if losses.shape != (count,) or count == 0:
+        raise ConfigurationError(
+            f"losses of shape {list(losses.shape)} for {count} clients: give one loss per client, [c], c >= 1."
+        )
+    if len(set(clients)) < count or not all(0 <= client < num_clients for client in clients):
+        raise ConfigurationError(
+            f"clients={list(clients)}: must be distinct and between 0 and {num_clients - 1}; the estimate is unbiased"
+            " for draws without replacement only."
+        )
+    estimate = losses.new_zeros(num_clients)
+    estimate[torch.tensor(clients, device=losses.device)] = losses * (num_clients / count)
+    return estimate
+
+
+def draw_cohort(weights: Tensor, cohort_size: int, generator: torch.Generator) -> Tensor:
+    """Draw a cohort with replacement: how often each client was drawn.
+
+    Args:
+        weights: λ, probabilities of the clients (normalised here), shape [N].
+        cohort_size: c >= 1 draws.
+        generator: source of the randomness, on the device of ``weights``.
+
+    Returns:
+        Counts, int64, shape [N], with sum c.
+
+    Raises:
+        ConfigurationError: if a weight is negative or not finite, all are 0, or ``cohort_size`` is less than 1.
+    """
+    if weights.ndim != 1 or not torch.isfinite(weights).all() or (weights < 0).any() or not weights.sum() > 0:
+        raise ConfigurationError(
+            f"weights={weights.tolist()}: give a vector [N] of finite numbers >= 0, at least one above 0."
+        )
+    if cohort_size < 1:
+        raise ConfigurationError(f"cohort_size={cohort_size}: draw at least one client.")
+    draws = torch.multinomial(weights.double(), cohort_size, replacement=True, generator=generator)
+    return torch.bincount(draws, minlength=len(weights))
+
+
+def draw_subset(num_clients: int, size: int, generator: torch.Generator) -> Tensor:
+    """Draw distinct clients uniformly.
+
+    Returns:
+        ``size`` distinct clients in ascending order, int64, shape [size].
+
+    Raises:
+        ConfigurationError: unless ``1 <= size <= num_clients``.
+    """
+    if not 1 <= size <= num_clients:
+        raise ConfigurationError(
+            f"size={size} distinct clients out of {num_clients}: give a size between 1 and {num_clients}."
+        )
+    return torch.randperm(num_clients, generator=generator, device=generator.device)[:size].sort().values
+
+
+def mix(values: Tensor, permutation: Tensor, gamma: float | Tensor) -> Tensor:
+    """Mix every sample with a partner from the same batch: ``γ a + (1 − γ) a[permutation]``.
+
+    Serves inputs, embeddings and targets (one-hot or real). A missing target (NaN) makes the mixed target missing.
+
+    Args:
+        values: a, floating, shape [B, ...].
+        permutation: the partner of each sample, int64, shape [B].
+        gamma: γ in [0, 1], a number, a tensor [] or one share per sample [B].
+
+    Returns:
+        The mixed samples, in the shape and type of ``values``.
+
+    Raises:
+        ConfigurationError: if ``values`` holds integers, the lengths differ, or γ is out of range.
+    """
+    if not (values.is_floating_point() or values.is_complex()):
+        raise ConfigurationError(
+            f"values of type {values.dtype} cannot be mixed: turn class labels into one-hot floats"
+            " (torch.nn.functional.one_hot(labels, num_classes).float()), or mix the two losses instead."
+        )
+    if permutation.shape != values.shape[:1]:
+        raise ConfigurationError(
+            f"permutation of shape {list(permutation.shape)} for values of shape {list(values.shape)}: give one partner"
+            " per sample."
+        )
+    if isinstance(gamma, Tensor):
+        if gamma.ndim > 0 and gamma.shape != permutation.shape:
+            raise ConfigurationError(
+                f"gamma of shape {list(gamma.shape)}: give a number or one share per sample, {list(permutation.shape)}."
+            )
+        gamma = gamma.to(values)
+        if gamma.ndim > 0:
+            gamma = gamma.reshape(-1, *[1] * (values.ndim - 1))
+    elif not 0 <= gamma <= 1:
+        raise ConfigurationError(f"gamma={gamma}: the share of a sample lies between 0 and 1.")
+    return gamma * values + (1 - gamma) * values[permutation]
+
+
+def sample_gamma(alpha: float, generator: torch.Generator, size: Sequence[int] = ()) -> Tensor:
+    """Draw mixing shares γ ~ Beta(α, α); α = 0 means no mixing, γ = 1.
+
+    Args:
+        alpha: α >= 0; 1 is the uniform distribution, small values mix little, large ones half and half.
+        generator: source of the randomness; the result lies on its device.
+        size: shape of the result, ``()`` for one draw for a whole batch.
+
+    Returns:
+        Shares in [0, 1], torch's default type, shape ``size``.
+
+    Raises:
+        ConfigurationError: if ``alpha`` is negative or not finite.
+    """
+    if not 0 <= alpha < math.inf:
+        raise ConfigurationError(f"alpha={alpha}: give a number of at least 0 (0 turns mixing off).")
+    if alpha == 0:
+        return torch.ones(tuple(size), device=generator.device)
+    return sample_dirichlet(alpha, 2, generator, size)[..., 0].to(torch.get_default_dtype())

@@ -1,0 +1,35 @@
+"""Federated averaging.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from Decentralized
+Data, AISTATS 2017 (https://arxiv.org/abs/1602.05629), Algorithm 1.
+
+==================  =======================================  ==========================
+paper               here                                     unit
+==================  =======================================  ==========================
+C                   the share that a participation callback  share of clients
+                    draws; all clients without one
+E                   ``FederatedTrainer.local_epochs``        passes over a client's data
+B                   ``FederatedDataModule.batch_size``       samples
+n_k / n             a row of ``Collaboration.aggregation``   share of training samples
+==================  =======================================  ==========================
+
+Differs from the paper: weights are normalised over the clients that took part (the paper's text does, its algorithm
+box divides by all n); local work may be given in steps (``local_steps``) instead of epochs.
+"""
+
+from lightning_fl.strategies.federated import FederatedStrategy
+
+__all__ = ["FedAvg"]
+
+
+class FedAvg(FederatedStrategy):
+    """``w <- sum_i beta_i w_i`` over the round's cohort.
+
+    Example:
+        >>> import lightning_fl
+        >>> from lightning.fabric import Fabric
+        >>> Fabric(strategy="fedavg", accelerator="cpu", devices=1).strategy.name
+        'fedavg'
+    """
+
+    name = "fedavg"

@@ -1,0 +1,146 @@
+"""The base of all federated strategies: Fabric's distributed strategy, synchronising once a round between clients."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed
+from lightning.fabric.strategies import DDPStrategy
+from lightning.fabric.strategies.registry import _StrategyRegistry
+from torch import Tensor, nn
+
+from lightning_fl.engine.weights import FlatModule, WeightedSum, Weights
+from lightning_fl.errors import ConfigurationError
+
+__all__ = ["FederatedStrategy"]
+
+T = TypeVar("T")
+
+
+class FederatedStrategy(DDPStrategy):
+    """Fabric's multi-process strategy, except for what it synchronises and when.
+
+    Process group, launcher, devices, precision and checkpoint IO are Fabric's. Gradients are never synchronised;
+    clients are placed on ranks and their weights averaged once a round, with the same bits on any number of processes
+    of the same kind of device.
+
+    An algorithm is a subclass that registers :attr:`name` and overrides the steps it changes: :meth:`client_loss` on
+    the client, :meth:`aggregate` on the server.
+
+    In a loop of one's own, with one client per process::
+
+        fabric = Fabric(strategy="fedavg", devices=2)
+        fabric.launch()
+        model, optimizer = fabric.setup(model, optimizer)
+        for _ in range(rounds):
+            ...                                              # local steps, never synchronised
+            fabric.strategy.average(model, num_samples=len(dataset))
+
+    Args:
+        start_method: how Fabric starts the other processes: "popen" runs the script again, "spawn" and "fork" start
+            the function that was launched.
+        process_group_backend: "gloo", "nccl", ...; ``None`` chooses by device.
+    """
+
+    #: The name under which the strategy registers with Fabric, lower case.
+    name: str | None = None
+
+    def __init__(
+        self, *, start_method: Any = "popen", process_group_backend: str | None = None, **fabric_arguments: Any
+    ) -> None:
+        super().__init__(
+            start_method=start_method, process_group_backend=process_group_backend, **fabric_arguments
+        )
+        self._backward_sync_control = None
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
+        """Register ``name`` and, for notebooks and tests, ``name_spawn`` and ``name_fork``."""
+        assert cls.name is not None and cls.name == cls.name.lower()
+        for suffix, start_method in (("", "popen"), ("_spawn", "spawn"), ("_fork", "fork")):
+            strategy_registry.register(
+                cls.name + suffix, cls, description=f"{cls.__name__}: {start_method}", start_method=start_method
+            )
+
+    # -- Fabric's side: nothing is synchronised inside a client's steps -------------------------------------------
+
+    @property
+    def distributed_sampler_kwargs(self) -> None:  # type: ignore[override]
+        """A client's data belong to one rank: Fabric must not shard its loaders."""
+        return None
+
+    def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
+        """The module itself: gradients are local."""
+        return module
+
+    def setup_environment(self) -> None:
+        """Start the process group where there is more than one process."""
+        if self.num_nodes * self.num_processes > 1:
+            super().setup_environment()
+        else:
+            assert self.accelerator is not None
+            self.accelerator.setup_device(self.root_device)
+
+    # -- placing clients on ranks --------------------------------------------------------------------------------
+
+    def place_clients(self, num_clients: int, sizes: Sequence[int] | None = None, pinned: bool = False) -> list[int]:
+        """The rank of every client.
+
+        Args:
+            num_clients: N.
+            sizes: training samples per client where known, to balance the ranks (largest first, to the rank with the
+                fewest samples); ``None`` deals the clients out in turn.
+            pinned: client i lives on rank ``i % world_size``, whatever its size: one silo per rank.
+        """
+        if pinned or sizes is None:
+            return [client % self.world_size for client in range(num_clients)]
+        load = [0] * self.world_size
+        ranks = [0] * num_clients
+        for client in sorted(range(num_clients), key=lambda i: (-sizes[i], i)):
+            rank = min(range(self.world_size), key=lambda r: (load[r], r))
+            ranks[client] = rank
+            load[rank] += sizes[client]
+        return ranks
+
+    def exchange(self, of_hosted_clients: Mapping[int, T]) -> dict[int, T]:
+        """What every rank knows of the clients it hosts, brought together on all ranks in the order of clients.
+
+        Values are plain numbers, strings, lists, dicts or CPU tensors: small things, never samples.
+        """
+        merged = dict(of_hosted_clients)
+        if self.world_size > 1:
+            gathered: list[dict[int, T]] = [{} for _ in range(self.world_size)]
+            torch.distributed.all_gather_object(gathered, dict(of_hosted_clients))
+            merged = {client: value for part in gathered for client, value in part.items()}
+        return dict(sorted(merged.items()))
+
+    # -- the algorithm's steps -----------------------------------------------------------------------------------
+
+    def client_loss(self, loss: Tensor, module: nn.Module) -> Tensor:
+        """The loss that a client descends, from the module's own: the place of a proximal term."""
+        return loss
+
+    def aggregate(self, start: Weights, average: Weights) -> Weights:
+        """The next shared model from the one the round began with and the clients' weighted average."""
+        return average
+
+    # -- for a loop of one's own ---------------------------------------------------------------------------------
+
+    def average(self, module: nn.Module, num_samples: float = 1.0) -> None:
+        """Replace the module's weights, on every rank, by the average over ranks weighted by ``num_samples``.
+
+        Raises:
+            ConfigurationError: ``num_samples`` is negative, or zero on all ranks.
+            TrainingError: a weight is not finite.
+        """
+        if num_samples < 0:
+            raise ConfigurationError(f"num_samples={num_samples}: give the rank's number of samples, at least 0.")
+        counts = self.exchange({self.global_rank: float(num_samples)})
+        if sum(counts.values()) <= 0:
+            raise ConfigurationError("num_samples is 0 on every rank: there is nothing to average.")
+        flat = FlatModule(module)
+        total = WeightedSum(flat.weights)
+        total.add_(flat.collect(), num_samples / sum(counts.values()))
+        if self.world_size > 1:
+            total.reduce_(self)
+        flat.load(self.aggregate(flat.weights, total.value(1.0)))

@@ -1,0 +1,414 @@
+import pytest
+import torch
+import yaml
+from jsonargparse import ArgumentParser
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    random_split,
+)
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader as GraphLoader
+
+from lightning_fl.data.module import SPLITS, FederatedDataModule
+from lightning_fl.data.partitioned import Partitioned
+from lightning_fl.data.partitioners import IID, Dirichlet, GroupBy, Quantity
+from lightning_fl.errors import ConfigurationError, DataError
+
+DATA = TensorDataset(torch.arange(100.0), torch.arange(100) % 4)
+
+
+class Sliced(LightningDataModule):
+    """Ordinary data module; the constructor says which loaders it has and how they are made."""
+
+    def __init__(self, splits=("train",), loader=None, size: int = 100):
+        super().__init__()
+        self.splits = splits
+        self.loader = loader or (lambda data, split: DataLoader(data, batch_size=8, shuffle=split == "train"))
+        self.size = size
+        self.calls: list[str] = []
+
+    def prepare_data(self):
+        self.calls.append("prepare_data")
+
+    def setup(self, stage):
+        self.calls.append(f"setup {stage}")
+        values = torch.arange(self.size)
+        offsets = {"train": 0, "val": 1000, "test": 2000}
+        self.datasets = {split: TensorDataset(values + offset, values % 4) for split, offset in offsets.items()}
+
+    def teardown(self, stage):
+        self.calls.append(f"teardown {stage}")
+
+    def _loader(self, split):
+        return self.loader(self.datasets[split], split) if split in self.splits else None
+
+    def train_dataloader(self):
+        return self._loader("train")
+
+    def val_dataloader(self):
+        return self._loader("val")
+
+    def test_dataloader(self):
+        return self._loader("test")
+
+
+class OnlyTraining(LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(DATA, batch_size=5, shuffle=True, drop_last=True)
+
+
+class Random(LightningDataModule):
+    """Splits at random in every stage, as many data modules do."""
+
+    def setup(self, stage):
+        self.parts = random_split(DATA, [60, 20, 20])
+
+    def train_dataloader(self):
+        return DataLoader(self.parts[0], batch_size=4, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.parts[1], batch_size=16)
+
+    def test_dataloader(self):
+        return DataLoader(self.parts[2], batch_size=16)
+
+
+def _ready(*args, **kwargs):
+    data = Partitioned(*args, **({"split_seed": 1} | kwargs))
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+def _values(dataset):
+    dataset = dataset.dataset if isinstance(dataset, DataLoader) else dataset
+    return [] if dataset is None else [int(dataset[i][0]) for i in range(len(dataset))]
+
+
+def _all(data):
+    return {(i, split): _values(data.client_data(i, split)) for i in range(data.num_clients) for split in SPLITS}
+
+
+def test_a_data_set_is_shared_out_and_split_inside_each_client():
+    data = _ready(DATA, Quantity(ratios=[7, 2, 1]))
+    held = _all(data)
+    assert sorted(value for values in held.values() for value in values) == list(range(100))
+    assert [data.num_samples(split) for split in SPLITS] == [[56, 16, 8], [7, 2, 1], [7, 2, 1]]
+    assert {key: len(values) for key, values in held.items() if key[0] == 1} == {
+        (1, "train"): 16, (1, "val"): 2, (1, "test"): 2,
+    }  # fmt: skip
+    assert data.client_sizes() == [56, 16, 8]
+    assert data.num_clients == 3
+    assert (data.batch_size, data.eval_batch_size, data.shuffle, data.drop_last) == (32, 32, True, False)
+    assert data.client_names() == ["client_0", "client_1", "client_2"]
+    # A client's union is what the partitioner gave it.
+    parts = Quantity(ratios=[7, 2, 1])(DATA, 1)
+    assert sorted(held[2, "train"] + held[2, "val"] + held[2, "test"]) == parts[2].tolist()
+
+
+def test_clients_hold_views_of_the_one_data_set():
+    data = _ready(DATA, IID(num_clients=4))
+    for client in range(4):
+        for split in SPLITS:
+            part = data.client_data(client, split)
+            assert type(part) is Subset
+            assert part.dataset is DATA
+            assert data.client_data(client, split) is part
+
+
+def test_the_seed_decides():
+    held = _all(_ready(DATA, IID(num_clients=4)))
+    assert held == _all(_ready(DATA, IID(num_clients=4)))
+    assert held != _all(_ready(DATA, IID(num_clients=4), split_seed=2))
+
+
+def test_the_run_seed_is_the_default(monkeypatch):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "1")
+    data = _ready(DATA, IID(num_clients=4), split_seed=None)
+    assert _all(data) == _all(_ready(DATA, IID(num_clients=4)))
+    assert data.describe()["split_seed"] == 1
+
+
+def test_setup_again_changes_nothing():
+    inner = Sliced(("train", "test"))
+    data = _ready(inner, IID(num_clients=4))
+    held = _all(data)
+    data.setup("test")
+    data.setup()
+    assert _all(data) == held
+    assert inner.calls == ["prepare_data", "setup fit", "setup test"]
+    data.teardown("fit")
+    assert inner.calls[-1] == "teardown fit"
+
+
+@pytest.mark.parametrize(
+    ("splits", "sizes"),
+    [
+        (("train",), [20, 2, 3]),  # 25 in 8:1:1 with largest remainders 2.5, 2.5: fixed below by the total
+        (("train", "val"), [22, 25, 3]),  # 25 in 8:1 = 22.2, 2.8
+        (("train", "test"), [22, 3, 25]),
+        (("train", "val", "test"), [25, 25, 25]),
+    ],
+)
+def test_a_data_module_gives_its_own_splits_and_lacking_ones_are_cut(splits, sizes):
+    data = _ready(Sliced(splits), IID(num_clients=4))
+    for client in range(4):
+        counts = [len(data.client_data(client, split)) for split in SPLITS]
+        assert counts == sizes or (splits == ("train",) and sorted(counts) == sorted(sizes))
+    held = _all(data)
+    for split, offset in zip(SPLITS, (0, 1000, 2000), strict=True):
+        values = [value for client in range(4) for value in held[client, split]]
+        if split in splits and split != "train":
+            assert sorted(values) == list(range(offset, offset + 100))
+        else:
+            assert all(value < 100 for value in values)
+    everything = [value for values in held.values() for value in values]
+    assert sorted(everything) == sorted(set(everything))
+
+
+def test_label_shares_are_those_of_the_training_data():
+    data = _ready(Sliced(SPLITS), Dirichlet(num_clients=3, alpha=0.3))
+    for client in range(3):
+        counts = [torch.tensor([int(s[1]) for s in data.client_data(client, split)]).bincount(minlength=4)
+                  for split in SPLITS]  # fmt: skip
+        assert torch.equal(counts[0], counts[1])
+        assert torch.equal(counts[0], counts[2])
+
+
+def test_a_split_with_share_zero_is_absent():
+    data = _ready(DATA, IID(num_clients=4), split=(1.0, 0.0, 0.0))
+    assert data.client_data(0, "val") is None
+    assert data.num_samples("test") == [0] * 4
+    assert len(data.client_data(0, "train")) == 25
+
+
+def test_settings_come_from_the_loaders_or_the_arguments():
+    data = _ready(OnlyTraining(), IID(num_clients=2))
+    assert (data.batch_size, data.eval_batch_size, data.shuffle, data.drop_last) == (5, 5, True, True)
+    data = _ready(OnlyTraining(), IID(num_clients=2), batch_size=7, shuffle=False, drop_last=False)
+    assert (data.batch_size, data.eval_batch_size, data.shuffle, data.drop_last) == (7, 7, False, False)
+    data = _ready(Random(), IID(num_clients=2))
+    assert (data.batch_size, data.eval_batch_size) == (4, 16)
+    assert _ready(Random(), IID(num_clients=2), eval_batch_size=3).eval_batch_size == 3
+
+
+def test_random_splits_in_setup_never_overlap_and_are_the_same_in_every_process():
+    state = torch.get_rng_state()
+    held = _all(_ready(Random(), IID(num_clients=2)))
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(3)  # another process may have drawn other numbers before
+    assert _all(_ready(Random(), IID(num_clients=2))) == held
+    assert sorted(value for values in held.values() for value in values) == list(range(100))
+    part = _ready(Random(), IID(num_clients=2)).client_data(0, "test")
+    assert part.dataset is DATA  # views of views are one view of the data set below
+
+
+def test_a_subset_sampler_is_honoured():
+    def loader(data, split):
+        return DataLoader(data, batch_size=8, sampler=SubsetRandomSampler(list(range(10, 40))))
+
+    data = _ready(Sliced(("train",), loader), IID(num_clients=3))
+    assert sorted(value for values in _all(data).values() for value in values) == list(range(10, 40))
+    assert data.shuffle
+
+
+def test_graph_loaders_are_plain():
+    graphs = [Data(x=torch.ones(n % 3 + 1, 2), y=torch.tensor([float(n)])) for n in range(30)]
+
+    class Graphs(LightningDataModule):
+        def train_dataloader(self):
+            return GraphLoader(graphs, batch_size=6, shuffle=True)
+
+    data = _ready(Graphs(), Dirichlet(num_clients=2, alpha=5.0, num_bins=3))
+    assert data.batch_size == 6
+    part = data.client_data(0, "train")
+    assert type(part) is Subset
+    assert part.dataset is graphs
+    assert type(_ready(graphs, IID(num_clients=2)).client_data(1, "val")) is Subset
+
+
+def double(samples):
+    return torch.stack([sample[0] for sample in samples]) * 2
+
+
+def test_a_custom_collation_is_kept_in_one_loader_per_client():
+    def loader(data, split):
+        return DataLoader(data, batch_size=8, shuffle=split == "train", drop_last=True, collate_fn=double)
+
+    data = _ready(Sliced(("train", "val"), loader), IID(num_clients=4))
+    train, val = data.client_data(0, "train"), data.client_data(0, "val")
+    assert isinstance(train, DataLoader)
+    assert data.client_data(0, "train") is train
+    assert [len(batch) for batch in train] == [8, 8]  # 22 samples, the rest dropped
+    assert [len(batch) for batch in val] == [8, 8, 8, 1]  # evaluation drops nothing
+    assert sorted(torch.cat(list(val)).tolist()) == sorted(2 * value for value in _values(val))
+    # A split cut from the training data is collated like them.
+    assert sorted(torch.cat(list(data.client_data(0, "test"))).tolist()) == sorted(
+        2 * value for value in _values(data.client_data(0, "test"))
+    )
+    # The only batch is never dropped.
+    few = _ready(Sliced(("train",), loader, size=12), IID(num_clients=4))
+    assert [len(batch) for batch in few.client_data(0, "train")] == [1]
+
+
+def test_workers_are_kept():
+    def loader(data, split):
+        return DataLoader(data, batch_size=8, num_workers=2, prefetch_factor=3, persistent_workers=True)
+
+    kept = _ready(Sliced(("train",), loader), IID(num_clients=4)).client_data(0, "train")
+    assert (kept.num_workers, kept.prefetch_factor, kept.persistent_workers) == (2, 3, True)
+    assert isinstance(kept.sampler, SequentialSampler)
+
+
+class Assays(TensorDataset):
+    source = "measured"
+
+    def __init__(self, assays):
+        super().__init__(torch.arange(len(assays)))
+        self.assays = assays
+
+    def column(self, name):
+        return self.assays
+
+
+def test_groups_are_named_clients_known_after_setup():
+    data = Partitioned(Assays(list("bbbbaaacca")), GroupBy(column="assay"), split_seed=0)
+    with pytest.raises(DataError, match=r"call setup\(\) first"):
+        _ = data.num_clients
+    data.setup("fit")
+    assert data.client_names() == ["a", "b", "c"]
+    assert data.describe() == {
+        "source": "measured",
+        "num_clients": 3,
+        "partitioner": {"name": "GroupBy", "num_clients": None, "ratios": None, "column": "assay"},
+        "split_seed": 0,
+        "num_samples": {"train": [2, 2, 2], "val": [1, 1, 0], "test": [1, 1, 0]},
+    }
+
+
+def test_batch_hooks_of_the_data_module_are_taken_over():
+    class Hooked(Sliced):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return "changed"
+
+    assert Partitioned(Hooked(), IID(num_clients=2)).on_after_batch_transfer("batch", 0) == "changed"
+    assert Partitioned(Sliced(), IID(num_clients=2)).on_after_batch_transfer("batch", 0) == "batch"
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+class OwnIteration(DataLoader):
+    def __iter__(self):
+        return iter([])
+
+
+def _refused(loader, **kwargs):
+    return _ready(Sliced(("train", "val"), loader), IID(num_clients=2), **kwargs)
+
+
+def _weighted(data):
+    return WeightedRandomSampler([1.0] * len(data), len(data))
+
+
+def test_refuses_loaders_that_cannot_be_divided():
+    with pytest.raises(ConfigurationError, match="train loader reads a Stream.*Silos"):
+        _refused(lambda data, split: DataLoader(Stream()))
+    with pytest.raises(ConfigurationError, match="train loader is a OwnIteration with its own __iter__"):
+        _refused(lambda data, split: OwnIteration(data))
+    with pytest.raises(ConfigurationError, match=r"val_dataloader\(\) returned a list of 2"):
+        _refused(lambda data, split: DataLoader(data) if split == "train" else [DataLoader(data), DataLoader(data)])
+    with pytest.raises(ConfigurationError, match=r"train_dataloader\(\) returned a TensorDataset"):
+        _refused(lambda data, split: data)
+    with pytest.raises(ConfigurationError, match="no train_dataloader"):
+        _ready(Sliced(()), IID(num_clients=2))
+    with pytest.raises(DataError, match="train loader has no samples"):
+        _refused(lambda data, split: DataLoader(Subset(data, [])))
+    one = _refused(lambda data, split: [DataLoader(data)])
+    assert one.num_samples("val") == [50, 50]
+
+
+def test_own_samplers_are_replaced_on_demand_only():
+    def weighted(data, split):
+        return DataLoader(data, sampler=_weighted(data) if split == "train" else None)
+
+    with pytest.raises(ConfigurationError, match="train loader has a WeightedRandomSampler.*give shuffle"):
+        _refused(weighted)
+    assert _refused(weighted, shuffle=True).shuffle
+    with pytest.raises(ConfigurationError, match="val loader has a WeightedRandomSampler.*use a Subset"):
+        _refused(lambda data, split: DataLoader(data, sampler=_weighted(data) if split == "val" else None))
+
+    def batched(data, split):
+        sampler = BatchSampler(SequentialSampler(data), 4, False)
+        return DataLoader(data, batch_sampler=sampler) if split == "train" else DataLoader(data, batch_size=None)
+
+    with pytest.raises(ConfigurationError, match="train loader has a BatchSampler of its own.*give batch_size"):
+        _refused(batched)
+    with pytest.raises(ConfigurationError, match="val loader has a .*give eval_batch_size"):
+        _refused(batched, batch_size=4)
+    assert _refused(batched, batch_size=4, eval_batch_size=6).eval_batch_size == 6
+
+
+def test_refuses_data_and_arguments():
+    with pytest.raises(ConfigurationError, match="Stream without a length.*Silos"):
+        Partitioned(Stream(), IID(num_clients=2))
+    with pytest.raises(ConfigurationError, match="Partitioned, which has clients already"):
+        Partitioned(Partitioned(DATA, IID(num_clients=2)), IID(num_clients=2))
+    with pytest.raises(ConfigurationError, match="shares of train, val and test"):
+        Partitioned(DATA, IID(num_clients=2), split=(0.8, 0.1, 0.2))
+    with pytest.raises(ConfigurationError, match="batch_size=0"):
+        Partitioned(DATA, IID(num_clients=2), batch_size=0)
+    with pytest.raises(DataError, match=r"not partitioned yet: call setup\(\)"):
+        Partitioned(DATA, IID(num_clients=2)).client_data(0, "train")
+    with pytest.raises(DataError, match="train data: 101 clients share 100 samples"):
+        _ready(DATA, IID(num_clients=101))
+    assert Partitioned(DATA, IID(num_clients=2)).client_sizes() is None
+
+
+class GroupedSplits(LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(Assays(["a", "a"]))
+
+    def test_dataloader(self):
+        return DataLoader(Assays(["a", "late"]))
+
+
+def test_refuses_a_client_without_training_samples():
+    with pytest.raises(DataError, match="client late has no training samples"):
+        _ready(GroupedSplits(), GroupBy(column="assay"))
+
+
+def test_recipe():
+    """The constructor works from YAML, with short and long class names."""
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(FederatedDataModule, "data")
+    recipe = {
+        "data": {
+            "class_path": "lightning_fl.data.partitioned.Partitioned",
+            "init_args": {
+                "data": {"class_path": f"{OnlyTraining.__module__}.OnlyTraining"},
+                "partitioner": {
+                    "class_path": "lightning_fl.data.partitioners.Dirichlet",
+                    "init_args": {"num_clients": 3, "alpha": 2},
+                },
+                "split": [0.6, 0.2, 0.2],
+                "batch_size": 4,
+            },
+        }
+    }
+    data = parser.instantiate_classes(parser.parse_string(yaml.safe_dump(recipe))).data
+    data.setup("fit")
+    assert isinstance(data, Partitioned)
+    assert isinstance(data.partitioner, Dirichlet)
+    assert sum(data.num_samples("train")) + sum(data.num_samples("val")) + sum(data.num_samples("test")) == 100
+    assert data.batch_size == 4

@@ -1,0 +1,178 @@
+import pytest
+import torch
+from torch.utils.data import Subset, TensorDataset
+
+from lightning_fl.data import partition
+from lightning_fl.data.partitioners import IID, Dirichlet, GroupBy, Partitioner, Pathological, Quantity, Scaffold
+from lightning_fl.errors import ConfigurationError, DataError
+
+
+class _Molecules(TensorDataset):
+    def __init__(self, smiles, assays):
+        super().__init__(torch.arange(len(smiles)))
+        self.smiles = smiles
+        self.assays = assays
+
+    def column(self, name):
+        return {"assay": self.assays}[name]
+
+
+RINGS = ["C1CC1", "C1CCC1", "C1CCCC1", "c1ccccc1"]
+MOLECULES = _Molecules([tail + ring for tail in ("C", "CC", "CCC") for ring in RINGS], ["b", "a", "c"] * 4)
+LABELLED = TensorDataset(torch.rand(100, 2), torch.arange(5).repeat(20))
+REAL = TensorDataset(torch.rand(100, 2), torch.rand(100, 1, generator=torch.Generator().manual_seed(0)))
+
+
+def _lists(parts):
+    return [part.tolist() for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "dataset", "expected"),
+    [
+        (IID(num_clients=3), LABELLED, lambda: partition.iid(100, 3, 5)),
+        (Quantity(ratios=[7, 2, 1]), LABELLED, lambda: partition.quantity(100, [7, 2, 1], 5)),
+        (
+            Dirichlet(num_clients=3, alpha=0.5),
+            LABELLED,
+            lambda: partition.dirichlet(LABELLED.tensors[1], 3, 0.5, 5),
+        ),
+        (
+            Dirichlet(num_clients=3, alpha=0.5, num_bins=4),
+            REAL,
+            lambda: partition.dirichlet(partition.bin_targets(REAL.tensors[1][:, 0], 4), 3, 0.5, 5),
+        ),
+        (
+            Pathological(num_clients=4, classes_per_client=2),
+            LABELLED,
+            lambda: partition.pathological(LABELLED.tensors[1], 4, 2, 5),
+        ),
+        (GroupBy(column="assay"), MOLECULES, lambda: partition.by_group(MOLECULES.assays, None, 5)),
+        (GroupBy(column="assay", num_clients=2), MOLECULES, lambda: partition.by_group(MOLECULES.assays, 2, 5)),
+        (
+            Scaffold(num_clients=2, ratios=[3, 1]),
+            MOLECULES,
+            lambda: partition.scaffold(MOLECULES.smiles, 2, 5, [3, 1]),
+        ),
+    ],
+)
+def test_classes_are_the_functions(partitioner, dataset, expected):
+    parts = partitioner(dataset, seed=5)
+    assert _lists(parts) == _lists(expected())
+    assert partitioner.num_clients in (None, len(parts))
+
+
+def test_group_names_are_known_after_a_call():
+    by_assay = GroupBy(column="assay")
+    assert by_assay.names is None
+    by_assay(MOLECULES, 0)
+    assert by_assay.names == ["a", "b", "c"]
+    assert by_assay.describe() == {"name": "GroupBy", "num_clients": None, "ratios": None, "column": "assay"}
+    assert Quantity(ratios=[7, 2, 1]).describe() == {"name": "Quantity", "num_clients": 3, "ratios": [7, 2, 1]}
+
+
+def test_keys_are_read_through_subsets():
+    picked = Subset(Subset(MOLECULES, [11, 10, 9, 3]), [3, 0, 1])  # assays b, c, a
+    assert _lists(GroupBy(column="assay")(picked, 0)) == [[2], [0], [1]]
+    # Ring 3 twice, ring 2 once.
+    assert sorted(_lists(Scaffold(num_clients=2)(picked, 0))) == [[0, 1], [2]]
+
+
+def test_splits_share_the_class_shares_and_bins():
+    """Two data sets with the same label counts get the same counts per client, and so do real targets in bins."""
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(1))
+    for partitioner in (Dirichlet(num_clients=3, alpha=0.3), Pathological(num_clients=3, classes_per_client=4)):
+        for data in (LABELLED, REAL):
+            targets = data.tensors[1][order]
+            parts = partitioner.partition_splits({"train": data, "test": TensorDataset(targets)}, 7)
+            labels = {"train": data.tensors[1].flatten(), "test": targets.flatten()}
+            if data is REAL:
+                bins = partition.bin_targets(torch.cat(list(labels.values())), 10)
+                labels = {"train": bins[:100], "test": bins[100:]}
+            for one, other in zip(parts["train"], parts["test"], strict=True):
+                counts = [labels[split][part].bincount(minlength=10) for split, part in (("train", one), ("test", other))]
+                assert torch.equal(*counts)
+
+
+def test_a_class_only_the_test_data_have_is_shared_out_too():
+    train, test = TensorDataset(torch.tensor([0, 1] * 10)), TensorDataset(torch.tensor([0, 1, 2] * 4))
+    for partitioner in (Dirichlet(num_clients=2, alpha=1.0), Pathological(num_clients=2, classes_per_client=1)):
+        parts = partitioner.partition_splits({"train": train, "test": test}, 0)
+        assert sorted(torch.cat(parts["test"]).tolist()) == list(range(12))
+
+
+def test_a_group_has_one_client_in_all_splits():
+    other = _Molecules(["CCCC" + ring for ring in RINGS[::-1]], ["a", "c", "b", "d"])
+    scaffolds = {data: partition.murcko_scaffolds(data.smiles) for data in (MOLECULES, other)}
+    parts = Scaffold(num_clients=2).partition_splits({"train": MOLECULES, "test": other}, 3)
+    for one, two in zip(parts["train"], parts["test"], strict=True):
+        assert {scaffolds[MOLECULES][i] for i in one.tolist()} == {scaffolds[other][i] for i in two.tolist()}
+    by_assay = GroupBy(column="assay")
+    parts = by_assay.partition_splits({"train": MOLECULES, "test": other}, 3)
+    assert by_assay.names == ["a", "b", "c", "d"]
+    assert _lists(parts["test"]) == [[0], [2], [1], [3]]
+    assert len(parts["train"][3]) == 0
+
+
+def test_several_targets_need_a_choice():
+    data = TensorDataset(torch.stack([torch.arange(40) % 2, torch.arange(40) % 4], dim=1))
+    parts = Dirichlet(num_clients=2, alpha=1.0, target=1)(data, 0)
+    assert _lists(parts) == _lists(partition.dirichlet(torch.arange(40) % 4, 2, 1.0, 0))
+    with pytest.raises(DataError, match=r"shape \[40, 2\].*target=0..1"):
+        Dirichlet(num_clients=2, alpha=1.0)(data, 0)
+    with pytest.raises(DataError, match="target=2: the targets have the columns 0..1"):
+        Dirichlet(num_clients=2, alpha=1.0, target=2)(data, 0)
+
+
+def test_an_own_partitioner_needs_its_call_only():
+    class Halves(Partitioner):
+        num_clients = 2
+
+        def __call__(self, dataset, seed):
+            return list(torch.arange(len(dataset)).chunk(2))
+
+    parts = Halves().partition_splits({"train": LABELLED, "val": REAL}, 0)
+    assert [len(part) for part in parts["val"]] == [50, 50]
+
+
+def test_an_error_names_the_split():
+    with pytest.raises(DataError, match="val data: 60 clients share 50 samples"):
+        IID(num_clients=60).partition_splits({"train": LABELLED, "val": Subset(REAL, range(50))}, 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: IID(num_clients=0), "num_clients=0"),
+        (lambda: Quantity(ratios=[1, -1]), "positive number per client"),
+        (lambda: Dirichlet(num_clients=2, alpha=0), "alpha=0"),
+        (lambda: Dirichlet(num_clients=2, alpha=1, num_bins=0), "num_bins=0"),
+        (lambda: Dirichlet(num_clients=2, alpha=1, min_samples=0), "min_samples=0"),
+        (lambda: Dirichlet(num_clients=0, alpha=1), "num_clients=0"),
+        (lambda: Pathological(num_clients=2, classes_per_client=0), "classes_per_client=0"),
+        (lambda: GroupBy(column="assay", num_clients=0), "num_clients=0"),
+        (lambda: GroupBy(column="assay", ratios=[1, 2]), "the number of clients"),
+        (lambda: Scaffold(num_clients=2, ratios=[1, 2, 3]), "one ratio per client"),
+        (lambda: Scaffold(num_clients=2, ratios=[1, 0]), "positive number per client"),
+    ],
+)
+def test_arguments_are_checked_at_once(make, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+def test_refuses_data_without_keys():
+    with pytest.raises(DataError, match="TensorDataset has no attribute smiles"):
+        Scaffold(num_clients=2)(LABELLED, 0)
+    with pytest.raises(DataError, match=r"TensorDataset has no method column\(name\) that returns the 'assay'"):
+        GroupBy(column="assay")(LABELLED, 0)
+    with pytest.raises(DataError, match="12 samples but 11 keys"):
+        Scaffold(num_clients=2)(_broken(), 0)
+    with pytest.raises(DataError, match="5 clients but only 4 scaffolds"):
+        Scaffold(num_clients=5)(MOLECULES, 0)
+
+
+def _broken():
+    molecules = _Molecules(list(MOLECULES.smiles), MOLECULES.assays)
+    molecules.smiles = molecules.smiles[1:]
+    return molecules

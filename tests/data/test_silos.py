@@ -1,0 +1,231 @@
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from jsonargparse import ArgumentParser
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+    random_split,
+)
+
+from lightning_fl.data.module import FederatedDataModule
+from lightning_fl.data.partitioned import Partitioned
+from lightning_fl.data.partitioners import IID
+from lightning_fl.data.silos import Silos
+from lightning_fl.errors import ConfigurationError, DataError
+
+DATA = TensorDataset(torch.arange(20.0))
+
+
+class Recorder(LightningDataModule):
+    """Writes down every call."""
+
+    def __init__(self, size: int = 20):
+        super().__init__()
+        self.size = size
+        self.calls: list[str] = []
+
+    def prepare_data(self):
+        self.calls.append("prepare_data")
+
+    def setup(self, stage):
+        self.calls.append(f"setup {stage}")
+        self.dataset = TensorDataset(torch.arange(float(self.size)))
+
+    def teardown(self, stage):
+        self.calls.append(f"teardown {stage}")
+
+    def train_dataloader(self):
+        self.calls.append("train_dataloader")
+        return DataLoader(self.dataset, batch_size=4, shuffle=True)
+
+    def test_dataloader(self):
+        self.calls.append("test_dataloader")
+        return DataLoader(self.dataset, batch_size=7)
+
+
+class FileSilo(LightningDataModule):
+    """Reads a file of its own."""
+
+    def __init__(self, path: str):
+        super().__init__()
+        self.path = path
+
+    def setup(self, stage):
+        numbers = [float(line) for line in Path(self.path).read_text().split()]
+        self.dataset = TensorDataset(torch.tensor(numbers))
+
+    def train_dataloader(self):
+        return DataLoader(self.dataset, batch_size=2)
+
+
+def test_nothing_is_opened_until_its_client_is_asked_for():
+    modules = [Recorder() for _ in range(3)]
+    silos = Silos(modules, names=["north", "east", "west"])
+    silos.prepare_data()
+    silos.setup("fit")
+    assert silos.pinned
+    assert silos.num_clients == 3
+    assert silos.client_sizes() is None
+    assert silos.client_names() == ["north", "east", "west"]
+    assert silos.describe() == {"source": "user", "num_clients": 3, "clients": ["north", "east", "west"]}
+    assert [module.calls for module in modules] == [[], [], []]
+
+    silos.client_data(1, "train")
+    assert [module.calls for module in modules] == [[], ["prepare_data", "setup fit", "train_dataloader"], []]
+
+
+def test_each_stage_is_opened_once_and_loaders_are_kept():
+    module = Recorder()
+    silos = Silos([module])
+    loader = silos.client_data(0, "train")
+    assert silos.client_data(0, "train") is loader
+    assert silos.client_data(0, "val") is None
+    test = silos.client_data(0, "test")
+    assert silos.client_data(0, "test") is test
+    assert silos.open(0) is module
+    assert module.calls == ["prepare_data", "setup fit", "train_dataloader", "setup test", "test_dataloader"]
+    assert (loader.batch_size, test.batch_size) == (4, 7)
+    silos.teardown("fit")
+    assert module.calls[-1] == "teardown fit"
+
+
+def test_testing_alone_opens_no_training_stage():
+    modules = [Recorder(), Recorder()]
+    silos = Silos(modules)
+    silos.client_data(0, "test")
+    assert modules[0].calls == ["prepare_data", "setup test", "test_dataloader"]
+    silos.teardown()
+    assert modules[1].calls == []
+
+
+def test_files_of_other_silos_are_never_touched(tmp_path):
+    files = [tmp_path / f"{name}.txt" for name in ("mine", "theirs", "gone")]
+    files[0].write_text("1 2 3")
+    files[1].write_text("4 5 6")
+    files[1].chmod(0)
+    silos = Silos([FileSilo(path=str(file)) for file in files])  # the third file does not exist
+    silos.prepare_data()
+    silos.setup("fit")
+    access = os.stat(files[1]).st_atime_ns
+    assert torch.cat([batch[0] for batch in silos.client_data(0, "train")]).tolist() == [1, 2, 3]
+    silos.describe()
+    silos.client_names()
+    assert os.stat(files[1]).st_atime_ns == access
+    with pytest.raises(FileNotFoundError):
+        silos.client_data(2, "train")
+
+
+class RandomSilo(LightningDataModule):
+    def setup(self, stage):
+        self.parts = random_split(DATA, [10, 10])
+
+    def train_dataloader(self):
+        return DataLoader(self.parts[0])
+
+    def test_dataloader(self):
+        return DataLoader(self.parts[1])
+
+
+def test_random_splits_are_the_same_in_every_stage_and_process():
+    state = torch.get_rng_state()
+    silos = Silos([RandomSilo(), RandomSilo()])
+    held = [[sorted(silos.client_data(i, split).dataset.indices) for split in ("train", "test")] for i in range(2)]
+    assert torch.equal(torch.get_rng_state(), state)
+    for train, test in held:
+        assert sorted(train + test) == list(range(20))
+    assert held[0] != held[1]
+    torch.rand(5)
+    again = Silos([RandomSilo(), RandomSilo()])
+    assert sorted(again.client_data(1, "train").dataset.indices) == held[1][0]
+
+
+def test_given_settings_replace_the_loaders_own():
+    silos = Silos([Recorder()], batch_size=5)
+    assert silos.client_data(0, "train").batch_size == 5
+    assert isinstance(silos.client_data(0, "train").sampler, RandomSampler)
+    assert silos.client_data(0, "test").batch_size == 5
+    silos = Silos([Recorder(size=22)], eval_batch_size=3, shuffle=False, drop_last=True)
+    train = silos.client_data(0, "train")
+    assert [batch[0].tolist() for batch in train][:2] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [len(batch[0]) for batch in train] == [4] * 5
+    test = silos.client_data(0, "test")
+    assert isinstance(test.sampler, SequentialSampler)
+    assert sum(len(batch[0]) for batch in test) == 22
+
+
+class Loader(LightningDataModule):
+    """A data module around one ready loader."""
+
+    def __init__(self, loader):
+        super().__init__()
+        self.loader = loader
+
+    def train_dataloader(self):
+        return self.loader
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+def test_any_single_loader_is_taken_as_it_is():
+    for loader in (DataLoader(Stream()), DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 20, 5))):
+        assert Silos([Loader(loader)]).client_data(0, "train") is loader
+    assert Silos([Loader(None)]).client_data(0, "train") is None
+    with pytest.raises(ConfigurationError, match=r"train_dataloader\(\) returned a dict of 1: a client has one"):
+        Silos([Loader({"a": DataLoader(DATA)})]).client_data(0, "train")
+
+
+def test_refuses_to_change_what_cannot_be_changed():
+    with pytest.raises(ConfigurationError, match="west: the train loader reads a Stream.*leave out batch_size"):
+        Silos([Loader(DataLoader(Stream()))], names=["west"], batch_size=2).client_data(0, "train")
+    weighted = DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 20, 5))
+    with pytest.raises(ConfigurationError, match="client_0: the train loader has a WeightedRandomSampler"):
+        Silos([Loader(weighted)], batch_size=2).client_data(0, "train")
+    with pytest.raises(DataError, match="client_0: the train loader has no samples"):
+        Silos([Loader(DataLoader(Subset(DATA, [])))], batch_size=2).client_data(0, "train")
+
+
+def test_refuses_wrong_lists():
+    with pytest.raises(ConfigurationError, match="one data module per client"):
+        Silos([])
+    module = Recorder()
+    with pytest.raises(ConfigurationError, match="one object twice"):
+        Silos([module, Recorder(), module])
+    with pytest.raises(ConfigurationError, match="names=.* for 2 data modules"):
+        Silos([Recorder(), Recorder()], names=["one"])
+    with pytest.raises(ConfigurationError, match="all different"):
+        Silos([Recorder(), Recorder()], names=["one", "one"])
+    with pytest.raises(ConfigurationError, match="Partitioned has clients of its own"):
+        Silos([Partitioned(DATA, IID(num_clients=2))])
+    with pytest.raises(ConfigurationError, match="batch_size=0"):
+        Silos([Recorder()], batch_size=0)
+
+
+def test_refuses_batch_hooks_it_would_not_call():
+    class Hooked(Recorder):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return batch
+
+    with pytest.raises(ConfigurationError, match="Hooked overrides on_after_batch_transfer"):
+        Silos([Hooked()])
+
+
+def test_recipe():
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(FederatedDataModule, "data")
+    one = {"class_path": f"{Recorder.__module__}.Recorder", "init_args": {"size": 3}}
+    recipe = {"data": {"class_path": "lightning_fl.data.silos.Silos", "init_args": {"datamodules": [one, one]}}}
+    silos = parser.instantiate_classes(parser.parse_string(yaml.safe_dump(recipe))).data
+    assert silos.num_samples("train") == [3, 3]

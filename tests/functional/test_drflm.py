@@ -1,0 +1,272 @@
+import itertools
+
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional import (
+    draw_cohort,
+    draw_subset,
+    loss_estimate,
+    mix,
+    project_simplex,
+    sample_gamma,
+    sampling_weights_update,
+)
+from lightning_fl.seeding import generator
+
+vectors = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12).map(lambda x: torch.tensor(x, dtype=torch.float64))
+
+
+def _brute_force_projection(values: np.ndarray, floor: float) -> np.ndarray:
+    """argmin ‖λ − values‖² over the simplex, by a general solver."""
+    result = scipy.optimize.minimize(
+        lambda x: ((x - values) ** 2).sum(),
+        np.full(len(values), 1 / len(values)),
+        jac=lambda x: 2 * (x - values),
+        bounds=[(floor, 1.0)] * len(values),
+        constraints={"type": "eq", "fun": lambda x: x.sum() - 1, "jac": lambda x: np.ones_like(x)},
+        method="SLSQP",
+        options={"ftol": 1e-12, "maxiter": 500},
+    )
+    assert result.success
+    return result.x
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.05])
+@pytest.mark.parametrize("scale", [0.1, 3.0])
+def test_projection_is_the_solution_of_the_quadratic_program(floor, scale):
+    rng = np.random.default_rng(3)
+    for size in (1, 2, 3, 5, 10):
+        values = rng.normal(size=size) * scale
+        projected = project_simplex(torch.from_numpy(values), floor)
+        np.testing.assert_allclose(projected.numpy(), _brute_force_projection(values, floor), atol=1e-6)
+
+
+@given(vectors)
+@settings(max_examples=100, deadline=None)
+def test_projection_meets_the_optimality_conditions(values):
+    """λ = max(values − θ, 0) with one θ for all: entries above 0 are shifted alike, the others by less."""
+    before = values.clone()
+    projected = project_simplex(values)
+    assert torch.equal(values, before)
+    assert projected.min() >= 0
+    assert abs(float(projected.sum()) - 1) < 1e-9
+    shift = values - projected
+    tolerance = 1e-9 * max(1.0, float(values.abs().max()))
+    theta = shift[projected > 0].max()
+    assert (shift[projected > 0] - theta).abs().max() <= tolerance
+    assert (shift <= theta + tolerance).all()
+    # The order is preserved.
+    assert (projected[values.argsort()].diff() >= 0).all()
+
+
+@given(vectors, st.floats(-1e3, 1e3))
+@settings(max_examples=50, deadline=None)
+def test_projection_does_not_see_a_common_shift(values, shift):
+    torch.testing.assert_close(project_simplex(values + shift), project_simplex(values), atol=1e-8, rtol=0)
+
+
+@given(st.lists(st.floats(0.001, 1), min_size=1, max_size=10))
+@settings(max_examples=50, deadline=None)
+def test_a_point_of_the_simplex_is_its_own_projection(shares):
+    point = torch.tensor(shares, dtype=torch.float64)
+    point = point / point.sum()
+    torch.testing.assert_close(project_simplex(point), point, atol=1e-12, rtol=0)
+
+
+def test_projection_keeps_the_type_and_survives_extremes():
+    assert project_simplex(torch.tensor([0.2, 5.0])).dtype == torch.float32
+    assert project_simplex(torch.tensor([0.2, 5.0], dtype=torch.bfloat16)).dtype == torch.bfloat16
+    far = torch.tensor([1e300, -1e300, 0.0], dtype=torch.float64)
+    assert project_simplex(far).tolist() == [1.0, 0.0, 0.0]
+    assert project_simplex(torch.tensor([-7.0])).tolist() == [1.0]
+    torch.testing.assert_close(project_simplex(torch.tensor([9.0, 0.0, 0.0]), 1 / 3), torch.full((3,), 1 / 3))
+
+
+@pytest.mark.parametrize(
+    ("values", "floor", "message"),
+    [
+        (torch.tensor([1, 2]), 0.0, "floating vector"),
+        (torch.ones(2, 2), 0.0, "floating vector"),
+        (torch.ones(0), 0.0, "floating vector"),
+        (torch.tensor([1.0, float("nan")]), 0.0, "must be finite"),
+        (torch.tensor([1.0, float("inf")]), 0.0, "must be finite"),
+        (torch.ones(4), 0.3, "floor=0.3 for 4 entries.*0 to 0.25"),
+        (torch.ones(4), -0.1, "floor=-0.1"),
+    ],
+)
+def test_projection_refuses(values, floor, message):
+    with pytest.raises(ConfigurationError, match=message):
+        project_simplex(values, floor)
+
+
+def test_equal_losses_keep_the_weights_and_no_step_keeps_them_too():
+    weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    torch.testing.assert_close(sampling_weights_update(weights, torch.full((3,), 4.2).double(), 0.1, 5), weights)
+    torch.testing.assert_close(sampling_weights_update(weights, torch.tensor([9.0, 1.0, 0.0]).double(), 0, 5), weights)
+
+
+def test_update_by_hand():
+    """λ + η τ v = (1/2 + 0.1·2·1, 1/2 + 0.1·2·0) = (0.7, 0.5); the projection takes 0.1 off each."""
+    updated = sampling_weights_update(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]), 0.1, 2)
+    torch.testing.assert_close(updated, torch.tensor([0.6, 0.4]))
+    # A step too long for the simplex ends at its corner, or at the floor.
+    assert sampling_weights_update(torch.tensor([0.5, 0.5]), torch.tensor([9.0, 0.0]), 1.0, 5).tolist() == [1.0, 0.0]
+    floored = sampling_weights_update(torch.tensor([0.5, 0.5]), torch.tensor([9.0, 0.0]), 1.0, 5, floor=0.1)
+    torch.testing.assert_close(floored, torch.tensor([0.9, 0.1]))
+
+
+def test_update_refuses():
+    weights = torch.tensor([0.5, 0.5])
+    with pytest.raises(ConfigurationError, match=r"weights \[2\] and losses \[3\]"):
+        sampling_weights_update(weights, torch.ones(3), 0.1, 1)
+    with pytest.raises(ConfigurationError, match="step_size=-0.1"):
+        sampling_weights_update(weights, torch.ones(2), -0.1, 1)
+    with pytest.raises(ConfigurationError, match="at least one local step"):
+        sampling_weights_update(weights, torch.ones(2), 0.1, 0)
+    with pytest.raises(ConfigurationError, match="must be finite"):
+        sampling_weights_update(weights, torch.tensor([1.0, float("nan")]), 0.1, 1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_loss_estimate_is_unbiased_over_all_subsets(size):
+    losses = torch.tensor([0.5, 2.0, -1.0, 3.0], dtype=torch.float64)
+    subsets = list(itertools.combinations(range(4), size))
+    estimates = [loss_estimate(losses[list(subset)], subset, 4) for subset in subsets]
+    torch.testing.assert_close(torch.stack(estimates).mean(0), losses)
+
+
+def test_loss_estimate_follows_the_order_of_the_clients():
+    torch.testing.assert_close(
+        loss_estimate(torch.tensor([1.0, 2.0]), [3, 0], 4), torch.tensor([4.0, 0.0, 0.0, 2.0])
+    )
+
+
+@pytest.mark.parametrize(
+    ("losses", "clients", "message"),
+    [
+        (torch.ones(2), [0], "one loss per client"),
+        (torch.ones(0), [], "one loss per client"),
+        (torch.ones(2), [1, 1], "distinct"),
+        (torch.ones(2), [0, 3], "between 0 and 2"),
+    ],
+)
+def test_loss_estimate_refuses(losses, clients, message):
+    with pytest.raises(ConfigurationError, match=message):
+        loss_estimate(losses, clients, 3)
+
+
+def test_cohort_is_drawn_with_replacement_by_weight():
+    weights = torch.tensor([0.5, 0.0, 0.3, 0.2])
+    counts = draw_cohort(weights, 40_000, generator(2))
+    assert counts.sum() == 40_000
+    assert counts[1] == 0
+    # Chi-square over the three possible clients: the 0.9999 quantile with 2 degrees of freedom is 18.4.
+    expected = weights[[0, 2, 3]] * 40_000
+    assert ((counts[[0, 2, 3]] - expected) ** 2 / expected).sum() < 18.4
+    assert draw_cohort(torch.tensor([0.0, 1.0]), 7, generator(0)).tolist() == [0, 7]
+    assert torch.equal(draw_cohort(weights, 9, generator(5)), draw_cohort(weights * 3, 9, generator(5)))
+
+
+def test_cohort_refuses():
+    for weights in ([-0.1, 1.1], [0.0, 0.0], [float("nan"), 1.0]):
+        with pytest.raises(ConfigurationError, match="finite numbers >= 0"):
+            draw_cohort(torch.tensor(weights), 2, generator(0))
+    with pytest.raises(ConfigurationError, match="cohort_size=0"):
+        draw_cohort(torch.ones(2), 0, generator(0))
+
+
+def test_subset_is_distinct_and_uniform():
+    draws = torch.Generator().manual_seed(0)
+    subsets = [tuple(draw_subset(4, 2, draws).tolist()) for _ in range(6000)]
+    assert set(subsets) == set(itertools.combinations(range(4), 2))
+    counts = torch.tensor([subsets.count(pair) for pair in itertools.combinations(range(4), 2)])
+    # The 0.9999 quantile with 5 degrees of freedom is 25.7.
+    assert ((counts - 1000.0) ** 2 / 1000).sum() < 25.7
+    assert draw_subset(3, 3, draws).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("size", [0, 4])
+def test_subset_refuses(size):
+    with pytest.raises(ConfigurationError, match="between 1 and 3"):
+        draw_subset(3, size, generator(0))
+
+
+def test_mix_by_hand_and_its_limits():
+    values = torch.tensor([[1.0, 2.0], [3.0, -4.0], [0.0, 8.0]])
+    swap = torch.tensor([1, 0, 2])
+    before = values.clone()
+    assert torch.equal(mix(values, swap, 1.0), values)
+    assert torch.equal(mix(values, swap, 0.0), values[swap])
+    expected = torch.tensor([[1.5, 0.5], [2.5, -2.5], [0.0, 8.0]])  # 3/4 of its own, 1/4 of the partner
+    assert torch.equal(mix(values, swap, 0.75), expected)
+    assert torch.equal(mix(values, swap, torch.tensor(0.75)), expected)
+    rows = torch.stack([mix(values, swap, share)[row] for row, share in enumerate([0.75, 0.25, 1.0])])
+    assert torch.equal(mix(values, swap, torch.tensor([0.75, 0.25, 1.0])), rows)
+    assert torch.equal(values, before)
+
+
+@given(st.integers(1, 6), st.floats(0, 1), st.integers(0, 100))
+@settings(max_examples=30, deadline=None)
+def test_mix_keeps_the_batch_mean_and_one_hot_rows_sum_to_one(batch, gamma, seed):
+    draws = torch.Generator().manual_seed(seed)
+    permutation = torch.randperm(batch, generator=draws)
+    values = torch.rand(batch, 2, 3, generator=draws, dtype=torch.float64)
+    torch.testing.assert_close(mix(values, permutation, gamma).mean(0), values.mean(0))
+    one_hot = torch.eye(batch, dtype=torch.float64)
+    torch.testing.assert_close(mix(one_hot, permutation, gamma).sum(1), torch.ones(batch, dtype=torch.float64))
+
+
+def test_mix_keeps_the_type_the_gradient_and_missing_targets():
+    half = mix(torch.ones(2, dtype=torch.bfloat16), torch.tensor([1, 0]), torch.tensor([0.3, 0.6]))
+    assert half.dtype == torch.bfloat16
+    values = torch.tensor([1.0, 2.0], requires_grad=True)
+    mix(values, torch.tensor([1, 1]), 0.25)[0].backward()
+    assert values.grad.tolist() == [0.25, 0.75]
+    missing = mix(torch.tensor([1.0, float("nan"), 3.0]), torch.tensor([1, 2, 2]), 0.5)
+    assert missing.isnan().tolist() == [True, True, False]
+
+
+def test_mix_refuses():
+    swap = torch.tensor([1, 0])
+    with pytest.raises(ConfigurationError, match="one_hot"):
+        mix(torch.tensor([1, 2]), swap, 0.5)
+    with pytest.raises(ConfigurationError, match="one partner"):
+        mix(torch.ones(3), swap, 0.5)
+    with pytest.raises(ConfigurationError, match="one share per sample"):
+        mix(torch.ones(2), swap, torch.ones(3))
+    with pytest.raises(ConfigurationError, match="between 0 and 1"):
+        mix(torch.ones(2), swap, 1.5)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.4, 1.0, 8.0])
+def test_gamma_follows_the_beta_distribution(alpha):
+    draws = sample_gamma(alpha, generator(11), (4000,))
+    assert draws.dtype == torch.get_default_dtype()
+    assert draws.min() >= 0
+    assert draws.max() <= 1
+    # Dvoretzky-Kiefer-Wolfowitz: the distribution functions differ by more than sqrt(log(2 / p) / 2n) with
+    # probability p. Compared away from 0 and 1, where float32 rounds.
+    grid = np.linspace(0.001, 0.999, 999)
+    empirical = np.searchsorted(np.sort(draws.numpy()), grid, side="right") / 4000
+    assert np.abs(empirical - scipy.stats.beta(alpha, alpha).cdf(grid)).max() < np.sqrt(np.log(2 / 1e-4) / 8000)
+
+
+def test_gamma_limits():
+    assert sample_gamma(0.0, generator(0)).item() == 1.0
+    assert sample_gamma(0, generator(0), (2, 3)).tolist() == [[1.0] * 3] * 2
+    assert sample_gamma(1.0, generator(0)).shape == ()
+    torch.testing.assert_close(sample_gamma(1e8, generator(0), (5,)), torch.full((5,), 0.5), atol=1e-3, rtol=0)
+    assert torch.equal(sample_gamma(0.4, generator(3), (4,)), sample_gamma(0.4, generator(3), (4,)))
+
+
+@pytest.mark.parametrize("alpha", [-0.1, float("inf"), float("nan")])
+def test_gamma_refuses(alpha):
+    with pytest.raises(ConfigurationError, match="alpha=.*at least 0"):
+        sample_gamma(alpha, generator(0))

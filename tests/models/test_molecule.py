@@ -1,0 +1,469 @@
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader
+from torch_geometric.nn import NNConv
+
+from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.models import MoleculeModel
+from lightning_fl.models.encoders import EdgeNetworkConv, build_encoder
+from lightning_fl.models.molecule import masked_mse, target_moments
+
+ATOM, BOND = 5, 3
+ENCODERS = ("gcn", "gat", "mpnn")
+READOUTS = ("mean", "sum", "max", "set2set")
+NAN = float("nan")
+
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+
+
+def molecule(num_atoms, seed=0, num_targets=1):
+    """A chain of atoms closed to a ring where it has three or more; one or no atom has no bond."""
+    generator = torch.Generator().manual_seed(seed)
+    bonds = [(i, i + 1) for i in range(num_atoms - 1)] + ([(0, num_atoms - 1)] if num_atoms > 2 else [])
+    edges = torch.tensor([pair for i, j in bonds for pair in ((i, j), (j, i))], dtype=torch.long).reshape(-1, 2)
+    return Data(
+        x=torch.randn(num_atoms, ATOM, generator=generator),
+        edge_index=edges.t().contiguous(),
+        edge_attr=torch.rand(len(bonds), BOND, generator=generator).repeat_interleave(2, dim=0),
+        y=torch.randn(1, num_targets, generator=generator),
+    )
+
+
+def molecules(count, num_targets=1):
+    return [molecule(1 + seed % 6, seed, num_targets) for seed in range(count)]
+
+
+def collate(graphs):
+    return Batch.from_data_list(graphs)
+
+
+def make_model(seed=0, **arguments):
+    torch.manual_seed(seed)
+    return MoleculeModel(**({"node_dim": ATOM, "edge_dim": BOND, "hidden_dim": 16, "num_layers": 2} | arguments))
+
+
+def make_trainer(**arguments):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "barebones": False}
+    return Trainer(accelerator="cpu", devices=1, enable_model_summary=False, **(quiet | arguments))
+
+
+def silence(model):
+    """Lets a step be called without a trainer."""
+    model.log = lambda *args, **kwargs: None
+    return model
+
+
+# The functions
+
+
+def test_masked_mse_is_the_mean_over_present_entries():
+    prediction = torch.tensor([[1.0, 5.0], [2.0, -1.0]], requires_grad=True)
+    loss = masked_mse(prediction, torch.tensor([[3.0, NAN], [NAN, 0.0]]))
+    loss.backward()
+    assert loss.item() == pytest.approx(((1 - 3) ** 2 + (-1 - 0) ** 2) / 2)
+    # d/dp of (p - y)^2 / 2 entries is (p - y); a missing entry has none.
+    assert prediction.grad.tolist() == [[-2.0, 0.0], [0.0, -1.0]]
+
+
+def test_masked_mse_of_nothing_is_zero_with_a_gradient():
+    prediction = torch.ones(2, 1, requires_grad=True)
+    loss = masked_mse(prediction, torch.full((2, 1), NAN))
+    loss.backward()
+    assert loss.item() == 0
+    assert prediction.grad.tolist() == [[0.0], [0.0]]
+
+
+def test_target_moments():
+    count, mean, deviations = target_moments(torch.tensor([[1.0, NAN], [3.0, NAN], [8.0, NAN]]))
+    assert count.tolist() == [3, 0]
+    assert mean.tolist() == [4, 0]
+    assert deviations.tolist() == [9 + 1 + 16, 0]
+
+
+# The encoders
+
+
+def test_edge_network_conv_is_nnconv_with_one_hidden_layer():
+    dim, hidden = 6, 4
+    graph = molecule(7)
+    conv = EdgeNetworkConv(dim=dim, edge_dim=BOND, num_hidden=hidden)
+    last = nn.Linear(hidden, dim * dim)
+    reference = NNConv(dim, dim, nn.Sequential(conv.edge_network, nn.ReLU(), last), root_weight=False)
+    with torch.no_grad():
+        blocks = conv.linear.weight.reshape(dim, hidden + 1, dim)  # (out, r, in); NNConv's are (in * out, r)
+        last.weight.copy_(blocks[:, :hidden].permute(2, 0, 1).reshape(dim * dim, hidden))
+        last.bias.copy_(blocks[:, hidden].t().reshape(-1))
+        reference.bias.copy_(conv.linear.bias)
+    x = torch.randn(7, dim)
+    torch.testing.assert_close(
+        conv(x, graph.edge_index, graph.edge_attr), reference(x, graph.edge_index, graph.edge_attr)
+    )
+
+
+@pytest.mark.parametrize("name", ["gat", "mpnn"])
+def test_bond_features_matter(name):
+    graph = molecule(5)
+    encoder = build_encoder(name, node_dim=ATOM, edge_dim=BOND, hidden_dim=8, num_layers=2, dropout=0.0)
+    changed = graph.edge_attr.clone()
+    changed[:2] += 1
+    before = encoder(graph.x, graph.edge_index, edge_attr=graph.edge_attr)
+    assert not torch.allclose(before, encoder(graph.x, graph.edge_index, edge_attr=changed), atol=1e-4)
+
+
+def test_unknown_encoder():
+    with pytest.raises(ConfigurationError, match="encoder='gin': give 'gcn', 'gat' or 'mpnn'"):
+        build_encoder("gin", node_dim=ATOM, edge_dim=BOND, hidden_dim=8, num_layers=2, dropout=0.0)
+
+
+# The model's symmetries
+
+
+@pytest.mark.parametrize("readout", READOUTS)
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_the_order_of_atoms_and_bonds_does_not_matter(encoder, readout):
+    model = make_model(encoder=encoder, readout=readout).eval()
+    graph = molecule(6, seed=3)
+    atoms, bonds = torch.randperm(6), torch.randperm(graph.edge_index.size(1))
+    renumbered = Data(
+        x=graph.x[atoms],
+        edge_index=atoms.argsort()[graph.edge_index][:, bonds],
+        edge_attr=graph.edge_attr[bonds],
+        y=graph.y,
+    )
+    torch.testing.assert_close(model(collate([graph])), model(collate([renumbered])), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("readout", READOUTS)
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_other_molecules_in_the_batch_do_not_matter(encoder, readout):
+    model = make_model(encoder=encoder, readout=readout, num_targets=2).eval()
+    graphs = molecules(8, num_targets=2)  # among them some of one atom, without a bond
+    together = model(collate(graphs))
+    assert together.shape == (8, 2)
+    alone = torch.cat([model(collate([graph])) for graph in graphs])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_molecules_without_bonds(encoder):
+    model = make_model(encoder=encoder)
+    batch = collate([molecule(1, seed) for seed in range(3)])
+    assert batch.edge_index.shape == (2, 0)
+    model(batch).sum().backward()
+    assert model(batch).isfinite().all()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("readout", READOUTS)
+def test_an_empty_molecule_at_the_end_has_a_row(readout):
+    model = make_model(readout=readout).eval()
+    seen = []
+    model.readout.register_forward_hook(lambda module, args, output: seen.append(output))
+    prediction = model(collate([molecule(4), molecule(0)]))
+    assert prediction.shape == (2, 1)
+    torch.testing.assert_close(prediction[:1], model(collate([molecule(4)])))
+    if readout != "set2set":  # whose row is its LSTM's state, not a sum over no atoms
+        assert seen[0][1].abs().sum() == 0
+
+
+# What a hook on the readout can do
+
+
+@pytest.mark.parametrize("readout", READOUTS)
+def test_a_hook_on_the_readout_replaces_the_graph_embeddings(readout):
+    model = make_model(readout=readout).eval()
+    batch = collate(molecules(5))
+    embeddings = []
+    handle = model.readout.register_forward_hook(lambda module, args, output: embeddings.append(output))
+    model(batch)
+    handle.remove()
+    assert embeddings[0].shape == (5, 32 if readout == "set2set" else 16)
+    mixed = 0.3 * embeddings[0] + 0.7 * embeddings[0].flip(0)
+    model.readout.register_forward_hook(lambda module, args, output: mixed)
+    torch.testing.assert_close(model(batch), model.head(mixed))
+
+
+# Missing targets
+
+
+def test_missing_targets_are_as_if_they_were_not_there():
+    graphs = molecules(6)
+    graphs[1].y[:] = NAN
+    graphs[4].y[:] = NAN
+    gradients, losses = [], []
+    for part in (graphs, [graphs[i] for i in (0, 2, 3, 5)]):
+        model = silence(make_model(encoder="mpnn"))
+        loss = model.training_step(collate(part), 0)
+        loss.backward()
+        losses.append(loss.detach())
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_batch_without_targets_moves_nothing():
+    graphs = molecules(3)
+    for graph in graphs:
+        graph.y[:] = NAN
+    model = silence(make_model())
+    model.training_step(collate(graphs), 0).backward()
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+def test_evaluation_is_over_the_present_entries_of_all_batches():
+    graphs = molecules(10, num_targets=2)
+    graphs[0].y[0, 1] = NAN
+    for graph in graphs[3:6]:  # one batch of three with nothing in it
+        graph.y[:] = NAN
+    model = make_model(num_targets=2)
+    model.set_target_statistics(torch.tensor([1.0, -2.0]), torch.tensor([2.0, 0.5]))
+    trainer = make_trainer()
+    loader = DataLoader(graphs, batch_size=3)
+    val, test = trainer.validate(model, loader, verbose=False)[0], trainer.test(model, loader, verbose=False)[0]
+    everything = collate(graphs)
+    with torch.no_grad():
+        error = (model.eval()(everything) - everything.y)[~everything.y.isnan()]
+        scaled = ((model(everything) - everything.y) / model.target_scale)[~everything.y.isnan()]
+    for split, metrics in (("val", val), ("test", test)):
+        assert metrics[f"{split}/rmse"] == pytest.approx(error.square().mean().sqrt().item(), rel=1e-5)
+        assert metrics[f"{split}/mae"] == pytest.approx(error.abs().mean().item(), rel=1e-5)
+        assert metrics[f"{split}/loss"] == pytest.approx(scaled.square().mean().item(), rel=1e-5)
+
+
+# The scale of the targets
+
+
+def test_the_scale_is_learned_from_the_training_loader():
+    graphs = molecules(9, num_targets=3)
+    graphs[2].y[0, 0] = NAN
+    for graph in graphs:
+        graph.y[0, 2] = 4.0  # the same for all: nothing to scale
+    model = make_model(num_targets=3)
+    make_trainer(max_epochs=1).fit(model, DataLoader(graphs, batch_size=4))
+    targets = torch.cat([graph.y for graph in graphs]).double()
+    first = torch.cat([targets[:2, 0], targets[3:, 0]])
+    expected_mean = torch.stack([first.mean(), targets[:, 1].mean(), torch.tensor(4.0).double()])
+    expected_scale = torch.stack([first.std(correction=0), targets[:, 1].std(correction=0), torch.tensor(1.0).double()])
+    torch.testing.assert_close(model.target_mean, expected_mean.float())
+    torch.testing.assert_close(model.target_scale, expected_scale.float())
+
+
+def test_learning_the_scale_does_not_move_the_random_numbers():
+    orders = []
+    for standardize in (True, False):
+        model = make_model(standardize_targets=standardize)
+        seen = []
+        model.on_train_batch_start = lambda batch, index, seen=seen: seen.append(batch.y.flatten())
+        loader = DataLoader(molecules(12), batch_size=4, shuffle=True)
+        torch.manual_seed(5)
+        make_trainer(max_epochs=1).fit(model, loader)
+        orders.append(torch.cat(seen))
+    assert torch.equal(*orders)
+
+
+def test_without_standardisation_targets_are_taken_as_they_are():
+    model = make_model(standardize_targets=False)
+    make_trainer(max_epochs=1).fit(model, DataLoader(molecules(6)))
+    assert (model.target_mean.item(), model.target_scale.item()) == (0, 1)
+
+
+def test_further_training_keeps_the_scale():
+    model = make_model()
+    make_trainer(max_epochs=1).fit(model, DataLoader(molecules(6)))
+    mean, scale = model.target_mean.clone(), model.target_scale.clone()
+    make_trainer(max_epochs=1).fit(model, DataLoader(molecules(3)))
+    assert torch.equal(model.target_mean, mean)
+    assert torch.equal(model.target_scale, scale)
+
+
+def test_a_trainer_that_knows_the_statistics_is_asked():
+    model = make_model()
+    model._trainer = SimpleNamespace(target_statistics=lambda: (torch.tensor([7.0]), torch.tensor([0.0])))
+    model.on_fit_start()
+    assert (model.target_mean.item(), model.target_scale.item()) == (7, 1)
+
+
+def test_parts_of_the_data_give_the_statistics_of_the_whole():
+    graphs = molecules(9)
+    targets = torch.cat([graph.y for graph in graphs])
+    parts = torch.stack([target_moments(targets[:2]), target_moments(targets[2:])])
+    model = make_model()
+    model.all_gather = lambda moments: parts  # what two processes would gather
+    mean, std = model._loader_statistics(DataLoader(graphs[:2]))
+    torch.testing.assert_close(mean, targets.double().mean(0))
+    torch.testing.assert_close(std, targets.double().std(0, correction=0))
+
+
+def test_no_training_data_to_learn_the_scale_from():
+    with pytest.raises(DataError, match=r"no batch to learn the targets' scale.*standardize_targets=False"):
+        make_trainer(max_epochs=1, limit_train_batches=0).fit(make_model(), DataLoader(molecules(3)))
+
+
+def test_statistics_must_fit_the_targets():
+    with pytest.raises(ConfigurationError, match=r"num_targets=1: .*means of shape \[2\].*set num_targets"):
+        make_model().set_target_statistics(torch.zeros(2), torch.ones(2))
+
+
+@pytest.mark.parametrize("column", [[NAN, NAN], [float("inf"), 1.0]])
+def test_a_target_without_finite_values(column):
+    graphs = molecules(2, num_targets=2)
+    for graph, value in zip(graphs, column, strict=True):
+        graph.y[0, 1] = value
+    with pytest.raises(DataError, match=r"targets \[1\] .*no finite mean.*leave these columns out"):
+        make_trainer(max_epochs=1).fit(make_model(num_targets=2), DataLoader(graphs))
+
+
+# Training
+
+
+def fitted(graphs, encoder="gcn", epochs=1, **arguments):
+    model = make_model(encoder=encoder, **arguments)
+    make_trainer(max_epochs=epochs).fit(model, DataLoader(graphs, batch_size=len(graphs)))
+    return model.eval()
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_twenty_molecules_are_learned_by_heart(encoder):
+    graphs = molecules(20)
+    for graph in graphs:
+        graph.y = 100 + 10 * graph.y
+    model = fitted(graphs, encoder, epochs=150, hidden_dim=32, optimizer="adam")
+    batch = collate(graphs)
+    with torch.no_grad():
+        error = (model(batch) - batch.y).square().mean().sqrt()
+    assert error < 0.1 * batch.y.std()
+
+
+@pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.9), ("adam", 0.0)])
+def test_shift_and_unit_of_the_targets_do_not_matter(optimizer, momentum):
+    graphs, other = molecules(12), molecules(12)
+    for graph in other:
+        graph.y = -20 + 3 * graph.y
+    batch = collate(graphs)
+    arguments = {"epochs": 10, "optimizer": optimizer, "momentum": momentum}
+    with torch.no_grad():
+        one, two = fitted(graphs, **arguments)(batch), fitted(other, **arguments)(batch)
+    torch.testing.assert_close(two, -20 + 3 * one, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_weight_decay_pulls_the_weights_in(optimizer):
+    graphs = molecules(4)
+    for graph in graphs:
+        graph.y[:] = NAN  # no loss: the penalty is all that moves the weights
+    model = silence(make_model(optimizer=optimizer, weight_decay=0.5, learning_rate=0.01))
+    before = model.head[0].weight.detach().clone()
+    optimizer_ = model.configure_optimizers()
+    model.training_step(collate(graphs), 0).backward()
+    optimizer_.step()
+    # SGD: w - lr * decay * w. Adam's first step is lr times the sign of the gradient decay * w.
+    expected = before * (1 - 0.01 * 0.5) if optimizer == "sgd" else before - 0.01 * before.sign()
+    torch.testing.assert_close(model.head[0].weight.detach(), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_dropout_is_active_in_training_only(encoder):
+    model = make_model(encoder=encoder, dropout=0.5)
+    batch = collate(molecules(5))
+    assert not torch.equal(model.train()(batch), model(batch))
+    torch.testing.assert_close(model.eval()(batch), model(batch))
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("readout", ["mean", "set2set"])
+def test_bf16_mixed_is_close_to_full_precision(encoder, readout):
+    graphs = molecules(8)
+    for graph in graphs:
+        graph.y = 1000 + graph.y  # bfloat16 itself cannot tell 1000 from 1001
+    predictions = []
+    for precision in ("32-true", "bf16-mixed"):
+        model = make_model(encoder=encoder, readout=readout)
+        trainer = make_trainer(max_epochs=3, precision=precision)
+        loader = DataLoader(graphs, batch_size=8)
+        trainer.fit(model, loader, loader)
+        predictions.append(trainer.predict(model, loader)[0])
+    assert predictions[1].dtype == torch.float32
+    torch.testing.assert_close(*predictions, atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_checkpoint_round_trip(encoder, tmp_path):
+    graphs = molecules(6, num_targets=2)
+    model = make_model(encoder=encoder, readout="set2set", num_targets=2)
+    trainer = make_trainer(max_epochs=2, enable_checkpointing=True, default_root_dir=tmp_path)
+    trainer.fit(model, DataLoader(graphs, batch_size=3))
+    trainer.save_checkpoint(tmp_path / "model.ckpt")
+    torch.load(tmp_path / "model.ckpt", weights_only=True)
+    loaded = MoleculeModel.load_from_checkpoint(tmp_path / "model.ckpt", weights_only=True)
+    batch = collate(graphs)
+    assert torch.equal(loaded.eval()(batch), model.eval()(batch))
+    assert dict(loaded.hparams) == dict(model.hparams)
+
+
+def test_sizes_left_out_are_those_of_the_featuriser(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightning_fl.data.featurizer", SimpleNamespace(ATOM_DIM=ATOM, BOND_DIM=BOND))
+    model = MoleculeModel(encoder="gat", hidden_dim=16)
+    assert (model.hparams.node_dim, model.hparams.edge_dim) == (ATOM, BOND)
+    assert model(collate(molecules(3))).shape == (3, 1)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"encoder": "gin"}, "encoder='gin': give one of 'gcn', 'gat', 'mpnn'"),
+        ({"readout": "max_pool"}, "readout='max_pool': give one of 'mean', 'sum', 'max', 'set2set'"),
+        ({"optimizer": "lbfgs"}, "optimizer='lbfgs': give one of 'sgd', 'adam'"),
+        ({"node_dim": 0}, "node_dim=0: give a whole number of at least 1"),
+        ({"edge_dim": 0}, "edge_dim=0: give a whole number of at least 1"),
+        ({"hidden_dim": 0}, "hidden_dim=0: give a whole number of at least 1"),
+        ({"num_layers": 0}, "num_layers=0: give a whole number of at least 1"),
+        ({"num_targets": 0}, "num_targets=0: give a whole number of at least 1"),
+        ({"hidden_dim": 18, "encoder": "gat"}, "hidden_dim=18: .* 4 attention heads; give a multiple of 4"),
+        ({"dropout": 1.0}, r"dropout=1.0: give a number from 0 to below 1"),
+        ({"dropout": -0.1}, r"dropout=-0.1: give a number from 0 to below 1"),
+        ({"momentum": 1.5}, r"momentum=1.5: give a number from 0 to below 1"),
+        ({"learning_rate": 0.0}, r"learning_rate=0.0: give a number above 0"),
+        ({"learning_rate": NAN}, r"learning_rate=nan: give a number above 0"),
+        ({"weight_decay": -1.0}, r"weight_decay=-1.0: give a number of at least 0"),
+        ({"momentum": 0.9, "optimizer": "adam"}, r"momentum=0.9: optimizer='adam' has its own"),
+    ],
+)
+def test_arguments_are_checked(arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_model(**arguments)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_atom_features_of_another_width(encoder):
+    with pytest.raises(ConfigurationError, match="node_dim=7: the batch has 5 features per atom; set node_dim=5"):
+        make_model(encoder=encoder, node_dim=7)(collate(molecules(2)))
+
+
+@pytest.mark.parametrize("encoder", ["gat", "mpnn"])
+def test_bond_features_of_another_width(encoder):
+    with pytest.raises(ConfigurationError, match="edge_dim=8: the batch has 3 features per bond; set edge_dim=3"):
+        make_model(encoder=encoder, edge_dim=8)(collate(molecules(2)))
+
+
+@pytest.mark.parametrize(("edge_attr", "found"), [(None, "none"), (torch.zeros(6), r"some of shape \[6\]")])
+def test_no_bond_features(edge_attr, found):
+    graph = molecule(3)
+    graph.edge_attr = edge_attr
+    batch = collate([graph])
+    with pytest.raises(ConfigurationError, match=rf"'mpnn' needs bond features, the batch has {found}; .*'gcn'"):
+        make_model(encoder="mpnn")(batch)
+    assert make_model(encoder="gcn")(batch).isfinite().all()
+
+
+def test_another_number_of_targets():
+    with pytest.raises(ConfigurationError, match=r"num_targets=2: .*3 molecules has y of shape \[3, 1\].*\[3, 2\]"):
+        silence(make_model(num_targets=2)).training_step(collate(molecules(3)), 0)
