@@ -67,7 +67,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         hint = ""
         if isinstance(content, dict) and "state_dict" in content:
             hint = " It is a single model's: open it with YourModule.load_from_checkpoint."
-        raise CheckpointError(f"{path} is not the checkpoint of a federated run.{hint} Give one from a run's checkpoints/.")
+        raise CheckpointError(
+            f"{path} is not the checkpoint of a federated run.{hint} Give one from a run's checkpoints/."
+        )
     return content
 
 
@@ -86,7 +88,9 @@ def resolve_checkpoint(trainer: "FederatedTrainer", ckpt_path: str | os.PathLike
     found: Path | None = None
     if trainer.is_global_zero:
         root = Path(trainer.default_root_dir)
-        versions = [(int(match[1]), folder) for folder in root.glob("version_*") if (match := _VERSION.match(folder.name))]
+        versions = [
+            (int(match[1]), folder) for folder in root.glob("version_*") if (match := _VERSION.match(folder.name))
+        ]
         folders = [Path(trainer.log_dir), *(folder for _, folder in sorted(versions, reverse=True))]
         files = (folder / "checkpoints" / f"{ckpt_path}.ckpt" for folder in folders)
         found = next((file for file in files if file.is_file()), None)
@@ -118,22 +122,21 @@ def export_models(
     if not trainer.is_global_zero:
         return
     assert trainer.module is not None
-    assert trainer._loop is not None
     assert trainer.datamodule is not None
     shared = []
     for k, model in enumerate(models):
         path = directory / f"shared_{k}.ckpt"
-        trainer._loop.flat.load(model)
+        trainer.loop.flat.load(model)
         save_atomically(_model_checkpoint(trainer.module, current_round), path)
         shared.append(path)
     for client, name in enumerate(trainer.datamodule.client_names()):
         path = directory / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.ckpt"
-        k = collaboration.model_of(client)
-        if k is not None:
+        own = collaboration.model_of(client)
+        if own is not None:
             path.unlink(missing_ok=True)
-            _link(shared[k], path)
+            _link(shared[own], path)
         else:
-            trainer._loop.flat.load(trainer._mixture(collaboration.personalisation[client], models))
+            trainer.loop.flat.load(trainer._mixture(collaboration.personalisation[client], models))
             save_atomically(_model_checkpoint(trainer.module, current_round), path)
 
 

@@ -137,4 +137,6 @@ def _check_rows(name: str, matrix: Tensor) -> None:
         if negative[row]:
             raise ConfigurationError(f"{name}: row {row} has a negative entry; all weights are >= 0.")
         if abs(float(sums[row]) - 1) > _TOLERANCE:
-            raise ConfigurationError(f"{name}: row {row} sums to {float(sums[row]):.6g}, not to 1; divide it by its sum.")
+            raise ConfigurationError(
+                f"{name}: row {row} sums to {float(sums[row]):.6g}, not to 1; divide it by its sum."
+            )

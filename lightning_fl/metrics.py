@@ -11,7 +11,21 @@ __all__ = ["ClientMetrics", "MetricSummary", "higher_is_better", "summarize"]
 
 # Names whose direction the field agrees on. A torchmetrics object states its own.
 _LOWER = ("loss", "error", "err", "rmse", "mse", "mae", "mape", "perplexity", "nll", "brier", "ece", "distance")
-_HIGHER = ("acc", "auc", "auroc", "f1", "precision", "recall", "r2", "dice", "iou", "score", "pearson", "spearman", "map")
+_HIGHER = (
+    "acc",
+    "auc",
+    "auroc",
+    "f1",
+    "precision",
+    "recall",
+    "r2",
+    "dice",
+    "iou",
+    "score",
+    "pearson",
+    "spearman",
+    "map",
+)
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class RunLog:
                 return []
             from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-            where = {"save_dir": self._root, "name": "", "version": self.directory.name}
+            where: dict[str, Any] = {"save_dir": self._root, "name": "", "version": self.directory.name}
             table = CSVLogger(**where, flush_logs_every_n_steps=10)
             _ = table.experiment  # made while the folder is empty: it deletes what it finds
             return [TensorBoardLogger(**where, default_hp_metric=False), table]

@@ -32,7 +32,7 @@ def generator(seed: int, *path: int | str, device: torch.device | str = "cpu") -
 
 
 def seed_default_generators(seed: int, *path: int | str) -> None:
-    """Seed torch's, NumPy's and Python's default generators: for user code (dropout, augmentation) that draws from them.
+    """Seed torch's, NumPy's and Python's default generators, for user code that draws from them (dropout, augmentation).
 
     The caller restores what was there before (``lightning.fabric.utilities.seed`` has the context for it).
     """

@@ -52,7 +52,10 @@ class Callback:
         """A client's data were opened, once per run: the place to change its targets."""
 
     def on_fit_start(self, trainer: "FederatedTrainer") -> None:
-        """Clients are placed, their sizes known, the initial models made; nothing is trained."""
+        """Clients are placed, their sizes known, the initial models made; nothing is trained.
+
+        A resumed run (``trainer.resumes_fit``) calls it too, before :meth:`load_state_dict`.
+        """
 
     def on_fit_end(self, trainer: "FederatedTrainer") -> None:
         """After the last round."""

@@ -96,8 +96,8 @@ class DROClientSampling(Callback):
         count = trainer.num_clients
         if self.floor * count > 1:
             raise ConfigurationError(
-                f"DROClientSampling.floor={self.floor} for {count} clients: {count} such weights exceed 1; choose at most"
-                f" {1 / count:.4g}."
+                f"DROClientSampling.floor={self.floor} for {count} clients: {count} such weights exceed 1; choose at"
+                f" most {1 / count:.4g}."
             )
         self.weights = torch.full((count,), 1 / count, dtype=torch.float64)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.collaboration import Collaboration
 from lightning_fl.checkpoint import export_models, save_atomically
+from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import ClientMetrics
@@ -18,7 +18,7 @@ __all__ = ["ModelCheckpoint"]
 
 
 class ModelCheckpoint(Callback):
-    """Saves ``checkpoints/last.ckpt`` every n rounds and at the end, ``checkpoints/best.ckpt`` when validation improves.
+    """Saves ``checkpoints/last.ckpt`` every n rounds and at the end, ``best.ckpt`` when validation improves.
 
     A run goes on from either with ``ckpt_path="last"`` or ``"best"``, to the same result as if it had not stopped.
     After fit the best round's models (the last round's where nothing is monitored) are written to ``models/``, one
@@ -130,4 +130,3 @@ class ModelCheckpoint(Callback):
                 " also as NAME/worst)."
             )
         return value, metric.higher_is_better if self.mode == "auto" else self.mode == "max"
-

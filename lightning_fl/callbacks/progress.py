@@ -87,7 +87,7 @@ class ProgressDisplay(Callback):
         now = time.monotonic()
         self._clock.round_done(now)
         if self._live is not None:
-            self._doing = ""
+            self._clients_done, self._doing = 0, ""
             self._refresh(trainer)
         elif self._line_is_due(trainer, now):
             self._line_round, self._line_time = trainer.current_round, now
@@ -162,11 +162,12 @@ class ProgressDisplay(Callback):
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True)
         times = f"{_duration(self._clock.elapsed(now))} elapsed, {self._left(trainer, now)} left"
-        bar.add_row(f"round {done}/{rounds}", ProgressBar(total=rounds, completed=done), times)
+        bar.add_row(f"round {done}/{rounds}", ProgressBar(total=rounds, completed=done, complete_style="cyan"), times)
         lines: list[Any] = [title, bar]
-        if self._doing:
+        if done < rounds:  # one line whether a client is at work or not, so that the display does not jump
             where = "" if trainer.fabric.world_size == 1 else f" on process 0 of {trainer.fabric.world_size}"
-            lines.append(Text(f"round {done + 1}{where}: {self._clients_done} clients done, at work: {self._doing}"))
+            work = f", at work: {self._doing}" if self._doing else ""
+            lines.append(Text(f"round {done + 1}{where}: {self._clients_done} clients done{work}"))
         lines += [Text(part) for part in self._metrics(trainer)]
         return Group(*lines)
 
@@ -179,7 +180,7 @@ class ProgressDisplay(Callback):
 
     def _line_is_due(self, trainer: "FederatedTrainer", now: float) -> bool:
         done = trainer.current_round
-        if done == trainer.max_rounds or self._clock is not None and self._clock.rounds_done == 1:
+        if done == trainer.max_rounds or (self._clock is not None and self._clock.rounds_done == 1):
             return True
         if done % self.every_n_rounds:
             return False
@@ -208,7 +209,7 @@ class ProgressDisplay(Callback):
 
     def _metric_text(self, name: str, metric: MetricSummary) -> str:
         text = f"{name} {metric.mean:.4g}"
-        if len(metric.clients) > 1 and not math.isnan(metric.worst):
+        if len(self._names) > 1 and not math.isnan(metric.worst):
             text += f" (worst {metric.worst:.4g}: {self._names[metric.worst_client]})"
         return text
 

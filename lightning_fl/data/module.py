@@ -29,6 +29,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         drop_last: leave out a last training batch that is not full (never the only one).
     """
 
+    #: Client i belongs to rank ``i % world_size``: one silo per rank, whose data no other rank opens.
+    pinned: bool = False
     #: Where the data came from: "measured", "stand-in", or the user's own words. Shown with every figure.
     source: str = "user"
 
@@ -51,8 +53,9 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     @abstractmethod
     def client_data(self, client: int, split: Split) -> Dataset | DataLoader | None:
-        """The data of one client (``0..N-1``) in one split; ``None`` where it has none. Called by the hosting rank only.
+        """The data of one client (``0..N-1``) in one split; ``None`` where it has none.
 
+        Called by the hosting rank only.
         A ``torch.utils.data.Subset`` of one dataset that all clients share costs no memory per client: the shared
         dataset is packed once.
         """
@@ -63,7 +66,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         return [f"client_{client:0{width}d}" for client in range(self.num_clients)]
 
     def client_sizes(self) -> Sequence[int] | None:
-        """Training samples per client where they are known without opening a silo, to balance the ranks; else ``None``."""
+        """Training samples per client where they are known without opening a silo (balances the ranks); else ``None``."""
         return None
 
     def num_samples(self, split: Split) -> list[int]:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -177,4 +176,4 @@ def _number(cell: str | None) -> float | None:
         number = float(cell)
     except ValueError:
         return None
-    return number if abs(number) <= np.finfo(np.float32).max else None
+    return number if abs(number) <= torch.finfo(torch.float32).max else None

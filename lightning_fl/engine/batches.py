@@ -17,6 +17,7 @@ from torch.utils.data import (
     Subset,
     default_collate,
 )
+from torch_geometric.data import InMemoryDataset
 from torch_geometric.data.data import BaseData
 from torch_geometric.loader.dataloader import Collater
 
@@ -184,7 +185,8 @@ class LoaderBatches(ClientBatches):
 
     def _seed(self, path: tuple[int | str, ...]) -> None:
         seed = derive_seed(*path, "loader")  # type: ignore[arg-type]
-        for holder in (self._loader, self._loader.sampler, self._loader.batch_sampler):
+        holders: tuple[Any, ...] = (self._loader, self._loader.sampler, self._loader.batch_sampler)
+        for holder in holders:
             own = getattr(holder, "generator", None)
             if isinstance(own, torch.Generator):
                 own.manual_seed(seed)
@@ -256,15 +258,21 @@ class BatchFactory:
 
     def _packed(self, dataset: Any, **options: Any) -> PackedBatches | None:
         indices: Tensor | None = None
+        held: Any = dataset
         while type(dataset) is Subset:
             own = torch.as_tensor(dataset.indices, dtype=torch.long)
             indices = own if indices is None else own[indices]
-            dataset = dataset.dataset
-        if id(dataset) not in self._packs:
+            held = dataset = dataset.dataset
+        if isinstance(dataset, InMemoryDataset):  # views share their data
+            held = dataset._data
+            if dataset._indices is not None:
+                own = torch.as_tensor(list(dataset._indices), dtype=torch.long)
+                indices = own if indices is None else own[indices]
+        if id(held) not in self._packs:
             pack = pack_dataset(dataset)
-            # The data set is kept beside its pack, so that its id stays its own.
-            self._packs[id(dataset)] = (dataset, None if pack is None else pack.to(self._device))
-        pack = self._packs[id(dataset)][1]
+            # What is packed is kept beside its pack, so that its id stays its own.
+            self._packs[id(held)] = (held, None if pack is None else pack.to(self._device))
+        pack = self._packs[id(held)][1]
         if pack is None:
             return None
         return PackedBatches(pack, None if indices is None else indices.to(self._device), **options)
@@ -272,7 +280,7 @@ class BatchFactory:
 
 def _plain_options(loader: DataLoader) -> dict[str, Any] | None:
     """Batch size, order and drop_last of a loader that does nothing else; ``None`` for any other."""
-    collate: Callable[..., Any] = loader.collate_fn
+    collate: Any = loader.collate_fn
     plain_collation = collate is default_collate or (
         type(collate) is Collater and not collate.follow_batch and not collate.exclude_keys
     )

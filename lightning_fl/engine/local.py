@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.fabric.plugins.precision import MixedPrecision, Precision
 from lightning.fabric.utilities.apply_func import move_data_to_device
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.model_helpers import _ModuleMode
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from lightning_fl.data.module import Split
-from lightning_fl.engine.batches import BatchFactory, ClientBatches, SizedBatch
+from lightning_fl.engine.batches import BatchFactory, ClientBatches
 from lightning_fl.engine.module_trainer import ModuleTrainer
 from lightning_fl.engine.optimization import ClientState, Optimization
 from lightning_fl.engine.results import LoggedValue
@@ -172,9 +172,10 @@ class LocalLoop:
     def _training_output(self, batch: Any, index: int, generators: Sequence[torch.Generator]) -> STEP_OUTPUT:
         """``training_step`` inside the callbacks that change what it is given (mixup)."""
 
-        def compute(batch: Any) -> STEP_OUTPUT:
+        def training_step(batch: Any) -> STEP_OUTPUT:
             return self._step("training_step", batch, index)
 
+        compute: Callable[[Any], STEP_OUTPUT] = training_step
         for callback, draws in zip(self._around, generators, strict=True):
             compute = _bind(callback, self.trainer, compute, draws)
         return compute(batch)
@@ -185,7 +186,8 @@ class LocalLoop:
             return None
         if not isinstance(loss, Tensor):
             raise TrainingError(
-                f"training_step returned {type(loss).__name__}: return the loss as a tensor, a dict with 'loss', or None."
+                f"training_step returned {type(loss).__name__}: return the loss as a tensor, a dict with 'loss', or"
+                " None."
             )
         return self.trainer.strategy.client_loss(loss, self.module) if self._own_loss else loss
 
@@ -328,9 +330,10 @@ class LocalLoop:
         return nullcontext() if type(self._precision) is Precision else self._precision.forward_context()
 
 
-def is_overridden(module: LightningModule, name: str) -> bool:
-    """Whether a module's class (or the instance) defines a hook of Lightning's."""
-    return name in module.__dict__ or getattr(type(module), name, None) is not getattr(LightningModule, name, None)
+def is_overridden(part: LightningModule | LightningDataModule, name: str) -> bool:
+    """Whether a module's or data module's class (or the instance) defines a hook of Lightning's."""
+    base = LightningModule if isinstance(part, LightningModule) else LightningDataModule
+    return name in part.__dict__ or getattr(type(part), name, None) is not getattr(base, name, None)
 
 
 def _takes_batch_index(module: LightningModule, name: str) -> bool:
@@ -362,19 +365,16 @@ def _base_client_loss() -> Any:
 class _BatchMover:
     """Brings a batch to the device and precision, through the user's transfer hooks where there are any."""
 
-    def __init__(
-        self, module: LightningModule, datamodule: Any, device: torch.device, precision: Precision
-    ) -> None:
+    def __init__(self, module: LightningModule, datamodule: Any, device: torch.device, precision: Precision) -> None:
         self._device = device
         self._convert = None if isinstance(precision, MixedPrecision) or type(precision) is Precision else precision
         names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-        self._hooks = {name: getattr(module, name) for name in names if is_overridden(module, name)}
+        self._hooks: dict[str, Any] = {}
         for name in names:
-            from lightning.pytorch import LightningDataModule
-
-            base = getattr(LightningDataModule, name)
-            if name not in self._hooks and getattr(type(datamodule), name, base) is not base:
-                self._hooks[name] = getattr(datamodule, name)
+            # As in Lightning, the data module's hook comes before the module's.
+            owner = next((part for part in (datamodule, module) if is_overridden(part, name)), None)
+            if owner is not None:
+                self._hooks[name] = getattr(owner, name)
 
     def __call__(self, batch: Any, on_device: bool) -> Any:
         hooks = self._hooks
@@ -395,5 +395,3 @@ class _BatchMover:
         if hasattr(batch, "stores"):  # a PyG batch: its own way to visit tensors
             return batch.clone().apply(self._convert.convert_input)
         return self._convert.convert_input(batch)
-
-

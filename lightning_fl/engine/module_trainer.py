@@ -123,7 +123,7 @@ class _ModuleStrategy:
 
 
 def keep_metrics_local(module: LightningModule) -> None:
-    """Let no ``torchmetrics.Metric`` of a module synchronise over processes: clients on other ranks are other clients."""
+    """Let no ``torchmetrics.Metric`` synchronise over processes: what other ranks hold are other clients' values."""
     for submodule in module.modules():
         if isinstance(submodule, Metric):
             submodule.distributed_available_fn = _never

@@ -177,7 +177,7 @@ class Optimization:
             wrapped = self._shim.strategy._lightning_optimizers[0]
             self._module.optimizer_step(self._shim.current_epoch, index, wrapped, closure)
         elif isinstance(optimizer, LBFGS):
-            optimizer.step(closure)  # type: ignore[arg-type]
+            optimizer.step(closure)
         elif closure() is not None:
             self._shim.precision_plugin.optimizer_step(optimizer)
         if not result:
@@ -239,7 +239,7 @@ class Optimization:
             elif metric is None:
                 config.scheduler.step()  # type: ignore[call-arg]
             else:
-                config.scheduler.step(metric)
+                config.scheduler.step(metric)  # type: ignore[arg-type]
 
     def _monitored(self, config: LRSchedulerConfig) -> float | None:
         known = self._shim.callback_metrics

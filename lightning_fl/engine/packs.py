@@ -146,7 +146,7 @@ class GraphPack(Pack):
         batches = []
         for b, size in enumerate(sizes):
             batch = Batch(_base_cls=Data)
-            first, last = graph_ends[b], graph_ends[b + 1]
+            begin, end = graph_ends[b], graph_ends[b + 1]
             slice_dict: dict[str, Tensor] = {}
             inc_dict: dict[str, Tensor | None] = {}
             store = batch._store
@@ -154,17 +154,17 @@ class GraphPack(Pack):
             for key, (values, cat_dim, cuts) in columns.items():
                 store[key] = values.narrow(cat_dim, cuts[b], cuts[b + 1] - cuts[b])
                 _, _, incremented, level = self._tensors[key]
-                pointer = level_ptr[level][first : last + 1]
+                pointer = level_ptr[level][begin : end + 1]
                 slice_dict[key] = pointer - pointer[0]
-                inc_dict[key] = increments[first:last] if incremented else zeros
+                inc_dict[key] = increments[begin:end] if incremented else zeros
             for key, items in self._lists.items():
-                store[key] = [items[i] for i in indices[first:last].tolist()]
+                store[key] = [items[i] for i in indices[begin:end].tolist()]
                 slice_dict[key], inc_dict[key] = torch.arange(size + 1), None
             if self._explicit_num_nodes:
                 store.num_nodes = node_cuts[b + 1] - node_cuts[b]
-                store._num_nodes = nodes[first:last].tolist()
+                store._num_nodes = nodes[begin:end].tolist()
             store.batch = membership[node_cuts[b] : node_cuts[b + 1]]
-            store.ptr = node_ptr[first : last + 1] - node_ptr[first]
+            store.ptr = node_ptr[begin : end + 1] - node_ptr[begin]
             batch._num_graphs, batch._slice_dict, batch._inc_dict = size, slice_dict, inc_dict
             batches.append(batch)
         return batches
@@ -185,7 +185,7 @@ def pack_dataset(dataset: Dataset | Sequence[Any]) -> Pack | None:
     if type(dataset) is TensorDataset:
         return TensorPack(dataset.tensors)
     if isinstance(dataset, InMemoryDataset):
-        return _pack_in_memory(dataset) if dataset.transform is None else None
+        return _pack_in_memory(dataset)
     if isinstance(dataset, list) and dataset and all(type(item) is Data for item in dataset):
         keys = set(dataset[0].keys())
         if any(set(item.keys()) != keys for item in dataset):
@@ -196,8 +196,9 @@ def pack_dataset(dataset: Dataset | Sequence[Any]) -> Pack | None:
 
 
 def _pack_in_memory(dataset: InMemoryDataset) -> Pack | None:
+    """The whole of what an ``InMemoryDataset`` (or a view of one) holds."""
     data, slices = dataset._data, dataset.slices
-    if data is None or slices is None or type(data) is not Data or dataset._indices is not None:
+    if data is None or slices is None or type(data) is not Data or dataset.transform is not None:
         return None
     if isinstance(getattr(data, "_num_nodes", None), list):
         num_nodes = torch.tensor(data._num_nodes)

@@ -148,7 +148,8 @@ class FlatModule:
             tensor = slot.owner[slot.key]
             if tensor is None or tensor.shape != slot.view.shape:
                 raise TrainingError(
-                    f"'{slot.name}' changed its shape or was removed during training: a federated model keeps its layout."
+                    f"'{slot.name}' changed its shape or was removed during training: a federated model keeps its"
+                    " layout."
                 )
             if tensor.data_ptr() != slot.view.data_ptr() and tensor.numel():
                 slot.view.copy_(tensor.detach())

@@ -89,7 +89,8 @@ class MoleculeModel(LightningModule):
         hidden_dim: size of the atom vectors and of the head's hidden layer.
         num_layers: message passing layers (steps, for "mpnn").
         readout: "mean", "sum" or "max" over a molecule's atoms, or "set2set" (Vinyals et al. 2016,
-            https://arxiv.org/abs/1511.06391; twice as wide).
+            https://arxiv.org/abs/1511.06391; twice as wide). A "sum", and its gradient, grow with the molecule: it
+            learns fastest under plain "sgd" but can diverge with momentum, the others do not.
         dropout: probability that an entry of a hidden layer is zeroed in training.
         num_targets: number T of values to predict.
         learning_rate: of the optimiser.

@@ -48,15 +48,14 @@ class FederatedStrategy(DDPStrategy):
     def __init__(
         self, *, start_method: Any = "popen", process_group_backend: str | None = None, **fabric_arguments: Any
     ) -> None:
-        super().__init__(
-            start_method=start_method, process_group_backend=process_group_backend, **fabric_arguments
-        )
+        super().__init__(start_method=start_method, process_group_backend=process_group_backend, **fabric_arguments)
         self._backward_sync_control = None
 
     @classmethod
     def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
         """Register ``name`` and, for notebooks and tests, ``name_spawn`` and ``name_fork``."""
-        assert cls.name is not None and cls.name == cls.name.lower()
+        assert cls.name is not None
+        assert cls.name == cls.name.lower()
         for suffix, start_method in (("", "popen"), ("_spawn", "spawn"), ("_fork", "fork")):
             strategy_registry.register(
                 cls.name + suffix, cls, description=f"{cls.__name__}: {start_method}", start_method=start_method

@@ -63,7 +63,7 @@ def test_cards_in_the_package_go_before_those_beside_it(tmp_path, monkeypatch):
 
 def test_no_folder_of_cards_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(cards, "_FOLDERS", (tmp_path / "none",))
-    with pytest.raises(ConfigurationError, match="no cards found in .*none: install"):
+    with pytest.raises(ConfigurationError, match=r"no cards found in .*none: install"):
         available_cards()
 
 

@@ -8,7 +8,7 @@ from lightning_fl.data.featurizer import ATOM_DIM, BOND_DIM, MoleculeCodes, Mole
 
 # first column of each group, as the module's table states them
 ELEMENT, DEGREE, HYDROGENS, CHARGE, HYBRID, AROMATIC, RING, CHIRAL = 0, 13, 20, 25, 30, 36, 37, 38
-B, C, N, O, F, OTHER = 0, 1, 2, 3, 4, 12
+CARBON, NITROGEN, OXYGEN = 1, 2, 3
 SP, SP2, SP3, SP3D2 = 0, 1, 2, 4
 SINGLE, DOUBLE, TRIPLE, AROMATIC_BOND, CONJUGATED, BOND_IN_RING, Z, E = 0, 1, 2, 3, 5, 6, 7, 8
 
@@ -37,7 +37,7 @@ def test_dimensions():
 
 def test_ethanol():
     ethanol = graph("CCO")
-    assert ethanol.x.tolist() == [atom(C, 1, 3, SP3), atom(C, 2, 2, SP3), atom(O, 1, 1, SP3)]
+    assert ethanol.x.tolist() == [atom(CARBON, 1, 3, SP3), atom(CARBON, 2, 2, SP3), atom(OXYGEN, 1, 1, SP3)]
     assert ethanol.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
     assert ethanol.edge_attr.tolist() == [bond(SINGLE)] * 4
     assert ethanol.x.dtype == ethanol.edge_attr.dtype == torch.float32
@@ -46,7 +46,7 @@ def test_ethanol():
 
 def test_benzene():
     benzene = graph("c1ccccc1")
-    assert benzene.x.tolist() == [atom(C, 2, 1, SP2, aromatic=True, ring=True)] * 6
+    assert benzene.x.tolist() == [atom(CARBON, 2, 1, SP2, aromatic=True, ring=True)] * 6
     assert benzene.edge_attr.tolist() == [bond(AROMATIC_BOND, CONJUGATED, BOND_IN_RING)] * 12
     neighbours = {frozenset(pair) for pair in benzene.edge_index.T.tolist()}
     assert neighbours == {frozenset((i, (i + 1) % 6)) for i in range(6)}
@@ -54,8 +54,8 @@ def test_benzene():
 
 def test_single_atoms_have_no_edges():
     methane, ammonium = graph("C"), graph("[NH4+]")
-    assert methane.x.tolist() == [atom(C, 0, 4, SP3)]
-    assert ammonium.x.tolist() == [atom(N, 0, 4, SP3, charge=1)]
+    assert methane.x.tolist() == [atom(CARBON, 0, 4, SP3)]
+    assert ammonium.x.tolist() == [atom(NITROGEN, 0, 4, SP3, charge=1)]
     for single in (methane, ammonium):
         assert single.edge_index.shape == (2, 0)
         assert single.edge_attr.shape == (0, BOND_DIM)
@@ -94,9 +94,9 @@ def test_double_bond_stereo():
 
 def test_chirality_is_the_cip_label():
     l_alanine, d_alanine = graph("C[C@H](N)C(=O)O"), graph("C[C@@H](N)C(=O)O")
-    assert l_alanine.x[1].tolist() == atom(C, 3, 1, SP3, chirality="S")
-    assert d_alanine.x[1].tolist() == atom(C, 3, 1, SP3, chirality="R")
-    assert graph("CC(N)C(=O)O").x[1].tolist() == atom(C, 3, 1, SP3)
+    assert l_alanine.x[1].tolist() == atom(CARBON, 3, 1, SP3, chirality="S")
+    assert d_alanine.x[1].tolist() == atom(CARBON, 3, 1, SP3, chirality="R")
+    assert graph("CC(N)C(=O)O").x[1].tolist() == atom(CARBON, 3, 1, SP3)
 
 
 MOLECULES = ["C[C@H](N)C(=O)O", "C/C=C/c1ccncc1", "OC1CCCC[C@@H]1Cl", "[Na+].[Cl-]", "CC(C)(C)c1cc2ccccc2[nH]1"]

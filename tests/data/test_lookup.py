@@ -235,7 +235,7 @@ def test_another_process_that_downloads_is_not_waited_for_endlessly(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_named(serve, tmp_path):
     (tmp_path / "occupied").write_text("a file, not a folder")
-    with pytest.raises(DataError, match="cannot write .* set LIGHTNING_FL_CACHE"):
+    with pytest.raises(DataError, match=r"cannot write .* set LIGHTNING_FL_CACHE"):
         download(serve(whole).address, tmp_path / "occupied" / "data.bin", (SUM,))
 
 
@@ -344,7 +344,7 @@ def test_no_address_is_said(cache):
 
 
 def test_data_root_must_be_there(tmp_path):
-    with pytest.raises(ConfigurationError, match="data_root='.*typo' is not a folder"):
+    with pytest.raises(ConfigurationError, match=r"data_root='.*typo' is not a folder"):
         resolve_source(card_for(), data_root=tmp_path / "typo")
 
 

@@ -89,7 +89,7 @@ def test_unknown_and_incomplete_columns():
     dataset = MoleculeDataset(table(SMILES, columns={"assay": ["a", None, "b", None]}))
     with pytest.raises(DataError, match=r"mine\.csv has no column 'asay' \(did you mean 'assay'\?\).*it has: assay"):
         dataset.column("asay")
-    with pytest.raises(DataError, match="column 'assay' is empty in 2 rows: row 3 '', row 5 ''. Fill them in"):
+    with pytest.raises(DataError, match=r"column 'assay' is empty in 2 rows: row 3 '', row 5 ''. Fill them in"):
         dataset.column("assay")
     assert dataset[[0, 2]].column("assay") == ["a", "b"]
 
@@ -122,7 +122,7 @@ def test_broken_smiles_are_skipped_with_a_warning():
 
 @pytest.mark.parametrize("invalid", ["refuse", "skip"])
 def test_nothing_left_is_an_error(invalid):
-    with pytest.raises(DataError, match="1 of 1 SMILES .* No molecule is left"):
+    with pytest.raises(DataError, match=r"1 of 1 SMILES .* No molecule is left"):
         MoleculeDataset(table(["xx"]), invalid=invalid)
 
 

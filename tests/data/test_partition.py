@@ -149,7 +149,7 @@ def test_dirichlet_keeps_the_least_number_of_samples_and_its_seed():
 
 def test_dirichlet_gives_up_with_the_mend():
     # Ten classes of one owner each cannot feed 20 clients.
-    with pytest.raises(DataError, match="none of 50 draws.*best left one client 0.*raise alpha, take fewer clients"):
+    with pytest.raises(DataError, match=r"none of 50 draws.*best left one client 0.*raise alpha, take fewer clients"):
         partition.dirichlet(LABELS, 20, 1e-4, seed=0, max_draws=50)
 
 
@@ -288,9 +288,7 @@ def test_scaffold_partition_keeps_scaffolds_together():
         partition.scaffold(["CC", "CCC", "C1CC1"], 3, 0)
 
 
-@given(
-    st.integers(1, 60), st.tuples(st.floats(0.05, 1), st.floats(0, 1), st.floats(0, 1)), st.integers(0, 3)
-)
+@given(st.integers(1, 60), st.tuples(st.floats(0.05, 1), st.floats(0, 1), st.floats(0, 1)), st.integers(0, 3))
 @settings(max_examples=100, deadline=None)
 def test_splits_cover_a_client_and_are_never_empty_where_asked_for(size, weights, client):
     fractions = [weight / sum(weights) for weight in weights]

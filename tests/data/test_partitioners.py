@@ -90,7 +90,9 @@ def test_splits_share_the_class_shares_and_bins():
                 bins = partition.bin_targets(torch.cat(list(labels.values())), 10)
                 labels = {"train": bins[:100], "test": bins[100:]}
             for one, other in zip(parts["train"], parts["test"], strict=True):
-                counts = [labels[split][part].bincount(minlength=10) for split, part in (("train", one), ("test", other))]
+                counts = [
+                    labels[split][part].bincount(minlength=10) for split, part in (("train", one), ("test", other))
+                ]
                 assert torch.equal(*counts)
 
 
@@ -120,7 +122,7 @@ def test_several_targets_need_a_choice():
     assert _lists(parts) == _lists(partition.dirichlet(torch.arange(40) % 4, 2, 1.0, 0))
     with pytest.raises(DataError, match=r"shape \[40, 2\].*target=0..1"):
         Dirichlet(num_clients=2, alpha=1.0)(data, 0)
-    with pytest.raises(DataError, match="target=2: the targets have the columns 0..1"):
+    with pytest.raises(DataError, match=r"target=2: the targets have the columns 0..1"):
         Dirichlet(num_clients=2, alpha=1.0, target=2)(data, 0)
 
 

@@ -32,8 +32,7 @@ class _Graphs(InMemoryDataset):
 
 def _graphs(targets):
     return [
-        Data(x=torch.ones(n + 1, 2), edge_index=torch.zeros(2, 0, dtype=torch.long), y=y)
-        for n, y in enumerate(targets)
+        Data(x=torch.ones(n + 1, 2), edge_index=torch.zeros(2, 0, dtype=torch.long), y=y) for n, y in enumerate(targets)
     ]
 
 

@@ -33,5 +33,5 @@ def test_same_generator_same_draws():
 
 @pytest.mark.parametrize("concentration", [0.0, -1.0, float("inf"), float("nan")])
 def test_refuses_what_is_no_concentration(concentration):
-    with pytest.raises(ConfigurationError, match="concentration=.*positive number"):
+    with pytest.raises(ConfigurationError, match=r"concentration=.*positive number"):
         sample_dirichlet(concentration, 3, generator(0))

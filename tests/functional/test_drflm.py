@@ -126,7 +126,7 @@ def test_update_refuses():
     weights = torch.tensor([0.5, 0.5])
     with pytest.raises(ConfigurationError, match=r"weights \[2\] and losses \[3\]"):
         sampling_weights_update(weights, torch.ones(3), 0.1, 1)
-    with pytest.raises(ConfigurationError, match="step_size=-0.1"):
+    with pytest.raises(ConfigurationError, match=r"step_size=-0.1"):
         sampling_weights_update(weights, torch.ones(2), -0.1, 1)
     with pytest.raises(ConfigurationError, match="at least one local step"):
         sampling_weights_update(weights, torch.ones(2), 0.1, 0)
@@ -143,9 +143,7 @@ def test_loss_estimate_is_unbiased_over_all_subsets(size):
 
 
 def test_loss_estimate_follows_the_order_of_the_clients():
-    torch.testing.assert_close(
-        loss_estimate(torch.tensor([1.0, 2.0]), [3, 0], 4), torch.tensor([4.0, 0.0, 0.0, 2.0])
-    )
+    torch.testing.assert_close(loss_estimate(torch.tensor([1.0, 2.0]), [3, 0], 4), torch.tensor([4.0, 0.0, 0.0, 2.0]))
 
 
 @pytest.mark.parametrize(
@@ -268,5 +266,5 @@ def test_gamma_limits():
 
 @pytest.mark.parametrize("alpha", [-0.1, float("inf"), float("nan")])
 def test_gamma_refuses(alpha):
-    with pytest.raises(ConfigurationError, match="alpha=.*at least 0"):
+    with pytest.raises(ConfigurationError, match=r"alpha=.*at least 0"):
         sample_gamma(alpha, generator(0))

@@ -131,13 +131,15 @@ def murcko_scaffolds(smiles: Sequence[str]) -> list[str]:
     from rdkit.Chem import MolFromSmiles
     from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 
-    scaffolds = []
+    scaffold_of: dict[str, str] = {}  # a molecule often occurs several times, measured in several assays
     for position, text in enumerate(smiles):
+        if text in scaffold_of:
+            continue
         molecule = MolFromSmiles(text)
         if molecule is None:
             raise DataError(f"smiles[{position}]={text!r} cannot be read by RDKit: correct or remove it.")
-        scaffolds.append(MurckoScaffoldSmiles(mol=molecule, includeChirality=False))
-    return scaffolds
+        scaffold_of[text] = MurckoScaffoldSmiles(mol=molecule, includeChirality=False)
+    return [scaffold_of[text] for text in smiles]
 
 
 def sorted_groups(groups: Sequence[Hashable]) -> list[Any]:

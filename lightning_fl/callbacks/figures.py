@@ -1,0 +1,194 @@
+"""The pictures of a run as functions: numbers in, a ``matplotlib.figure.Figure`` out. No pyplot, no display needed."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from lightning_fl.callbacks.progress import STAND_IN_LABEL
+
+__all__ = ["Curve", "draw_client_curves", "draw_learning_curves", "draw_matrix", "draw_parity"]
+
+#: Clients with a colour and a place in the legend; the others are grey.
+MOST_NAMES = 12
+#: Values are written into a matrix of up to so many clients.
+MOST_VALUES = 12
+_MOST_TICKS = 30
+_GREY = "0.75"
+
+#: One quantity over rounds for one client: rounds and values, equally long.
+Curve = tuple[Sequence[int], Sequence[float]]
+
+
+def draw_matrix(matrix: Tensor, names: Sequence[str], title: str, source: str) -> Figure:
+    """Who uses whose updates, as a heat map.
+
+    Args:
+        matrix: [N, N]; row i says how much of each client is in what client i uses.
+        names: N client names.
+        title: what and when.
+        source: where the data came from.
+    """
+    values = matrix.detach().cpu().numpy()
+    count = len(names)
+    side = min(4.0 + 0.3 * count, 11.0)
+    figure = _figure(title, source, (side + 1.0, side))
+    axes = figure.add_subplot()
+    image = axes.imshow(values, cmap="viridis", vmin=0.0, vmax=max(float(values.max()), 1e-12))
+    figure.colorbar(image, ax=axes, label="weight", shrink=0.8)
+    ticks = list(range(0, count, -(-count // _MOST_TICKS)))
+    axes.set_xticks(ticks, [names[i] for i in ticks], rotation=90)
+    axes.set_yticks(ticks, [names[i] for i in ticks])
+    axes.set_xlabel("client whose update is used")
+    axes.set_ylabel("client that uses it")
+    if count <= MOST_VALUES:
+        for row in range(count):
+            for column in range(count):
+                dark = image.norm(values[row, column]) < 0.5
+                color = "white" if dark else "black"
+                axes.text(column, row, f"{values[row, column]:.2f}", ha="center", va="center", color=color, fontsize=8)
+    return figure
+
+
+def draw_client_curves(
+    rounds: Sequence[int],
+    values: Tensor,
+    names: Sequence[str],
+    *,
+    title: str,
+    ylabel: str,
+    source: str,
+    reference: tuple[str, float] | None = None,
+) -> Figure:
+    """A line per client over rounds; of more than 12 clients those that end highest are coloured and named.
+
+    Args:
+        rounds: R round numbers.
+        values: [R, N].
+        names: N client names.
+        title: what is shown.
+        ylabel: the quantity and its unit.
+        source: where the data came from.
+        reference: name and height of a dotted line to compare with.
+    """
+    table = values.detach().cpu().numpy()
+    figure = _figure(title, source, (7.5, 4.5))
+    axes = figure.add_subplot()
+    named = sorted(np.argsort(-table[-1], kind="stable")[:MOST_NAMES].tolist())
+    curves = {client: (rounds, table[:, client].tolist()) for client in range(len(names))}
+    _lines(axes, curves, named, names)
+    if reference is not None:
+        axes.axhline(reference[1], color="black", linewidth=0.8, linestyle=":", label=reference[0])
+    axes.set_xlabel("round")
+    axes.set_ylabel(ylabel)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    _legend(axes)
+    return figure
+
+
+def draw_learning_curves(
+    panels: Mapping[str, Mapping[int, Curve]], averages: Mapping[str, Curve], worst: Mapping[str, Curve], source: str
+) -> Figure:
+    """One panel per metric over rounds: every client thin, the average and the worst client thick.
+
+    Args:
+        panels: metric -> client -> its curve.
+        averages: metric -> the mean over clients.
+        worst: metric -> the worst client's value.
+        source: where the data came from.
+    """
+    figure = _figure("Learning curves", source, (5.5 * max(len(panels), 1), 4.2))
+    for position, (metric, clients) in enumerate(panels.items(), start=1):
+        axes = figure.add_subplot(1, len(panels), position)
+        for curve in clients.values():
+            axes.plot(*curve, color=_GREY, linewidth=0.7, zorder=1)
+        axes.plot([], [], color=_GREY, linewidth=0.7, label="each client")
+        axes.plot(*worst[metric], color="tab:red", linewidth=1.8, label="worst client")
+        axes.plot(*averages[metric], color="tab:blue", linewidth=1.8, label="average")
+        axes.set_xlabel("round")
+        axes.set_ylabel(metric)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def draw_parity(
+    points: Mapping[int, tuple[Tensor, Tensor]], names: Sequence[str], *, quantity: str, unit: str, source: str
+) -> Figure:
+    """Predicted over measured values with the line of equality; RMSE over all samples in the title.
+
+    Args:
+        points: client -> (predictions [n], targets [n]), without missing values.
+        names: client names.
+        quantity: what is predicted.
+        unit: its unit; "" if none is known.
+        source: where the data came from.
+    """
+    errors = {client: _rmse(*pair) for client, pair in points.items()}
+    predictions = np.concatenate([prediction.numpy() for prediction, _ in points.values()])
+    targets = np.concatenate([target.numpy() for _, target in points.values()])
+    overall = float(np.sqrt(np.mean((predictions - targets) ** 2)))
+    suffix = f" {unit}" if unit else ""
+    figure = _figure(f"{quantity}: RMSE {overall:.3g}{suffix}, {len(targets)} samples", source, (6.8, 5.4))
+    axes = figure.add_subplot()
+    # The named ones are the worst: those a reader wants to find.
+    named = sorted(sorted(points, key=lambda client: -errors[client])[:MOST_NAMES])
+    others = [client for client in points if client not in named]
+    style = {"s": 14, "alpha": 0.7, "linewidths": 0, "rasterized": len(targets) > 2000}
+    if others:
+        x = np.concatenate([points[client][1].numpy() for client in others])
+        y = np.concatenate([points[client][0].numpy() for client in others])
+        axes.scatter(x, y, color=_GREY, label=f"{len(others)} more", **style)
+    for client, color in zip(named, _colors(len(named)), strict=True):
+        label = f"{names[client]} (RMSE {errors[client]:.3g})"
+        axes.scatter(points[client][1].numpy(), points[client][0].numpy(), color=color, label=label, **style)
+    finite = np.concatenate([targets, predictions])
+    finite = finite[np.isfinite(finite)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    margin = 0.05 * (high - low) or 0.5
+    limits = (low - margin, high + margin)
+    axes.plot(limits, limits, color="black", linewidth=0.8, linestyle="--", label="predicted = measured")
+    axes.set_xlim(limits)
+    axes.set_ylim(limits)
+    axes.set_aspect("equal")
+    words = f"{quantity} / {unit}" if unit else quantity
+    axes.set_xlabel(f"measured {words}")
+    axes.set_ylabel(f"predicted {words}")
+    _legend(axes)
+    return figure
+
+
+def _figure(title: str, source: str, size: tuple[float, float]) -> Figure:
+    figure = Figure(figsize=size, layout="constrained")
+    standin = source == "stand-in"
+    note = STAND_IN_LABEL if standin else f"data: {source}"
+    figure.suptitle(title, fontsize=11)
+    figure.supxlabel(note, fontsize=9, color="red" if standin else "0.4", weight="bold" if standin else "normal")
+    return figure
+
+
+def _lines(axes: Axes, curves: Mapping[int, Curve], named: Sequence[int], names: Sequence[str]) -> None:
+    colors = dict(zip(named, _colors(len(named)), strict=True))
+    others = [client for client in curves if client not in colors]
+    for client, curve in curves.items():
+        if client in colors:
+            axes.plot(*curve, color=colors[client], linewidth=1.5, label=names[client], zorder=2)
+        else:
+            label = f"{len(others)} more" if client == others[0] else None
+            axes.plot(*curve, color=_GREY, linewidth=0.7, label=label, zorder=1)
+
+
+def _legend(axes: Axes) -> None:
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
+
+
+def _colors(count: int) -> list[tuple[float, ...]]:
+    palette = matplotlib.colormaps["tab10" if count <= 10 else "tab20"]
+    return [palette(i) for i in range(count)]
+
+
+def _rmse(predictions: Tensor, targets: Tensor) -> float:
+    return float((predictions - targets).square().mean().sqrt())

@@ -1,0 +1,105 @@
+"""Predictions of every client's model on its own data, as one CSV file per client."""
+
+import contextlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset
+
+from lightning_fl.data.module import Split
+from lightning_fl.data.targets import dataset_targets
+from lightning_fl.errors import ConfigurationError, DataError
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["prediction_table", "write_predictions"]
+
+
+def write_predictions(trainer: "FederatedTrainer", outputs: Mapping[int, list[Any]], split: Split = "test") -> Path:
+    """Write ``predictions/CLIENT.csv`` into the run's folder for every client that this rank hosts and has data.
+
+    Args:
+        trainer: after ``trainer.predict``.
+        outputs: what it returned: per client, ``predict_step``'s output for every batch.
+        split: what was predicted.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigurationError: ``predict_step`` does not return tensors with one row per sample.
+    """
+    assert trainer.datamodule is not None
+    folder = Path(trainer.log_dir) / "predictions"
+    folder.mkdir(exist_ok=True)
+    names = trainer.datamodule.client_names()
+    for client, batches in outputs.items():
+        if batches:
+            data = trainer.datamodule.client_data(client, split)
+            dataset = data.dataset if isinstance(data, DataLoader) else data
+            file = re.sub(r"[^A-Za-z0-9._-]+", "_", names[client])
+            prediction_table(dataset, batches).to_csv(folder / f"{file}.csv", index=False)
+    return folder
+
+
+def prediction_table(dataset: Any, batches: list[Any]) -> pd.DataFrame:
+    """One row per sample.
+
+    Args:
+        dataset: n samples; of a ``Subset`` the rows bear their index in the data set below it.
+        batches: outputs of ``predict_step`` in the order of the samples: tensors [B] or [B, T], or dicts of them.
+
+    Returns:
+        Columns ``index``; ``smiles`` where the data set has them; ``target``; ``prediction`` (the dict's keys where
+        there are dicts). Values of several columns T are numbered, as in ``prediction_0``. The targets are left out
+        where the data set does not show them without being read sample by sample.
+
+    Raises:
+        ConfigurationError: ``predict_step`` does not return tensors with one row per sample.
+    """
+    count = len(dataset)
+    base, indices = (
+        (dataset.dataset, list(dataset.indices)) if type(dataset) is Subset else (dataset, list(range(count)))
+    )
+    table: dict[str, Any] = {"index": indices}
+    smiles = getattr(base, "smiles", None)
+    if smiles is not None:
+        table["smiles"] = [smiles[index] for index in indices]
+    with contextlib.suppress(DataError):
+        table |= _columns("target", dataset_targets(dataset))
+    for name, values in _joined(batches).items():
+        if values.ndim == 0 or len(values) != count:
+            raise ConfigurationError(
+                f"predict_step returned values of shape {list(values.shape)} for {count} samples: return one row per"
+                " sample."
+            )
+        table |= _columns(name, values)
+    return pd.DataFrame(table)
+
+
+def _joined(batches: list[Any]) -> dict[str, Tensor]:
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return {"prediction": torch.cat([torch.atleast_1d(batch) for batch in batches])}
+    if isinstance(first, Mapping) and all(isinstance(value, Tensor) for value in first.values()):
+        return {str(key): torch.cat([torch.atleast_1d(batch[key]) for batch in batches]) for key in first}
+    raise ConfigurationError(
+        f"predict_step returned a {type(first).__name__}: to be written as a table it must be a tensor with one row per"
+        " sample, or a dict of such tensors."
+    )
+
+
+def _columns(name: str, values: Tensor) -> dict[str, Any]:
+    values = values.detach().cpu()
+    if values.is_floating_point():
+        values = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+    wide = values.reshape(len(values), -1)
+    if wide.shape[1] == 1:
+        return {name: wide[:, 0].numpy()}
+    return {f"{name}_{column}": wide[:, column].numpy() for column in range(wide.shape[1])}

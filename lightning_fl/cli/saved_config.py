@@ -1,0 +1,63 @@
+"""The resolved recipe, kept with the run."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_fl import __version__
+from lightning_fl.callbacks.callback import Callback
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["SaveConfig", "flat_hyperparameters"]
+
+
+class SaveConfig(Callback):
+    """Writes ``config.yaml`` into the run's folder before data are prepared; ``--config`` takes it as it is.
+
+    Args:
+        text: the resolved recipe as YAML.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+        """Write the file, whole or not at all; a later stage of the same run leaves it as it is."""
+        path = Path(trainer.log_dir) / "config.yaml"
+        if not trainer.is_global_zero or path.exists():
+            return
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_text(f"# lightning-fl {__version__}\n{self._text}", encoding="utf-8")
+        os.replace(temporary, path)
+
+
+def flat_hyperparameters(config: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+    """Numbers and strings of a resolved recipe by their dotted path, for TensorBoard's table of runs.
+
+    ``init_args`` is left out of the path, a class stands under its owner's path, and an entry of a list of classes
+    under its class's name: ``model``, ``model.encoder``, ``trainer.callbacks.LocalMixup.alpha``. Values that are not
+    set (null) and where a run was resumed from are left out.
+    """
+    flat: dict[str, bool | int | float | str] = {}
+    for key, value in config.items():
+        if key not in ("config", "ckpt_path"):
+            _flatten(value, key, flat)
+    return flat
+
+
+def _flatten(value: object, path: str, flat: dict[str, bool | int | float | str]) -> None:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if key == "class_path":
+                flat[path] = str(item).rpartition(".")[2]
+            else:
+                _flatten(item, path if key == "init_args" else f"{path}.{key}", flat)
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            named = isinstance(item, Mapping) and "class_path" in item
+            _flatten(item, f"{path}.{item['class_path'].rpartition('.')[2] if named else number}", flat)
+    elif isinstance(value, bool | int | float | str):
+        flat[path] = value

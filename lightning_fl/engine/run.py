@@ -1,0 +1,171 @@
+"""Everything around a run: processes, data, module, checkpoint, and putting back what was there before."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
+from lightning.pytorch import LightningModule
+
+from lightning_fl.checkpoint import load_checkpoint, resolve_checkpoint
+from lightning_fl.collaboration import Collaboration
+from lightning_fl.data.module import FederatedDataModule
+from lightning_fl.engine.batches import BatchFactory
+from lightning_fl.engine.local import LocalLoop
+from lightning_fl.engine.module_trainer import ModuleTrainer, keep_metrics_local
+from lightning_fl.engine.settings import check_arguments
+from lightning_fl.engine.weights import FlatModule, Weights
+from lightning_fl.errors import CheckpointError, ConfigurationError
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["Run"]
+
+
+class Run:
+    """Everything around a run: processes, data, module, checkpoint; and putting back what was there before."""
+
+    def __init__(self, trainer: "FederatedTrainer", stage: str, module: Any, datamodule: Any, ckpt_path: Any) -> None:
+        self._trainer = trainer
+        self._stage = stage
+        self._arguments = (module, datamodule)
+        self._ckpt_path = ckpt_path
+
+    def __enter__(self) -> None:
+        trainer, stage = self._trainer, self._stage
+        trainer.launch()
+        trainer.run_log.start(trainer, stage)
+        path = resolve_checkpoint(trainer, self._ckpt_path)
+        state = None if path is None else load_checkpoint(path)
+        fitted = None
+        if state is None and stage != "fit" and trainer.module is self._arguments[0]:
+            fitted = trainer.models, trainer._collaboration, trainer.current_round
+        trainer._reset()
+        self._rng = _collect_rng_states()
+        self._deterministic = torch.are_deterministic_algorithms_enabled()
+        if trainer.deterministic:
+            torch.use_deterministic_algorithms(True)
+        try:
+            _set_up(trainer, stage, *self._arguments)
+            trainer.resumes_fit = stage == "fit" and state is not None
+            if stage == "fit":
+                trainer.call("on_fit_start")
+            if state is not None:
+                assert path is not None
+                _check_fits(trainer, state, path)
+                trainer.load_state_dict(state, weights_only=stage != "fit")
+                trainer.ckpt_path = os.fspath(path)
+                trainer.run_log.replay(trainer, path)
+            elif fitted is not None:
+                trainer.models, trainer._collaboration, trainer.current_round = fitted
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        trainer = self._trainer
+        if error is not None:
+            trainer.call("on_exception", error)
+        if trainer.datamodule is not None:
+            trainer.datamodule.teardown(self._stage)
+        if trainer.module is not None:
+            trainer.module.teardown(self._stage)
+            if error is None and trainer.num_clients:
+                trainer.loop.flat.load(trainer.client_model(0))
+        trainer.run_log.finish(trainer, self._stage, error)
+        trainer.call("teardown", self._stage)
+        trainer.fitting = False
+        torch.use_deterministic_algorithms(self._deterministic)
+        _set_rng_states(self._rng)
+
+
+def _check_fits(trainer: "FederatedTrainer", state: dict[str, Any], path: Path) -> None:
+    for what, own in (("module", class_path(trainer.module)), ("num_clients", trainer.num_clients)):
+        if state[what] != own:
+            raise CheckpointError(
+                f"{path}: the checkpoint's {what} is {state[what]}, this run's is {own}: give the checkpoint of a run"
+                " with the same recipe."
+            )
+    if state["seed"] != trainer.seed:
+        rank_zero_warn(f"{path} was made with seed {state['seed']}; this run goes on with seed {trainer.seed}.")
+    own_layout = {name: tuple(vector.shape) for name, vector in trainer.models[0].state_dict().items()}
+    layout = {name: tuple(vector.shape) for name, vector in state["models"][0].items()}
+    if layout != own_layout:
+        raise CheckpointError(
+            f"{path}: the checkpoint's weights have the layout {layout}, this module's have {own_layout}: give the"
+            " checkpoint of a run with the same model."
+        )
+
+
+def _set_up(trainer: "FederatedTrainer", stage: str, module: LightningModule, datamodule: FederatedDataModule) -> None:
+    trainer.batch_factory = BatchFactory(datamodule, trainer.fabric.device)
+    trainer.client_ranks, trainer.num_samples = [], []
+    check_arguments(module, datamodule)
+    trainer.call("setup", stage)
+    datamodule.trainer = trainer  # type: ignore[assignment]
+    with trainer.fabric.rank_zero_first(local=True):
+        if trainer.fabric.local_rank == 0:
+            datamodule.prepare_data()
+            module.prepare_data()
+    datamodule.setup(stage)
+    trainer.client_ranks = trainer.strategy.place_clients(
+        datamodule.num_clients, datamodule.client_sizes(), pinned=datamodule.pinned
+    )
+    _warn_of_idle_ranks(trainer)
+    shim = ModuleTrainer(trainer, module)
+    module._trainer = shim  # type: ignore[assignment]
+    module.configure_model()
+    module.setup(stage)
+    trainer.module, trainer.datamodule = module, datamodule
+    trainer.num_samples = _exchange_sizes(trainer) if stage == "fit" else []
+    keep_metrics_local(module)
+    module.to(trainer.fabric.device)
+    trainer.fabric._precision.convert_module(module)
+    if stage == "fit":
+        module.on_fit_start()
+    trainer._collaboration = None
+    flat = FlatModule(module)
+    _agree_on(trainer, flat.weights)
+    trainer.models = [flat.weights.clone()]
+    trainer.loop = LocalLoop(trainer, module, shim, flat, trainer.batch_factory)
+    clients = trainer.num_samples or [1] * trainer.num_clients
+    trainer._collaboration = Collaboration.fedavg(clients)
+
+
+def _exchange_sizes(trainer: "FederatedTrainer") -> list[int]:
+    sizes: dict[int, int] = {}
+    for client in trainer.hosted_clients:
+        batches = trainer.client_batches(client, "train")
+        assert batches is not None
+        if not batches.num_samples:
+            raise ConfigurationError(
+                f"client {client}'s training data have no length: define __len__ on its data set, since a"
+                " client's weight in the average is its number of samples."
+            )
+        sizes[client] = batches.num_samples
+    return list(trainer.strategy.exchange(sizes).values())
+
+
+def _warn_of_idle_ranks(trainer: "FederatedTrainer") -> None:
+    idle = trainer.fabric.world_size - len(set(trainer.client_ranks))
+    if idle > 0:
+        rank_zero_warn(
+            f"{idle} of {trainer.fabric.world_size} processes host no client: there are {trainer.num_clients} clients."
+            " Lower trainer.devices."
+        )
+
+
+def _agree_on(trainer: "FederatedTrainer", weights: Weights) -> None:
+    """Rank zero's initial weights on every rank: a module may have been made with another seed there."""
+    if trainer.fabric.world_size > 1:
+        for vector in weights.vectors.values():
+            wide = vector.float() if vector.dtype == torch.bfloat16 else vector
+            vector.copy_(trainer.fabric.broadcast(wide.cpu()))
+
+
+def class_path(module: object) -> str:
+    """The import path of an object's class."""
+    return f"{type(module).__module__}.{type(module).__qualname__}"

@@ -1,0 +1,126 @@
+"""The table that ends a run: every client's metrics, their average, the worst client by name, the spread."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lightning_fl.callbacks.progress import STAND_IN_LABEL, leading_metric
+from lightning_fl.data.module import Split
+from lightning_fl.metrics import ClientMetrics, MetricSummary
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["client_table", "print_report"]
+
+#: Clients shown one by one; of more, the worst ones are shown.
+MOST_ROWS = 30
+
+
+def client_table(
+    metrics: ClientMetrics,
+    names: Sequence[str],
+    num_samples: Mapping[int, int] | None = None,
+    title: str | Text = "",
+) -> Table:
+    """A row per client, then the average, the worst and the standard deviation over clients.
+
+    Each column's best value is green and its worst red. Of more than 30 clients the 30 that are worst in the first loss
+    (else the first metric) are shown, the worst first, and a line says how many are not.
+
+    Args:
+        metrics: name -> summary over clients, as the trainer returns them.
+        names: client -> its name.
+        num_samples: client -> samples behind its values, for a column of their own.
+        title: above the table.
+    """
+    table = Table(title=title, title_justify="left")
+    table.add_column("client")
+    if num_samples is not None:
+        table.add_column("samples", justify="right")
+    for name, metric in metrics.items():
+        table.add_column(Text(f"{name}\n{'higher' if metric.higher_is_better else 'lower'} is better"), justify="right")
+    clients = sorted({client for metric in metrics.values() for client in metric.clients})
+    leading = leading_metric(metrics)
+    many = leading is not None and len(clients) > MOST_ROWS
+    shown = _worst_first(clients, metrics[leading])[:MOST_ROWS] if many and leading is not None else clients
+    for client in shown:
+        samples = [] if num_samples is None else [str(num_samples.get(client, ""))]
+        table.add_row(Text(names[client]), *samples, *(_cell(metric, client) for metric in metrics.values()))
+    blank = [] if num_samples is None else [""]
+    if many:
+        rest = Text(f"... and {len(clients) - len(shown)} more,\nnone worse in {leading}")
+        table.add_row(rest, *blank, *([""] * len(metrics)))
+    table.add_section()
+    table.add_row("average", *blank, *(_number(metric.mean) for metric in metrics.values()), style="bold")
+    table.add_row("worst", *blank, *(_worst(metric, names) for metric in metrics.values()), style="bold")
+    table.add_row("standard deviation", *blank, *(_number(metric.std) for metric in metrics.values()))
+    return table
+
+
+def print_report(trainer: "FederatedTrainer", console: Console | None = None) -> None:
+    """Print the table of the last test (else validation) and where the run's folder is; rank zero only.
+
+    Where several processes ran, samples are listed for the clients of this one only.
+
+    Args:
+        trainer: after ``fit``, ``validate`` or ``test``.
+        console: where to; standard output by default.
+    """
+    if not trainer.is_global_zero or trainer.datamodule is None:
+        return
+    console = console or Console()
+    split: Split = "test" if trainer.metrics.get("test") else "val"
+    metrics = trainer.metrics.get(split, {})
+    source = trainer.datamodule.source
+    if metrics:
+        title = Text(
+            f"{'test' if split == 'test' else 'validation'} of {type(trainer.module).__name__}, data: {source}"
+        )
+        if source == "stand-in":
+            title = Text.assemble((f" {STAND_IN_LABEL} ", "bold black on yellow"), "\n", title)
+        samples = {
+            client: batches.num_samples
+            for client in trainer.hosted_clients
+            if (batches := trainer.client_batches(client, split)) is not None
+        }
+        console.print(client_table(metrics, trainer.datamodule.client_names(), samples, title))
+    else:
+        if source == "stand-in":
+            console.print(Text(f" {STAND_IN_LABEL} ", "bold black on yellow"))
+        console.print("nothing was evaluated: the model defines no test or validation step, or no client has such data")
+    console.print(Text(f"run: {trainer.log_dir}"), soft_wrap=True)
+
+
+def _worst_first(clients: Sequence[int], metric: MetricSummary) -> list[int]:
+    sign = 1 if metric.higher_is_better else -1
+
+    def goodness(client: int) -> float:
+        value = metric.clients.get(client, math.nan)
+        return math.inf if math.isnan(value) else sign * value
+
+    return sorted(clients, key=goodness)
+
+
+def _cell(metric: MetricSummary, client: int) -> Text:
+    value = metric.clients.get(client, math.nan)
+    text = Text(_number(value))
+    values = [other for other in metric.clients.values() if not math.isnan(other)]
+    if len(set(values)) > 1:
+        best = (max if metric.higher_is_better else min)(values)
+        text.stylize("green" if value == best else "red" if value == metric.worst else "")
+    return text
+
+
+def _worst(metric: MetricSummary, names: Sequence[str]) -> str | Text:
+    if math.isnan(metric.worst):
+        return _number(metric.worst)
+    return Text(f"{_number(metric.worst)}\n{names[metric.worst_client]}")
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}"

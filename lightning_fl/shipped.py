@@ -1,0 +1,55 @@
+"""Recipes that come with the package, found by name from any folder.
+
+This module imports neither torch nor Lightning, so that the command line lists recipes at once.
+"""
+
+from pathlib import Path
+
+from lightning_fl.data.cards import did_you_mean
+from lightning_fl.errors import ConfigurationError
+
+__all__ = ["available_recipes", "find_recipe", "recipe_headline"]
+
+_PACKAGE = Path(__file__).resolve().parent
+# In a wheel the recipes lie inside the package, in a source checkout beside it.
+_FOLDERS = (_PACKAGE / "_shipped" / "recipes", _PACKAGE.parent / "recipes")
+
+
+def available_recipes() -> dict[str, Path]:
+    """The recipes that come with the package: name to path, sorted by name; ``folder/name`` for one in a folder.
+
+    Raises:
+        ConfigurationError: the package was installed without them.
+    """
+    for folder in _FOLDERS:
+        if folder.is_dir():
+            paths = sorted(folder.rglob("*.yaml"))
+            return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
+    raise ConfigurationError(f"no recipes found in {' or '.join(map(str, _FOLDERS))}: install the package again.")
+
+
+def find_recipe(name_or_path: str) -> Path:
+    """The file that a name of a shipped recipe or a path means; a file of that name comes first.
+
+    Raises:
+        ConfigurationError: there is neither such a file nor such a recipe.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.is_file():
+        return path
+    recipes = available_recipes()
+    if name_or_path in recipes:
+        return recipes[name_or_path]
+    if path.is_dir():
+        raise ConfigurationError(f"{name_or_path!r} is a folder: give a recipe's file, or the name of a shipped one.")
+    stem = path.name.removesuffix(".yml").removesuffix(".yaml")
+    raise ConfigurationError(
+        f"no recipe {name_or_path!r}: there is neither such a file nor a shipped recipe of this name"
+        f"{did_you_mean(stem, recipes)}. `lightning-fl recipes` lists those."
+    )
+
+
+def recipe_headline(path: Path) -> str:
+    """The first line of a recipe's head comment; empty where it has none."""
+    first, _, _ = path.read_text(encoding="utf-8").partition("\n")
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
