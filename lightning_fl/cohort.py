@@ -1,6 +1,7 @@
 """Who takes part in a round."""
 
 from dataclasses import dataclass
+from math import isfinite
 
 from lightning_fl.errors import ConfigurationError
 
@@ -17,11 +18,20 @@ class Participant:
             contributes to every model whose row of A names it.
         weight: its weight in that model's average, before weights are normalised over the cohort; ``None`` for its
             entry in A.
+
+    Raises:
+        ConfigurationError: the weight is negative or not finite.
     """
 
     client: int
     model: int | None = None
     weight: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.weight is not None and not (isfinite(self.weight) and self.weight >= 0):
+            raise ConfigurationError(
+                f"client {self.client} takes part with weight={self.weight}: give a finite number of at least 0."
+            )
 
 
 @dataclass(frozen=True)

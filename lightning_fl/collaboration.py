@@ -33,7 +33,7 @@ class Collaboration:
     """
 
     def __init__(self, aggregation: Tensor, personalisation: Tensor | None = None) -> None:
-        aggregation = torch.as_tensor(aggregation, dtype=torch.float64)
+        aggregation = _matrix(aggregation)
         if aggregation.ndim != 2 or not aggregation.numel():
             raise ConfigurationError(
                 f"aggregation has shape {tuple(aggregation.shape)}: give a matrix [num_models, num_clients]."
@@ -49,7 +49,7 @@ class Collaboration:
                     f"personalisation is needed: with {num_models} models and {num_clients} clients it is not clear"
                     " which client uses which model. Give a matrix [num_clients, num_models]."
                 )
-        personalisation = torch.as_tensor(personalisation, dtype=torch.float64)
+        personalisation = _matrix(personalisation)
         if tuple(personalisation.shape) != (num_clients, num_models):
             raise ConfigurationError(
                 f"personalisation has shape {tuple(personalisation.shape)}, but aggregation"
@@ -75,13 +75,25 @@ class Collaboration:
 
     @classmethod
     def coalitions(cls, labels: Sequence[int], num_samples: Sequence[int]) -> "Collaboration":
-        """One model per coalition: ``A`` is beta within the coalition, ``P`` is one-hot. Labels are ``0..K-1``."""
+        """One model per coalition: ``A`` is beta within the coalition, ``P`` is one-hot. Labels are ``0..K-1``.
+
+        Raises:
+            ConfigurationError: not one label per client, a label is left out, or a coalition has no samples.
+        """
         labels_tensor = torch.as_tensor(labels)
         counts = torch.as_tensor(num_samples, dtype=torch.float64)
         if labels_tensor.shape != counts.shape:
             raise ConfigurationError(f"{len(labels)} coalition labels for {len(num_samples)} clients: give one each.")
+        used = torch.unique(labels_tensor).tolist()
+        if not used or used != list(range(len(used))):
+            raise ConfigurationError(f"coalition labels {used}: number the coalitions 0..K-1, none left out.")
         member = torch.nn.functional.one_hot(labels_tensor.long()).double()
         weighted = (member * counts.unsqueeze(1)).T
+        for coalition, total in enumerate(weighted.sum(1).tolist()):
+            if not total > 0:
+                raise ConfigurationError(
+                    f"coalition {coalition} has {total:g} samples: put its clients into another coalition."
+                )
         return cls(weighted / weighted.sum(1, keepdim=True), member)
 
     @property
@@ -125,6 +137,11 @@ class Collaboration:
 
     def __repr__(self) -> str:
         return f"Collaboration(num_models={self.num_models}, num_clients={self.num_clients})"
+
+
+def _matrix(values: Tensor) -> Tensor:
+    """A copy of our own: what the caller does with its matrix later changes nothing here."""
+    return torch.as_tensor(values, dtype=torch.float64, device="cpu").detach().clone()
 
 
 def _check_rows(name: str, matrix: Tensor) -> None:

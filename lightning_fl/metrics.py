@@ -1,6 +1,7 @@
 """Metrics over clients: the mean, the worst, the spread, and every client's own."""
 
 import math
+import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +26,12 @@ _HIGHER = (
     "pearson",
     "spearman",
     "map",
+    "aupr",
+    "mcc",
+    "kappa",
+    "sensitivity",
+    "specificity",
+    "ndcg",
 )
 
 
@@ -66,7 +73,7 @@ def higher_is_better(name: str, stated: bool | None = None) -> bool:
     """
     if stated is not None:
         return stated
-    words = name.lower().replace("/", "_").replace("-", "_").split("_")
+    words = re.split(r"[^a-z0-9]+", name.lower())
     if any(word.startswith(_LOWER) or word.endswith(("loss", "error")) for word in words):
         return False
     return any(word.startswith(_HIGHER) for word in words)
@@ -86,7 +93,7 @@ def summarize(reports: Mapping[int, Mapping[str, LoggedValue]]) -> ClientMetrics
         better = higher_is_better(name, stated)
         present = [value for value in clients.values() if not math.isnan(value)]
         summaries[name] = MetricSummary(
-            mean=statistics.fmean(present) if present else math.nan,
+            mean=_mean(present),
             worst=(min if better else max)(present) if present else math.nan,
             std=statistics.pstdev(present) if present and all(map(math.isfinite, present)) else math.nan,
             clients=clients,
@@ -95,3 +102,9 @@ def summarize(reports: Mapping[int, Mapping[str, LoggedValue]]) -> ClientMetrics
             prog_bar=any(value.prog_bar for value in logged.values()),
         )
     return summaries
+
+
+def _mean(values: list[float]) -> float:
+    if values and all(map(math.isfinite, values)):
+        return statistics.fmean(values)
+    return sum(values) / len(values) if values else math.nan  # fmean refuses inf - inf

@@ -65,7 +65,7 @@ def client_table(
 def print_report(trainer: "FederatedTrainer", console: Console | None = None) -> None:
     """Print the table of the last test (else validation) and where the run's folder is; rank zero only.
 
-    Where several processes ran, samples are listed for the clients of this one only.
+    The column of samples is there where one process hosts all clients: others' data are not opened to count them.
 
     Args:
         trainer: after ``fit``, ``validate`` or ``test``.
@@ -77,21 +77,18 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None) ->
     split: Split = "test" if trainer.metrics.get("test") else "val"
     metrics = trainer.metrics.get(split, {})
     source = trainer.datamodule.source
+    if source == "stand-in":
+        console.print(Text(f" {STAND_IN_LABEL} ", "bold black on yellow"))
     if metrics:
-        title = Text(
-            f"{'test' if split == 'test' else 'validation'} of {type(trainer.module).__name__}, data: {source}"
-        )
-        if source == "stand-in":
-            title = Text.assemble((f" {STAND_IN_LABEL} ", "bold black on yellow"), "\n", title)
-        samples = {
-            client: batches.num_samples
-            for client in trainer.hosted_clients
-            if (batches := trainer.client_batches(client, split)) is not None
-        }
-        console.print(client_table(metrics, trainer.datamodule.client_names(), samples, title))
+        samples = None
+        if len(trainer.hosted_clients) == trainer.num_clients:
+            batches = {client: trainer.client_batches(client, split) for client in trainer.hosted_clients}
+            samples = {client: found.num_samples for client, found in batches.items() if found is not None}
+        word = "test" if split == "test" else "validation"
+        # Not the table's own title, which would be broken to the table's width.
+        console.print(Text(f"{word} of {type(trainer.module).__name__}, data: {source}", "bold"))
+        console.print(client_table(metrics, trainer.datamodule.client_names(), samples))
     else:
-        if source == "stand-in":
-            console.print(Text(f" {STAND_IN_LABEL} ", "bold black on yellow"))
         console.print("nothing was evaluated: the model defines no test or validation step, or no client has such data")
     console.print(Text(f"run: {trainer.log_dir}"), soft_wrap=True)
 

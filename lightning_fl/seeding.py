@@ -4,6 +4,7 @@ A result therefore does not depend on how many processes there are, who finishes
 """
 
 import hashlib
+import operator
 import os
 import random
 
@@ -17,11 +18,11 @@ def derive_seed(seed: int, *path: int | str) -> int:
     """A 63-bit seed from the run's seed and a path such as ``(round, client, "batches")``.
 
     Distinct paths give independent seeds (BLAKE2b of the path's parts, each with its type and length, so that
-    ``("1", 2)`` and ``(1, "2")`` differ).
+    ``("1", 2)`` and ``(1, "2")`` differ). An integer of NumPy's counts as the same integer.
     """
     digest = hashlib.blake2b(digest_size=8)
     for part in (seed, *path):
-        text = f"{type(part).__name__}:{part}"
+        text = f"str:{part}" if isinstance(part, str) else f"int:{operator.index(part)}"
         digest.update(f"{len(text)}|{text}".encode())
     return int.from_bytes(digest.digest(), "little") >> 1
 
@@ -32,12 +33,14 @@ def generator(seed: int, *path: int | str, device: torch.device | str = "cpu") -
 
 
 def seed_default_generators(seed: int, *path: int | str) -> None:
-    """Seed torch's, NumPy's and Python's default generators, for user code that draws from them (dropout, augmentation).
+    """Seed torch's, NumPy's and Python's default generators: user code (dropout, augmentation) draws from them.
 
     The caller restores what was there before (``lightning.fabric.utilities.seed`` has the context for it).
     """
     derived = derive_seed(seed, *path)
-    torch.manual_seed(derived)
+    torch.default_generator.manual_seed(derived)  # torch.manual_seed also formats a stack trace per absent device
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(derived)
     np.random.seed(derived & 0xFFFF_FFFF)  # noqa: NPY002 - the user's code may draw from the legacy generator
     random.seed(derived)
 

@@ -1,9 +1,25 @@
 """Callbacks: who collaborates, who takes part, on what data, for what reward; and watching and keeping a run."""
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.collaboration_figure import CollaborationFigure
 from lightning_fl.callbacks.dro_client_sampling import DROClientSampling
 from lightning_fl.callbacks.label_noise import LabelNoise
+from lightning_fl.callbacks.learning_curves import LearningCurves
 from lightning_fl.callbacks.local_mixup import LocalMixup
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
+from lightning_fl.callbacks.parity_figure import ParityFigure
+from lightning_fl.callbacks.progress import ProgressDisplay
+from lightning_fl.callbacks.sampling_weights_figure import SamplingWeightsFigure
 
-__all__ = ["Callback", "DROClientSampling", "LabelNoise", "LocalMixup", "ModelCheckpoint"]
+__all__ = [
+    "Callback",
+    "CollaborationFigure",
+    "DROClientSampling",
+    "LabelNoise",
+    "LearningCurves",
+    "LocalMixup",
+    "ModelCheckpoint",
+    "ParityFigure",
+    "ProgressDisplay",
+    "SamplingWeightsFigure",
+]

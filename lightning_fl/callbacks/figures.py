@@ -1,11 +1,12 @@
 """The pictures of a run as functions: numbers in, a ``matplotlib.figure.Figure`` out. No pyplot, no display needed."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from lightning_fl.callbacks.progress import STAND_IN_LABEL
@@ -16,8 +17,13 @@ __all__ = ["Curve", "draw_client_curves", "draw_learning_curves", "draw_matrix",
 MOST_NAMES = 12
 #: Values are written into a matrix of up to so many clients.
 MOST_VALUES = 12
-_MOST_TICKS = 30
+_MOST_TICKS = 60
 _GREY = "0.75"
+#: Twelve that differ on white and are not the grey of the unnamed clients.
+_COLORS = (
+    *("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive"),
+    *("tab:cyan", "black", "gold", "navy"),
+)
 
 #: One quantity over rounds for one client: rounds and values, equally long.
 Curve = tuple[Sequence[int], Sequence[float]]
@@ -34,22 +40,24 @@ def draw_matrix(matrix: Tensor, names: Sequence[str], title: str, source: str) -
     """
     values = matrix.detach().cpu().numpy()
     count = len(names)
-    side = min(4.0 + 0.3 * count, 11.0)
+    side = min(5.0 + 0.2 * count, 10.0)
     figure = _figure(title, source, (side + 1.0, side))
     axes = figure.add_subplot()
-    image = axes.imshow(values, cmap="viridis", vmin=0.0, vmax=max(float(values.max()), 1e-12))
+    highest = float(values.max())
+    image = axes.imshow(values, cmap="viridis", vmin=0.0, vmax=highest)
     figure.colorbar(image, ax=axes, label="weight", shrink=0.8)
     ticks = list(range(0, count, -(-count // _MOST_TICKS)))
-    axes.set_xticks(ticks, [names[i] for i in ticks], rotation=90)
-    axes.set_yticks(ticks, [names[i] for i in ticks])
+    fontsize = 9 if len(ticks) <= 20 else 6
+    axes.set_xticks(ticks, [names[i] for i in ticks], rotation=90, fontsize=fontsize)
+    axes.set_yticks(ticks, [names[i] for i in ticks], fontsize=fontsize)
     axes.set_xlabel("client whose update is used")
     axes.set_ylabel("client that uses it")
     if count <= MOST_VALUES:
         for row in range(count):
             for column in range(count):
-                dark = image.norm(values[row, column]) < 0.5
-                color = "white" if dark else "black"
-                axes.text(column, row, f"{values[row, column]:.2f}", ha="center", va="center", color=color, fontsize=8)
+                value = float(values[row, column])
+                color = "white" if value < 0.5 * highest else "black"
+                axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=color, fontsize=8)
     return figure
 
 
@@ -63,7 +71,7 @@ def draw_client_curves(
     source: str,
     reference: tuple[str, float] | None = None,
 ) -> Figure:
-    """A line per client over rounds; of more than 12 clients those that end highest are coloured and named.
+    """A line per client over rounds; of more than 12 clients those highest on average are coloured and named.
 
     Args:
         rounds: R round numbers.
@@ -77,14 +85,19 @@ def draw_client_curves(
     table = values.detach().cpu().numpy()
     figure = _figure(title, source, (7.5, 4.5))
     axes = figure.add_subplot()
-    named = sorted(np.argsort(-table[-1], kind="stable")[:MOST_NAMES].tolist())
-    curves = {client: (rounds, table[:, client].tolist()) for client in range(len(names))}
-    _lines(axes, curves, named, names)
+    named = sorted(np.argsort(-table.mean(0), kind="stable")[:MOST_NAMES].tolist())
+    for client, color in zip(named, _COLORS, strict=False):
+        axes.plot(rounds, table[:, client], color=color, linewidth=1.5, label=names[client], zorder=2)
+    others = [client for client in range(len(names)) if client not in named]
+    for client in others:
+        axes.plot(rounds, table[:, client], color=_GREY, linewidth=0.7, zorder=1)
+    if others:
+        axes.plot([], [], color=_GREY, linewidth=0.7, label=f"{len(others)} more")
     if reference is not None:
         axes.axhline(reference[1], color="black", linewidth=0.8, linestyle=":", label=reference[0])
     axes.set_xlabel("round")
     axes.set_ylabel(ylabel)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(axes)
     return figure
 
@@ -110,7 +123,7 @@ def draw_learning_curves(
         axes.plot(*averages[metric], color="tab:blue", linewidth=1.8, label="average")
         axes.set_xlabel("round")
         axes.set_ylabel(metric)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(frameon=False, fontsize=8)
     return figure
 
@@ -137,14 +150,15 @@ def draw_parity(
     # The named ones are the worst: those a reader wants to find.
     named = sorted(sorted(points, key=lambda client: -errors[client])[:MOST_NAMES])
     others = [client for client in points if client not in named]
-    style = {"s": 14, "alpha": 0.7, "linewidths": 0, "rasterized": len(targets) > 2000}
+    style: dict[str, Any] = {"s": 14, "linewidths": 0, "rasterized": len(targets) > 2000}
+    for client, color in zip(named, _COLORS, strict=False):
+        prediction, target = points[client]
+        label = f"{names[client]} (RMSE {errors[client]:.3g})"
+        axes.scatter(target.numpy(), prediction.numpy(), color=color, alpha=0.7, label=label, zorder=2, **style)
     if others:
         x = np.concatenate([points[client][1].numpy() for client in others])
         y = np.concatenate([points[client][0].numpy() for client in others])
-        axes.scatter(x, y, color=_GREY, label=f"{len(others)} more", **style)
-    for client, color in zip(named, _colors(len(named)), strict=True):
-        label = f"{names[client]} (RMSE {errors[client]:.3g})"
-        axes.scatter(points[client][1].numpy(), points[client][0].numpy(), color=color, label=label, **style)
+        axes.scatter(x, y, color=_GREY, alpha=0.6, label=f"{len(others)} more", zorder=1, **style)
     finite = np.concatenate([targets, predictions])
     finite = finite[np.isfinite(finite)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
@@ -154,9 +168,9 @@ def draw_parity(
     axes.set_xlim(limits)
     axes.set_ylim(limits)
     axes.set_aspect("equal")
-    words = f"{quantity} / {unit}" if unit else quantity
-    axes.set_xlabel(f"measured {words}")
-    axes.set_ylabel(f"predicted {words}")
+    per_unit = f" / {unit}" if unit else ""
+    axes.set_xlabel(f"measured{per_unit}")
+    axes.set_ylabel(f"predicted{per_unit}")
     _legend(axes)
     return figure
 
@@ -170,24 +184,8 @@ def _figure(title: str, source: str, size: tuple[float, float]) -> Figure:
     return figure
 
 
-def _lines(axes: Axes, curves: Mapping[int, Curve], named: Sequence[int], names: Sequence[str]) -> None:
-    colors = dict(zip(named, _colors(len(named)), strict=True))
-    others = [client for client in curves if client not in colors]
-    for client, curve in curves.items():
-        if client in colors:
-            axes.plot(*curve, color=colors[client], linewidth=1.5, label=names[client], zorder=2)
-        else:
-            label = f"{len(others)} more" if client == others[0] else None
-            axes.plot(*curve, color=_GREY, linewidth=0.7, label=label, zorder=1)
-
-
 def _legend(axes: Axes) -> None:
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
-
-
-def _colors(count: int) -> list[tuple[float, ...]]:
-    palette = matplotlib.colormaps["tab10" if count <= 10 else "tab20"]
-    return [palette(i) for i in range(count)]
 
 
 def _rmse(predictions: Tensor, targets: Tensor) -> float:

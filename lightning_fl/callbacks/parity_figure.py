@@ -62,7 +62,7 @@ class ParityFigure(Callback):
         if problem is not None:
             rank_zero_warn(f"ParityFigure draws nothing: {problem}")
             return
-        points = {client: found for client, found in collected.items() if found is not None and len(found[0])}
+        points = {client: found for client, found in collected.items() if isinstance(found, tuple) and len(found[0])}
         if not points:
             rank_zero_warn(f"ParityFigure draws nothing: no client has {self.split} data with a measured value.")
             return
@@ -109,15 +109,15 @@ def paired(outputs: list[Any], targets: Tensor, target: int) -> tuple[Tensor, Te
     other = next((output for output in outputs if not isinstance(output, Tensor)), None)
     if other is not None:
         return f"predict_step returned a {type(other).__name__}; return a tensor shaped like the targets."
-    predictions = torch.cat(
-        [output.reshape(len(output), -1) if output.ndim else output.reshape(1, 1) for output in outputs]
-    )
-    columns = targets.reshape(len(targets), -1)
-    if predictions.shape != columns.shape:
+    rows = [output.flatten(1) if output.ndim > 1 else output.reshape(-1, 1) for output in outputs]
+    columns = targets.flatten(1) if targets.ndim > 1 else targets.unsqueeze(1)
+    shape = (sum(len(row) for row in rows), *{row.shape[1] for row in rows})
+    if shape != tuple(columns.shape):
         return (
-            f"predict_step returned {tuple(predictions.shape)} values in all for targets of shape"
-            f" {tuple(columns.shape)}; return a tensor shaped like the targets."
+            f"predict_step returned values of shape {shape} in all, the targets have {tuple(columns.shape)}; return a"
+            " tensor shaped like the targets."
         )
+    predictions = torch.cat(rows)
     if target >= columns.shape[1]:
         return f"target={target}, but there are {columns.shape[1]} columns of targets (counted from 0)."
     measured, predicted = columns[:, target].double(), predictions[:, target].double()

@@ -104,8 +104,7 @@ class ProgressDisplay(Callback):
         else:
             text = f"{'interrupted' if trainer.interrupted_by else 'stopped'} after round {done}/{rounds}, {elapsed}"
         if self._live is not None:
-            self._doing = ""
-            self._live.update(self._renderable(trainer))
+            self._live.update(self._renderable(trainer, ended=True))
             self._stop()
             Console().print(text, highlight=False, markup=False)
         else:
@@ -149,7 +148,7 @@ class ProgressDisplay(Callback):
             self._live.update(self._renderable(trainer), refresh=True)
             self._next_refresh = now + _REFRESH_SECONDS
 
-    def _renderable(self, trainer: "FederatedTrainer") -> Group:
+    def _renderable(self, trainer: "FederatedTrainer", ended: bool = False) -> Group:
         assert self._clock is not None
         assert trainer.datamodule is not None
         now = time.monotonic()
@@ -164,7 +163,9 @@ class ProgressDisplay(Callback):
         times = f"{_duration(self._clock.elapsed(now))} elapsed, {self._left(trainer, now)} left"
         bar.add_row(f"round {done}/{rounds}", ProgressBar(total=rounds, completed=done, complete_style="cyan"), times)
         lines: list[Any] = [title, bar]
-        if done < rounds:  # one line whether a client is at work or not, so that the display does not jump
+        if (
+            not ended and done < rounds
+        ):  # one line whether a client is at work or not, so that the display does not jump
             where = "" if trainer.fabric.world_size == 1 else f" on process 0 of {trainer.fabric.world_size}"
             work = f", at work: {self._doing}" if self._doing else ""
             lines.append(Text(f"round {done + 1}{where}: {self._clients_done} clients done{work}"))

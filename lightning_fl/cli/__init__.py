@@ -1,8 +1,8 @@
 """The command line ``lightning-fl``.
 
 Each command is a module with ``add_arguments(parser, command)`` and ``run(command, config, parser, arguments)``, which
-returns the exit code. Only the module of the command that is asked for is imported, and only the commands that train
-or evaluate import torch.
+returns the exit code; it may have a line ``USAGE`` and ``explain``, which puts the parser's errors in words. Only the
+module of the command that is asked for is imported, and only the commands that train or evaluate import torch.
 
 Exit codes: 0; 2 for what the user is to mend, with the reason on standard error; 128 + n after signal n. With
 ``LIGHTNING_FL_DEBUG=1`` an error comes with its traceback.
@@ -20,7 +20,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from lightning_fl import __version__
 from lightning_fl.cli.diagnosis import compact
 from lightning_fl.data.cards import did_you_mean
-from lightning_fl.errors import ConfigurationError, FederatedError
+from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
 
 __all__ = ["COMMANDS", "Command", "main", "make_parser"]
 
@@ -58,15 +58,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _run(words)
+        code = _run(words)
+        sys.stdout.flush()
+        return code
     except (FederatedError, ArgumentError) as error:
-        if os.environ.get("LIGHTNING_FL_DEBUG") == "1":
+        if _shows_traceback():
             traceback.print_exc()
         for line in _in_words(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `lightning-fl recipes | head`; the interpreter must not flush into the pipe once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -75,14 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     if not words or words[0].startswith("-"):
-        if words in (["--version"], ["-V"]):
+        if words == ["--version"]:
             print(f"lightning-fl {__version__}")
             return 0
         if not words or words[0] in ("-h", "--help"):
             overview = _overview()
             overview.print_help(sys.stdout if words else sys.stderr)
             return 0 if words else 2
-        raise ConfigurationError(f"{words[0]} before the command: write lightning-fl COMMAND {words[0]} ...")
+        raise ConfigurationError(f"{words[0]} stands before the command: write lightning-fl COMMAND {words[0]}.")
     command, rest = words[0], words[1:]
     if command not in COMMANDS:
         raise ConfigurationError(
@@ -104,10 +107,15 @@ def _run(words: list[str]) -> int:
 
 def make_parser(command: str) -> ArgumentParser:
     """The parser of one command."""
+    module = import_module(COMMANDS[command].module)
     parser = ArgumentParser(
-        prog=f"lightning-fl {command}", description=COMMANDS[command].help, exit_on_error=False, allow_abbrev=False
+        prog=f"lightning-fl {command}",
+        usage=getattr(module, "USAGE", None),
+        description=COMMANDS[command].help,
+        exit_on_error=False,
+        allow_abbrev=False,
     )
-    import_module(COMMANDS[command].module).add_arguments(parser, command)
+    module.add_arguments(parser, command)
     return parser
 
 
@@ -137,7 +145,11 @@ def _in_words(error: BaseException) -> str:
     own = _federated(error)
     if own is None:
         return compact(str(error))
-    cause = own.__cause__
-    unexpected = isinstance(cause, Exception) and not isinstance(cause, ArgumentError | OSError | FederatedError)
-    shown = os.environ.get("LIGHTNING_FL_DEBUG") == "1"
-    return str(own) + ("\nLIGHTNING_FL_DEBUG=1 shows where." if unexpected and not shown else "")
+    hint = ""
+    if isinstance(own, TrainingError) and own.__cause__ is not None and not _shows_traceback():
+        hint = "\nLIGHTNING_FL_DEBUG=1 shows where in the code."
+    return f"{own}{hint}"
+
+
+def _shows_traceback() -> bool:
+    return os.environ.get("LIGHTNING_FL_DEBUG") == "1"

@@ -16,7 +16,9 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
     parser.add_argument("name", type=str | None, nargs="?", default=None, help="A data set, or the path of a card.")
     parser.add_argument("--fetch", action="store_true", help="Download what is not here.")
     parser.add_argument(
-        "--check", action="store_true", help="Compare the files' sums with the cards'; exit code 1 if one differs."
+        "--check",
+        action="store_true",
+        help="Compare the files' sums with the cards'; exit code 1 if one differs or the one named is not here.",
     )
 
 
@@ -24,7 +26,8 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     """List cards or show one; fetch and check their files."""
     cards = [load_card(config.name)] if config.name else [load_card(name) for name in available_cards()]
     if config.fetch or config.check:
-        return max([_obtain(card, fetch=config.fetch, check=config.check) for card in cards], default=0)
+        faults = [_is_fault(card, config.name is not None, config.fetch, config.check) for card in cards]
+        return int(any(faults))
     if config.name:
         _show(cards[0])
         return 0
@@ -72,21 +75,22 @@ def _whereabouts(card: Card) -> str:
     return f"here: {found.path}" + ("" if found.verified else " (its sum is not one of the card's)")
 
 
-def _obtain(card: Card, *, fetch: bool, check: bool) -> int:
-    """Find or download one file; 0 if it is here (and right, for ``check``), else 1."""
+def _is_fault(card: Card, named: bool, fetch: bool, check: bool) -> bool:
+    """Find or download one file and say so; whether it is missed or, for ``check``, not what the card describes."""
     from lightning_fl.data.lookup import find_file
 
     try:
         found = find_file(card, allow_download=fetch)
     except DataError as error:
-        print(f"{card.name}: {error if fetch else 'not here'}")
-        return 1
-    if not check:
-        print(f"{card.name}: {found.path}")
-    elif found.verified:
-        print(f"{card.name}: {found.path}, sha256 as in the card")
-    elif not card.file.sha256:
-        print(f"{card.name}: {found.path}, sha256 {found.sha256}; the card knows none to compare with")
-    else:
-        print(f"{card.name}: {found.path}, sha256 {found.sha256} is not the card's {' or '.join(card.file.sha256)}")
-    return 0 if found.verified or not check or not card.file.sha256 else 1
+        missed = named or (fetch and bool(card.file.addresses))
+        print(f"{card.name}: {error if missed else 'not here'}")
+        return missed
+    verdict = ""
+    if check and found.verified:
+        verdict = ", sha256 as in the card"
+    elif check and card.file.sha256:
+        verdict = f", sha256 {found.sha256} is not the card's {' or '.join(card.file.sha256)}"
+    elif check:
+        verdict = f", sha256 {found.sha256}; the card knows none to compare with"
+    print(f"{card.name}: {found.path}{verdict}")
+    return check and bool(card.file.sha256) and not found.verified

@@ -14,7 +14,7 @@ from lightning_fl.data.cards import did_you_mean
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.shipped import find_recipe
 
-__all__ = ["accepted_arguments", "collect_settings", "compact", "find_faults", "load_recipe"]
+__all__ = ["accepted_arguments", "collect_settings", "compact", "find_faults", "load_recipe", "subclasses"]
 
 #: Keys of a YAML entry that names a class.
 _CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
@@ -113,19 +113,20 @@ def _value(text: str, path: list[str]) -> Any:
     return value
 
 
-def find_faults(tree: Mapping[str, Any], keys: Collection[str], bases: Sequence[type]) -> list[str]:
+def find_faults(tree: Mapping[str, Any], keys: Collection[str], bases: Mapping[str, type]) -> list[str]:
     """Every key and class of a tree of settings that does not exist, each in a sentence with the nearest that does.
 
     Args:
         tree: the settings.
         keys: the parser's keys with their full paths, such as ``trainer.max_rounds``.
-        bases: the base classes below which a class may be named by its short name.
+        bases: the class that an extensible key holds a subclass of, by the key's path; short names are those of
+            subclasses of the key's own base, for a key that is not listed of any of them.
     """
     return list(_faults_of_group(tree, "", keys, bases))
 
 
 def _faults_of_group(
-    tree: Mapping[str, Any], prefix: str, keys: Collection[str], bases: Sequence[type]
+    tree: Mapping[str, Any], prefix: str, keys: Collection[str], bases: Mapping[str, type]
 ) -> Iterator[str]:
     here = sorted({key.removeprefix(prefix).split(".")[0] for key in keys if key.startswith(prefix)})
     for key, value in tree.items():
@@ -150,7 +151,7 @@ def _elsewhere(name: str, keys: Collection[str]) -> str:
     return f" (did you mean {places[0]!r}?)" if places else ""
 
 
-def _faults_of_value(value: object, path: str, bases: Sequence[type]) -> Iterator[str]:
+def _faults_of_value(value: object, path: str, bases: Mapping[str, type]) -> Iterator[str]:
     if isinstance(value, list):
         for number, item in enumerate(value):
             yield from _faults_of_value(item, f"{path}[{number}]", bases)
@@ -158,20 +159,28 @@ def _faults_of_value(value: object, path: str, bases: Sequence[type]) -> Iterato
         yield from _faults_of_class(value, path, bases)
 
 
-def _faults_of_class(entry: Mapping[str, Any], path: str, bases: Sequence[type]) -> Iterator[str]:
+def _faults_of_class(entry: Mapping[str, Any], path: str, bases: Mapping[str, type]) -> Iterator[str]:
     name = entry["class_path"]
-    found = _find_class(name, bases)
+    base = bases.get(re.sub(r"\[\d+\]", "", path))
+    found = _find_class(name, list(bases.values()) if base is None else [base])
     if isinstance(found, str):
         yield f"{path}.class_path={name!r}: {found}."
+        return
+    if base is not None and isinstance(found, type) and not issubclass(found, base):
+        yield f"{path}.class_path={name!r}: it is not a subclass of {base.__module__}.{base.__qualname__}."
         return
     for key in entry:
         if key not in _CLASS_KEYS:
             yield f"{path}.{key}: arguments of {name} belong under {path}.init_args."
     arguments = entry.get("init_args") or {}
-    known = accepted_arguments(found)
+    try:
+        known = accepted_arguments(found)
+    except ValueError:  # no class of the kind a recipe can name; the parser says so
+        return
     for key, value in arguments.items() if isinstance(arguments, Mapping) else ():
         if key not in known:
-            yield f"{path}.init_args.{key}: {found.__name__} has no such argument{did_you_mean(str(key), known)}."
+            hint = did_you_mean(str(key), known) or f"; it has {', '.join(known)}"
+            yield f"{path}.init_args.{key}: {found.__name__} has no such argument{hint}."
         else:
             yield from _faults_of_value(value, f"{path}.init_args.{key}", bases)
 
@@ -182,26 +191,32 @@ def _find_class(name: str, bases: Sequence[type]) -> type | Callable[..., Any] |
     if module:
         try:
             return getattr(import_module(module), last)
-        except ImportError as error:
-            return f"it cannot be imported ({error})"
         except AttributeError:
             return f"the module {module} has no {last}{did_you_mean(last, dir(import_module(module)))}"
-    known = {cls.__name__: cls for base in bases for cls in _subclasses(base)}
+        except Exception as error:  # whatever a module of the user's own raises
+            return f"it cannot be imported ({type(error).__name__}: {error})"
+    known = {cls.__name__: cls for base in bases for cls in subclasses(base)}
     return known.get(name) or (
         f"there is no such class{did_you_mean(name, known)}; give a class of your own with its module, as in"
         " my_package.MyClass"
     )
 
 
-def _subclasses(base: type) -> Iterator[type]:
+def subclasses(base: type) -> Iterator[type]:
+    """The imported classes below a base that can be made: neither abstract nor private."""
+    cls: type
     for cls in base.__subclasses__():
         if not inspect.isabstract(cls) and not cls.__name__.startswith("_"):
             yield cls
-        yield from _subclasses(cls)
+        yield from subclasses(cls)
 
 
 def accepted_arguments(callable_: type | Callable[..., Any]) -> list[str]:
-    """The names of a class's arguments, those that ``**kwargs`` passes on to a base class among them."""
+    """The names of a class's arguments, those that ``**kwargs`` passes on to a base class among them.
+
+    Raises:
+        ValueError: they cannot be found out, as for many classes written in C.
+    """
     parser = ArgumentParser(exit_on_error=False)
     add = parser.add_class_arguments if isinstance(callable_, type) else parser.add_function_arguments
     return [name.split(".")[0] for name in add(callable_, None, fail_untyped=False)]
@@ -219,8 +234,10 @@ def compact(message: str) -> str:
             reasons.append((len(line) - len(line.lstrip()), _plain(text)))
     deepest = max((indent for indent, _ in reasons), default=0)
     chosen = list(dict.fromkeys(text for indent, text in reasons if indent == deepest))
-    sentence = "; ".join(chosen) or " ".join(message.split())
-    if given and not any("got " in text for text in chosen):
+    # Of several types that a value may have, a reason of its own tells more than "expected another type".
+    telling = [text for text in chosen if not text.startswith("expected a value of type")]
+    sentence = "; ".join(telling or chosen) or " ".join(message.split())
+    if given and not telling and "got " not in sentence:
         sentence += f"; got {given[0]}" if len(given[0]) < 80 else ""
     return f"{path}: {sentence}." if path else f"{sentence.rstrip('.')}."
 

@@ -33,7 +33,8 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     if config.name is not None:
         if config.name not in recipes:
             raise ConfigurationError(
-                f"no shipped recipe {config.name!r}{did_you_mean(config.name, recipes)}. There are {', '.join(recipes)}."
+                f"no shipped recipe {config.name!r}{did_you_mean(config.name, recipes)}. There are"
+                f" {', '.join(recipes)}."
             )
         recipes = {config.name: recipes[config.name]}
     if config.copy is not None:

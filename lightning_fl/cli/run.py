@@ -6,11 +6,13 @@ Recipes follow the conventions of LightningCLI: ``seed_everything``, ``trainer``
 """
 
 import os
+import pkgutil
 import shlex
 import sys
 import time
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
@@ -26,9 +28,12 @@ if TYPE_CHECKING:
     from lightning_fl.data.module import FederatedDataModule
     from lightning_fl.trainer import FederatedTrainer
 
-__all__ = ["add_arguments", "explain", "run"]
+__all__ = ["USAGE", "add_arguments", "explain", "instantiate", "run"]
 
-#: How long a rank waits for rank zero to report the same error and end it, before it reports its own.
+#: The first line of the help; a list of all keys would be a page.
+USAGE = "%(prog)s --config RECIPE [--config OVERRIDES ...] [--KEY VALUE ...]"
+
+#: How long a rank that failed waits for rank zero to end it, before it reports its own error.
 _RANK_ZERO_SECONDS = 10.0
 
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<=", 2**32 - 1)], docstring="What NumPy takes as a seed.")
@@ -45,12 +50,12 @@ class _RecipeFile(ActionConfigFile):
 
 def add_arguments(parser: ArgumentParser, command: str) -> None:
     """Add the keys of a recipe. Imports torch."""
+    _import_short_names()
     from lightning.pytorch import LightningModule
 
     from lightning_fl.data.module import FederatedDataModule
     from lightning_fl.trainer import FederatedTrainer
 
-    _import_short_names()
     parser.add_argument(
         "--config", action=_RecipeFile, help="A recipe: a file, or the name of a shipped one. May be given repeatedly."
     )
@@ -73,11 +78,12 @@ def _import_short_names() -> None:
         # Dependencies warn of what they import from each other; no user of ours can mend that.
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
-        import lightning_fl.callbacks
         import lightning_fl.data
-        import lightning_fl.models
-        import lightning_fl.strategies
 
+        for package in ("callbacks", "models", "strategies"):
+            folder = import_module(f"lightning_fl.{package}")
+            for module in pkgutil.iter_modules(folder.__path__):
+                import_module(f"lightning_fl.{package}.{module.name}")
         for name in lightning_fl.data.__all__:
             getattr(lightning_fl.data, name)
 
@@ -93,7 +99,14 @@ def explain(error: ArgumentError, command: str, parser: ArgumentParser, argument
 
     settings = collect_settings(arguments)
     keys = [*parser.get_defaults(skip_validation=True).keys(branches=False), "config", "print_config", "help"]
-    bases = (LightningModule, FederatedDataModule, Callback, Partitioner, FederatedStrategy, Logger)
+    bases = {
+        "model": LightningModule,
+        "data": FederatedDataModule,
+        "data.init_args.partitioner": Partitioner,
+        "trainer.callbacks": Callback,
+        "trainer.strategy": FederatedStrategy,
+        "trainer.logger": Logger,
+    }
     faults = find_faults(settings, keys, bases)
     missing = [key for key in ("model", "data") if not settings.get(key)]
     if missing and not faults:
@@ -112,15 +125,47 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
 
     from lightning_fl.cli.saved_config import SaveConfig, flat_hyperparameters
 
-    seed_everything(config.seed_everything, verbose=False)
-    made = parser.instantiate_classes(config)
+    seed_everything(int(config.seed_everything), verbose=False)
+    made = instantiate(parser, config)
     trainer: FederatedTrainer = made.trainer
     trainer.callbacks.insert(0, SaveConfig(parser.dump(config, skip_unset=False)))
     trainer.run_log.hyperparameters = flat_hyperparameters(config.as_dict())
     try:
         return _COMMANDS[command](trainer, made.model, made.data, config.ckpt_path, arguments)
+    except BaseException as error:
+        _end_together(trainer, error)
+        raise
+
+
+class _ConstructorError(BaseException):
+    """Carries a constructor's error past the parser, which takes any ``Exception`` for a value of the wrong type."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def instantiate(parser: ArgumentParser, config: Namespace) -> Namespace:
+    """The trainer, the model and the data of a recipe.
+
+    Raises:
+        FederatedError: an argument is refused; the message names the class.
+    """
+    try:
+        return parser.instantiate(config, instantiators=[(_construct, object, True)])
+    except _ConstructorError as carrier:
+        raise carrier.error from carrier.error.__cause__
+
+
+def _construct(class_type: type, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return class_type(*args, **kwargs)
     except FederatedError as error:
-        return _fail(trainer, error)
+        name, text = class_type.__name__, str(error)
+        named = error if name in text or text.startswith("trainer.") else type(error)(f"{name}: {text}")
+        named.__cause__ = error.__cause__
+        raise _ConstructorError(named) from error
+    except Exception as error:
+        raise _ConstructorError(error) from error
 
 
 def _fit(
@@ -225,13 +270,13 @@ def _print_report(trainer: "FederatedTrainer") -> None:
         print_report(trainer)
 
 
-def _fail(trainer: "FederatedTrainer", error: FederatedError) -> int:
-    """End all ranks with one report of the error: rank zero's, or that of the rank that has it alone."""
+def _end_together(trainer: "FederatedTrainer", error: BaseException) -> None:
+    """See that all ranks end, with one report of the error: rank zero's, or that of the rank that has it alone."""
     if trainer.is_global_zero:
-        # Processes that this one started wait for it in vain; under torchrun or SLURM the launcher ends them.
+        # Processes that this one started would wait for it in vain; under torchrun or SLURM the launcher ends them.
         for process in getattr(trainer.strategy.launcher, "procs", []):
             process.kill()
-        raise error
-    time.sleep(_RANK_ZERO_SECONDS)
-    print(f"on rank {trainer.fabric.global_rank}:", file=sys.stderr)
-    raise error
+    elif isinstance(error, Exception):
+        # If rank zero failed too, it ends this process meanwhile: the same error, or a broken connection, goes unsaid.
+        time.sleep(_RANK_ZERO_SECONDS)
+        print(f"on rank {trainer.fabric.global_rank}:", file=sys.stderr)

@@ -66,7 +66,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         return [f"client_{client:0{width}d}" for client in range(self.num_clients)]
 
     def client_sizes(self) -> Sequence[int] | None:
-        """Training samples per client where they are known without opening a silo (balances the ranks); else ``None``."""
+        """Training samples per client where known without opening a silo, to balance the ranks; else ``None``."""
         return None
 
     def num_samples(self, split: Split) -> list[int]:

@@ -1,8 +1,9 @@
 """The batches of one client: gathered from a shared pack where its data fit in memory, else from a ``DataLoader``."""
 
+import copy
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -48,8 +49,8 @@ class ClientBatches(ABC):
         """One pass over all samples in their own order."""
 
     @abstractmethod
-    def shuffled(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
-        """Endless passes in the training order; every random draw comes from ``seed_path``."""
+    def shuffled(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[SizedBatch]:
+        """``num_batches`` batches in the training order, pass after pass; every draw comes from ``seed_path``."""
 
     @property
     def targets(self) -> Tensor:
@@ -92,6 +93,7 @@ class PackedBatches(ClientBatches):
         self._drop_last = drop_last and self.num_samples > batch_size
         self._targets: Tensor | None = None
         self._kept: list[SizedBatch] | None = None
+        self._versions: list[int] = []
 
     @property
     def targets(self) -> Tensor:
@@ -112,38 +114,46 @@ class PackedBatches(ClientBatches):
         return full + (1 if rest and not self._drop_last else 0)
 
     def once(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
-        """The same batches every time, gathered once and kept."""
-        if self._kept is None:
-            order = torch.arange(self.num_samples, device=self._device)
-            self._kept = list(self._gather(order, len(self._sizes())))
-        return iter(self._kept)
+        """The same batches every time: gathered once and kept, and again if a step changed their tensors in place."""
+        if self._kept is None or self._versions != _tensor_versions(self._kept):
+            with torch.inference_mode(False):  # whose tensors have no versions
+                order = torch.arange(self.num_samples, device=self._pack.device)
+                self._kept = list(self._gather(order, len(self._sizes())))
+            self._versions = _tensor_versions(self._kept)
+        # Shallow copies, so that what a step assigns to its batch is not there the next time.
+        return ((copy.copy(batch), size) for batch, size in self._kept)
 
-    def shuffled(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
+    def shuffled(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[SizedBatch]:
         """Passes without replacement, each in an order of its own."""
         if not self._shuffle:
-            while True:
-                yield from self.once(seed_path)
+            while num_batches > 0:
+                yield from itertools.islice(self.once(seed_path), num_batches)
+                num_batches -= self.epoch_length()
+            return
         draws = torch.Generator().manual_seed(derive_seed(*seed_path, "batches"))  # type: ignore[arg-type]
-        while True:
-            order = torch.randperm(self.num_samples, generator=draws).to(self._device)
-            yield from self._gather(order, self._pack.batches_per_gather)
-
-    @property
-    def _device(self) -> torch.device:
-        return self._pack.targets.device
+        while num_batches > 0:
+            order = torch.randperm(self.num_samples, generator=draws).to(self._pack.device)
+            yield from self._gather(order, self._pack.batches_per_gather, num_batches)
+            num_batches -= self.epoch_length()
 
     def _sizes(self) -> list[int]:
         length = self.epoch_length()
         return [min(self._batch_size, self.num_samples - b * self._batch_size) for b in range(length)]
 
-    def _gather(self, order: Tensor, at_once: int) -> Iterator[SizedBatch]:
-        sizes, begin = self._sizes(), 0
+    def _gather(self, order: Tensor, at_once: int, at_most: int | None = None) -> Iterator[SizedBatch]:
+        sizes, begin = self._sizes()[:at_most], 0
         for group in itertools.batched(sizes, at_once) if hasattr(itertools, "batched") else _groups(sizes, at_once):
             positions = order[begin : begin + sum(group)]
             begin += sum(group)
             indices = positions if self._indices is None else self._indices.index_select(0, positions)
             targets = None if self._targets is None else self._targets.index_select(0, positions)
             yield from zip(self._pack.gather(indices, list(group), targets), group, strict=True)
+
+
+def _tensor_versions(batches: list[SizedBatch]) -> list[int]:
+    """How often each tensor of packed batches was changed in place."""
+    values = (batch if isinstance(batch, list) else batch.to_dict().values() for batch, _ in batches)
+    return [value._version for value in itertools.chain.from_iterable(values) if isinstance(value, Tensor)]
 
 
 def _groups(sizes: list[int], at_once: int) -> Iterator[list[int]]:
@@ -158,7 +168,7 @@ class LoaderBatches(ClientBatches):
         try:
             self.num_samples = len(loader.dataset)  # type: ignore[arg-type]
         except TypeError:
-            self.num_samples = 0  # an iterable data set: counted as it is read
+            self.num_samples = 0  # a stream without a length
 
     def epoch_length(self) -> int | None:
         """The loader's own length."""
@@ -172,20 +182,25 @@ class LoaderBatches(ClientBatches):
         self._seed((*seed_path, 0))
         return ((batch, getattr(batch, "num_graphs", None)) for batch in self._loader)
 
-    def shuffled(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
+    def shuffled(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[SizedBatch]:
         """Pass after pass, in the loader's own order."""
+        given = 0
         for epoch in itertools.count():
             self._seed((*seed_path, epoch))
-            empty = True
+            before = given
             for batch in self._loader:
-                empty = False
+                given += 1
                 yield batch, getattr(batch, "num_graphs", None)
-            if empty:
+                if given == num_batches:
+                    return
+            if given == before:  # an empty loader
                 return
 
     def _seed(self, path: tuple[int | str, ...]) -> None:
         seed = derive_seed(*path, "loader")  # type: ignore[arg-type]
-        holders: tuple[Any, ...] = (self._loader, self._loader.sampler, self._loader.batch_sampler)
+        loader: Any = self._loader
+        inner = getattr(loader.batch_sampler, "sampler", None)
+        holders: tuple[Any, ...] = (loader, loader.sampler, loader.batch_sampler, inner)
         for holder in holders:
             own = getattr(holder, "generator", None)
             if isinstance(own, torch.Generator):
@@ -238,20 +253,20 @@ class BatchFactory:
                 return LoaderBatches(data)
             packed = self._packed(data.dataset, **options)
             return packed or LoaderBatches(data)
-        if isinstance(data, IterableDataset):
-            return LoaderBatches(DataLoader(data, batch_size=module.batch_size))
         batch_size = module.batch_size if split == "train" else module.eval_batch_size
         shuffle, drop_last = split == "train" and module.shuffle, split == "train" and module.drop_last
-        packed = self._packed(data, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last)
+        stream = isinstance(data, IterableDataset)
+        packed = None if stream else self._packed(data, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last)
         if packed is not None:
             return packed
+        length = len(data) if hasattr(data, "__len__") else None
         return LoaderBatches(
             DataLoader(
                 data,
                 batch_size=batch_size,
-                shuffle=shuffle and len(data) > 0,  # type: ignore[arg-type]
-                drop_last=drop_last and len(data) > batch_size,  # type: ignore[arg-type]
-                collate_fn=_collation(data),
+                shuffle=shuffle and not stream and bool(length),
+                drop_last=drop_last and (length is None or length > batch_size),
+                collate_fn=_collate,
                 generator=torch.Generator(),
             )
         )
@@ -263,7 +278,9 @@ class BatchFactory:
             own = torch.as_tensor(dataset.indices, dtype=torch.long)
             indices = own if indices is None else own[indices]
             held = dataset = dataset.dataset
-        if isinstance(dataset, InMemoryDataset):  # views share their data
+        if isinstance(dataset, InMemoryDataset):  # views share their data, but each has its own transform
+            if dataset.transform is not None:
+                return None
             held = dataset._data
             if dataset._indices is not None:
                 own = torch.as_tensor(list(dataset._indices), dtype=torch.long)
@@ -290,9 +307,11 @@ def _plain_options(loader: DataLoader) -> dict[str, Any] | None:
     )
     if (
         isinstance(loader.dataset, IterableDataset)
+        or type(loader).__iter__ is not DataLoader.__iter__
         or type(loader.batch_sampler) is not BatchSampler
         or not plain_collation
         or not plain_order
+        or len(sampler) != len(loader.dataset)  # type: ignore[arg-type]
         or loader.num_workers
         or loader.batch_size is None
     ):
@@ -304,6 +323,10 @@ def _plain_options(loader: DataLoader) -> dict[str, Any] | None:
     }
 
 
-def _collation(dataset: Any) -> Callable[[list[Any]], Any]:
-    first = dataset[0] if len(dataset) else None
-    return Collater(dataset) if isinstance(first, BaseData) else default_collate
+def _collate(samples: list[Any]) -> Any:
+    """PyG's collation for samples that are or hold graphs, torch's for all others."""
+    first = samples[0]
+    parts = first.values() if isinstance(first, Mapping) else first if isinstance(first, tuple | list) else (first,)
+    if any(isinstance(part, BaseData) for part in parts):
+        return Collater(samples)(samples)
+    return default_collate(samples)

@@ -1,8 +1,7 @@
 """One client's turn: its local training steps, or the evaluation of its model, on the process's one module."""
 
 import inspect
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,20 @@ __all__ = ["ClientReport", "LocalLoop"]
 _STAGES: dict[Split, tuple[TrainerFn, RunningStage, str]] = {
     "val": (TrainerFn.VALIDATING, RunningStage.VALIDATING, "validation"),
     "test": (TrainerFn.TESTING, RunningStage.TESTING, "test"),
+}
+
+
+#: Hooks that are called once for all clients, with their stages.
+_HOOKS_OF_RUN: dict[str, tuple[TrainerFn, RunningStage]] = {
+    "on_train_start": (TrainerFn.FITTING, RunningStage.TRAINING),
+    "on_train_end": (TrainerFn.FITTING, RunningStage.TRAINING),
+    "on_fit_end": (TrainerFn.FITTING, RunningStage.TRAINING),
+    "on_validation_start": (TrainerFn.VALIDATING, RunningStage.VALIDATING),
+    "on_validation_end": (TrainerFn.VALIDATING, RunningStage.VALIDATING),
+    "on_test_start": (TrainerFn.TESTING, RunningStage.TESTING),
+    "on_test_end": (TrainerFn.TESTING, RunningStage.TESTING),
+    "on_predict_start": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
+    "on_predict_end": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
 }
 
 
@@ -74,6 +87,7 @@ class LocalLoop:
         self.module_trainer = module_trainer
         self.flat = flat
         self.factory = factory
+        _refuse_lightning_callbacks(module)
         self._precision: Precision = trainer.fabric._precision
         self._optimization = Optimization(trainer, module, module_trainer)
         self._step_takes_index = {
@@ -97,45 +111,47 @@ class LocalLoop:
         trainer, shim = self.trainer, self.module_trainer
         path = (trainer.seed, trainer.current_round, client, "train")
         batches = self.batches(client, "train")
-        total, epoch_length = self._amount_of_work(batches)
+        total, epoch_length, steps = self._amount_of_work(batches)
         self.flat.load(start)
         seed_default_generators(*path)
         shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
-        shim.client, shim.global_step = client, state.global_step
+        shim.begin_turn(client, state.global_step)
         shim.num_training_batches = total
         accumulate = trainer.accumulate_grad_batches
-        shim.estimated_stepping_batches = trainer.max_rounds * -(-total // accumulate)
-        shim.collector.begin()
+        shim.estimated_stepping_batches = trainer.max_rounds * steps
         self._optimization.begin(state)
         generators = self._generators(*path)
         self.call("on_train_epoch_start")
 
         losses: list[Tensor] = []
         sizes: list[int] = []
-        for index, (batch, size) in enumerate(itertools.islice(batches.shuffled(path), total)):
+        for index, (batch, size) in enumerate(batches.shuffled(path, total)):
             batch = self._move(batch, batches.on_device)
+            if batch is None:  # as in Lightning: the loader's collation left every sample out
+                continue
             shim.batch_idx, shim.is_last_batch = index, index == total - 1
             shim.collector.batch, shim.collector.batch_size, shim.collector.step = batch, size, shim.global_step
             if self.overridden("on_train_batch_start") and self.call("on_train_batch_start", batch, index) == -1:
                 break
-            end_of_epoch = epoch_length is not None and (index + 1) % epoch_length == 0
-            stepping = (index + 1) % accumulate == 0 or shim.is_last_batch or end_of_epoch
+            place = index % epoch_length if epoch_length else index  # accumulation starts anew in every epoch
+            stepping = (place + 1) % accumulate == 0 or shim.is_last_batch or place + 1 == epoch_length
 
             def compute(batch: Any = batch, index: int = index) -> tuple[Tensor | None, STEP_OUTPUT]:
                 output = self._training_output(batch, index, generators)
                 return self._loss(output), output
 
-            loss, output = self._optimization.step(compute, index, first=index % accumulate == 0, stepping=stepping)
+            loss, output = self._optimization.step(compute, index, first=place % accumulate == 0, stepping=stepping)
             if loss is not None:
                 losses.append(loss.detach())
                 sizes.append(shim.collector._current_batch_size())
             if self.overridden("on_train_batch_end"):
-                self.call("on_train_batch_end", output, batch, index)
+                self.call("on_train_batch_end", _batch_outputs(output, accumulate), batch, index)
             if stepping:
                 for callback in self._after_step:
                     callback.on_client_step_end(trainer, client, shim.global_step - state.global_step)
         self.call("on_train_epoch_end")
         self._optimization.end(state)
+        shim.end_turn()
         return self._training_report(client, batches, losses, sizes, state)
 
     def _training_report(
@@ -158,16 +174,18 @@ class LocalLoop:
             metrics.setdefault("train/loss", LoggedValue(mean, float(sum(sizes)), higher_is_better=False))
         return ClientReport(batches.num_samples, steps, metrics)
 
-    def _amount_of_work(self, batches: ClientBatches) -> tuple[int, int | None]:
-        """Batches in the turn, and batches in an epoch where the work is given in epochs."""
+    def _amount_of_work(self, batches: ClientBatches) -> tuple[int, int | None, int]:
+        """Batches in the turn, batches in an epoch where the work is given in epochs, optimiser steps in the turn."""
+        accumulate = self.trainer.accumulate_grad_batches
         if self.trainer.local_steps is not None:
-            return self.trainer.local_steps * self.trainer.accumulate_grad_batches, None
+            return self.trainer.local_steps * accumulate, None, self.trainer.local_steps
         length = batches.epoch_length()
         if length is None:
             raise ConfigurationError(
                 "a client's DataLoader has no length, so an epoch has none either: set trainer.local_steps."
             )
-        return length * self.trainer.local_epochs, length
+        epochs = self.trainer.local_epochs
+        return length * epochs, length, -(-length // accumulate) * epochs
 
     def _training_output(self, batch: Any, index: int, generators: Sequence[torch.Generator]) -> STEP_OUTPUT:
         """``training_step`` inside the callbacks that change what it is given (mixup)."""
@@ -181,8 +199,13 @@ class LocalLoop:
         return compute(batch)
 
     def _loss(self, output: STEP_OUTPUT) -> Tensor | None:
-        loss = output.get("loss") if isinstance(output, dict) else output
+        loss = output.get("loss") if isinstance(output, Mapping) else output
         if loss is None:
+            if output is not None and self.module.automatic_optimization:
+                raise TrainingError(
+                    f"training_step returned a dict without 'loss' (keys: {', '.join(map(str, output))}): give it the"
+                    " loss, or return None to leave the batch out."
+                )
             return None
         if not isinstance(loss, Tensor):
             raise TrainingError(
@@ -211,12 +234,11 @@ class LocalLoop:
         self.flat.load(weights)
         seed_default_generators(*path)
         shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
-        shim.client = client
-        shim.collector.begin()
+        shim.begin_turn(client, self._global_step(client))
         generators = self._generators(*path)
         total, samples = 0.0, 0
         with torch.no_grad():
-            for index, (batch, size) in enumerate(itertools.islice(batches.shuffled(path), count)):
+            for index, (batch, size) in enumerate(batches.shuffled(path, count)):
                 batch = self._move(batch, batches.on_device)
                 shim.collector.batch, shim.collector.batch_size = batch, size
                 loss = self._loss(self._training_output(batch, index, generators))
@@ -224,6 +246,7 @@ class LocalLoop:
                     continue
                 size = shim.collector._current_batch_size()
                 total, samples = total + float(loss) * size, samples + size
+        shim.end_turn()
         shim.collector.reduce(samples)
         if not samples:
             raise TrainingError(
@@ -247,7 +270,8 @@ class LocalLoop:
         shim = self.module_trainer
         shim.set_stage(TrainerFn.FITTING if self.trainer.fitting else fn, stage)
         setattr(shim, f"num_{split}_batches", [batches.epoch_length() or float("inf")])
-        shim.collector.begin()
+        if self.trainer.fitting:
+            self.call("on_validation_model_zero_grad")
         for _ in self._evaluation_turn(client, weights, batches, split, word):
             pass
         return ClientReport(batches.num_samples, 0, shim.collector.reduce(batches.num_samples))
@@ -258,6 +282,7 @@ class LocalLoop:
         if batches is None:
             return []
         self.module_trainer.set_stage(TrainerFn.PREDICTING, RunningStage.PREDICTING)
+        self.module_trainer.num_predict_batches = [batches.epoch_length() or float("inf")]
         outputs = self._evaluation_turn(client, weights, batches, split, "predict")
         return [move_data_to_device(output, "cpu") for output in outputs]
 
@@ -268,7 +293,7 @@ class LocalLoop:
         path = (self.trainer.seed, self.trainer.current_round, client, split)
         self.flat.load(weights)
         seed_default_generators(*path)
-        shim.client = client
+        shim.begin_turn(client, self._global_step(client))
         self._mode.capture(self.module)
         if self.overridden(f"on_{word}_model_eval"):
             self.call(f"on_{word}_model_eval")
@@ -294,6 +319,11 @@ class LocalLoop:
                 self.call(f"on_{word}_model_train")
             else:
                 self._mode.restore(self.module)
+            shim.end_turn()
+
+    def _global_step(self, client: int) -> int:
+        state = self.trainer.client_states.get(client)
+        return 0 if state is None else state.global_step
 
     # -- the module's methods ------------------------------------------------------------------------------------
 
@@ -309,22 +339,16 @@ class LocalLoop:
         """A hook of the module's, if it defines it, with ``self.log`` knowing where it is called from."""
         if not self.overridden(name):
             return None
-        before, self.module._current_fx_name = self.module._current_fx_name, name
-        try:
-            return getattr(self.module, name)(*args)
-        finally:
-            self.module._current_fx_name = before
+        if name in _HOOKS_OF_RUN:
+            fn, stage = _HOOKS_OF_RUN[name]
+            self.module_trainer.set_stage(TrainerFn.FITTING if self.trainer.fitting else fn, stage)
+            self.module_trainer.begin_hook_of_run()
+        return self.module_trainer.call_hook(name, *args)
 
     def _step(self, name: str, batch: Any, index: int) -> Any:
-        module = self.module
-        before, module._current_fx_name = module._current_fx_name, name
-        try:
-            with self._forward_context():
-                if self._step_takes_index[name]:
-                    return getattr(module, name)(batch, index)
-                return getattr(module, name)(batch)
-        finally:
-            module._current_fx_name = before
+        arguments = (batch, index) if self._step_takes_index[name] else (batch,)
+        with self._forward_context():
+            return self.module_trainer.call_hook(name, *arguments)
 
     def _forward_context(self) -> AbstractContextManager:
         return nullcontext() if type(self._precision) is Precision else self._precision.forward_context()
@@ -336,6 +360,14 @@ def is_overridden(part: LightningModule | LightningDataModule, name: str) -> boo
     return name in part.__dict__ or getattr(type(part), name, None) is not getattr(base, name, None)
 
 
+def _batch_outputs(output: STEP_OUTPUT, accumulate: int) -> dict[str, Any]:
+    """What ``on_train_batch_end`` is given: the loss, detached and as it was accumulated, and what came with it."""
+    outputs = dict(output) if isinstance(output, Mapping) else {} if output is None else {"loss": output}
+    if isinstance(outputs.get("loss"), Tensor):
+        outputs["loss"] = outputs["loss"].detach() / accumulate
+    return outputs
+
+
 def _takes_batch_index(module: LightningModule, name: str) -> bool:
     parameters = inspect.signature(getattr(module, name)).parameters
     if "dataloader_iter" in parameters:
@@ -343,8 +375,31 @@ def _takes_batch_index(module: LightningModule, name: str) -> bool:
             f"{type(module).__name__}.{name} takes 'dataloader_iter': a federated client hands over batches. Define"
             f" {name}(self, batch, batch_idx)."
         )
+    required = [
+        p
+        for p in parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(required) > 2:
+        raise ConfigurationError(
+            f"{type(module).__name__}.{name} takes {', '.join(p.name for p in required)}: a client has one DataLoader"
+            f" per split. Give {required[2].name} a default value, or leave it out."
+        )
     variadic = any(parameter.kind == parameter.VAR_POSITIONAL for parameter in parameters.values())
     return variadic or len(parameters) >= 2
+
+
+def _refuse_lightning_callbacks(module: LightningModule) -> None:
+    if not is_overridden(module, "configure_callbacks"):
+        return
+    made = module.configure_callbacks()
+    callbacks = list(made) if isinstance(made, Sequence) else [made]
+    if callbacks:
+        raise ConfigurationError(
+            f"{type(module).__name__}.configure_callbacks returns {', '.join(type(c).__name__ for c in callbacks)}:"
+            " callbacks of Lightning's Trainer do not run in a federated round. Return [] there and give"
+            " trainer.callbacks what the run needs; see docs/lightning-support.md."
+        )
 
 
 def _bind(

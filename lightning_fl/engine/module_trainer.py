@@ -13,14 +13,18 @@ from lightning.fabric.plugins import Precision
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 from lightning.pytorch.utilities import GradClipAlgorithmType
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from lightning_fl.engine.results import LogCollector
+from lightning_fl.engine.results import LogCollector, _reduce
+from lightning_fl.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
@@ -39,6 +43,37 @@ class _LoggerConnector:
 
     def should_reset_tensors(self, fx: str) -> bool:
         return False
+
+
+class _BetweenTurns:
+    """Keeps what ``on_train_start``, ``on_validation_start`` and ``on_test_start`` log for the turns that follow."""
+
+    def __init__(self) -> None:
+        self._moment: tuple[RunningStage | None, int] | None = None
+        self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def begin(self, moment: tuple[RunningStage | None, int]) -> None:
+        self._moment, self._calls = moment, []
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        self._calls.append((args, kwargs))
+
+    def replay(self, moment: tuple[RunningStage | None, int], collector: LogCollector) -> None:
+        if moment == self._moment:
+            for args, kwargs in self._calls:
+                collector.log(*args, **kwargs)
+
+
+def _values_so_far(collector: LogCollector) -> dict[str, Tensor]:
+    """What a client logged until now, reduced; metrics go on counting."""
+    so_far: dict[str, Tensor] = {}
+    for name, entry in collector._entries.items():
+        if entry.metric is not None:
+            so_far[name] = entry.metric.compute()
+        else:
+            values = torch.stack(entry.values).double()
+            so_far[name] = _reduce(entry.reduce_fx, values, values.new_tensor(entry.weights)).float()
+    return so_far
 
 
 class _ModulePrecision:
@@ -100,14 +135,19 @@ class _ModuleStrategy:
         self._wrapped = None
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None, *args: Any, **kwargs: Any) -> Tensor:
-        module, precision = self._trainer.model, self._trainer.precision_plugin
-        module.on_before_backward(loss)
-        precision.backward(loss, module, *args, **kwargs)
-        module.on_after_backward()
+        trainer = self._trainer
+        trainer.call_hook("on_before_backward", loss)
+        trainer.call_hook("backward", loss, *args, **kwargs)
+        trainer.call_hook("on_after_backward")
         return loss
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        return self._trainer.precision_plugin.optimizer_step(optimizer, closure=closure, **kwargs)
+        def closure_then_hooks() -> Any:
+            result = closure()
+            self._trainer.before_optimizer_step(optimizer)
+            return result
+
+        return self._trainer.precision_plugin.optimizer_step(optimizer, closure=closure_then_hooks, **kwargs)
 
     def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         return tensor
@@ -133,6 +173,10 @@ def _never() -> bool:
     return False
 
 
+def _nothing(optimizer: Optimizer) -> None:
+    """No optimiser is at work before the first turn."""
+
+
 class ModuleTrainer:
     """What ``LightningModule.trainer`` refers to during a federated run.
 
@@ -154,13 +198,18 @@ class ModuleTrainer:
     limit_train_batches = limit_val_batches = limit_test_batches = limit_predict_batches = 1.0
     overfit_batches = 0.0
     num_sanity_val_steps = 0
+    num_sanity_val_batches: list[float] = []  # noqa: RUF012 - a module only reads it
     progress_bar_callback = None
-    progress_bar_metrics: dict[str, Tensor] = {}  # noqa: RUF012 - a module only reads it
+    profiler = PassThroughProfiler()
+    scaler = None
+    interrupted = False
+    received_sigterm = False
 
     def __init__(self, trainer: "FederatedTrainer", module: LightningModule) -> None:
         self.federated = trainer
         self.model = module
         self.lightning_module = module
+        module.trainer = self  # type: ignore[assignment]  # reaches modules inside the module, too
         self.state = TrainerState(status=TrainerStatus.RUNNING)
         self.precision_plugin = _ModulePrecision(trainer.fabric._precision)
         self.strategy = _ModuleStrategy(self)
@@ -171,26 +220,43 @@ class ModuleTrainer:
         self.global_step = 0
         self.batch_idx = 0
         self.is_last_batch = False
-        self.num_training_batches: float = 0
+        self.num_training_batches: float = float("inf")
         self.num_val_batches: list[float] = []
         self.num_test_batches: list[float] = []
         self.num_predict_batches: list[float] = []
-        self.estimated_stepping_batches: float = 0
-        self.callback_metrics: dict[str, Tensor] = {}
-        self.logged_metrics: dict[str, Tensor] = {}
+        self._estimated_stepping_batches: float | None = None
+        self._means: dict[str, Tensor] = {}
+        self._between_turns = _BetweenTurns()
         self.should_stop = False
+        #: What happens between the gradients and the optimiser's step: the module's hook and clipping.
+        self.before_optimizer_step: Callable[[Optimizer], None] = _nothing
         self._logger_connector = _LoggerConnector()
         self._accelerator_connector = _Distributed()
 
     # -- what the run is -----------------------------------------------------------------------------------------
 
     @property
-    def _results(self) -> LogCollector | None:
-        return None if self.predicting else self.collector
+    def current_epoch(self) -> int:
+        # Lightning validates inside an epoch; here the round's number has moved on by then.
+        within = self.validating and self.state.fn == TrainerFn.FITTING
+        return self.federated.current_round - int(within)
 
     @property
-    def current_epoch(self) -> int:
-        return self.federated.current_round
+    def enable_validation(self) -> bool:
+        return self.federated.check_val_every_n_rounds > 0 and is_overridden("validation_step", self.model)
+
+    @property
+    def estimated_stepping_batches(self) -> float:
+        if self._estimated_stepping_batches is None:
+            raise ConfigurationError(
+                "self.trainer.estimated_stepping_batches belongs to a client: read it in configure_optimizers, or later"
+                " in a client's turn."
+            )
+        return self._estimated_stepping_batches
+
+    @estimated_stepping_batches.setter
+    def estimated_stepping_batches(self, steps: float) -> None:
+        self._estimated_stepping_batches = steps
 
     @property
     def current_round(self) -> int:
@@ -216,7 +282,8 @@ class ModuleTrainer:
 
     @property
     def loggers(self) -> list[Any]:
-        return self.federated.loggers
+        # Others than rank zero have none: what user code writes there goes nowhere, as in Lightning.
+        return self.federated.loggers if self.federated.is_global_zero else [DummyLogger()]
 
     @property
     def log_dir(self) -> str | None:
@@ -249,6 +316,52 @@ class ModuleTrainer:
         """Mean and standard deviation of the training targets over all clients; see ``FederatedTrainer``."""
         return self.federated.target_statistics()
 
+    # -- what was logged -----------------------------------------------------------------------------------------
+
+    @property
+    def _results(self) -> "LogCollector | _BetweenTurns | None":
+        if self.predicting:
+            return None
+        return self._between_turns if self.client is None else self.collector
+
+    @property
+    def callback_metrics(self) -> dict[str, Tensor]:
+        """The latest means over clients; within a turn, what the client logged until now comes first."""
+        for name, metric in self.federated.metrics.get("train", {}).items():
+            self._means[name] = torch.tensor(metric.mean)
+        return self._means if self.client is None else self._means | _values_so_far(self.collector)
+
+    @property
+    def logged_metrics(self) -> dict[str, Tensor]:
+        return self._logged_with("to_logger")
+
+    @property
+    def progress_bar_metrics(self) -> dict[str, float]:
+        return {name: float(value) for name, value in self._logged_with("prog_bar").items()}
+
+    def _logged_with(self, destination: str) -> dict[str, Tensor]:
+        every = [item for metrics in self.federated.metrics.values() for item in metrics.items()]
+        return {name: torch.tensor(metric.mean) for name, metric in every if getattr(metric, destination)}
+
+    def begin_turn(self, client: int, global_step: int) -> None:
+        """A client's turn begins: what is logged from now on is its own."""
+        self.client, self.global_step = client, global_step
+        self.collector.begin()
+        self._between_turns.replay(self._moment, self.collector)
+
+    def end_turn(self) -> None:
+        """The client's turn is over."""
+        self.client = None
+
+    def begin_hook_of_run(self) -> None:
+        """A hook of the run (``on_validation_start``) begins: what it logs is kept for the turns that follow."""
+        self.client = None
+        self._between_turns.begin(self._moment)
+
+    @property
+    def _moment(self) -> tuple[RunningStage | None, int]:
+        return self.state.stage, self.federated.current_round
+
     # -- the stage -----------------------------------------------------------------------------------------------
 
     @property
@@ -271,6 +384,11 @@ class ModuleTrainer:
     def evaluating(self) -> bool:
         return self.validating or self.testing
 
+    def enter(self, method: str) -> None:
+        """The run of one of the trainer's methods begins: fit, validate, test or predict."""
+        fn = TrainerFn(method)
+        self.set_stage(fn, RunningStage.TRAINING if fn == TrainerFn.FITTING else RunningStage(method))
+
     def set_stage(self, fn: TrainerFn, stage: RunningStage | None) -> None:
         """Enter a stage, as Lightning's loops do."""
         self.state.fn, self.state.stage = fn, stage
@@ -291,7 +409,8 @@ class ModuleTrainer:
     precision = property(lambda self: self.federated.fabric._precision.precision)
     gradient_clip_val = property(lambda self: self.federated.gradient_clip_val)
     accumulate_grad_batches = property(lambda self: self.federated.accumulate_grad_batches)
-    log_every_n_steps = property(lambda self: self.federated.log_every_n_steps)
+    # Modules divide by it: where no steps are logged (0), Lightning's default.
+    log_every_n_steps = property(lambda self: self.federated.log_every_n_steps or 50)
     ckpt_path = property(lambda self: self.federated.ckpt_path)
 
     @property
@@ -302,6 +421,14 @@ class ModuleTrainer:
     @property
     def device_ids(self) -> list[int]:
         return [device.index or 0 for device in self.federated.strategy.parallel_devices or []]
+
+    def call_hook(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Run a method of the module's, with ``self.log`` knowing where it is called from."""
+        before, self.model._current_fx_name = self.model._current_fx_name, name
+        try:
+            return getattr(self.model, name)(*args, **kwargs)
+        finally:
+            self.model._current_fx_name = before
 
     def count_step(self) -> None:
         """One optimiser step was taken."""

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import (
     _configure_optimizers,
@@ -17,7 +19,7 @@ from lightning.pytorch.core.optimizer import (
 )
 from lightning.pytorch.utilities.types import STEP_OUTPUT, LRSchedulerConfig
 from torch import Tensor
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from lightning_fl.engine.module_trainer import ModuleTrainer
 from lightning_fl.errors import ConfigurationError, TrainingError
@@ -58,7 +60,8 @@ class Optimization:
 
     Optimisers are fresh every round (the published algorithms' reading) unless ``optimizer_state="keep"``. Schedulers
     go on from round to round: those with ``interval: step`` with the client's own steps, those with
-    ``interval: epoch`` with the rounds of the run, whether or not the client took part.
+    ``interval: epoch`` with the rounds of the run, whether or not the client took part. One that watches a metric
+    sees the metric's latest value once, at the client's next turn.
     """
 
     def __init__(self, trainer: "FederatedTrainer", module: LightningModule, module_trainer: ModuleTrainer) -> None:
@@ -67,6 +70,7 @@ class Optimization:
         self._trainer = trainer
         self._module = module
         self._shim = module_trainer
+        module_trainer.before_optimizer_step = self._before_step
         self._own = {
             name: is_overridden(module, name)
             for name in (
@@ -82,8 +86,8 @@ class Optimization:
             )
         }
         if not module.automatic_optimization:
-            for name in ("gradient_clip_val", "accumulate_grad_batches"):
-                if getattr(trainer, name) not in (None, 1):
+            for name, neutral in (("gradient_clip_val", None), ("accumulate_grad_batches", 1)):
+                if getattr(trainer, name) != neutral:
                     raise ConfigurationError(
                         f"trainer.{name}={getattr(trainer, name)} needs automatic optimisation:"
                         f" {type(module).__name__} optimises manually, so do this in its training_step."
@@ -94,8 +98,8 @@ class Optimization:
     def begin(self, state: ClientState) -> None:
         """Optimisers and schedulers for the client whose turn begins, carried on from its ``state``."""
         optimizers, schedulers = self._configure()
-        for optimizer in optimizers:
-            optimizer.zero_grad()
+        for parameter in self._module.parameters():
+            parameter.grad = None
         if state.optimizers:
             for optimizer, saved in zip(optimizers, state.optimizers, strict=True):
                 optimizer.load_state_dict(saved)
@@ -111,7 +115,8 @@ class Optimization:
                 # A fresh optimiser took its steps in the rounds before.
                 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
                 for done in range(state.rounds_seen, self._trainer.current_round):
-                    self._step_schedulers("round", done + 1)
+                    latest = done + 1 == self._trainer.current_round
+                    self._step_schedulers("round", done + 1, latest=latest)
         state.rounds_seen = self._trainer.current_round
 
     def end(self, state: ClientState) -> None:
@@ -125,12 +130,10 @@ class Optimization:
                 [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
                 for optimizer in optimizers
             ]
-        for optimizer in optimizers:
-            optimizer.zero_grad()
 
     def _configure(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
         module = self._module
-        made: Any = module.configure_optimizers()
+        made: Any = self._shim.call_hook("configure_optimizers")
         optimizers, schedulers, monitor = _configure_optimizers(_MockOptimizer() if made is None else made)
         configs = (
             _configure_schedulers_automatic_opt(schedulers, monitor)
@@ -159,33 +162,31 @@ class Optimization:
         optimizer = self._shim.optimizers[0]
         result: list[tuple[Tensor | None, STEP_OUTPUT]] = []
 
+        @torch.enable_grad()
         def closure() -> Tensor | None:
             loss, output = compute()
             result.append((loss, output))
-            if loss is None:
-                return None
             if first:
                 self._zero_grad(optimizer, index)
-            self._backward(loss / self._trainer.accumulate_grad_batches)
-            if stepping:
-                self._before_step(optimizer)
-            return loss
+            if loss is None:
+                return None
+            loss = loss / self._trainer.accumulate_grad_batches
+            self._backward(loss)
+            return loss.detach()
 
         if not stepping:
             closure()
         elif self._own["optimizer_step"]:
             wrapped = self._shim.strategy._lightning_optimizers[0]
-            self._module.optimizer_step(self._shim.current_epoch, index, wrapped, closure)
-        elif isinstance(optimizer, LBFGS):
-            optimizer.step(closure)
-        elif closure() is not None:
-            self._shim.precision_plugin.optimizer_step(optimizer)
+            self._shim.call_hook("optimizer_step", self._shim.current_epoch, index, wrapped, closure)
+        else:
+            self._shim.strategy.optimizer_step(optimizer, closure)
         if not result:
             raise TrainingError(
                 f"{type(self._module).__name__}.optimizer_step did not run its closure: call"
                 " optimizer.step(closure=optimizer_closure), or optimizer_closure() where no step is wanted."
             )
-        if stepping and result[-1][0] is not None:
+        if stepping:  # counted without a loss too, as Lightning does: schedulers keep their pace
             self._shim.count_step()
             if self._shim.lr_scheduler_configs:
                 self._step_schedulers("step", self._shim.global_step)
@@ -193,36 +194,41 @@ class Optimization:
 
     def _zero_grad(self, optimizer: Optimizer, index: int) -> None:
         if self._own["on_before_zero_grad"]:
-            self._module.on_before_zero_grad(optimizer)
+            self._shim.call_hook("on_before_zero_grad", optimizer)
         if self._own["optimizer_zero_grad"]:
-            self._module.optimizer_zero_grad(self._shim.current_epoch, index, optimizer)
+            self._shim.call_hook("optimizer_zero_grad", self._shim.current_epoch, index, optimizer)
         else:
             optimizer.zero_grad()
 
     def _backward(self, loss: Tensor) -> None:
         if self._own["on_before_backward"]:
-            self._module.on_before_backward(loss)
+            self._shim.call_hook("on_before_backward", loss)
         if self._own["backward"]:
-            self._module.backward(loss)
+            self._shim.call_hook("backward", loss)
         else:
             self._shim.precision_plugin.backward(loss, self._module)
         if self._own["on_after_backward"]:
-            self._module.on_after_backward()
+            self._shim.call_hook("on_after_backward")
 
     def _before_step(self, optimizer: Optimizer) -> None:
         if self._own["on_before_optimizer_step"]:
-            self._module.on_before_optimizer_step(optimizer)
+            self._shim.call_hook("on_before_optimizer_step", optimizer)
+        if not self._module.automatic_optimization:
+            return
         clip, algorithm = self._trainer.gradient_clip_val, self._trainer.gradient_clip_algorithm
         if self._own["configure_gradient_clipping"]:
-            self._module.configure_gradient_clipping(
-                optimizer, gradient_clip_val=clip, gradient_clip_algorithm=algorithm
+            self._shim.call_hook(
+                "configure_gradient_clipping",
+                optimizer,
+                gradient_clip_val=clip,
+                gradient_clip_algorithm=self._shim.gradient_clip_algorithm,
             )
         elif clip:
             self._module.clip_gradients(optimizer, clip, algorithm or "norm")
 
     # -- schedulers ----------------------------------------------------------------------------------------------
 
-    def _step_schedulers(self, when: str, done: int) -> None:
+    def _step_schedulers(self, when: str, done: int, *, latest: bool = True) -> None:
         for config in self._shim.lr_scheduler_configs:
             interval = self._trainer.scheduler_interval
             if interval == "auto":
@@ -231,11 +237,11 @@ class Optimization:
                 continue
             if done % config.frequency:
                 continue
-            metric = self._monitored(config) if config.reduce_on_plateau else None
+            metric = self._monitored(config) if config.reduce_on_plateau and latest else None
             if config.reduce_on_plateau and metric is None:
                 continue
             if self._own["lr_scheduler_step"]:
-                self._module.lr_scheduler_step(config.scheduler, metric)
+                self._shim.call_hook("lr_scheduler_step", config.scheduler, metric)
             elif metric is None:
                 config.scheduler.step()  # type: ignore[call-arg]
             else:
@@ -245,8 +251,11 @@ class Optimization:
         known = self._shim.callback_metrics
         if config.monitor in known:
             return float(known[config.monitor])
-        if config.strict and self._trainer.has_validated:
-            raise ConfigurationError(
-                f"the scheduler monitors {config.monitor!r}, which is not logged. Logged are: {sorted(known)}."
-            )
+        every = self._trainer.check_val_every_n_rounds
+        if every and self._trainer.current_round < every:
+            return None  # nothing was validated yet
+        text = f"the scheduler monitors {config.monitor!r}, which is not logged. Logged are: {sorted(known)}."
+        if config.strict:
+            raise ConfigurationError(text)
+        rank_zero_warn(f"{text} It is left as it is.", category=RuntimeWarning)
         return None

@@ -1,7 +1,8 @@
 """Data sets held in memory as flat tensors, from which batches are gathered without visiting single samples."""
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -9,6 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 from torch_geometric.data import Batch, Data, InMemoryDataset
+from torch_geometric.data import Dataset as GraphDataset
+from torch_geometric.data.collate import collate
+from torch_geometric.data.storage import N_KEYS
+from torch_geometric.utils import is_sparse
+
+from lightning_fl.errors import ConfigurationError
 
 __all__ = ["GraphPack", "Pack", "TensorPack", "pack_dataset"]
 
@@ -21,6 +28,11 @@ class Pack(ABC):
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the tensors are."""
 
     @property
     @abstractmethod
@@ -42,6 +54,11 @@ class TensorPack(Pack):
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__(tensors[0].shape[0])
         self.tensors = list(tensors)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.tensors[-1].device
 
     @property
     def targets(self) -> Tensor:
@@ -80,27 +97,45 @@ class GraphPack(Pack):
     def __init__(self, data: Data, slices: dict[str, Tensor], num_nodes: Tensor) -> None:
         super().__init__(len(num_nodes))
         self.num_nodes = num_nodes
-        self._explicit_num_nodes = "num_nodes" in data
+        self._empty_batch = Batch(_base_cls=Data)  # making the class anew for every batch costs more than its content
+        self._explicit_num_nodes = isinstance(getattr(data, "_num_nodes", None), list)
         self._tensors: dict[str, tuple[Tensor, int, bool, str]] = {}  # key -> values, cat_dim, incremented, level
         self._lists: dict[str, Sequence[Any]] = {}
         self._levels: dict[str, tuple[Tensor, Tensor]] = {}  # level -> starts, counts
-        for key, value in data.to_dict().items():
-            if key == "num_nodes":
-                continue
+        for key in slices:
+            value = data[key]
             if not isinstance(value, Tensor):
                 self._lists[key] = value
                 continue
             starts, counts = slices[key][:-1], slices[key].diff()
             cat_dim = data.__cat_dim__(key, value)
             cat_dim = value.ndim - 1 if cat_dim == -1 else (cat_dim or 0)
-            level = next((name for name, known in self._levels.items() if torch.equal(known[1], counts)), key)
+            same = (name for name, known in self._levels.items() if all(map(torch.equal, known, (starts, counts))))
+            level = next(same, key)
             self._levels.setdefault(level, (starts, counts))
             self._tensors[key] = (value, cat_dim, _is_index(key), level)
 
     @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.num_nodes.device
+
+    @property
     def targets(self) -> Tensor:
-        """``y``, shape [n, ...]."""
-        return self._tensors["y"][0]
+        """``y``, shape [n, ...].
+
+        Raises:
+            ConfigurationError: the graphs have no ``y``, or not one row each.
+        """
+        if "y" not in self._tensors:
+            raise ConfigurationError("the graphs have no targets: set their `y`.")
+        value, _, _, level = self._tensors["y"]
+        if not (self._levels[level][1] == 1).all():
+            raise ConfigurationError(
+                "the graphs' `y` are not one row each, so they are not targets of graphs: give every graph a `y` of"
+                " shape [1, T] or [1]."
+            )
+        return value
 
     def gather(self, indices: Tensor, sizes: Sequence[int], targets: Tensor | None = None) -> list[Any]:
         """``Batch`` objects."""
@@ -145,17 +180,17 @@ class GraphPack(Pack):
 
         batches = []
         for b, size in enumerate(sizes):
-            batch = Batch(_base_cls=Data)
+            batch = copy.copy(self._empty_batch)
             begin, end = graph_ends[b], graph_ends[b + 1]
             slice_dict: dict[str, Tensor] = {}
             inc_dict: dict[str, Tensor | None] = {}
             store = batch._store
-            zeros = torch.zeros(size, dtype=torch.long)
+            zeros = increments.new_zeros(()).expand(size)
+            level_slices = {level: pointer[begin : end + 1] - pointer[begin] for level, pointer in level_ptr.items()}
             for key, (values, cat_dim, cuts) in columns.items():
                 store[key] = values.narrow(cat_dim, cuts[b], cuts[b + 1] - cuts[b])
                 _, _, incremented, level = self._tensors[key]
-                pointer = level_ptr[level][begin : end + 1]
-                slice_dict[key] = pointer - pointer[0]
+                slice_dict[key] = level_slices[level]
                 inc_dict[key] = increments[begin:end] if incremented else zeros
             for key, items in self._lists.items():
                 store[key] = [items[i] for i in indices[begin:end].tolist()]
@@ -187,35 +222,65 @@ def pack_dataset(dataset: Dataset | Sequence[Any]) -> Pack | None:
     if isinstance(dataset, InMemoryDataset):
         return _pack_in_memory(dataset)
     if isinstance(dataset, list) and dataset and all(type(item) is Data for item in dataset):
-        keys = set(dataset[0].keys())
-        if any(set(item.keys()) != keys for item in dataset):
-            return None
-        data, slices = InMemoryDataset.collate(dataset)
-        return _graph_pack(data, slices, torch.tensor([item.num_nodes or 0 for item in dataset]))
+        return _pack_list(dataset)
     return None
+
+
+def _pack_list(graphs: list[Data]) -> Pack | None:
+    layout = _layout(graphs[0])
+    if any(_layout(graph) != layout for graph in graphs):
+        return None
+    data, slices, _ = collate(Data, graphs, increment=False, add_batch=False)
+    return _graph_pack(data, slices, torch.tensor([graph.num_nodes or 0 for graph in graphs]))
+
+
+def _layout(graph: Data) -> dict[str, Any]:
+    """What must be the same of all graphs for their attributes to lie in one tensor each."""
+    layout: dict[str, Any] = {}
+    for key, value in graph.to_dict().items():
+        layout[key] = type(value)
+        if isinstance(value, Tensor):
+            shape = list(value.shape)
+            if shape and not is_sparse(value):
+                del shape[graph.__cat_dim__(key, value)]
+            layout[key] = (type(value), value.dtype, value.ndim, shape)
+        elif isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value):
+            layout[key] = (type(value), len(value))
+    return layout
 
 
 def _pack_in_memory(dataset: InMemoryDataset) -> Pack | None:
     """The whole of what an ``InMemoryDataset`` (or a view of one) holds."""
-    data, slices = dataset._data, dataset.slices
+    data, slices, kind = dataset._data, dataset.slices, type(dataset)
     if data is None or slices is None or type(data) is not Data or dataset.transform is not None:
         return None
+    if kind.get is not InMemoryDataset.get or kind.__getitem__ is not GraphDataset.__getitem__:
+        return None  # its samples are not simply what it holds
     if isinstance(getattr(data, "_num_nodes", None), list):
-        num_nodes = torch.tensor(data._num_nodes)
-    else:
-        key = next((key for key in ("x", "pos", "z") if key in slices), None)
-        if key is None:
-            return None
-        num_nodes = slices[key].diff()
-    return _graph_pack(data, slices, num_nodes)
+        return _graph_pack(data, slices, torch.tensor(data._num_nodes))
+    # Where PyG looks for the number of nodes, in its order.
+    held = [key for key in data.keys() if key in slices and isinstance(data[key], Tensor)]  # noqa: SIM118
+    key = next((key for key in held if key in N_KEYS), None) or next((key for key in held if "node" in key), None)
+    return None if key is None else _graph_pack(data, slices, slices[key].diff())
 
 
-def _graph_pack(data: Data, slices: dict[str, Tensor], num_nodes: Tensor) -> Pack | None:
-    if any("batch" in key for key in data.to_dict()):  # PyG increments these by their largest value
+def _graph_pack(data: Data, slices: dict[str, Any], num_nodes: Tensor) -> Pack | None:
+    if not data.can_infer_num_nodes:
         return None
-    dense = all(not isinstance(value, Tensor) or value.layout == torch.strided for value in data.to_dict().values())
-    plain = all(isinstance(value, Tensor | list | int | str) for value in data.to_dict().values())
-    return GraphPack(data, slices, num_nodes) if dense and plain else None
+    packable = all(_is_packable(key, data[key], part) for key, part in slices.items())
+    return GraphPack(data, slices, num_nodes) if packable else None
+
+
+def _is_packable(key: str, value: Any, slices: Any) -> bool:
+    """Whether an attribute is one dense tensor or a list with one entry per graph."""
+    if not isinstance(slices, Tensor) or slices.ndim != 1:
+        return False
+    if isinstance(value, list):  # unless PyG makes a tensor of its entries in a batch
+        return not any(is_sparse(part) or isinstance(part, Tensor | int | float | Mapping) for part in value)
+    if type(value) is not Tensor or value.layout != torch.strided or value.is_nested:
+        return False
+    # PyG increments a batch vector by its largest value, and turns a boolean index into numbers.
+    return "batch" not in key and not (_is_index(key) and value.dtype == torch.bool)
 
 
 def _is_index(key: str) -> bool:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from lightning_fl.errors import ConfigurationError
+
 __all__ = ["LogCollector", "LoggedValue"]
 
 
@@ -53,7 +55,10 @@ class LogCollector:
         self._entries: dict[str, _Entry] = {}
 
     def begin(self) -> None:
-        """Forget the last client's values."""
+        """Forget the last client's values, also those of a turn that failed before :meth:`reduce`."""
+        for entry in self._entries.values():
+            if entry.metric is not None:
+                entry.metric.reset()
         self._entries.clear()
         self.batch, self.batch_size, self.step = None, None, 0
 
@@ -93,18 +98,22 @@ class LogCollector:
         entry.at_steps.append(self.step)
 
     def reduce(self, num_samples: float) -> dict[str, LoggedValue]:
-        """One :class:`LoggedValue` per name; ``num_samples`` stands behind a ``Metric`` object's value."""
+        """One :class:`LoggedValue` per name; ``num_samples`` stands behind a ``Metric`` object's value.
+
+        Raises:
+            ConfigurationError: a ``Metric`` object's value is not one number, or ``reduce_fx`` is unknown.
+        """
         reduced = {}
         for name, entry in self._entries.items():
             better, weight = None, float(num_samples)
             if entry.metric is not None:
-                number = float(entry.metric.compute())
+                number = _single(name, entry.metric.compute())
                 better = entry.metric.higher_is_better
                 entry.metric.reset()
             else:
                 values = torch.stack(entry.values).double()
                 weights = torch.tensor(entry.weights, dtype=torch.float64, device=values.device)
-                number = float(_reduce(entry.reduce_fx, values, weights))
+                number = _single(name, _reduce(entry.reduce_fx, values, weights))
                 weight = sum(entry.weights)
             reduced[name] = LoggedValue(number, weight, better, entry.to_logger, entry.prog_bar, self._steps(entry))
         return reduced
@@ -128,8 +137,17 @@ class LogCollector:
         return self.batch_size
 
 
+def _single(name: str, value: Any) -> float:
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ConfigurationError(
+            f"self.log({name!r}): the value has shape {tuple(value.shape)}, but one number is shown per client. Log its"
+            " entries under names of their own, or their mean (a torchmetrics metric: average='macro')."
+        )
+    return float(value)
+
+
 def _reduce(reduce_fx: str | Callable[[Tensor], Any], values: Tensor, weights: Tensor) -> Tensor:
-    name = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "")
+    name = reduce_fx.lower() if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "")
     if name in ("mean", "avg"):
         return (values * weights).sum() / weights.sum()
     if name == "sum":
@@ -140,4 +158,6 @@ def _reduce(reduce_fx: str | Callable[[Tensor], Any], values: Tensor, weights: T
         return values.max()
     if callable(reduce_fx):
         return reduce_fx(values)
-    raise ValueError(f"self.log(reduce_fx={reduce_fx!r}): use 'mean', 'sum', 'min', 'max' or a function of a tensor.")
+    raise ConfigurationError(
+        f"self.log(reduce_fx={reduce_fx!r}): use 'mean', 'sum', 'min', 'max' or a function of a tensor."
+    )

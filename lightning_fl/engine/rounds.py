@@ -18,11 +18,11 @@ __all__ = ["average_models", "model_sums", "train_cohort"]
 
 def models_of(trainer: "FederatedTrainer", participant: Participant) -> dict[int, float]:
     """The models a participant contributes to, with its weight in each."""
-    column = trainer.collaboration.aggregation[:, participant.client]
+    column: list[float] = trainer.collaboration.aggregation[:, participant.client].tolist()
     if participant.model is not None:
-        weight = float(column[participant.model]) if participant.weight is None else participant.weight
+        weight = column[participant.model] if participant.weight is None else participant.weight
         return {participant.model: weight} if weight > 0 else {}
-    return {k: float(a) if participant.weight is None else participant.weight for k, a in enumerate(column) if a > 0}
+    return {k: a if participant.weight is None else participant.weight for k, a in enumerate(column) if a > 0}
 
 
 def model_sums(trainer: "FederatedTrainer", cohort: Cohort) -> dict[int, WeightedSum]:

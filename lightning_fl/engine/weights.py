@@ -5,6 +5,7 @@ Loading, saving and averaging a model are then single vector operations, whateve
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 import torch
@@ -89,19 +90,20 @@ class Weights:
 
 @dataclass(frozen=True)
 class _Slot:
-    """Where one parameter or buffer lies: its owner's dict and key, and its place in a flat vector."""
+    """One place that holds a parameter or buffer: its owner's dict and key, the tensor there, its part of a vector."""
 
     name: str
     owner: dict[str, Tensor | None]
     key: str
+    tensor: Tensor
     view: Tensor
 
 
 class FlatModule:
     """Lays a module's parameters and buffers out in flat vectors that they view from then on.
 
-    Tied parameters stay tied, frozen ones stay frozen. A buffer that user code replaces by assignment
-    (``self.ema = ...``) is copied back into its place by :meth:`collect`.
+    Tied parameters and buffers stay tied, frozen ones stay frozen. A buffer that user code replaces by assignment
+    (``self.ema = ...``) is copied back into its place by :meth:`collect`; what was assigned stays as it is.
 
     Raises:
         ConfigurationError: a parameter is uninitialised (lazy), complex or sparse.
@@ -109,8 +111,8 @@ class FlatModule:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        found = list(_tensors(module))
-        for name, _, _, tensor in found:
+        held = list(_tensors(module))
+        for name, _, _, tensor in held:
             if is_lazy(tensor):
                 raise ConfigurationError(
                     f"parameter '{name}' has no shape yet (a lazy module): run one batch through the module before"
@@ -122,20 +124,21 @@ class FlatModule:
                     " averaged; hold it as a real tensor, or outside the module's parameters and buffers."
                 )
         sizes: dict[torch.dtype, int] = {}
-        places: list[tuple[torch.dtype, int]] = []
-        for _, _, _, tensor in found:
-            offset = sizes.get(tensor.dtype, 0)
-            places.append((tensor.dtype, offset))
-            step = max(1, _ALIGNMENT_BYTES // tensor.element_size())
-            sizes[tensor.dtype] = offset + -(-tensor.numel() // step) * step
-        device = found[0][3].device if found else torch.device("cpu")
+        offsets: dict[int, int] = {}  # by the tensor's id: a tied one has one place in the vector
+        for _, _, _, tensor in held:
+            if id(tensor) not in offsets:
+                offsets[id(tensor)] = offset = sizes.get(tensor.dtype, 0)
+                step = max(1, _ALIGNMENT_BYTES // tensor.element_size())
+                sizes[tensor.dtype] = offset + -(-tensor.numel() // step) * step
+        device = held[0][3].device if held else torch.device("cpu")
         self.weights = Weights({dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in sizes.items()})
         self._slots: list[_Slot] = []
-        for (name, owner, key, tensor), (dtype, offset) in zip(found, places, strict=True):
-            view = self.weights.vectors[dtype][offset : offset + tensor.numel()].view(tensor.shape)
+        for name, owner, key, tensor in held:
+            offset = offsets[id(tensor)]
+            view = self.weights.vectors[tensor.dtype][offset : offset + tensor.numel()].view(tensor.shape)
             view.copy_(tensor.detach())
             tensor.data = view
-            self._slots.append(_Slot(name, owner, key, view))
+            self._slots.append(_Slot(name, owner, key, tensor, view))
 
     def load(self, weights: Weights) -> None:
         """Give the module these weights."""
@@ -143,29 +146,36 @@ class FlatModule:
         self.weights.copy_(weights)
 
     def collect(self) -> Weights:
-        """The module's present weights (the live vectors, not a copy), after mending views that user code replaced."""
+        """The module's present weights (the live vectors, not a copy), after mending views that user code replaced.
+
+        Raises:
+            TrainingError: a parameter or buffer was removed, or has another shape or kind of number than before.
+        """
         for slot in self._slots:
-            tensor = slot.owner[slot.key]
-            if tensor is None or tensor.shape != slot.view.shape:
+            tensor, view = slot.owner.get(slot.key), slot.view
+            if tensor is None or tensor.shape != view.shape or not torch.can_cast(tensor.dtype, view.dtype):
+                now = "gone" if tensor is None else f"{tuple(tensor.shape)} {tensor.dtype}"
                 raise TrainingError(
-                    f"'{slot.name}' changed its shape or was removed during training: a federated model keeps its"
-                    " layout."
+                    f"'{slot.name}' was {tuple(view.shape)} {view.dtype} and is {now} after training: a federated model"
+                    " keeps its layout. Register it with its final shape and dtype."
                 )
-            if tensor.data_ptr() != slot.view.data_ptr() and tensor.numel():
-                slot.view.copy_(tensor.detach())
-                tensor.data = slot.view
+            if tensor.numel() and (tensor.data_ptr() != view.data_ptr() or tensor.stride() != view.stride()):
+                view.copy_(tensor.detach().clone())
+                if isinstance(tensor, nn.Parameter):
+                    tensor.data = view
+                else:  # what user code assigned may belong to somebody else, such as a batch
+                    slot.tensor.data = view
+                    slot.owner[slot.key] = slot.tensor
         return self.weights
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, dict[str, Tensor | None], str, Tensor]]:
-    """Every distinct parameter, then every distinct buffer, with the dict that holds it."""
-    seen: set[int] = set()
+    """Every parameter, then every buffer, with the dict that holds it; a tied one once per dict."""
     for kind in ("_parameters", "_buffers"):
         for prefix, submodule in module.named_modules():
             owner = getattr(submodule, kind)
             for key, tensor in owner.items():
-                if tensor is not None and id(tensor) not in seen:
-                    seen.add(id(tensor))
+                if tensor is not None:
                     yield f"{prefix}.{key}" if prefix else key, owner, key, tensor
 
 
@@ -177,21 +187,23 @@ class WeightedSum:
     """``sum_i a_i w_i`` with the same bits in whatever order and on however many processes the terms are added.
 
     Each term is split into two integers held in float64: multiples of 2^-12 (exact up to 2^40) and of 2^-46 (the
-    rest). Sums of such integers are exact, hence independent of order; every term is off by 2^-47 at most. A plain
-    float64 sum is not independent of order. Integer and boolean vectors follow the largest entry.
+    rest). Sums of up to 2^20 such terms are exact, hence independent of order; every term is off by 2^-47 at most,
+    besides float64's rounding of the product. A plain float64 sum is not independent of order. Integer and boolean
+    vectors follow the largest entry.
 
     Args:
         like: weights of the layout that is summed.
     """
 
     _COARSE, _FINE = 2.0**12, 2.0**34
-    #: Larger weights would leave the exact range.
+    #: Terms, and their sum of magnitudes, stay below this, or they would leave the exact range.
     LARGEST = 2.0**40
 
     def __init__(self, like: Weights) -> None:
         self._coarse = {dtype: torch.zeros_like(vector, dtype=torch.float64) for dtype, vector in like.floating()}
         self._fine = {dtype: torch.zeros_like(vector, dtype=torch.float64) for dtype, vector in like.floating()}
         self._largest = {dtype: torch.full_like(vector, _lowest(dtype)) for dtype, vector in like.discrete()}
+        self._magnitude = 0.0
 
     def add_(self, weights: Weights, weight: float) -> None:
         """Add one term, ``weight * weights``.
@@ -201,10 +213,11 @@ class WeightedSum:
         """
         largest = weights.largest_magnitude()
         if not largest * abs(weight) < self.LARGEST:
+            problem = f"have magnitude {largest:.3g}, beyond {self.LARGEST:.3g}" if largest < inf else "are not finite"
             raise TrainingError(
-                "the weights are not finite" if largest != largest or largest == float("inf") else
-                f"a weight or buffer has magnitude {largest:.3g}, beyond {self.LARGEST:.3g}"
-            )  # fmt: skip
+                f"the weights {problem}: training diverges; lower the learning rate or set trainer.gradient_clip_val."
+            )
+        self._magnitude += largest * abs(weight)
         for dtype, vector in weights.floating():
             term = torch.mul(vector.double(), weight * self._COARSE)
             whole = term.round()
@@ -220,9 +233,21 @@ class WeightedSum:
         for part in self._largest.values():
             wide = part.long()
             part.copy_(reducer.all_reduce(wide, reduce_op="max"))
+        device = next((part.device for part in self._coarse.values()), torch.device("cpu"))
+        magnitude = torch.tensor(self._magnitude, dtype=torch.float64, device=device)
+        self._magnitude = float(reducer.all_reduce(magnitude, reduce_op="sum"))
 
     def value(self, total: float) -> Weights:
-        """The sum divided by ``total``, in the weights' own dtypes."""
+        """The sum divided by ``total``, in the weights' own dtypes.
+
+        Raises:
+            TrainingError: the terms add up to more than :attr:`LARGEST`.
+        """
+        if not self._magnitude < self.LARGEST:
+            raise TrainingError(
+                f"the weights that are averaged add up to {self._magnitude:.3g}, beyond {self.LARGEST:.3g}: training"
+                " diverges; lower the learning rate or set trainer.gradient_clip_val."
+            )
         vectors: dict[torch.dtype, Tensor] = dict(self._largest)
         for dtype, coarse in self._coarse.items():
             vectors[dtype] = ((coarse + self._fine[dtype] / self._FINE) / (self._COARSE * total)).to(dtype)

@@ -90,7 +90,7 @@ class MoleculeModel(LightningModule):
         num_layers: message passing layers (steps, for "mpnn").
         readout: "mean", "sum" or "max" over a molecule's atoms, or "set2set" (Vinyals et al. 2016,
             https://arxiv.org/abs/1511.06391; twice as wide). A "sum", and its gradient, grow with the molecule: it
-            learns fastest under plain "sgd" but can diverge with momentum, the others do not.
+            learns fast under plain "sgd", but where it diverges it needs less momentum or a smaller learning rate.
         dropout: probability that an entry of a hidden layer is zeroed in training.
         num_targets: number T of values to predict.
         learning_rate: of the optimiser.

@@ -1,16 +1,19 @@
 """The base of all federated strategies: Fabric's distributed strategy, synchronising once a round between clients."""
 
+import atexit
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed
 from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.strategies.registry import _StrategyRegistry
+from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from torch import Tensor, nn
 
 from lightning_fl.engine.weights import FlatModule, WeightedSum, Weights
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.errors import ConfigurationError, TrainingError
 
 __all__ = ["FederatedStrategy"]
 
@@ -40,6 +43,10 @@ class FederatedStrategy(DDPStrategy):
         start_method: how Fabric starts the other processes: "popen" runs the script again, "spawn" and "fork" start
             the function that was launched.
         process_group_backend: "gloo", "nccl", ...; ``None`` chooses by device.
+        **fabric_arguments: what Fabric itself hands to a strategy.
+
+    Raises:
+        ConfigurationError: an argument is neither the strategy's nor Fabric's.
     """
 
     #: The name under which the strategy registers with Fabric, lower case.
@@ -49,6 +56,12 @@ class FederatedStrategy(DDPStrategy):
         self, *, start_method: Any = "popen", process_group_backend: str | None = None, **fabric_arguments: Any
     ) -> None:
         super().__init__(start_method=start_method, process_group_backend=process_group_backend, **fabric_arguments)
+        if self._ddp_kwargs:
+            raise ConfigurationError(
+                f"{type(self).__name__} has no argument {', '.join(map(repr, self._ddp_kwargs))}: gradients are not"
+                " synchronised, so options of DistributedDataParallel have no meaning; leave it out or correct its"
+                " name."
+            )
         self._backward_sync_control = None
 
     @classmethod
@@ -72,10 +85,18 @@ class FederatedStrategy(DDPStrategy):
         """The module itself: gradients are local."""
         return module
 
+    def _configure_launcher(self) -> None:
+        """One process starts no others, and leaves the environment that other processes read alone."""
+        if self.num_nodes * self.num_processes > 1:
+            super()._configure_launcher()
+
     def setup_environment(self) -> None:
         """Start the process group where there is more than one process."""
         if self.num_nodes * self.num_processes > 1:
             super().setup_environment()
+            # Fabric does this for NCCL alone; a Gloo group left to the interpreter's exit can abort the process.
+            atexit.unregister(_destroy_dist_connection)
+            atexit.register(_destroy_dist_connection)
         else:
             assert self.accelerator is not None
             self.accelerator.setup_device(self.root_device)
@@ -90,9 +111,14 @@ class FederatedStrategy(DDPStrategy):
             sizes: training samples per client where known, to balance the ranks (largest first, to the rank with the
                 fewest samples); ``None`` deals the clients out in turn.
             pinned: client i lives on rank ``i % world_size``, whatever its size: one silo per rank.
+
+        Raises:
+            ConfigurationError: there is not one size per client.
         """
         if pinned or sizes is None:
             return [client % self.world_size for client in range(num_clients)]
+        if len(sizes) != num_clients:
+            raise ConfigurationError(f"{len(sizes)} client sizes for {num_clients} clients: give one each, or None.")
         load = [0] * self.world_size
         ranks = [0] * num_clients
         for client in sorted(range(num_clients), key=lambda i: (-sizes[i], i)):
@@ -128,18 +154,28 @@ class FederatedStrategy(DDPStrategy):
     def average(self, module: nn.Module, num_samples: float = 1.0) -> None:
         """Replace the module's weights, on every rank, by the average over ranks weighted by ``num_samples``.
 
+        Every rank calls it, and an error on one is raised on all, so that none waits for another.
+
         Raises:
-            ConfigurationError: ``num_samples`` is negative, or zero on all ranks.
-            TrainingError: a weight is not finite.
+            ConfigurationError: ``num_samples`` is negative or not finite on a rank, or zero on all ranks.
+            TrainingError: a weight on a rank is not finite.
         """
-        if num_samples < 0:
-            raise ConfigurationError(f"num_samples={num_samples}: give the rank's number of samples, at least 0.")
         counts = self.exchange({self.global_rank: float(num_samples)})
-        if sum(counts.values()) <= 0:
+        for rank, count in counts.items():
+            if not (isfinite(count) and count >= 0):
+                raise ConfigurationError(f"num_samples={count} on rank {rank}: give its number of samples, at least 0.")
+        if not sum(counts.values()):
             raise ConfigurationError("num_samples is 0 on every rank: there is nothing to average.")
         flat = FlatModule(module)
         total = WeightedSum(flat.weights)
-        total.add_(flat.collect(), num_samples / sum(counts.values()))
+        problem: str | None = None
+        try:
+            total.add_(flat.weights, num_samples / sum(counts.values()))
+        except TrainingError as error:
+            problem = str(error)
+        for rank, text in self.exchange({self.global_rank: problem}).items():
+            if text is not None:
+                raise TrainingError(f"rank {rank}: {text}")
         if self.world_size > 1:
             total.reduce_(self)
         flat.load(self.aggregate(flat.weights, total.value(1.0)))

@@ -1,0 +1,72 @@
+import shutil
+import subprocess
+
+import pytest
+
+from lightning_fl.shipped import available_recipes
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    from lightning_fl.cli.completion import completion_script
+
+    path = tmp_path_factory.mktemp("completion") / "lightning-fl.bash"
+    path.write_text(completion_script("bash"))
+    return path
+
+
+def complete(script, *words):
+    """What bash offers for the last word."""
+    code = (
+        'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE};'
+        ' function=$(complete -p lightning-fl | sed "s/.*-F \\([^ ]*\\).*/\\1/");'
+        ' $function lightning-fl "${COMP_WORDS[-1]}" "${COMP_WORDS[-2]}"; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    command = ["bash", "-c", code, "bash", str(script), "lightning-fl", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.split()
+
+
+def test_bash_knows_the_script(script):
+    command = ["bash", "-c", f"source {script}; complete -p lightning-fl"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    assert result.stdout.endswith(" lightning-fl\n")
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("re",), ["recipes"]),
+        (("fit", "--trainer.max"), ["--trainer.max_rounds"]),
+        (("fit", "--trainer.precision", "bf"), ["bf16-mixed", "bf16-true"]),
+        (("validate", "--model", "Mol"), ["MoleculeModel"]),
+        (("fit", "--model.encoder", "g"), ["gcn", "gat"]),
+        (("fit", "--data.source", ""), ["auto", "real", "standin"]),
+        (("fit", "--trainer.callbacks", "DRO"), ["DROClientSampling"]),
+        (("fit", "--trainer.strategy", "feda"), ["fedavg"]),
+        (("recipes", "--c"), ["--copy"]),
+        (("datasets", "fre"), ["freesolv"]),
+        (("completion", ""), ["bash", "zsh"]),
+        (("fit", "--ckpt_path", "la"), ["last"]),
+    ],
+)
+def test_bash_offers(script, words, offered):
+    assert complete(script, *words) == offered
+
+
+def test_bash_offers_shipped_recipes_and_recipes_of_ones_own(script, tmp_path):
+    (tmp_path / "drfa_mine.yaml").write_text("")
+    (tmp_path / "drfa_mine.txt").write_text("")
+    names = [name for name in available_recipes() if name.startswith("drfa")]
+    assert complete(script, "fit", "--config", "drfa") == [*names, "drfa_mine.yaml"]
+
+
+def test_zsh_script(command, tmp_path):
+    code, out, _ = command("completion", "zsh")
+    assert code == 0
+    assert out.startswith("#compdef lightning-fl\n")
+    assert "--trainer.max_rounds" in out
+    zsh = shutil.which("zsh")
+    if zsh is not None:
+        (tmp_path / "script").write_text(out)
+        subprocess.run([zsh, "-n", str(tmp_path / "script")], check=True, timeout=20)

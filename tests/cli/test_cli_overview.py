@@ -1,0 +1,171 @@
+"""The commands that need no torch."""
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lightning_fl
+from lightning_fl import shipped
+from lightning_fl.cli import COMMANDS
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.shipped import available_recipes, recipe_headline
+
+
+def test_help_names_every_command(command):
+    code, out, _ = command("--help")
+    assert code == 0
+    for name, entry in COMMANDS.items():
+        assert f"    {name} " in out
+        assert " ".join(entry.help.split()) in " ".join(out.split())
+
+
+def test_no_command_shows_the_help_as_an_error(command):
+    code, out, err = command()
+    assert (code, out) == (2, "")
+    assert "usage: lightning-fl COMMAND" in err
+
+
+def test_version(command):
+    assert command("--version") == (0, f"lightning-fl {lightning_fl.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["recipse"], "error: no command 'recipse' (did you mean 'recipes'?). There are fit, validate,"),
+        (["--max_rounds"], "error: --max_rounds stands before the command: write lightning-fl COMMAND --max_rounds."),
+        (["recipes", "--cpoy"], "error: unrecognized arguments: --cpoy."),
+        (["recipes", "drfa_esl"], "error: no shipped recipe 'drfa_esl' (did you mean 'drfa_esol'?). There are "),
+        (["datasets", "esl"], "error: no card named 'esl' (did you mean 'esol'?)"),
+        (["completion", "fish"], "error: shell: expected one of 'bash', 'zsh', got fish."),
+    ],
+)
+def test_errors(command, words, message):
+    code, out, err = command(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+
+
+def test_recipes_lists_names_and_headlines(command):
+    code, out, _ = command("recipes")
+    assert code == 0
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert list(lines) == list(available_recipes())
+    assert lines["drflm_esol"].startswith("DRFLM on ESOL")
+
+
+def test_recipes_prints_one(command):
+    code, out, _ = command("recipes", "drfa_esol")
+    assert code == 0
+    assert out == available_recipes()["drfa_esol"].read_text()
+
+
+def test_recipes_copies_one_or_all_and_never_overwrites(command):
+    assert command("recipes", "drfa_esol", "--copy") == (0, "drfa_esol.yaml\n", "")
+    assert Path("drfa_esol.yaml").read_text() == available_recipes()["drfa_esol"].read_text()
+    Path("drfa_esol.yaml").write_text("mine")
+    code, out, err = command("recipes", "--copy", ".")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: drfa_esol.yaml is there already and would be overwritten: move it away, or give")
+    assert [path.name for path in Path().glob("*.yaml")] == ["drfa_esol.yaml"]  # all or none
+    assert Path("drfa_esol.yaml").read_text() == "mine"
+    code, out, _ = command("recipes", "--copy", "mine/all")
+    assert code == 0
+    assert out.splitlines() == [f"mine/all/{name}.yaml" for name in available_recipes()]
+    assert len(list(Path("mine/all").rglob("*.yaml"))) == len(available_recipes())
+
+
+def test_recipes_says_that_a_folder_cannot_be_written(command):
+    Path("file").write_text("")
+    code, _, err = command("recipes", "drfa_esol", "--copy", "file")
+    assert code == 2
+    assert err.startswith("error: cannot copy to file: ")
+    assert "Give another folder with --copy DIR." in err
+
+
+def test_datasets_lists_cards_with_their_whereabouts(command, monkeypatch, tmp_path):
+    code, out, _ = command("datasets")
+    assert code == 0
+    assert "freesolv       FreeSolv, hydration free energy of small neutral molecules" in out
+    assert "regression, 642 rows, licence: CC BY-NC-SA 4.0" in out
+    assert "not here, a stand-in is; lightning-fl datasets esol --fetch" in out
+    assert "not here; to be fetched by hand" in out  # chembl_ic50 has no address
+    (tmp_path / "SAMPL.csv").write_text("other")
+    monkeypatch.setenv("LIGHTNING_FL_DATA", str(tmp_path))
+    _, out, _ = command("datasets", "freesolv")
+    assert f"found      here: {tmp_path / 'SAMPL.csv'} (its sum is not one of the card's)" in " ".join(
+        out.replace("\n" + " " * 11, " ").split("\n")
+    )
+    assert "targets    expt [kcal/mol]" in out
+
+
+def test_datasets_checks_sums(command, monkeypatch, tmp_path):
+    card = tmp_path / "own.yaml"
+    data = tmp_path / "own.csv"
+    data.write_text("smiles,y\nCO,1\n")
+    digest = hashlib.sha256(data.read_bytes()).hexdigest()
+    content = (
+        "name: own\ntitle: Own\ntask: regression\nformat: csv\n"
+        "files: [{name: own.csv, sha256: [SUM], addresses: []}]\n"
+        "columns: {smiles: smiles, targets: [{name: y, unit: one}], groups: []}\n"
+        "rows: 1\nstandin: null\nlicence: none\ncitation: none\nnote: none\n"
+    )
+    card.write_text(content.replace("SUM", digest))
+    code, out, _ = command("datasets", card, "--check")
+    assert (code, out.startswith("own: own.csv of data set own was not found in ")) == (1, True)
+    monkeypatch.setenv("LIGHTNING_FL_DATA", str(tmp_path))
+    assert command("datasets", card, "--check") == (0, f"own: {data}, sha256 as in the card\n", "")
+    card.write_text(content.replace("SUM", ""))
+    code, out, _ = command("datasets", card, "--check")
+    assert (code, out) == (0, f"own: {data}, sha256 {digest}; the card knows none to compare with\n")
+    card.write_text(content.replace("SUM", "a" * 64))
+    with pytest.warns(UserWarning, match="is not the file that card own describes"):
+        code, out, _ = command("datasets", card, "--check")
+    assert (code, out) == (1, f"own: {data}, sha256 {digest} is not the card's {'a' * 64}\n")
+
+
+def test_datasets_fetch_says_what_cannot_be_had(command):
+    code, out, _ = command("datasets", "--fetch")
+    assert code == 1
+    assert "esol: delaney-processed.csv of data set esol was not found" in out
+    assert "downloads are switched off by LIGHTNING_FL_OFFLINE" in out
+    assert "chembl_ic50: not here\n" in out  # nothing to fetch it from, and not asked for by name
+    code, out, _ = command("datasets", "--check")
+    assert (code, out.count("not here\n")) == (0, 5)
+
+
+def test_an_installation_without_recipes_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(shipped, "_FOLDERS", (tmp_path / "a", tmp_path / "b"))
+    with pytest.raises(ConfigurationError, match=r"no recipes found in .*/a or .*/b: install the package again"):
+        available_recipes()
+
+
+def test_recipes_in_folders_are_named_with_them(monkeypatch, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "deep.yaml").write_text("# What it does.\n# More.\nseed_everything: 0\n")
+    (tmp_path / "bare.yaml").write_text("seed_everything: 0\n")
+    monkeypatch.setattr(shipped, "_FOLDERS", (tmp_path,))
+    recipes = available_recipes()
+    assert list(recipes) == ["bare", "folder/deep"]
+    assert [recipe_headline(path) for path in recipes.values()] == ["", "What it does."]
+    assert shipped.find_recipe("folder/deep") == tmp_path / "folder" / "deep.yaml"
+
+
+def test_ctrl_c_before_a_run(command, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lightning_fl.cli.recipes.run", interrupt)
+    assert command("recipes") == (130, "", "interrupted\n")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert command("recipes") == (130, "", "")
+
+
+def test_a_closed_pipe_is_no_error():
+    line = f"set -o pipefail; {sys.executable} -m lightning_fl recipes | true; echo ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    assert (result.stdout, result.stderr) == ("141\n", "")

@@ -1,0 +1,233 @@
+"""Runs from the command line, in this process: what they leave behind and print."""
+
+import json
+import math
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+from torch.utils.data import Subset, TensorDataset
+
+from lightning_fl.cli import make_parser
+from lightning_fl.cli.predictions import prediction_table
+from lightning_fl.cli.run import _trained
+from lightning_fl.cli.saved_config import flat_hyperparameters
+from lightning_fl.errors import ConfigurationError
+
+
+def summary(folder="runs/version_0"):
+    return json.loads((Path(folder) / "summary.json").read_text())
+
+
+def rmse(folder="runs/version_0", split="test"):
+    return summary(folder)["metrics"][split]["rmse"]["clients"]
+
+
+def test_fit_trains_then_tests_the_best_round(tiny, command):
+    code, out, err = command("fit", "--config", "tiny.yaml", "--model.learning_rate", "0.05")
+    assert (code, err) == (0, "")
+    record = summary()
+    assert record["rounds"] == 3
+    assert set(record["metrics"]) >= {"train", "val", "test"}
+    assert "run: runs/version_0" in out
+    # the same checkpoint, tested in a run of its own
+    code, _, _ = command("test", "--config", "tiny.yaml", "--ckpt_path", "best")
+    assert code == 0
+    assert rmse("runs/version_1") == rmse()
+    code, _, _ = command("validate", "--config", "tiny.yaml", "--ckpt_path", "runs/version_0/checkpoints/best.ckpt")
+    assert code == 0
+    assert math.isclose(summary("runs/version_2")["metrics"]["val"]["rmse"]["mean"], record["best_value"])
+
+
+def test_fit_tests_the_last_weights_where_no_round_is_best(tiny, command):
+    words = ("--config", "tiny.yaml", "--trainer.check_val_every_n_rounds", "0")
+    assert command("fit", *words)[0] == 0
+    assert summary()["best_round"] is None
+    assert command("test", *words, "--ckpt_path", "last")[0] == 0
+    assert rmse("runs/version_1") == rmse()
+
+
+def test_fit_without_checkpoints_tests_the_shared_model(tiny, command):
+    text = yaml.safe_load(Path("tiny.yaml").read_text())
+    del text["trainer"]["callbacks"]
+    Path("plain.yaml").write_text(yaml.safe_dump(text))
+    assert command("fit", "--config", "plain.yaml", "--trainer.enable_checkpointing", "false")[0] == 0
+    words = ("--trainer.check_val_every_n_rounds", "0", "--trainer.default_root_dir", "kept")
+    assert command("fit", "--config", "plain.yaml", *words)[0] == 0
+    assert rmse() == rmse("kept/version_0")
+
+
+def test_several_models_cannot_be_tested_without_a_checkpoint():
+    trainer = SimpleNamespace(checkpoint_callback=None, collaboration=SimpleNamespace(num_models=2))
+    with pytest.raises(
+        ConfigurationError, match="enable_checkpointing=False: the test after fit needs the checkpoint of 2"
+    ):
+        _trained(trainer)
+
+
+def test_later_recipes_and_the_command_line_override(tiny, command):
+    Path("more.yaml").write_text(
+        "model:\n  init_args:\n    hidden_dim: 4\ntrainer:\n  max_rounds: 1\n  local_steps: 1\n"
+    )
+    words = (
+        "fit",
+        "--config",
+        "tiny.yaml",
+        "--config",
+        "more.yaml",
+        "--trainer.max_rounds",
+        "2",
+        "--model.encoder=gat",
+    )
+    code, out, _ = command(*words, "--print_config")
+    assert code == 0
+    printed = yaml.safe_load(out)
+    assert printed["model"]["init_args"]["hidden_dim"] == 4
+    assert printed["model"]["init_args"]["num_layers"] == 1
+    assert printed["model"]["init_args"]["encoder"] == "gat"
+    assert (printed["trainer"]["max_rounds"], printed["trainer"]["local_steps"]) == (2, 1)
+    assert not Path("runs").exists()
+    Path("printed.yaml").write_text(out)
+    code, again, _ = command("fit", "--config", "printed.yaml", "--print_config")
+    assert (code, again) == (0, out)
+
+
+def test_the_resolved_recipe_is_kept_and_gives_the_same_run(tiny, command):
+    assert command("fit", "--config", "tiny.yaml", "--model.learning_rate", "0.02")[0] == 0
+    saved = "runs/version_0/config.yaml"
+    assert command("fit", "--config", saved)[0] == 0
+    assert Path("runs/version_1/config.yaml").read_text() == Path(saved).read_text()
+    assert rmse("runs/version_1") == rmse()
+    parser = make_parser("fit")
+    resolved = parser.parse_args(["--config", saved]).as_dict()
+    assert resolved["model"]["init_args"]["learning_rate"] == 0.02
+    assert resolved["trainer"]["local_epochs"] is None
+
+
+def test_a_run_that_fails_has_its_recipe(tiny, command):
+    code, _, err = command("fit", "--config", "tiny.yaml", "--data.path", "missing.csv")
+    assert code == 2
+    assert "missing.csv" in err
+    assert yaml.safe_load(Path("runs/version_0/config.yaml").read_text())["data"]["init_args"]["path"] == "missing.csv"
+
+
+def test_the_seed_decides(tiny, command):
+    for seed in ("3", "3", "4"):
+        assert command("fit", "--config", "tiny.yaml", "--seed_everything", seed)[0] == 0
+    assert rmse("runs/version_0") == rmse("runs/version_1")
+    assert rmse("runs/version_0") != rmse("runs/version_2")
+    assert [summary(f"runs/version_{number}")["seed"] for number in range(3)] == [3, 3, 4]
+
+
+def test_an_interrupted_fit_says_how_to_go_on_and_gets_the_same_result(tiny, command):
+    Path("own_callbacks.py").write_text(
+        "import os, signal\n"
+        "from lightning_fl.callbacks import Callback\n"
+        "class Stop(Callback):\n"
+        "    def on_round_end(self, trainer):\n"
+        "        if trainer.current_round == 2:\n"
+        "            os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    words = ["fit", "--config", "tiny.yaml", "--trainer.callbacks+=own_callbacks.Stop", "--ckpt_path", "null"]
+    code, out, err = command(*words)
+    assert code == 128 + 15
+    assert "test of" not in out
+    assert "test" not in summary()["metrics"]
+    line = err.splitlines()[-1]
+    assert line.startswith("To go on from round 2: lightning-fl fit --config tiny.yaml ")
+    resume = shlex.split(line.split(": ", 1)[1])
+    assert resume == ["lightning-fl", *words[:-2], "--ckpt_path", "last"]
+    assert command(*resume[1:])[0] == 0
+    assert summary("runs/version_1")["rounds"] == 3
+    assert command("fit", "--config", "tiny.yaml", "--trainer.default_root_dir", "whole")[0] == 0
+    assert rmse("runs/version_1") == rmse("whole/version_0")
+
+
+def test_predictions_have_the_error_that_the_test_reports(tiny, command):
+    assert command("fit", "--config", "tiny.yaml")[0] == 0
+    code, out, _ = command("predict", "--config", "tiny.yaml", "--ckpt_path", "best")
+    assert (code, out) == (0, "predictions: runs/version_1/predictions\n")
+    molecules = pd.read_csv("tiny.csv")
+    for client, expected in rmse().items():
+        table = pd.read_csv(f"runs/version_1/predictions/{client}.csv")
+        assert list(table.columns) == ["index", "smiles", "target", "prediction"]
+        rows = molecules.iloc[table["index"]]
+        assert list(rows["smiles"]) == list(table["smiles"])
+        assert set(rows["assay"]) == {client}
+        assert list(table["target"]) == pytest.approx(list(rows["activity"]))
+        assert math.isclose(((table["prediction"] - table["target"]) ** 2).mean() ** 0.5, expected, rel_tol=1e-4)
+
+
+def test_predict_refuses_a_model_that_cannot(tiny, command):
+    Path("mute.py").write_text(
+        "from lightning.pytorch import LightningModule\nclass Mute(LightningModule):\n    pass\n"
+    )
+    text = yaml.safe_load(Path("tiny.yaml").read_text())
+    text["model"] = {"class_path": "mute.Mute"}
+    Path("mute.yaml").write_text(yaml.safe_dump(text))
+    code, _, err = command("predict", "--config", "mute.yaml", "--ckpt_path", "last")
+    assert code == 2
+    assert err == "error: Mute defines neither predict_step nor forward: lightning-fl predict needs one.\n"
+
+
+def test_prediction_table_of_any_data():
+    features = torch.arange(6.0)[:, None]
+    targets = torch.tensor([0, 1, 0, 1, 0, 1])
+    subset = Subset(TensorDataset(features, targets), [4, 1, 3])
+    table = prediction_table(subset, [torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([[1.0, 0.0]])])
+    assert table.to_dict("list") == {
+        "index": [4, 1, 3],
+        "target": [0, 1, 1],
+        "prediction_0": [0.5, 0.25, 1.0],
+        "prediction_1": [0.5, 0.75, 0.0],
+    }
+    table = prediction_table(subset, [{"mean": torch.zeros(3), "class": torch.tensor([1, 2, 3])}])
+    assert list(table["class"]) == [1, 2, 3]
+    assert list(table["mean"]) == [0.0, 0.0, 0.0]
+    table = prediction_table([object(), object()], [torch.tensor(1.0, dtype=torch.bfloat16), torch.tensor(2.0)])
+    assert table.to_dict("list") == {"index": [0, 1], "prediction": [1.0, 2.0]}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ([[torch.zeros(3)]], "predict_step returned a list: to be written as a table it must be a tensor with one row"),
+        ([None], "predict_step returned a NoneType: to be written"),
+        ([torch.zeros(2, 4)], r"predict_step returned values of shape \[2, 4\] for 3 samples: return one row per"),
+    ],
+)
+def test_prediction_table_refuses(outputs, message):
+    with pytest.raises(ConfigurationError, match=message):
+        prediction_table(TensorDataset(torch.zeros(3, 1), torch.zeros(3)), outputs)
+
+
+def test_flat_hyperparameters():
+    config = {
+        "config": ["x.yaml"],
+        "ckpt_path": "last",
+        "seed_everything": 1,
+        "trainer": {
+            "max_rounds": 3,
+            "plugins": None,
+            "callbacks": [{"class_path": "a.b.Mix", "init_args": {"alpha": 0.5, "layer": None}}],
+        },
+        "model": {
+            "class_path": "a.Net",
+            "init_args": {"sizes": [8, 4], "bias": True, "head": {"class_path": "a.Head"}},
+        },
+    }
+    assert flat_hyperparameters(config) == {
+        "seed_everything": 1,
+        "trainer.max_rounds": 3,
+        "trainer.callbacks.Mix": "Mix",
+        "trainer.callbacks.Mix.alpha": 0.5,
+        "model": "Net",
+        "model.sizes.0": 8,
+        "model.sizes.1": 4,
+        "model.bias": True,
+        "model.head": "Head",
+    }

@@ -1,0 +1,183 @@
+"""The same module under Lightning's own Trainer and under the federated one, on the same tiny data."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from lightning_fl import FederatedDataModule, FederatedTrainer
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.cohort import Cohort
+from lightning_fl.data.module import Split
+
+
+def samples(client: int, count: int, split: str = "train") -> TensorDataset:
+    """Inputs [count, 3] and noisy linear targets [count, 1], different for every client and split."""
+    draws = torch.Generator().manual_seed(1000 * client + len(split))
+    x = torch.randn(count, 3, generator=draws)
+    y = x @ torch.tensor([[1.0], [-2.0], [0.5]]) + 0.1 * torch.randn(count, 1, generator=draws) + client
+    return TensorDataset(x, y)
+
+
+class Clients(FederatedDataModule):
+    """Clients with ``sizes`` training samples each and five validation and test samples, in a fixed order.
+
+    ``data`` replaces what a client has in a split.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int] = (10,),
+        *,
+        batch_size: int = 4,
+        data: Callable[[int, Split], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(batch_size=batch_size, shuffle=False, **options)
+        self.sizes = list(sizes)
+        self._data = data
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.sizes)
+
+    def client_data(self, client: int, split: Split) -> Dataset | DataLoader | None:
+        if self._data is not None:
+            return self._data(client, split)
+        return samples(client, self.sizes[client] if split == "train" else 5, split)
+
+
+class OneClient(pl.LightningDataModule):
+    """Client 0 of :class:`Clients` as ordinary data."""
+
+    def __init__(self, clients: Clients) -> None:
+        super().__init__()
+        self.clients = clients
+
+    def _loader(self, split: Split) -> DataLoader:
+        data: Any = self.clients.client_data(0, split)
+        return data if isinstance(data, DataLoader) else DataLoader(data, batch_size=self.clients.batch_size)
+
+    def train_dataloader(self) -> DataLoader:
+        return self._loader("train")
+
+    def val_dataloader(self) -> DataLoader:
+        return self._loader("val")
+
+    def test_dataloader(self) -> DataLoader:
+        return self._loader("test")
+
+    def predict_dataloader(self) -> DataLoader:
+        return self._loader("test")
+
+
+class Linear(LightningModule):
+    """Least squares with an optimiser that a test names; ``training_step`` logs nothing."""
+
+    def __init__(self, lr: float = 0.05) -> None:
+        super().__init__()
+        self.lr = lr
+        self.net = nn.Linear(3, 1)
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return nn.functional.mse_loss(self.net(x), y)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss(batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+class LeaveOut(Callback):
+    """Clients take part in the rounds that ``cohorts`` lists for each round."""
+
+    role = "participation"
+
+    def __init__(self, cohorts: Sequence[Sequence[int]]) -> None:
+        self.cohorts = cohorts
+
+    def select_clients(self, trainer: FederatedTrainer) -> Cohort:
+        return Cohort.of(list(self.cohorts[trainer.current_round]))
+
+
+def federated_trainer(folder: Path, **arguments: Any) -> FederatedTrainer:
+    """A quiet trainer that writes below ``folder``."""
+    quiet: dict[str, Any] = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_checkpointing": False,
+        "default_root_dir": folder,
+        "seed": 0,
+    }
+    return FederatedTrainer(**(quiet | arguments))
+
+
+def lightning_trainer(folder: Path, **arguments: Any) -> pl.Trainer:
+    """Lightning's own Trainer, as quiet, on one CPU."""
+    quiet: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "num_sanity_val_steps": 0,
+        "default_root_dir": folder,
+    }
+    return pl.Trainer(**(quiet | arguments))
+
+
+def make(module: Callable[[], LightningModule]) -> LightningModule:
+    """A module with the same initial weights every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        return module()
+
+
+def train_both(
+    module: Callable[[], LightningModule],
+    folder: Path,
+    *,
+    epochs: int = 3,
+    data: Clients | None = None,
+    federated: dict[str, Any] | None = None,
+    lightning: dict[str, Any] | None = None,
+    **arguments: Any,
+) -> tuple[Any, FederatedTrainer, Any, pl.Trainer]:
+    """One client for ``epochs`` rounds, and Lightning for as many epochs.
+
+    ``arguments`` go to both trainers; the client keeps its optimisers, as Lightning does.
+
+    Returns:
+        The federated module and trainer, Lightning's module and trainer.
+    """
+    data = Clients() if data is None else data
+    own, reference = make(module), make(module)
+    trainer = federated_trainer(
+        folder / "federated", **({"max_rounds": epochs, "optimizer_state": "keep"} | arguments | (federated or {}))
+    )
+    trainer.fit(own, data)
+    theirs = lightning_trainer(folder / "lightning", **({"max_epochs": epochs} | arguments | (lightning or {})))
+    theirs.fit(reference, datamodule=OneClient(data))
+    return own, trainer, reference, theirs
+
+
+def assert_same_weights(own: nn.Module, reference: nn.Module, *, atol: float = 0.0, moved: bool = True) -> None:
+    """Every parameter and buffer is equal (to ``atol``), and training changed the reference."""
+    theirs = reference.state_dict()
+    assert own.state_dict().keys() == theirs.keys()
+    for name, value in own.state_dict().items():
+        torch.testing.assert_close(
+            value, theirs[name], rtol=0.0, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    if moved:
+        start = make(type(reference)).state_dict()
+        assert any(not torch.equal(value.to(start[name].dtype), start[name]) for name, value in theirs.items())

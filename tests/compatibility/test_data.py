@@ -1,0 +1,298 @@
+"""Batches of every structure, the hooks that move them, and what is refused."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule
+from reference import Clients, Linear, OneClient, assert_same_weights, federated_trainer, make, samples, train_both
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader as GraphLoader
+from torch_geometric.nn import global_add_pool
+
+from lightning_fl.data.silos import Silos
+from lightning_fl.errors import ConfigurationError, DataError
+
+
+class Structured(Dataset):
+    """The same samples as dicts, nested tuples or named tuples."""
+
+    def __init__(self, base: TensorDataset, kind: str) -> None:
+        self.base, self.kind = base, kind
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = self.base[index]
+        return {
+            "dict": {"x": x, "nested": {"y": y}, "name": f"sample {index}"},
+            "tuple": (x, (y, {"index": index})),
+            "named": Pair(x, y),
+        }[self.kind]
+
+
+class Pair(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+class TakesAnything(Linear):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if isinstance(batch, dict):
+            assert len(batch["name"]) == len(batch["x"])
+            x, y = batch["x"], batch["nested"]["y"]
+        elif isinstance(batch, Pair):
+            x, y = batch.x, batch.y
+        else:
+            x, (y, _) = batch
+        loss = self.loss((x, y))
+        self.log("loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+
+@pytest.mark.parametrize("kind", ["dict", "tuple", "named"])
+def test_structured_batches(kind: str, tmp_path: Path) -> None:
+    data = Clients((10,), data=lambda client, split: Structured(samples(client, 10), kind))
+    own, trainer, reference, theirs = train_both(TakesAnything, tmp_path, data=data)
+    plain, _, _, _ = train_both(Linear, tmp_path)
+    assert_same_weights(own, reference, moved=False)
+    assert_same_weights(own, plain)
+    assert trainer.metrics["train"]["loss"].mean == pytest.approx(float(theirs.callback_metrics["loss"]), rel=1e-6)
+
+
+def _graphs(client: int, count: int) -> list[Data]:
+    draws = torch.Generator().manual_seed(client)
+    graphs = []
+    for index in range(count):
+        x = torch.randn(2 + index % 3, 3, generator=draws)
+        graphs.append(Data(x=x, edge_index=torch.tensor([[0, 1], [1, 0]]), y=x.sum().reshape(1, 1)))
+    return graphs
+
+
+class Graphs(Linear):
+    def loss(self, batch: Any) -> Tensor:
+        assert isinstance(batch, Batch)
+        return nn.functional.mse_loss(self.net(global_add_pool(batch.x, batch.batch, batch.num_graphs)), batch.y)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.log("loss", loss, on_step=False, on_epoch=True, batch_size=batch.num_graphs)
+        self.log("guessed", loss, on_epoch=True)
+        return loss
+
+
+@pytest.mark.parametrize("follow", [None, ["x"]])
+def test_graph_batches(follow: list[str] | None, tmp_path: Path) -> None:
+    """Packed by the engine, and from a loader of one's own; a batch counts its graphs, not its nodes."""
+    loader = GraphLoader(_graphs(0, 10), batch_size=4, follow_batch=follow)  # type: ignore[arg-type]
+    own, trainer, reference, theirs = train_both(
+        Graphs, tmp_path, data=Clients((10,), data=lambda client, split: loader)
+    )
+    assert_same_weights(own, reference, atol=1e-7)
+    value = float(theirs.callback_metrics["loss"])
+    assert trainer.metrics["train"]["loss"].mean == pytest.approx(value, rel=1e-5)
+    assert trainer.metrics["train"]["guessed"].mean == pytest.approx(value, rel=1e-5)
+
+
+class Stream(IterableDataset):
+    def __init__(self, count: int) -> None:
+        self.rows = samples(0, count)
+
+    def __iter__(self) -> Any:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def test_iterable_data(tmp_path: Path) -> None:
+    data = Clients((10,), data=lambda client, split: DataLoader(Stream(10), batch_size=4))
+    own, _, reference, _ = train_both(Linear, tmp_path, data=data)
+    assert_same_weights(own, reference)
+
+
+def test_collation_that_leaves_a_batch_out(tmp_path: Path) -> None:
+    """A ``collate_fn`` that returns ``None`` skips the batch, as in Lightning."""
+
+    def collate(rows: list[Any]) -> Any:
+        if len(rows) < 4:
+            return None
+        return tuple(map(torch.stack, zip(*rows, strict=True)))
+
+    class Rows(Dataset):
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> Any:
+            return samples(0, 10)[index]
+
+    data = Clients((10,), data=lambda client, split: DataLoader(Rows(), batch_size=4, collate_fn=collate))
+    own, trainer, reference, theirs = train_both(Linear, tmp_path, data=data)
+    assert_same_weights(own, reference)
+    assert trainer.client_states[0].global_step == theirs.global_step == 6
+
+
+# -- moving batches -------------------------------------------------------------------------------------------------
+
+_CALLS = ["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"]
+
+
+class _Moves:
+    """The three hooks, each of which changes the batch."""
+
+    moved: list[str]
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.moved.append(f"{_CALLS[0]} {dataloader_idx}")
+        return [batch[0] + 1.0, batch[1]]
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        self.moved.append(f"{_CALLS[1]} {device.type} {dataloader_idx}")
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)  # type: ignore[misc]
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.moved.append(f"{_CALLS[2]} {dataloader_idx}")
+        return [2.0 * batch[0], batch[1]]
+
+
+class MovingModule(_Moves, Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch))
+
+
+class MovingData(_Moves, Clients):
+    def __init__(self) -> None:
+        super().__init__((10,))
+        self.moved = []
+
+
+class MovingLightningData(_Moves, OneClient):
+    def __init__(self) -> None:
+        super().__init__(Clients((10,)))
+        self.moved = []
+
+
+def test_transfer_hooks_of_the_module(tmp_path: Path) -> None:
+    own, trainer, reference, theirs = train_both(MovingModule, tmp_path)
+    assert_same_weights(own, reference)
+    assert own.moved == reference.moved
+    value = float(theirs.callback_metrics["val_loss"])
+    assert trainer.metrics["val"]["val_loss"].mean == pytest.approx(value, rel=1e-6)
+
+
+@pytest.mark.parametrize("module", [Linear, MovingModule])
+def test_transfer_hooks_of_the_data_come_before_the_modules(module: type[Linear], tmp_path: Path) -> None:
+    own, reference = make(module), make(module)
+    data = MovingData()
+    federated_trainer(tmp_path, max_rounds=2, optimizer_state="keep", check_val_every_n_rounds=0).fit(own, data)
+    lightning_data = MovingLightningData()
+    pl.Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        logger=False,
+        limit_val_batches=0,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        default_root_dir=tmp_path,
+    ).fit(reference, datamodule=lightning_data)
+    assert_same_weights(own, reference)
+    assert data.moved == lightning_data.moved
+    assert len(data.moved) == 2 * 3 * 3
+    assert getattr(own, "moved", []) == []
+
+
+# -- prediction -----------------------------------------------------------------------------------------------------
+
+
+class Predicts(Linear):
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        assert not torch.is_grad_enabled()
+        return {"made": self.net(batch[0]), "batch": batch_idx, "rest": [batch[1]]}
+
+
+def test_predict_step(tmp_path: Path, three_clients: Clients) -> None:
+    """Whatever it returns comes back batch by batch; every client's own samples with the shared model."""
+    module = make(Predicts)
+    trainer = federated_trainer(tmp_path, max_rounds=1)
+    trainer.fit(module, three_clients)
+    outputs = trainer.predict(module, three_clients)
+    assert sorted(outputs) == [0, 1, 2]
+    for client, batches in outputs.items():
+        x, y = samples(client, 5, "test").tensors
+        assert [batch["batch"] for batch in batches] == [0, 1]
+        torch.testing.assert_close(torch.cat([batch["made"] for batch in batches]), module.net(x).detach())
+        torch.testing.assert_close(torch.cat([batch["rest"][0] for batch in batches]), y)
+
+
+def test_predict_without_a_predict_step_calls_forward(tmp_path: Path) -> None:
+    """Lightning's own ``predict_step`` is ``self(batch)``."""
+
+    class Forward(Linear):
+        def forward(self, batch: Any) -> Tensor:
+            return self.net(batch[0])
+
+    module = make(Forward)
+    outputs = federated_trainer(tmp_path).predict(module, Clients((4,)), split="val")
+    torch.testing.assert_close(torch.cat(outputs[0]), module.net(samples(0, 5, "val").tensors[0]).detach())
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["training_step", "validation_step", "test_step", "predict_step"])
+def test_dataloader_iter_is_refused(name: str, tmp_path: Path) -> None:
+    def step(self: Any, dataloader_iter: Any) -> None: ...
+
+    module = type("Iterates", (Linear,), {name: step})()
+    with pytest.raises(ConfigurationError, match=rf"Iterates.{name} takes 'dataloader_iter': a federated client hands"):
+        federated_trainer(tmp_path, max_rounds=1).fit(module, Clients())
+
+
+@pytest.mark.parametrize("name", ["validation_step", "test_step", "predict_step"])
+def test_a_required_dataloader_idx_is_refused(name: str, tmp_path: Path) -> None:
+    def step(self: Any, batch: Any, batch_idx: int, dataloader_idx: int) -> None: ...
+
+    module = type("Several", (Linear,), {name: step})()
+    message = (
+        rf"Several.{name} takes batch, batch_idx, dataloader_idx: a client has one DataLoader per split. Give data"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        federated_trainer(tmp_path, max_rounds=1).fit(module, Clients())
+
+
+class _SeveralLoaders(LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return [DataLoader(samples(0, 4)), DataLoader(samples(1, 4))]
+
+
+def test_several_dataloaders_are_refused(tmp_path: Path) -> None:
+    message = r"_SeveralLoaders.train_dataloader\(\) returned a list of 2: a client has one DataLoader per split"
+    with pytest.raises(ConfigurationError, match=message):
+        federated_trainer(tmp_path, max_rounds=1).fit(Linear(), Silos([_SeveralLoaders()]))
+
+
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [(lambda: [DataLoader(samples(0, 4))] * 2, "list"), (lambda: {"a": DataLoader(samples(0, 4))}, "dict")],
+)
+def test_several_dataloaders_of_a_client_are_refused(made: Any, kind: str, tmp_path: Path) -> None:
+    data = Clients((4,), data=lambda client, split: made())
+    message = rf"client_data\(0, 'train'\) returned a {kind}.*: a client has one data set or DataLoader per split"
+    with pytest.raises((ConfigurationError, DataError), match=message):
+        federated_trainer(tmp_path, max_rounds=1).fit(Linear(), data)
+
+
+@pytest.mark.parametrize("data", [OneClient(Clients()), samples(0, 4), DataLoader(samples(0, 4))])
+def test_data_without_clients_are_refused(data: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=rf"the data are a {type(data).__name__}: wrap a LightningDataModule"):
+        federated_trainer(tmp_path, max_rounds=1).fit(Linear(), data)

@@ -1,0 +1,541 @@
+"""The hooks of a module: all of them, in order, and what they see of ``self.trainer``."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, train_both
+from torch import Tensor, nn
+
+from lightning_fl.engine.module_trainer import ModuleTrainer
+
+_RECORDED = [
+    "prepare_data",
+    "setup",
+    "configure_model",
+    "configure_optimizers",
+    "on_fit_start",
+    "on_fit_end",
+    "on_train_start",
+    "on_train_end",
+    "on_train_epoch_start",
+    "on_train_epoch_end",
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_validation_model_zero_grad",
+    *(
+        f"on_{word}_{moment}"
+        for word in ("validation", "test", "predict")
+        for moment in (
+            "model_eval",
+            "model_train",
+            "start",
+            "epoch_start",
+            "batch_start",
+            "batch_end",
+            "epoch_end",
+            "end",
+        )
+        if (word, moment) != ("predict", "model_train")  # Lightning has no such hook
+    ),
+    "teardown",
+]
+
+
+def _recording(base: type[LightningModule]) -> type[Any]:
+    """A class that notes every hook it overrides and calls what was there before."""
+
+    def make_hook(name: str) -> Callable[..., Any]:
+        def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
+            client = getattr(self._trainer, "client", None)
+            self.calls.append(name if client is None else f"{name} {client}")
+            return getattr(super(recorder, self), name)(*args, **kwargs)
+
+        return hook
+
+    def initialise(self: Any) -> None:
+        super(recorder, self).__init__()
+        self.calls = []
+
+    members = {name: make_hook(name) for name in _RECORDED}
+    recorder: type[Any] = type("Recorder", (base,), members | {"__init__": initialise})
+    return recorder
+
+
+class Complete(Linear):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.calls.append(f"training_step {self.trainer.client}")  # type: ignore[union-attr, operator]
+        return self.loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        assert not self.training
+        assert not torch.is_grad_enabled()
+        self.calls.append(f"validation_step {self.trainer.client}")  # type: ignore[union-attr, operator]
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        assert not self.training
+        self.calls.append(f"test_step {self.trainer.client}")  # type: ignore[union-attr, operator]
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        assert not self.training
+        self.calls.append(f"predict_step {self.trainer.client}")  # type: ignore[union-attr, operator]
+        return self.net(batch[0])
+
+
+def _evaluation(word: str, client: int) -> list[str]:
+    names = ["model_eval", "epoch_start", "batch_start", "STEP", "batch_end", "epoch_end", "model_train"]
+    calls = [f"{word}_step {client}" if name == "STEP" else f"on_{word}_{name} {client}" for name in names]
+    return calls[:-1] if word == "predict" else calls
+
+
+def _turn(client: int) -> list[str]:
+    return [
+        f"{name} {client}"
+        for name in (
+            "configure_optimizers",
+            "on_train_epoch_start",
+            "on_train_batch_start",
+            "training_step",
+            "on_train_batch_end",
+            "on_train_epoch_end",
+        )
+    ]
+
+
+def test_the_whole_sequence_of_a_fit(tmp_path: Path) -> None:
+    """Two clients with one batch each, two rounds."""
+    module = _recording(Complete)()
+    federated_trainer(tmp_path, max_rounds=2).fit(module, Clients((4, 4), eval_batch_size=5))
+    validation = ["on_validation_start"]
+    for client in (0, 1):
+        validation += ["on_validation_model_zero_grad", *_evaluation("validation", client)]
+    one_round = [*_turn(0), *_turn(1), *validation, "on_validation_end"]
+    assert module.calls == [
+        "prepare_data",
+        "setup",
+        "configure_model",
+        "on_fit_start",
+        "on_train_start",
+        *one_round,
+        *one_round,
+        "on_train_end",
+        "on_fit_end",
+        "teardown",
+    ]
+
+
+@pytest.mark.parametrize(("method", "word"), [("validate", "validation"), ("test", "test"), ("predict", "predict")])
+def test_the_whole_sequence_of_an_evaluation(method: str, word: str, tmp_path: Path) -> None:
+    module = _recording(Complete)()
+    getattr(federated_trainer(tmp_path), method)(module, Clients((4, 4), eval_batch_size=5))
+    assert module.calls == [
+        "prepare_data",
+        "setup",
+        "configure_model",
+        f"on_{word}_start",
+        *_evaluation(word, 0),
+        *_evaluation(word, 1),
+        f"on_{word}_end",
+        "teardown",
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers")
+def test_one_client_meets_the_hooks_that_lightning_calls(tmp_path: Path) -> None:
+    """As many calls of each hook in two rounds as in two epochs, but for what is made anew every round."""
+    own, _, reference, _ = train_both(_recording(_CompleteAnywhere), tmp_path, epochs=2)
+    counts = [
+        {name: sum(call.split()[0] == name for call in calls) for name in _RECORDED}
+        for calls in (own.calls, reference.calls)
+    ]
+    assert counts[0].pop("configure_optimizers") == 2  # one for each round
+    assert counts[1].pop("configure_optimizers") == 1
+    assert counts[0] == counts[1]
+    assert_same_weights(own, reference, moved=False)
+
+
+class _CompleteAnywhere(Linear):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch))
+
+
+# -- setup and teardown ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fit", "validate", "test", "predict"])
+def test_stages(method: str, tmp_path: Path) -> None:
+    stages: list[Any] = []
+
+    class Notes(Complete):
+        calls: list[str] = []  # noqa: RUF012
+
+        def prepare_data(self) -> None:
+            stages.append(("prepare_data", type(self.trainer.datamodule).__name__))
+
+        def setup(self, stage: str) -> None:
+            stages.append(("setup", stage, self.trainer.state.fn, self.trainer.state.stage))
+
+        def teardown(self, stage: str) -> None:
+            stages.append(("teardown", stage))
+
+    getattr(federated_trainer(tmp_path), method)(Notes(), Clients((4,)))
+    stage = {
+        "fit": RunningStage.TRAINING,
+        "validate": RunningStage.VALIDATING,
+        "test": RunningStage.TESTING,
+        "predict": RunningStage.PREDICTING,
+    }[method]
+    assert stages == [("prepare_data", "Clients"), ("setup", method, TrainerFn(method), stage), ("teardown", method)]
+
+
+def test_layers_made_in_setup_or_configure_model(tmp_path: Path) -> None:
+    """``setup`` comes first, as in Lightning, so that ``configure_model`` may use what it found out."""
+
+    class Late(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net: nn.Module | None = None
+
+        def setup(self, stage: str) -> None:
+            self.width = self.trainer.datamodule.client_data(0, "train").tensors[0].shape[1]
+
+        def configure_model(self) -> None:
+            if self.net is None:
+                torch.manual_seed(3)
+                self.net = nn.Linear(self.width, 1)
+
+        training_step = Linear.training_step
+        loss = Linear.loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.05)
+
+    class LateInLightning(Late):
+        def setup(self, stage: str) -> None:
+            self.width = 3
+
+    own = Late()
+    federated_trainer(tmp_path, max_rounds=2).fit(own, Clients((10,)))
+    _, _, reference, _ = train_both(LateInLightning, tmp_path, epochs=2)
+    assert_same_weights(own, reference, moved=False)
+
+
+def test_teardown_follows_an_error(tmp_path: Path) -> None:
+    class Fails(Linear):
+        torn = ""
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            raise ValueError("no such thing")
+
+        def teardown(self, stage: str) -> None:
+            self.torn = stage
+
+    module = Fails()
+    with pytest.raises(Exception, match="no such thing"):
+        federated_trainer(tmp_path, max_rounds=1).fit(module, Clients((4,)))
+    assert module.torn == "fit"
+
+
+# -- self.trainer ---------------------------------------------------------------------------------------------------
+
+#: Attributes of Lightning's Trainer that have no meaning here.
+REFUSED = {
+    "distributed_sampler_kwargs",
+    "enable_autolog_hparams",
+    "fit",
+    "fit_loop",
+    "init_module",
+    "predict",
+    "predict_dataloaders",
+    "predict_loop",
+    "save_checkpoint",
+    "test",
+    "test_dataloaders",
+    "test_loop",
+    "train_dataloader",
+    "val_check_batch",
+    "val_dataloaders",
+    "validate",
+    "validate_loop",
+}
+
+
+def _lightnings_attributes(folder: Path) -> list[str]:
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, default_root_dir=folder)
+    return sorted({name for name in (*dir(pl.Trainer), *vars(trainer)) if not name.startswith("_")})
+
+
+def test_every_public_attribute_of_lightnings_trainer_is_there_or_refused(tmp_path: Path) -> None:
+    wanted = _lightnings_attributes(tmp_path)
+    assert set(wanted) >= REFUSED
+    found: dict[str, bool] = {}
+
+    class Looks(Linear):
+        def on_train_epoch_start(self) -> None:
+            found.update({name: hasattr(self.trainer, name) for name in wanted})
+
+    federated_trainer(tmp_path, max_rounds=1).fit(Looks(), Clients((4,)))
+    assert {name for name, there in found.items() if not there} == REFUSED
+
+
+@pytest.mark.parametrize("name", [*sorted(REFUSED), "no_such_thing"])
+def test_refused_attributes_say_so(name: str, tmp_path: Path) -> None:
+    class Looks(Linear):
+        def on_train_start(self) -> None:
+            getattr(self.trainer, name)
+
+    message = rf"self.trainer.{name} has no meaning in a federated run. docs/lightning-support.md lists what a module"
+    with pytest.raises(AttributeError, match=message):
+        federated_trainer(tmp_path, max_rounds=1).fit(Looks(), Clients((4,)))
+
+
+def test_values_in_training(tmp_path: Path) -> None:
+    """Two clients of 3 and 2 batches, three rounds; client 1 misses the second."""
+    seen: list[tuple[Any, ...]] = []
+
+    class Looks(Linear):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            t = self.trainer
+            assert (t.training, t.evaluating, t.validating, t.testing, t.predicting) == (True,) + 4 * (False,)
+            assert (t.state.fn, t.state.stage) == (TrainerFn.FITTING, RunningStage.TRAINING)
+            assert (t.max_epochs, t.num_clients, t.is_global_zero, t.world_size) == (3, 2, True, 1)
+            assert (t.global_rank, t.local_rank, t.node_rank, t.num_nodes, t.num_devices) == (0, 0, 0, 1, 1)
+            assert t.current_epoch == self.current_epoch == t.current_round
+            assert t.global_step == self.global_step
+            assert t.optimizers[0].param_groups[0]["lr"] == self.lr
+            assert t.lightning_module is t.model is t.strategy.lightning_module is self
+            assert t.strategy.root_device == self.device == torch.device("cpu")
+            assert t.datamodule.num_clients == 2
+            assert self.logger is None
+            assert self.all_gather(torch.ones(2)).tolist() == [1.0, 1.0]
+            seen.append((t.client, t.current_epoch, t.global_step, batch_idx, t.num_training_batches, t.is_last_batch))
+            return self.loss(batch)
+
+    trainer = federated_trainer(tmp_path, max_rounds=3, callbacks=[LeaveOut([[0, 1], [0], [0, 1]])])
+    trainer.fit(Looks(), Clients((10, 8)))
+    zero = [(0, r, 3 * r + i, i, 3, i == 2) for r in range(3) for i in range(3)]
+    one = [(1, r, 2 * visit + i, i, 2, i == 1) for visit, r in enumerate((0, 2)) for i in range(2)]
+    assert sorted(seen) == sorted(zero + one)
+
+
+class Counts(Linear):
+    """Notes the counters at every kind of moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, list[tuple[int, int]]] = {}
+
+    def note(self, name: str) -> None:
+        self.seen.setdefault(name, []).append((self.current_epoch, self.global_step))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.note("training_step")
+        return self.loss(batch)
+
+    def on_train_epoch_start(self) -> None:
+        self.note("on_train_epoch_start")
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.note("on_train_batch_end")
+
+    def on_train_epoch_end(self) -> None:
+        self.note("on_train_epoch_end")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.note("validation_step")
+
+    def on_validation_epoch_end(self) -> None:
+        self.note("on_validation_epoch_end")
+
+    def on_train_end(self) -> None:
+        self.note("on_train_end")
+
+
+def test_counters_are_lightnings(tmp_path: Path) -> None:
+    own, _, reference, _ = train_both(Counts, tmp_path)
+    assert own.seen == reference.seen
+
+
+@pytest.mark.parametrize(
+    ("method", "hook", "stage", "count"),
+    [
+        ("validate", "validation", RunningStage.VALIDATING, "num_val_batches"),
+        ("test", "test", RunningStage.TESTING, "num_test_batches"),
+        ("predict", "predict", RunningStage.PREDICTING, "num_predict_batches"),
+    ],
+)
+def test_values_in_evaluation(method: str, hook: str, stage: RunningStage, count: str, tmp_path: Path) -> None:
+    """After a fit of two rounds of three steps: 5 samples are two batches."""
+    seen: list[Any] = []
+
+    def look(self: Any, *_: Any) -> None:
+        t = self.trainer
+        if t.state.fn == TrainerFn.FITTING:
+            return
+        flags = (t.training, t.validating, t.testing, t.predicting)
+        assert flags == tuple(stage == other for other in (RunningStage.TRAINING, *list(RunningStage)[2:5]))
+        assert t.evaluating == (method != "predict")
+        assert (t.state.fn, t.state.stage) == (TrainerFn(method), stage)
+        seen.append((t.client, t.current_epoch, getattr(t, count)))
+
+    def check_flags_between(self: Any) -> None:
+        assert self.trainer.state.stage == stage
+        assert self.trainer.client is None
+
+    members = {f"{hook}_step": look, f"on_{hook}_start": check_flags_between, f"on_{hook}_end": check_flags_between}
+    module = type("Looks", (Linear,), members)()
+    trainer = federated_trainer(tmp_path, max_rounds=2)
+    data = Clients((10, 10))
+    trainer.fit(module, data)
+    getattr(trainer, method)(module, data)
+    assert seen == [(client, 2, [2]) for client in (0, 1) for _ in range(2)]
+
+
+def test_settings_are_shown(tmp_path: Path) -> None:
+    shown: dict[str, Any] = {}
+    expected = {
+        "gradient_clip_val": 0.5,
+        "gradient_clip_algorithm": "value",
+        "accumulate_grad_batches": 2,
+        "check_val_every_n_epoch": 2,
+        "precision": "bf16-mixed",
+        "log_every_n_steps": 50,  # modules divide by it; the trainer's 0 means that no steps are logged
+        "default_root_dir": str(tmp_path),
+        "max_epochs": 4,
+        "max_steps": -1,
+        "sanity_checking": False,
+        "barebones": False,
+        "fast_dev_run": False,
+        "scaler": None,
+        "interrupted": False,
+        "received_sigterm": False,
+        "enable_validation": True,
+        "num_sanity_val_batches": [],
+        "limit_train_batches": 1.0,
+    }
+
+    class Looks(Linear):
+        def validation_step(self, batch: Any, batch_idx: int) -> None: ...
+
+        def on_train_start(self) -> None:
+            shown.update({name: getattr(self.trainer, name) for name in expected})
+            with self.trainer.profiler.profile("a part of the step"):
+                pass
+
+    federated_trainer(
+        tmp_path,
+        max_rounds=4,
+        gradient_clip_val=0.5,
+        gradient_clip_algorithm="value",
+        accumulate_grad_batches=2,
+        check_val_every_n_rounds=2,
+        precision="bf16-mixed",
+    ).fit(Looks(), Clients((4,)))
+    assert shown == expected
+
+
+def test_should_stop_ends_the_run_after_the_round(tmp_path: Path) -> None:
+    class Stops(Linear):
+        steps = 0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.steps += 1
+            if self.current_epoch == 1:
+                self.trainer.should_stop = True
+            return self.loss(batch)
+
+    module = Stops()
+    trainer = federated_trainer(tmp_path, max_rounds=5)
+    trainer.fit(module, Clients((10, 10)))
+    assert trainer.current_round == 2
+    assert module.steps == 2 * 2 * 3
+
+
+def test_ranks_without_a_logger_swallow_what_modules_log_to_it() -> None:
+    """On other ranks than the first ``self.logger.experiment`` takes anything, as in Lightning."""
+    fabric = SimpleNamespace(_precision=None)
+    trainer: Any = SimpleNamespace(fabric=fabric, log_every_n_steps=0, loggers=[], is_global_zero=False)
+    module = Linear()
+    ModuleTrainer(trainer, module)
+    assert isinstance(module.logger, DummyLogger)
+    module.logger.experiment.add_scalar("name", 1.0, 0)
+    trainer.is_global_zero = True
+    assert module.logger is None
+
+
+def test_modules_within_the_module_see_the_trainer(tmp_path: Path) -> None:
+    class Outer(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = _Inner()  # type: ignore[assignment]
+
+    module = Outer()
+    federated_trainer(tmp_path, max_rounds=2).fit(module, Clients((4,)))
+    assert module.net.epochs == [0, 1]
+
+
+class _Inner(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+        self.epochs: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.epochs.append(self.trainer.current_epoch)
+        return self.linear(x)
+
+
+# -- the data module's hooks ----------------------------------------------------------------------------------------
+
+
+def test_the_data_modules_hooks_come_first(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    class Data(Clients):
+        def prepare_data(self) -> None:
+            calls.append("data prepare_data")
+
+        def setup(self, stage: str) -> None:
+            calls.append(f"data setup {stage}")
+
+        def teardown(self, stage: str) -> None:
+            calls.append(f"data teardown {stage}")
+
+    class Notes(Linear):
+        def prepare_data(self) -> None:
+            calls.append("prepare_data")
+
+        def setup(self, stage: str) -> None:
+            calls.append(f"setup {stage}")
+
+        def teardown(self, stage: str) -> None:
+            calls.append(f"teardown {stage}")
+
+    federated_trainer(tmp_path, max_rounds=1).fit(Notes(), Data((4,)))
+    assert calls == [
+        "data prepare_data",
+        "prepare_data",
+        "data setup fit",
+        "setup fit",
+        "data teardown fit",
+        "teardown fit",
+    ]
+    assert set(inspect.signature(LightningDataModule.setup).parameters) == {"self", "stage"}
+
+
+def test_module_after_the_run_holds_the_shared_model(tmp_path: Path) -> None:
+    module = make(Linear)
+    trainer = federated_trainer(tmp_path, max_rounds=2)
+    trainer.fit(module, Clients((4, 8)))
+    torch.testing.assert_close(
+        torch.cat([parameter.flatten() for parameter in module.parameters()]),
+        torch.cat([trainer.models[0].vectors[torch.float32][:3], trainer.models[0].vectors[torch.float32][16:17]]),
+    )

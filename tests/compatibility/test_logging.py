@@ -1,0 +1,558 @@
+"""``self.log``: the values of one client are Lightning's epoch values, whatever is logged, from wherever."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pandas as pd
+import pytest
+import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from reference import Clients, Linear, assert_same_weights, federated_trainer, make, samples, train_both
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric, Metric, MetricCollection, SumMetric
+from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryAveragePrecision, BinaryF1Score
+from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError, R2Score
+
+from lightning_fl.errors import ConfigurationError, TrainingError
+
+
+def _compare(module: Callable[[], Any], folder: Path, names: list[str], split: str = "train", **arguments: Any) -> Any:
+    """The values under ``names`` after two rounds equal Lightning's after two epochs."""
+    own, trainer, reference, theirs = train_both(module, folder, epochs=2, **arguments)
+    for name in names:
+        got = trainer.metrics[split][name].clients[0]  # type: ignore[index]
+        assert got == pytest.approx(float(theirs.callback_metrics[name]), rel=1e-5, nan_ok=True), name
+    return own, trainer, reference, theirs
+
+
+# -- values and arguments -------------------------------------------------------------------------------------------
+
+
+class Values(Linear):
+    """Numbers and tensors of all kinds, each under its own name."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        kinds = {
+            "loss": loss,
+            "python_float": batch_idx + 0.5,
+            "python_int": batch_idx,
+            "boolean": batch_idx == 0,
+            "one_entry": loss.reshape(1, 1),
+            "integer_tensor": torch.tensor(batch_idx),
+            "double": loss.double(),
+            "half": loss.to(torch.bfloat16),
+            "not_a_number": math.nan,
+            "infinite": math.inf,
+        }
+        self.log_dict(kinds, on_step=False, on_epoch=True)
+        return loss
+
+
+def test_numbers_and_tensors(tmp_path: Path) -> None:
+    names = "loss python_float python_int boolean one_entry integer_tensor double half not_a_number infinite"
+    own, trainer, reference, _ = _compare(Values, tmp_path, names.split())
+    assert_same_weights(own, reference)
+    # Batches of 4, 4 and 2 samples: the mean of 0, 1 and 2 is weighted by samples.
+    assert trainer.metrics["train"]["python_int"].mean == pytest.approx((0 * 4 + 1 * 4 + 2 * 2) / 10)
+
+
+class Reductions(Linear):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        for reduction in ("mean", "avg", "sum", "min", "max", "MEAN"):
+            self.log(reduction, loss, on_step=False, on_epoch=True, reduce_fx=reduction)
+        for function in (torch.mean, torch.sum, torch.min, torch.max, min, max, sum):
+            name = f"{function.__module__}_{function.__name__}"
+            self.log(name, loss, on_step=False, on_epoch=True, reduce_fx=function)
+        return loss
+
+
+def test_reduce_fx(tmp_path: Path) -> None:
+    names = ["mean", "avg", "sum", "min", "max", "MEAN"]
+    functions = [torch.mean, torch.sum, torch.min, torch.max, min, max, sum]
+    _compare(Reductions, tmp_path, names + [f"{function.__module__}_{function.__name__}" for function in functions])
+
+
+def test_reduce_fx_may_be_any_function_of_the_batches_values(tmp_path: Path) -> None:
+    """Lightning refuses these; here a function gets the tensor of all values of the turn."""
+
+    class Median(Linear):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.log("median", [5.0, 1.0, 3.0][batch_idx], reduce_fx=torch.median)
+            self.log("spread", float(batch_idx), reduce_fx=lambda values: values.max() - values.min())
+            return self.loss(batch)
+
+    trainer = federated_trainer(tmp_path, max_rounds=1)
+    trainer.fit(Median(), Clients((10,)))
+    assert trainer.metrics["train"]["median"].mean == 3.0
+    assert trainer.metrics["train"]["spread"].mean == 2.0
+
+
+def test_an_unknown_reduction_is_refused(tmp_path: Path) -> None:
+    class Unknown(Linear):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.log("loss", 1.0, reduce_fx="median")
+            return self.loss(batch)
+
+    with pytest.raises(TrainingError, match=r"reduce_fx='median'\).*use 'mean', 'sum', 'min', 'max' or a function"):
+        federated_trainer(tmp_path, max_rounds=1).fit(Unknown(), Clients())
+
+
+class BatchSizes(Linear):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.log("ignored", float(batch_idx), on_step=False, on_epoch=True, batch_size=1)
+        self.log("own", float(batch_idx), on_step=False, on_epoch=True, batch_size=batch_idx + 1)
+        return self.loss(batch)
+
+
+def test_batch_size(tmp_path: Path) -> None:
+    _, trainer, _, _ = _compare(BatchSizes, tmp_path, ["ignored", "own"])
+    assert trainer.metrics["train"]["ignored"].mean == pytest.approx(1.0)
+    assert trainer.metrics["train"]["own"].mean == pytest.approx((0 * 1 + 1 * 2 + 2 * 3) / 6)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"prog_bar": True},
+        {"logger": False},
+        {"logger": True},
+        {"sync_dist": True},
+        {"add_dataloader_idx": False},
+        {"rank_zero_only": True},
+        {"enable_graph": True},
+        {"on_step": True},
+        {"on_step": True, "on_epoch": True},
+        {"on_epoch": True, "batch_size": 4},
+    ],
+)
+@pytest.mark.filterwarnings("ignore:You called `self.log")
+def test_every_other_argument_leaves_the_value(arguments: dict[str, Any], tmp_path: Path) -> None:
+    class Logs(Linear):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = self.loss(batch)
+            self.log("loss", loss, **{"on_epoch": True, "on_step": False} | arguments)
+            return loss
+
+    own, trainer, reference, theirs = train_both(Logs, tmp_path, epochs=2, data=Clients((8,)))
+    assert_same_weights(own, reference)
+    metric = trainer.metrics["train"]["loss"]
+    name = "loss_epoch" if arguments.get("on_step") else "loss"
+    assert metric.mean == pytest.approx(float(theirs.callback_metrics[name]), rel=1e-6)
+    assert metric.prog_bar is arguments.get("prog_bar", False)
+    assert metric.to_logger is arguments.get("logger", True)
+
+
+def test_a_value_logged_on_step_only_is_shown_as_its_mean(tmp_path: Path) -> None:
+    """Lightning's default for ``training_step``: it would keep the last batch's value only."""
+
+    class Logs(Linear):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.log("index", float(batch_idx))
+            return self.loss(batch)
+
+    trainer = federated_trainer(tmp_path, max_rounds=1)
+    trainer.fit(Logs(), Clients((12,)))
+    assert trainer.metrics["train"]["index"].mean == 1.0
+
+
+def test_single_steps_are_logged_on_the_clients_own_steps(tmp_path: Path) -> None:
+    class Logs(Linear):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.log("index", float(batch_idx), on_step=True)
+            self.log("quiet", float(batch_idx), on_step=False, on_epoch=True)
+            return self.loss(batch)
+
+    trainer = federated_trainer(tmp_path, max_rounds=2, log_every_n_steps=2, logger=True)
+    trainer.fit(Logs(), Clients((12, 8)))
+    table = pd.read_csv(Path(trainer.log_dir) / "metrics.csv")
+    curve = table.dropna(subset=["index/step/client_0"]).set_index("step")["index/step/client_0"].to_dict()
+    assert curve == {0: 0.0, 2: 2.0, 4: 1.0}  # rounds of three steps: 0 1 2, then 3 4 5
+    assert not [name for name in table if name.startswith("quiet/step")]
+
+
+# -- torchmetrics ---------------------------------------------------------------------------------------------------
+
+
+class Metrics(Linear):
+    """Metric objects that are logged as they are, by update and by forward, in all three steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.train_mae, self.train_mse = MeanAbsoluteError(), MeanSquaredError(squared=False)
+        self.val_r2, self.val_mae = R2Score(), MeanAbsoluteError()
+        self.hidden: dict[str, Metric] = {"sum": SumMetric()}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        made = self.net(x).detach()
+        self.train_mae(made, y)
+        self.log("train_mae", self.train_mae, on_step=False, on_epoch=True)
+        self.train_mse.update(made, y)
+        self.log("train_rmse", self.train_mse, on_step=False, on_epoch=True, metric_attribute="train_mse")
+        return self.loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.val_r2.update(self.net(x), y)
+        self.val_mae.update(self.net(x), y)
+        self.hidden["sum"].update(y)
+        self.log_dict({"val_r2": self.val_r2, "val_mae": self.val_mae})
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val_sum", self.hidden["sum"].compute())
+        self.hidden["sum"].reset()
+
+
+def test_metric_objects(tmp_path: Path) -> None:
+    _compare(Metrics, tmp_path / "train", ["train_mae", "train_rmse"])
+    _, trainer, _, _ = _compare(Metrics, tmp_path / "val", ["val_r2", "val_mae", "val_sum"], split="val")
+    assert trainer.metrics["val"]["val_r2"].higher_is_better
+    assert not trainer.metrics["val"]["val_mae"].higher_is_better
+
+
+def test_metric_objects_cover_one_clients_samples_only(tmp_path: Path, three_clients: Clients) -> None:
+    module = make(Metrics)
+    trainer = federated_trainer(tmp_path, max_rounds=1)
+    trainer.fit(module, three_clients)
+    for client in range(3):
+        x, y = samples(client, 5, "val").tensors
+        mae = float((module.net(x) - y).abs().mean())
+        assert trainer.metrics["val"]["val_mae"].clients[client] == pytest.approx(mae, rel=1e-5)
+        assert trainer.metrics["val"]["val_sum"].clients[client] == pytest.approx(float(y.sum()), rel=1e-5)
+    values = [trainer.metrics["val"]["val_mae"].clients[client] for client in range(3)]
+    assert trainer.metrics["val"]["val_mae"].mean == pytest.approx(sum(values) / 3)
+    assert trainer.metrics["val"]["val_mae"].worst == max(values)
+
+
+class Classifier(Linear):
+    """Collections whose metrics share their states (compute groups), counters as well as lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        counters: dict[str, Metric] = {"accuracy": BinaryAccuracy(), "f1": BinaryF1Score()}
+        lists: dict[str, Metric] = {"auroc": BinaryAUROC(), "ap": BinaryAveragePrecision()}
+        self.counters = MetricCollection(counters, prefix="val/")
+        self.curves = MetricCollection(lists, prefix="val/")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        score = torch.sigmoid(self.net(x))
+        self.counters.update(score, (y > 0).long())
+        self.curves.update(score, (y > 0).long())
+        self.log_dict(self.counters)
+        self.log_dict(self.curves, on_step=False, on_epoch=True)
+
+
+class ClassifierByForward(Classifier):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        score = torch.sigmoid(self.net(x))
+        self.log_dict(self.counters(score, (y > 0).long()), batch_size=len(x))
+        self.curves(score, (y > 0).long())
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_dict(self.curves.compute())
+        self.curves.reset()
+
+
+@pytest.mark.filterwarnings("ignore:No positive samples", "ignore:No negative samples")
+@pytest.mark.parametrize("module", [Classifier, ClassifierByForward])
+def test_metric_collections(module: type[Classifier], tmp_path: Path) -> None:
+    _compare(module, tmp_path, ["val/accuracy", "val/f1", "val/auroc", "val/ap"], split="val")
+
+
+@pytest.mark.filterwarnings("ignore:No positive samples", "ignore:No negative samples")
+def test_metric_collections_cover_one_clients_samples_only(tmp_path: Path, three_clients: Clients) -> None:
+    module = make(Classifier)
+    trainer = federated_trainer(tmp_path, max_rounds=2)
+    trainer.fit(module, three_clients)
+    for client in range(3):
+        x, y = samples(client, 5, "val").tensors
+        score, label = torch.sigmoid(module.net(x)), (y > 0).long()
+        for name, metric in (
+            ("accuracy", BinaryAccuracy()),
+            ("auroc", BinaryAUROC()),
+            ("ap", BinaryAveragePrecision()),
+        ):
+            expected = float(metric(score, label))
+            assert trainer.metrics["val"][f"val/{name}"].clients[client] == pytest.approx(expected, nan_ok=True), name
+
+
+def test_a_metric_of_several_values_is_refused(tmp_path: Path) -> None:
+    class PerOutput(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mse = MeanSquaredError(num_outputs=3)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.mse.update(batch[0], 2 * batch[0])
+            self.log("mse", self.mse, on_step=False, on_epoch=True)
+            return self.loss(batch)
+
+    with pytest.raises(TrainingError, match=r"self.log\('mse'\): the value has shape \(3,\), but one number is shown"):
+        federated_trainer(tmp_path, max_rounds=1).fit(PerOutput(), Clients())
+
+
+# -- from where -----------------------------------------------------------------------------------------------------
+
+_TRAINING_HOOKS = [
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+    "on_train_epoch_end",
+]
+_EVALUATION_HOOKS = ["start", "epoch_start", "batch_start", "batch_end", "epoch_end"]
+
+
+def _logs_from(hook: str, base: type = Linear) -> type:
+    def logs(self: Any, *_: Any) -> None:
+        self.count = getattr(self, "count", 0) + 1
+        self.log(hook, float(self.count), on_step=False, on_epoch=True)
+
+    return type("Logs", (base,), {hook: logs})
+
+
+@pytest.mark.parametrize("hook", _TRAINING_HOOKS)
+def test_training_hooks_that_log(hook: str, tmp_path: Path) -> None:
+    """The values of two epochs, of 4 batches each: what is logged in the second is left."""
+    epochs = 1 if hook == "on_train_start" else 2
+    _, trainer, _, theirs = train_both(_logs_from(hook), tmp_path, epochs=epochs, data=Clients((16,)))
+    assert trainer.metrics["train"][hook].mean == pytest.approx(float(theirs.callback_metrics[hook]))
+
+
+def test_overridden_steps_that_log(tmp_path: Path) -> None:
+    class Logs(Linear):
+        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+            self.log("optimizer_step", float(batch_idx), on_step=False, on_epoch=True)
+            optimizer.step(closure=optimizer_closure)
+
+        def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+            self.log("optimizer_zero_grad", float(batch_idx), on_step=False, on_epoch=True)
+            optimizer.zero_grad()
+
+        def configure_gradient_clipping(self, optimizer: Any, **_: Any) -> None:
+            norm = self.net.weight.grad.norm()
+            self.log("configure_gradient_clipping", norm, on_step=False, on_epoch=True)
+
+        def backward(self, loss: Tensor) -> None:  # type: ignore[override]
+            self.log("backward", loss, on_step=False, on_epoch=True)
+            loss.backward()
+
+    names = ["optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "backward"]
+    own, _, reference, _ = _compare(Logs, tmp_path, names, data=Clients((16,)))
+    assert_same_weights(own, reference)
+
+
+@pytest.mark.parametrize("moment", _EVALUATION_HOOKS)
+@pytest.mark.parametrize("word", ["validation", "test"])
+def test_evaluation_hooks_that_log(word: str, moment: str, tmp_path: Path) -> None:
+    class Evaluates(Linear):
+        def validation_step(self, batch: Any, batch_idx: int) -> None: ...
+        def test_step(self, batch: Any, batch_idx: int) -> None: ...
+
+    hook = f"on_{word}_{moment}"
+    module, data = _logs_from(hook, Evaluates), Clients((8,))
+    split = "val" if word == "validation" else "test"
+    trainer = federated_trainer(tmp_path)
+    got = (trainer.validate if split == "val" else trainer.test)(module(), data)[hook].clients[0]
+    theirs = pl.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    loader = DataLoader(samples(0, 5, split), batch_size=4)
+    method = theirs.validate if split == "val" else theirs.test
+    assert got == pytest.approx(method(module(), loader, verbose=False)[0][hook])
+
+
+def test_what_on_train_start_logs_belongs_to_the_first_round_of_every_client(tmp_path: Path) -> None:
+    trainer = federated_trainer(tmp_path, max_rounds=2, logger=True)
+    trainer.fit(_logs_from("on_train_start")(), Clients((4, 4)))
+    table = pd.read_csv(Path(trainer.log_dir) / "metrics.csv").set_index("step")
+    assert table["on_train_start/client_1"].to_dict()[1] == 1.0
+    assert math.isnan(table["on_train_start/client_1"].to_dict()[2])
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        ("on_fit_start", "You can't `self.log\\(\\)` inside `on_fit_start`"),
+        ("on_fit_end", "You can't `self.log\\(\\)` inside `on_fit_end`"),
+        ("on_train_end", "You can't `self.log\\(\\)` inside `on_train_end`"),
+        ("configure_optimizers", "You can't `self.log\\(\\)` inside `configure_optimizers`"),
+        ("setup", "You can't `self.log\\(\\)` inside `setup`"),
+    ],
+)
+def test_hooks_that_must_not_log(hook: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises((MisconfigurationException, TrainingError), match=message):
+        federated_trainer(tmp_path, max_rounds=1).fit(_logs_from(hook)(), Clients((4,)))
+
+
+@pytest.mark.parametrize("hook", ["predict_step", "on_predict_epoch_end"])
+def test_prediction_does_not_log(hook: str, tmp_path: Path) -> None:
+    class Predicts(Linear):
+        def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.net(batch[0])
+
+    with pytest.raises(MisconfigurationException, match="doesn't support logging"):
+        federated_trainer(tmp_path).predict(_logs_from(hook, Predicts)(), Clients((4,)))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda module: module.log("a", torch.zeros(2)), "the tensor must have a single element"),
+        (lambda module: module.log("a", {"b": {"c": 1.0}}), "nested dictionaries cannot be logged"),
+        (lambda module: module.log("a", "text"), "`str` values cannot be logged"),
+        (lambda module: module.log("a", MeanMetric()), "Could not find the `LightningModule` attribute"),
+    ],
+)
+def test_what_lightning_refuses_to_log(call: Callable[[Any], None], message: str, tmp_path: Path) -> None:
+    class Logs(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.known = MeanMetric()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            call(self)
+            return self.loss(batch)
+
+    with pytest.raises(TrainingError, match=message):
+        federated_trainer(tmp_path, max_rounds=1).fit(Logs(), Clients((4,)))
+
+
+def test_a_step_that_logs_its_loss_under_the_default_name_keeps_it(tmp_path: Path) -> None:
+    class Logs(Linear):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.log("train/loss", 42.0)
+            return self.loss(batch)
+
+    trainer = federated_trainer(tmp_path, max_rounds=1)
+    trainer.fit(Logs(), Clients((4,)))
+    assert trainer.metrics["train"]["train/loss"].mean == 42.0
+    assert set(trainer.metrics["train"]) == {"train/loss"}
+
+
+def test_means_over_clients_are_unweighted_and_the_worst_is_named(tmp_path: Path, three_clients: Clients) -> None:
+    class Logs(Linear):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.log("client/loss", float(self.trainer.client), on_epoch=True)
+            self.log("client/accuracy", float(self.trainer.client), on_epoch=True)
+            return self.loss(batch)
+
+    trainer = federated_trainer(tmp_path, max_rounds=1)
+    trainer.fit(Logs(), three_clients)
+    loss, accuracy = trainer.metrics["train"]["client/loss"], trainer.metrics["train"]["client/accuracy"]
+    assert (loss.mean, loss.worst, loss.clients) == (1.0, 2.0, {0: 0.0, 1: 1.0, 2: 2.0})
+    assert accuracy.worst == 0.0
+
+
+# -- what a module reads back ---------------------------------------------------------------------------------------
+
+
+class Reads(Linear):
+    """Reads values back where modules do so: at the end of an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mae = MeanAbsoluteError()
+        self.read: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.log("train_loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.read.append(float(self.trainer.callback_metrics["train_loss"]))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.mae.update(self.net(batch[0]), batch[1])
+        self.log("val_mae", self.mae)
+        self.log("val_loss", self.loss(batch))
+
+    def on_validation_epoch_end(self) -> None:
+        self.read += [float(self.trainer.callback_metrics[name]) for name in ("val_mae", "val_loss")]
+
+
+def test_callback_metrics_within_an_epoch(tmp_path: Path) -> None:
+    own, trainer, reference, _ = train_both(Reads, tmp_path)
+    assert sorted(own.read) == pytest.approx(sorted(reference.read), rel=1e-5)  # validation comes after, not within
+    assert trainer.metrics["val"]["val_mae"].mean == pytest.approx(own.read[-2], rel=1e-6)
+
+
+def test_metrics_between_turns_are_means_over_clients(tmp_path: Path, three_clients: Clients) -> None:
+    seen: list[dict[str, float]] = []
+
+    class Looks(Reads):
+        def on_validation_start(self) -> None:
+            seen.append({name: float(value) for name, value in self.trainer.callback_metrics.items()})
+
+        def on_train_end(self) -> None:
+            trainer = self.trainer
+            seen.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+            assert trainer.logged_metrics.keys() == {"train_loss", "train/loss", "val_mae", "val_loss"}
+            assert trainer.progress_bar_metrics == {}
+
+    trainer = federated_trainer(tmp_path, max_rounds=1)
+    trainer.fit(make(Looks), three_clients)
+    assert seen[0] == pytest.approx({name: m.mean for name, m in trainer.metrics["train"].items()}, rel=1e-6)
+    both = trainer.metrics["train"] | trainer.metrics["val"]
+    assert seen[1] == pytest.approx({name: metric.mean for name, metric in both.items()}, rel=1e-6)
+
+
+# -- the logger itself ----------------------------------------------------------------------------------------------
+
+
+def test_the_loggers_experiment(tmp_path: Path) -> None:
+    class Draws(Linear):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.logger.experiment.add_scalar("mine", 7.0, self.global_step)
+            self.logger.log_metrics({"mine_too": 1.0}, step=self.global_step)
+            assert len(self.loggers) == 2
+            return self.loss(batch)
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer = federated_trainer(tmp_path, max_rounds=1, logger=True)
+    trainer.fit(Draws(), Clients((12,)))
+    events = EventAccumulator(trainer.log_dir)
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("mine")] == [(0, 7.0), (1, 7.0), (2, 7.0)]
+
+
+def test_self_print(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Prints(Linear):
+        def on_train_epoch_end(self) -> None:
+            self.print("round", self.current_epoch, end="!\n")
+
+    federated_trainer(tmp_path, max_rounds=2).fit(Prints(), Clients((4,)))
+    assert "round 0!\nround 1!\n" in capsys.readouterr().out
+
+
+def test_a_logged_metric_that_is_missing_for_a_client_leaves_it_out(tmp_path: Path) -> None:
+    class Sometimes(Linear):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            if self.trainer.client == 1:
+                self.log("rare", 3.0)
+            return self.loss(batch)
+
+    trainer = federated_trainer(tmp_path, max_rounds=1)
+    trainer.fit(Sometimes(), Clients((4, 4)))
+    assert trainer.metrics["train"]["rare"].clients == {1: 3.0}
+    assert issubclass(ConfigurationError, ValueError)

@@ -1,0 +1,494 @@
+"""Automatic and manual optimisation step as under Lightning's Trainer: weights are compared bit by bit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, samples, train_both
+from torch import Tensor, nn
+
+from lightning_fl.errors import ConfigurationError, TrainingError
+
+
+def _with(optimizer: Any, **options: Any) -> type[Linear]:
+    class Module(Linear):
+        def configure_optimizers(self) -> Any:
+            return optimizer(self.parameters(), **options)
+
+    return Module
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}),
+        (torch.optim.Adam, {"lr": 0.05}),
+        (torch.optim.AdamW, {"lr": 0.05}),
+        (torch.optim.LBFGS, {"lr": 0.5, "max_iter": 3}),
+    ],
+)
+def test_optimizers(optimizer: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    own, trainer, reference, theirs = train_both(_with(optimizer, **options), tmp_path)
+    assert_same_weights(own, reference, moved=False)
+    assert trainer.client_states[0].global_step == theirs.global_step == 9
+
+
+def test_fresh_optimizers_forget_momentum_between_rounds(tmp_path: Path) -> None:
+    module = _with(torch.optim.SGD, lr=0.05, momentum=0.9)
+    own, _, reference, _ = train_both(module, tmp_path, federated={"optimizer_state": "fresh"})
+    once, _, alone, _ = train_both(module, tmp_path, epochs=1, federated={"optimizer_state": "fresh"})
+    assert_same_weights(once, alone, moved=False)
+    assert not torch.equal(own.net.weight, reference.net.weight)
+
+
+class NeedsClosure(torch.optim.SGD):
+    """An optimiser that evaluates the loss itself, as sharpness-aware ones do."""
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.enable_grad():
+            loss = closure()
+        super().step()
+        return loss
+
+
+def test_optimizer_that_needs_a_closure(tmp_path: Path) -> None:
+    own, _, reference, _ = train_both(_with(NeedsClosure, lr=0.05), tmp_path)
+    assert_same_weights(own, reference, moved=False)
+
+
+def test_no_optimizer_leaves_the_weights(tmp_path: Path) -> None:
+    class Fixed(Linear):
+        def configure_optimizers(self) -> None:
+            return None
+
+    own, _, reference, _ = train_both(Fixed, tmp_path)
+    assert_same_weights(own, reference, moved=False)
+    assert torch.equal(own.net.weight, make(Fixed).net.weight)
+
+
+# -- accumulation ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [8, 10, 20])
+def test_accumulate_grad_batches_with_and_without_remainder(size: int, tmp_path: Path) -> None:
+    own, trainer, reference, theirs = train_both(Linear, tmp_path, data=Clients((size,)), accumulate_grad_batches=2)
+    assert_same_weights(own, reference)
+    assert trainer.client_states[0].global_step == theirs.global_step
+
+
+def test_accumulation_starts_anew_in_every_local_epoch(tmp_path: Path) -> None:
+    """Three batches and two per step: the third steps alone, and its gradient is not added to the next epoch's."""
+    own, trainer, reference, theirs = train_both(
+        Linear,
+        tmp_path,
+        accumulate_grad_batches=2,
+        federated={"max_rounds": 1, "local_epochs": 3},
+        lightning={"max_epochs": 3},
+    )
+    assert_same_weights(own, reference)
+    assert trainer.client_states[0].global_step == theirs.global_step == 6
+
+
+# -- what training_step returns -------------------------------------------------------------------------------------
+
+
+class Outputs(Linear):
+    """Returns its loss in the way that ``style`` names, and keeps what ``on_train_batch_end`` is given."""
+
+    style = "tensor"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        return {"tensor": loss, "dict": {"loss": loss, "extra": batch_idx}}[self.style]
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        assert not outputs["loss"].requires_grad
+        self.seen.append({key: float(value) for key, value in outputs.items()})
+
+
+class DictOutputs(Outputs):
+    style = "dict"
+
+
+@pytest.mark.parametrize("module", [Outputs, DictOutputs])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_outputs_reach_on_train_batch_end(module: type[Outputs], accumulate: int, tmp_path: Path) -> None:
+    own, _, reference, _ = train_both(module, tmp_path, accumulate_grad_batches=accumulate)
+    assert_same_weights(own, reference)
+    assert own.seen == reference.seen
+    assert len(own.seen) == 9
+
+
+class Skips(Linear):
+    """``None`` for the batches named: no loss, hence no gradient of theirs."""
+
+    skipped: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if batch_idx in self.skipped else self.loss(batch)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.outputs.append(sorted(outputs))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("skipped", [(0,), (1,), (2,), (0, 3), (4,)])
+def test_none_skips_a_batch(skipped: tuple[int, ...], accumulate: int, tmp_path: Path) -> None:
+    module = type("Skipping", (Skips,), {"skipped": skipped})
+    own, trainer, reference, theirs = train_both(
+        module, tmp_path, data=Clients((20,)), accumulate_grad_batches=accumulate
+    )
+    assert_same_weights(own, reference, moved=False)
+    assert own.outputs == reference.outputs
+    assert trainer.client_states[0].global_step == theirs.global_step
+
+
+def test_a_client_without_any_loss_keeps_its_weights(tmp_path: Path) -> None:
+    class Nothing(Linear):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            return None
+
+    module = make(Nothing)
+    trainer = federated_trainer(tmp_path, max_rounds=2)
+    trainer.fit(module, Clients((4, 4)))
+    assert torch.equal(module.net.weight, make(Nothing).net.weight)
+    assert trainer.metrics["train"] == {}
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (3.0, "training_step returned float: return the loss as a tensor, a dict with 'loss', or None"),
+        ({"prediction": 1}, r"training_step returned a dict without 'loss' \(keys: prediction\)"),
+        ({"loss": 3.0}, "training_step returned float: return the loss as a tensor"),
+    ],
+)
+def test_refused_outputs(output: Any, message: str, tmp_path: Path) -> None:
+    class Wrong(Linear):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return output
+
+    with pytest.raises(TrainingError, match=message):
+        federated_trainer(tmp_path, max_rounds=1).fit(Wrong(), Clients())
+
+
+def test_training_step_without_batch_index(tmp_path: Path) -> None:
+    class Short(Linear):
+        def training_step(self, batch: Any) -> Tensor:  # type: ignore[override]
+            return self.loss(batch)
+
+    own, _, reference, _ = train_both(Short, tmp_path)
+    assert_same_weights(own, reference)
+
+
+# -- hooks of a step ------------------------------------------------------------------------------------------------
+
+
+class StepHooks(Linear):
+    """Overrides every hook of an optimiser step, notes the order, and changes what the hook is there to change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.calls.append("training_step")
+        return self.loss(batch)
+
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        self.calls.append(f"on_before_zero_grad {type(optimizer).__name__}")
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        self.calls.append(f"optimizer_zero_grad {epoch} {batch_idx}")
+        optimizer.zero_grad(set_to_none=False)
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        self.calls.append(f"on_before_backward {float(loss.detach()):.6f}")
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        self.calls.append("backward")
+        (2 * loss).backward(*args, **kwargs)
+
+    def on_after_backward(self) -> None:
+        self.calls.append("on_after_backward")
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.calls.append(f"on_before_optimizer_step {type(optimizer).__name__}")
+        self.net.bias.grad.mul_(0.5)
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        self.calls.append(f"configure_gradient_clipping {gradient_clip_val} {gradient_clip_algorithm == 'value'}")
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        self.calls.append(f"optimizer_step {epoch} {batch_idx}")
+        for group in optimizer.param_groups:  # a warm-up
+            group["lr"] = self.lr * min(1.0, (self.trainer.global_step + 1) / 4)
+        optimizer.step(closure=optimizer_closure)
+
+
+def test_every_hook_of_a_step_in_lightnings_order(tmp_path: Path) -> None:
+    own, _, reference, _ = train_both(
+        StepHooks,
+        tmp_path,
+        accumulate_grad_batches=2,
+        gradient_clip_val=0.3,
+        gradient_clip_algorithm="value",
+    )
+    assert_same_weights(own, reference)
+    assert own.calls == reference.calls
+    assert len(own.calls) > 40
+
+
+class SkipsSteps(StepHooks):
+    """Steps every other time only; the closure runs alone in between."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        if batch_idx % 2:
+            optimizer_closure()
+        else:
+            optimizer.step(closure=optimizer_closure)
+
+
+class StepsLater(StepHooks):
+    """Runs the closure itself, looks at the gradients, then steps."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        optimizer_closure()
+        self.net.weight.grad.mul_(3.0)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("module", [SkipsSteps, StepsLater])
+def test_optimizer_step_that_runs_the_closure_itself(module: type[StepHooks], tmp_path: Path) -> None:
+    own, _, reference, _ = train_both(module, tmp_path, gradient_clip_val=0.3, gradient_clip_algorithm="value")
+    assert_same_weights(own, reference)
+    assert own.calls == reference.calls
+
+
+def test_optimizer_step_without_its_closure_is_refused(tmp_path: Path) -> None:
+    class Forgets(Linear):
+        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+            optimizer.step()
+
+    with pytest.raises(TrainingError, match=r"Forgets.optimizer_step did not run its closure: call optimizer.step"):
+        federated_trainer(tmp_path, max_rounds=1).fit(Forgets(), Clients())
+
+
+@pytest.mark.parametrize(("value", "algorithm"), [(0.1, None), (0.1, "norm"), (0.05, "value")])
+def test_gradient_clipping(value: float, algorithm: str | None, tmp_path: Path) -> None:
+    own, _, reference, _ = train_both(Linear, tmp_path, gradient_clip_val=value, gradient_clip_algorithm=algorithm)
+    assert_same_weights(own, reference)
+    free, *_ = train_both(Linear, tmp_path)
+    assert not torch.equal(free.net.weight, own.net.weight)
+
+
+def test_a_batch_hook_that_ends_the_epoch(tmp_path: Path) -> None:
+    class Stops(Linear):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1 if batch_idx == 2 else None
+
+    own, trainer, reference, theirs = train_both(Stops, tmp_path)
+    assert_same_weights(own, reference)
+    assert trainer.client_states[0].global_step == theirs.global_step == 6
+
+
+# -- manual optimisation --------------------------------------------------------------------------------------------
+
+
+class Adversaries(LightningModule):
+    """Two networks, two optimisers, two schedulers stepped by hand, as a GAN has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.generator, self.critic = nn.Linear(3, 1), nn.Linear(1, 1)
+        self.frozen: list[bool] = []
+        self.rates: list[list[float]] = []
+        self.before_steps = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        x, y = batch
+        first, second = self.optimizers()
+        self.toggle_optimizer(first)
+        self.frozen.append(self.critic.weight.requires_grad)
+        made = nn.functional.softplus(-self.critic(self.generator(x))).mean()
+        first.zero_grad()
+        self.manual_backward(made)
+        self.clip_gradients(first, gradient_clip_val=0.5, gradient_clip_algorithm="norm")
+        first.step()
+        self.untoggle_optimizer(first)
+
+        with self.toggled_optimizer(second):
+            self.frozen.append(self.generator.weight.requires_grad)
+            judged = nn.functional.softplus(self.critic(self.generator(x).detach())) + nn.functional.softplus(
+                -self.critic(y)
+            )
+            second.zero_grad()
+            self.manual_backward(judged.mean())
+            second.step()
+        return {"loss": made}
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.before_steps += 1
+
+    def on_train_epoch_end(self) -> None:
+        for scheduler in self.lr_schedulers():
+            scheduler.step()
+        self.rates.append([scheduler.get_last_lr()[0] for scheduler in self.lr_schedulers()])
+
+    def configure_optimizers(self) -> Any:
+        first = torch.optim.Adam(self.generator.parameters(), lr=0.05)
+        second = torch.optim.SGD(self.critic.parameters(), lr=0.1, momentum=0.9)
+        step = torch.optim.lr_scheduler.StepLR
+        return [first, second], [step(first, 2, gamma=0.5), step(second, 1, gamma=0.9)]
+
+
+def test_two_optimizers_by_hand(tmp_path: Path) -> None:
+    own, trainer, reference, theirs = train_both(Adversaries, tmp_path)
+    assert_same_weights(own, reference)
+    assert own.frozen == reference.frozen == [False, False] * 9
+    assert own.rates == reference.rates
+    assert own.before_steps == reference.before_steps == 18
+    assert trainer.client_states[0].global_step == theirs.global_step == 18
+    assert own.critic.weight.requires_grad
+
+
+def test_schedulers_stepped_by_hand_go_on_with_fresh_optimizers(tmp_path: Path) -> None:
+    own, _, reference, _ = train_both(Adversaries, tmp_path, federated={"optimizer_state": "fresh"})
+    assert own.rates == reference.rates
+
+
+class ManualHooks(Linear):
+    """One optimiser by hand, accumulating two batches, with its own backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.calls: list[str] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        self.manual_backward(self.loss(batch) / 2)
+        if batch_idx % 2 == 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        self.calls.append("on_before_backward")
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        self.calls.append("backward")
+        (3 * loss).backward(*args, **kwargs)
+
+    def on_after_backward(self) -> None:
+        self.calls.append("on_after_backward")
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.calls.append("on_before_optimizer_step")
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.calls.append(f"on_train_batch_end {sorted(outputs)}")
+
+
+def test_manual_hooks_in_lightnings_order(tmp_path: Path) -> None:
+    own, trainer, reference, theirs = train_both(ManualHooks, tmp_path, data=Clients((16,)))
+    assert_same_weights(own, reference)
+    assert own.calls == reference.calls
+    assert trainer.client_states[0].global_step == theirs.global_step == 6
+
+
+class ManualClosure(ManualHooks):
+    """Hands a closure to ``optimizer.step``."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:  # type: ignore[override]
+        optimizer = self.optimizers()
+        losses = []
+
+        def closure() -> Tensor:
+            loss = self.loss(batch)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            losses.append(loss)
+            return loss
+
+        optimizer.step(closure=closure)
+        return losses[-1]
+
+
+def test_manual_closure(tmp_path: Path) -> None:
+    own, trainer, reference, _ = train_both(ManualClosure, tmp_path)
+    assert_same_weights(own, reference)
+    assert own.calls == reference.calls
+    assert trainer.metrics["train"]["train/loss"].mean > 0
+
+
+@pytest.mark.parametrize(("name", "value"), [("gradient_clip_val", 1.0), ("accumulate_grad_batches", 2)])
+def test_trainer_settings_that_manual_optimisation_must_do_itself(name: str, value: float, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=rf"trainer.{name}={value} needs automatic optimisation"):
+        federated_trainer(tmp_path, max_rounds=1, **{name: value}).fit(ManualHooks(), Clients())
+
+
+def test_several_optimizers_need_manual_optimisation(tmp_path: Path) -> None:
+    class Both(Linear):
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD([self.net.weight], 0.1), torch.optim.SGD([self.net.bias], 0.1)]
+
+    with pytest.raises(TrainingError, match="multiple optimizers is only supported with manual optimization"):
+        federated_trainer(tmp_path, max_rounds=1).fit(Both(), Clients())
+
+
+# -- several clients ------------------------------------------------------------------------------------------------
+
+
+def _by_hand(sizes: list[int], cohorts: list[list[int]], momentum: float) -> tuple[Tensor, Tensor]:
+    """FedAvg written anew: every client's own momentum, full batches in order, weights averaged by samples."""
+    start = make(Linear)
+    weight, bias = start.net.weight.detach().double(), start.net.bias.detach().double()
+    velocity: dict[int, list[Tensor]] = {}
+    for cohort in cohorts:
+        results = []
+        for client in cohort:
+            own = [weight.clone().requires_grad_(), bias.clone().requires_grad_()]
+            x, y = (tensor.double() for tensor in samples(client, sizes[client]).tensors)
+            for begin in range(0, sizes[client], 4):
+                rows = slice(begin, begin + 4)
+                loss = (x[rows] @ own[0].T + own[1] - y[rows]).square().mean()
+                gradients = torch.autograd.grad(loss, own)
+                last = velocity.get(client)
+                velocity[client] = (
+                    list(gradients)
+                    if last is None
+                    else [momentum * v + g for v, g in zip(last, gradients, strict=True)]
+                )
+                own = [(w - 0.05 * v).detach().requires_grad_() for w, v in zip(own, velocity[client], strict=True)]
+            results.append((sizes[client], own))
+        total = sum(size for size, _ in results)
+        weight = sum(size * own[0].detach() for size, own in results) / total  # type: ignore[assignment]
+        bias = sum(size * own[1].detach() for size, own in results) / total  # type: ignore[assignment]
+    return weight, bias
+
+
+def test_every_client_keeps_its_own_optimizer_state(tmp_path: Path, three_clients: Clients) -> None:
+    cohorts = [[0, 1, 2], [0, 2], [1, 2]]
+    module = make(_with(torch.optim.SGD, lr=0.05, momentum=0.9))
+    trainer = federated_trainer(tmp_path, max_rounds=3, optimizer_state="keep", callbacks=[LeaveOut(cohorts)])
+    trainer.fit(module, three_clients)
+    weight, bias = _by_hand([8, 4, 12], cohorts, 0.9)
+    torch.testing.assert_close(module.net.weight.double(), weight, rtol=0, atol=1e-6)
+    torch.testing.assert_close(module.net.bias.double(), bias, rtol=0, atol=1e-6)

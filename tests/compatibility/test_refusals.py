@@ -1,0 +1,57 @@
+"""What cannot work says so before anything is trained."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
+from reference import Clients, Linear, assert_same_weights, federated_trainer, make
+from torch import nn
+
+from lightning_fl.errors import ConfigurationError
+
+
+@pytest.mark.parametrize("callback", [EarlyStopping("val_loss"), LearningRateMonitor(), pl.Callback()])
+def test_lightnings_callbacks_are_refused(callback: pl.Callback, tmp_path: Path) -> None:
+    name = type(callback).__name__
+    message = rf"trainer.callbacks: {name} is not a lightning_fl.callbacks.Callback. Callbacks of Lightning"
+    with pytest.raises(ConfigurationError, match=message):
+        federated_trainer(tmp_path, callbacks=[callback])
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_callbacks_that_the_module_brings_are_refused(several: bool, tmp_path: Path) -> None:
+    class Brings(Linear):
+        def configure_callbacks(self) -> Any:
+            return [EarlyStopping("val_loss"), LearningRateMonitor()] if several else EarlyStopping("val_loss")
+
+    named = "EarlyStopping, LearningRateMonitor" if several else "EarlyStopping"
+    with pytest.raises(
+        ConfigurationError, match=rf"Brings.configure_callbacks returns {named}: callbacks of Lightning"
+    ):
+        federated_trainer(tmp_path, max_rounds=1).fit(Brings(), Clients())
+
+
+def test_a_module_that_brings_no_callbacks_trains(tmp_path: Path) -> None:
+    class Brings(Linear):
+        def configure_callbacks(self) -> Any:
+            return []
+
+    module, plain = make(Brings), make(Linear)
+    federated_trainer(tmp_path, max_rounds=1).fit(module, Clients())
+    federated_trainer(tmp_path, max_rounds=1).fit(plain, Clients())
+    assert_same_weights(module, plain)
+
+
+def test_compiled_modules_are_refused_as_a_whole(tmp_path: Path) -> None:
+    compiled: Any = torch.compile(Linear(), backend="eager")
+    with pytest.raises(ConfigurationError, match=r"the model is a OptimizedModule: give a lightning.pytorch.Lightning"):
+        federated_trainer(tmp_path, max_rounds=1).fit(compiled, Clients())
+
+
+@pytest.mark.parametrize("model", [nn.Linear(3, 1), Linear, None])
+def test_what_is_no_lightning_module_is_refused(model: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=rf"the model is a {type(model).__name__}: give a lightning.pytorch"):
+        federated_trainer(tmp_path, max_rounds=1).fit(model, Clients())

@@ -1,0 +1,310 @@
+"""Learning rates follow Lightning's Trainer, and go on from round to round."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, train_both
+from torch import Tensor
+from torch.optim import lr_scheduler
+
+from lightning_fl.errors import ConfigurationError, TrainingError
+
+
+class Scheduled(Linear):
+    """Notes the learning rate of every batch; validates with a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.rates.append(self.optimizers().param_groups[0]["lr"])
+        loss = self.loss(batch)
+        self.log("train_loss", loss, on_epoch=True, on_step=False)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch))
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.5)
+
+
+class ListOfSchedulers(Scheduled):
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer()
+        return [optimizer], [lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+
+
+class TupleOfDicts(Scheduled):
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer()
+        scheduler = lr_scheduler.CosineAnnealingLR(optimizer, T_max=9)
+        return ([optimizer], [{"scheduler": scheduler, "interval": "step", "frequency": 1}])
+
+
+class Dictionary(Scheduled):
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer()
+        return {"optimizer": optimizer, "lr_scheduler": lr_scheduler.ExponentialLR(optimizer, 0.8)}
+
+
+class EverySecondRound(Scheduled):
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer()
+        scheduler = lr_scheduler.LambdaLR(optimizer, lambda count: 0.5**count)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "frequency": 2}}
+
+
+class EveryThirdStep(Scheduled):
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer()
+        scheduler = lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step", "frequency": 3}]
+
+
+class OneCycle(Scheduled):
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer()
+        steps = int(self.trainer.estimated_stepping_batches)
+        scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Sequential(Scheduled):
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer()
+        parts = [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3), lr_scheduler.ExponentialLR(optimizer, 0.7)]
+        scheduler = lr_scheduler.SequentialLR(optimizer, parts, milestones=[3])
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+class TwoSchedulers(Scheduled):
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer()
+        first, second = lr_scheduler.StepLR(optimizer, 2), lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return [optimizer], [first, {"scheduler": second, "interval": "step"}]
+
+
+class Plateau(Scheduled):
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer()
+        scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0, factor=0.5)
+        return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "val_loss"}
+
+
+class PlateauOnTraining(Scheduled):
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer()
+        scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0, factor=0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "train_loss"}}
+
+
+class OwnStep(Plateau):
+    """Halves the metric before the scheduler sees it."""
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        self.seen = float(metric)
+        scheduler.step(metric / 2)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        ListOfSchedulers,
+        TupleOfDicts,
+        Dictionary,
+        EverySecondRound,
+        EveryThirdStep,
+        OneCycle,
+        Sequential,
+        TwoSchedulers,
+        Plateau,
+        PlateauOnTraining,
+        OwnStep,
+    ],
+)
+@pytest.mark.parametrize("state", ["keep", "fresh"])
+def test_rates_go_on_over_rounds(module: type[Scheduled], state: str, tmp_path: Path) -> None:
+    own, _, reference, _ = train_both(module, tmp_path, epochs=4, federated={"optimizer_state": state})
+    assert own.rates == pytest.approx(reference.rates, rel=1e-6, abs=0)
+    assert len(set(own.rates)) > 1
+    if state == "keep":
+        assert_same_weights(own, reference, moved=False)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_estimated_stepping_batches(accumulate: int, tmp_path: Path) -> None:
+    """Three batches an epoch: one cycle ends with the run, with and without accumulation."""
+    own, trainer, reference, theirs = train_both(OneCycle, tmp_path, accumulate_grad_batches=accumulate)
+    assert own.rates == pytest.approx(reference.rates, rel=1e-12, abs=0)
+    assert trainer.client_states[0].global_step == theirs.estimated_stepping_batches == (9, 6)[accumulate - 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps"),
+    [
+        ({"local_steps": 5}, 15),
+        ({"local_epochs": 2}, 18),
+        ({"local_epochs": 2, "accumulate_grad_batches": 2}, 12),
+        ({"local_steps": 5, "accumulate_grad_batches": 2}, 15),
+    ],
+)
+def test_estimated_steps_are_those_taken(arguments: dict[str, int], steps: int, tmp_path: Path) -> None:
+    estimates = []
+
+    class Noting(OneCycle):
+        def configure_optimizers(self) -> Any:
+            estimates.append(self.trainer.estimated_stepping_batches)
+            return super().configure_optimizers()
+
+    module = make(Noting)
+    trainer = federated_trainer(tmp_path, max_rounds=3, **arguments)
+    trainer.fit(module, Clients((10,)))
+    assert estimates == [steps] * 3
+    assert trainer.client_states[0].global_step == steps
+
+
+def test_estimated_stepping_batches_outside_a_turn_is_refused(tmp_path: Path) -> None:
+    class Early(Linear):
+        def on_train_start(self) -> None:
+            _ = self.trainer.estimated_stepping_batches
+
+    with pytest.raises(
+        ConfigurationError, match="estimated_stepping_batches belongs to a client: read it in configure_"
+    ):
+        federated_trainer(tmp_path, max_rounds=1).fit(Early(), Clients())
+
+
+# -- what "epoch" and "step" mean for a client that is not always there ---------------------------------------------
+
+
+class PerClient(Linear):
+    """Notes (client, rate) of every batch."""
+
+    interval = "epoch"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates: list[tuple[int, float]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.rates.append((self.trainer.client, round(self.optimizers().param_groups[0]["lr"], 9)))
+        return self.loss(batch)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return [optimizer], [{"scheduler": scheduler, "interval": self.interval}]
+
+
+class PerClientAndStep(PerClient):
+    interval = "step"
+
+
+_COHORTS = [[0, 1], [0], [0], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("module", "interval", "away"),
+    [
+        (PerClient, "auto", [0.1, 0.0125]),  # a round is a round, whether or not the client was there
+        (PerClient, "round", [0.1, 0.0125]),
+        (PerClient, "step", [0.1, 0.05]),
+        (PerClientAndStep, "auto", [0.1, 0.05]),  # only the client's own steps count
+        (PerClientAndStep, "round", [0.1, 0.0125]),
+    ],
+)
+def test_a_client_that_misses_rounds(module: type[PerClient], interval: Any, away: list[float], tmp_path: Path) -> None:
+    made = make(module)
+    trainer = federated_trainer(tmp_path, max_rounds=4, scheduler_interval=interval, callbacks=[LeaveOut(_COHORTS)])
+    trainer.fit(made, Clients((4, 4)))
+    assert [rate for client, rate in made.rates if client == 0] == [0.1, 0.05, 0.025, 0.0125]
+    assert [rate for client, rate in made.rates if client == 1] == away
+
+
+def test_a_plateau_scheduler_sees_the_latest_value_once_after_missed_rounds(tmp_path: Path) -> None:
+    """A loss that falls every round is no plateau for a client that was away meanwhile."""
+
+    class Improves(PerClient):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", 1.0 / (1 + self.current_epoch))
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}}
+
+    module = make(Improves)
+    federated_trainer(tmp_path, max_rounds=4, callbacks=[LeaveOut(_COHORTS)]).fit(module, Clients((4, 4)))
+    assert {rate for _, rate in module.rates} == {0.1}
+
+
+# -- monitors -------------------------------------------------------------------------------------------------------
+
+
+class Misspelt(Scheduled):
+    strict = True
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer()
+        scheduler = lr_scheduler.ReduceLROnPlateau(optimizer)
+        config = {"scheduler": scheduler, "monitor": "valid_loss", "strict": self.strict}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+
+class MisspeltAndLenient(Misspelt):
+    strict = False
+
+
+@pytest.mark.parametrize("every", [0, 1, 2])
+def test_a_monitor_that_is_not_logged_is_refused(every: int, tmp_path: Path) -> None:
+    trainer = federated_trainer(tmp_path, max_rounds=4, check_val_every_n_rounds=every)
+    logged = "'train/loss', 'train_loss'" + (", 'val_loss'" if every else "")
+    message = rf"monitors 'valid_loss', which is not logged. Logged are: \[{logged}\]"
+    with pytest.raises(TrainingError, match=message) as error:
+        trainer.fit(Misspelt(), Clients())
+    assert isinstance(error.value.__cause__, ConfigurationError)
+    assert trainer.current_round == max(1, every)
+
+
+def test_a_lenient_monitor_warns_and_leaves_the_rate(tmp_path: Path) -> None:
+    module = make(MisspeltAndLenient)
+    with pytest.warns(RuntimeWarning, match="monitors 'valid_loss', which is not logged"):
+        federated_trainer(tmp_path, max_rounds=2).fit(module, Clients())
+    assert set(module.rates) == {0.05}
+
+
+def test_validation_every_second_round_feeds_the_plateau(tmp_path: Path) -> None:
+    module = make(Plateau)
+    federated_trainer(tmp_path, max_rounds=4, check_val_every_n_rounds=2).fit(module, Clients())
+    assert module.rates[:9] == [0.05] * 9  # rounds 1 to 3: nothing validated, then a first value, which is the best
+
+
+def test_schedulers_of_another_optimizer_are_refused(tmp_path: Path) -> None:
+    class Stray(Linear):
+        def configure_optimizers(self) -> Any:
+            first, second = torch.optim.SGD(self.parameters(), 0.1), torch.optim.SGD(self.parameters(), 0.1)
+            return [first], [lr_scheduler.StepLR(second, 1)]
+
+    with pytest.raises(TrainingError, match="attached with an optimizer that wasn't returned"):
+        federated_trainer(tmp_path, max_rounds=1).fit(Stray(), Clients())
+
+
+def test_resumed_run_goes_on_with_its_schedulers(tmp_path: Path) -> None:
+    whole, first, second = make(OneCycle), make(OneCycle), make(OneCycle)
+    federated_trainer(tmp_path / "whole", max_rounds=4).fit(whole, Clients())
+
+    class Stop(LeaveOut):
+        def on_round_end(self, trainer: Any) -> None:
+            trainer.should_stop = trainer.current_round == 2
+
+    everybody = [[0]] * 4
+    trainer = federated_trainer(tmp_path / "cut", max_rounds=4, callbacks=[Stop(everybody)], enable_checkpointing=True)
+    trainer.fit(first, Clients())
+    again = federated_trainer(tmp_path / "cut", max_rounds=4, enable_checkpointing=True)
+    again.fit(second, Clients(), ckpt_path="last")
+    assert first.rates + second.rates == whole.rates
+    assert_same_weights(second, whole, moved=False)

@@ -1,0 +1,375 @@
+"""Parameters and buffers of all kinds, and what of a module's state belongs to whom."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, samples, train_both
+from torch import Tensor, nn
+
+from lightning_fl.errors import ConfigurationError, TrainingError
+
+
+def _linear_with(**buffers: Tensor) -> type[Linear]:
+    class Module(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, value in buffers.items():
+                self.register_buffer(name, value.clone())
+
+    return Module
+
+
+# -- layers against Lightning's Trainer -----------------------------------------------------------------------------
+
+
+class Normalised(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))  # type: ignore[assignment]
+
+
+class Tied(Linear):
+    """The same parameter in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+        second.weight = first.weight
+        self.net = nn.Sequential(first, nn.Tanh(), second, nn.Linear(3, 1))  # type: ignore[assignment]
+
+
+class Recurrent(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, 1)
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return nn.functional.mse_loss(self.head(self.lstm(x.unsqueeze(-1))[0][:, -1]), y)
+
+
+class Spectral(Linear):
+    """A parametrised weight whose power iteration lives in buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4)), nn.Linear(4, 1))  # type: ignore[assignment]
+
+
+class WeightNorm(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.utils.parametrizations.weight_norm(nn.Linear(3, 1))  # type: ignore[assignment]
+
+
+class Averages(Linear):
+    """An exponential average of the weights in a copy, and one of the loss in a buffer that is assigned anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = copy.deepcopy(self.net).requires_grad_(False)
+        self.register_buffer("level", torch.zeros(()))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.level = 0.9 * self.level + 0.1 * loss.detach()  # type: ignore[has-type]
+        self.count += 1
+        return loss
+
+    @torch.no_grad()
+    def on_train_batch_end(self, *_: Any) -> None:
+        for own, new in zip(self.average.parameters(), self.net.parameters(), strict=True):
+            own.lerp_(new, 0.1)
+
+
+class Custom(Linear):
+    """A bare parameter, one of them frozen halfway through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def on_train_epoch_start(self) -> None:
+        self.net.bias.requires_grad_(self.current_epoch < 1)
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return nn.functional.mse_loss(self.scale * self.net(x), y)
+
+
+class Compiled(Linear):
+    """A part of the module compiled by torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.compile(self.net, backend="eager")  # type: ignore[assignment]
+
+
+class CompiledInPlace(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net.compile(backend="eager")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [Normalised, Tied, Recurrent, Spectral, WeightNorm, Averages, Custom, Compiled, CompiledInPlace],
+)
+def test_layers(module: type[Linear], tmp_path: Path) -> None:
+    own, _, reference, _ = train_both(module, tmp_path)
+    # A shared model is summed in fixed point: entries below 2^-22 may differ in the last bits.
+    assert_same_weights(own, reference, atol=2**-46)
+
+
+def test_tied_parameters_stay_tied(tmp_path: Path) -> None:
+    module = make(Tied)
+    federated_trainer(tmp_path, max_rounds=2).fit(module, Clients((4, 8)))
+    first, _, second, _ = module.net  # type: ignore[misc]
+    assert first.weight is second.weight
+    assert module.net.state_dict()["0.weight"].data_ptr() == module.net.state_dict()["2.weight"].data_ptr()
+
+
+# -- averages over clients ------------------------------------------------------------------------------------------
+
+
+def test_batch_norm_statistics_are_averaged_and_counters_follow_the_largest(tmp_path: Path) -> None:
+    """One step a client: running statistics are 0.9 start + 0.1 batch, averaged by samples; 1 and 3 batches counted."""
+
+    class Stats(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3, affine=False)
+
+        def loss(self, batch: Any) -> Tensor:
+            x, y = batch
+            return nn.functional.mse_loss(self.net(self.norm(x)), y)
+
+    module = make(Stats)
+    sizes = (4, 12)
+    federated_trainer(tmp_path, max_rounds=1).fit(module, Clients(sizes))
+    expected_mean, expected_variance = torch.zeros(3), torch.zeros(3)
+    for client, size in enumerate(sizes):
+        mean, variance = torch.zeros(3), torch.ones(3)
+        for batch in samples(client, size).tensors[0].split(4):
+            mean = 0.9 * mean + 0.1 * batch.mean(0)
+            variance = 0.9 * variance + 0.1 * batch.var(0)
+        expected_mean += size / 16 * mean
+        expected_variance += size / 16 * variance
+    torch.testing.assert_close(module.norm.running_mean, expected_mean)
+    torch.testing.assert_close(module.norm.running_var, expected_variance)
+    assert int(module.norm.num_batches_tracked) == 3
+
+
+def test_buffers_of_every_dtype(tmp_path: Path) -> None:
+    """Client 0 adds 1, client 1 adds 2 to every buffer; clients have 4 and 12 samples."""
+    start = {
+        "doubles": torch.tensor([1.0, 2.0], dtype=torch.float64),
+        "halfs": torch.tensor([1.0, 2.0], dtype=torch.float16),
+        "brain": torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
+        "longs": torch.tensor([-7, 5]),
+        "bytes": torch.tensor([1, 2], dtype=torch.uint8),
+    }
+
+    class Adds(_linear_with(**start, flag=torch.tensor([True, False]))):  # type: ignore[misc]
+        def on_train_epoch_end(self) -> None:
+            for name in start:
+                getattr(self, name).add_(self.trainer.client + 1)
+            self.flag[1] = self.trainer.client == 1
+
+    module = Adds()
+    federated_trainer(tmp_path, max_rounds=1).fit(module, Clients((4, 12)))
+    assert module.doubles.tolist() == [2.75, 3.75]
+    assert module.halfs.tolist() == [2.75, 3.75]
+    assert module.brain.tolist() == [2.75, 3.75]
+    assert module.longs.tolist() == [-5, 7]
+    assert module.bytes.tolist() == [3, 4]
+    assert module.flag.tolist() == [True, True]
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_buffer_that_user_code_assigns_anew(persistent: bool, tmp_path: Path) -> None:
+    """Two rounds of level <- level / 2 + client, averaged with weights 1/4 and 3/4 each time."""
+
+    class Assigns(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("level", torch.tensor([8.0, 0.0]), persistent=persistent)
+
+        def on_train_epoch_end(self) -> None:
+            self.level = self.level / 2 + self.trainer.client  # type: ignore[has-type, attr-defined]
+
+    module = Assigns()
+    federated_trainer(tmp_path, max_rounds=2).fit(module, Clients((4, 12)))
+    once = torch.tensor([8.0, 0.0]) / 2 + 0.75
+    torch.testing.assert_close(module.level, once / 2 + 0.75, rtol=0, atol=0)
+
+
+def test_frozen_parameters_keep_every_bit(tmp_path: Path) -> None:
+    """Also tiny ones, whatever the clients' weights in the average."""
+
+    class Frozen(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen = nn.Linear(50, 50).requires_grad_(False)
+            self.tiny = nn.Parameter(torch.logspace(-30, -1, 100), requires_grad=False)
+
+    module = make(Frozen)
+    federated_trainer(tmp_path, max_rounds=3).fit(module, Clients((4, 7, 12)))
+    start = make(Frozen)
+    for name in ("frozen.weight", "frozen.bias", "tiny"):
+        assert torch.equal(module.get_parameter(name), start.get_parameter(name)), name
+    assert not module.tiny.requires_grad
+    assert not torch.equal(module.net.weight, start.net.weight)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_constant_buffers_keep_their_infinities(persistent: bool, tmp_path: Path) -> None:
+    """A causal mask of minus infinity, as attention has it."""
+
+    class Masked(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            mask = torch.full((4, 4), float("-inf")).triu(1)
+            self.register_buffer("mask", mask, persistent=persistent)
+
+        def loss(self, batch: Any) -> Tensor:
+            assert torch.isinf(self.mask).sum() == 6  # type: ignore[arg-type]
+            return super().loss(batch)
+
+    module = make(Masked)
+    federated_trainer(tmp_path, max_rounds=2).fit(module, Clients((4, 7, 12)))
+    assert torch.equal(module.mask, make(Masked).mask)
+
+
+# -- randomness -----------------------------------------------------------------------------------------------------
+
+
+class Drops(Linear):
+    """Dropout in training, and what each client's weights are after its turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1))  # type: ignore[assignment]
+        self.after: dict[tuple[int, int], Tensor] = {}
+
+    def on_train_epoch_end(self) -> None:
+        self.after[self.trainer.current_round, self.trainer.client] = torch.cat(
+            [parameter.detach().flatten().clone() for parameter in self.parameters()]
+        )
+
+
+def test_dropout_does_not_depend_on_who_trained_before(tmp_path: Path) -> None:
+    alone, second, others = make(Drops), make(Drops), make(Drops)
+    for module, cohort in ((alone, [1]), (second, [0, 1]), (others, [2, 1, 0])):
+        trainer = federated_trainer(tmp_path, max_rounds=1, callbacks=[LeaveOut([cohort])])
+        trainer.fit(module, Clients((8, 8, 8)))
+    assert torch.equal(alone.after[0, 1], second.after[0, 1])
+    assert torch.equal(alone.after[0, 1], others.after[0, 1])
+
+
+def test_dropout_differs_between_clients_rounds_and_seeds(tmp_path: Path) -> None:
+    class Masks(Drops):
+        def on_train_epoch_start(self) -> None:
+            noise = nn.functional.dropout(torch.ones(64), 0.5)
+            self.after[self.trainer.current_round, self.trainer.client] = noise
+
+        def on_train_epoch_end(self) -> None: ...
+
+    first, again, other = make(Masks), make(Masks), make(Masks)
+    for module, seed in ((first, 0), (again, 0), (other, 1)):
+        torch.manual_seed(int(torch.randint(100, ())))  # the state of the default generator does not matter
+        federated_trainer(tmp_path, max_rounds=2, seed=seed).fit(module, Clients((4, 4)))
+    masks = list(first.after.values())
+    assert all(not torch.equal(masks[i], masks[j]) for i in range(4) for j in range(i))
+    assert all(torch.equal(first.after[key], again.after[key]) for key in first.after)
+    assert all(not torch.equal(first.after[key], other.after[key]) for key in first.after)
+
+
+def test_the_callers_generators_are_left_as_they_were(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    federated_trainer(tmp_path, max_rounds=1).fit(make(Drops), Clients((8, 8)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# -- what clients share ---------------------------------------------------------------------------------------------
+
+
+class Remembers(Linear):
+    """A Python attribute and a buffer that both count batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attribute = 0
+        self.reset_attribute = 0
+        self.register_buffer("buffer", torch.zeros(()))
+        self.seen: list[tuple[int, int, int, float]] = []
+
+    def on_train_epoch_start(self) -> None:
+        self.reset_attribute = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.attribute += 1
+        self.reset_attribute += 1
+        self.buffer += 1  # type: ignore[operator]
+        self.seen.append((self.trainer.client, self.attribute, self.reset_attribute, float(self.buffer)))
+        return self.loss(batch)
+
+
+def test_attributes_are_shared_by_clients_and_buffers_are_not(tmp_path: Path) -> None:
+    module = make(Remembers)
+    federated_trainer(tmp_path, max_rounds=1).fit(module, Clients((8, 8)))
+    assert module.seen == [(0, 1, 1, 1.0), (0, 2, 2, 2.0), (1, 3, 1, 1.0), (1, 4, 2, 2.0)]
+
+
+def test_modes_of_submodules_survive_evaluation(tmp_path: Path) -> None:
+    class PartlyEval(Normalised):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net[1].eval()  # type: ignore[index]
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None: ...
+
+    module = make(PartlyEval)
+    federated_trainer(tmp_path, max_rounds=2).fit(module, Clients((8, 8)))
+    assert [part.training for part in module.net] == [True, False, True, True]  # type: ignore[attr-defined]
+    assert int(module.net[1].num_batches_tracked) == 0  # type: ignore[index]
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------
+
+
+def test_lazy_parameters_are_refused(tmp_path: Path) -> None:
+    class Lazy(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.LazyLinear(1)
+
+    with pytest.raises(
+        ConfigurationError, match=r"parameter 'net.weight' has no shape yet \(a lazy module\): run one batch"
+    ):
+        federated_trainer(tmp_path, max_rounds=1).fit(Lazy(), Clients())
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(torch.ones(2, dtype=torch.complex64), "complex"), (torch.eye(2).to_sparse(), "torch.sparse_coo")],
+)
+def test_tensors_that_cannot_be_averaged_are_refused(value: Tensor, kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=f"'odd' is {kind}: only dense real tensors can be averaged"):
+        federated_trainer(tmp_path, max_rounds=1).fit(_linear_with(odd=value)(), Clients())
+
+
+def test_tensors_that_change_their_shape_are_refused(tmp_path: Path) -> None:
+    class Grows(_linear_with(queue=torch.zeros(2))):  # type: ignore[misc]
+        def on_train_epoch_end(self) -> None:
+            self.queue = torch.cat([self.queue, torch.ones(1)])
+
+    with pytest.raises(
+        TrainingError, match=r"'queue' was \(2,\) torch.float32 and is \(3,\) torch.float32 after training: a federated"
+    ):
+        federated_trainer(tmp_path, max_rounds=1).fit(Grows(), Clients())

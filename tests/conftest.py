@@ -1,0 +1,32 @@
+"""Every test starts from the same environment and leaves none of its own behind."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+_OURS = ("PL_GLOBAL_SEED", "LIGHTNING_FL_DATA", "LIGHTNING_FL_CACHE", "LIGHTNING_FL_OFFLINE", "LIGHTNING_FL_DEBUG")
+_PROCESSES = ("WORLD_SIZE", "LOCAL_RANK", "RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder of its own, no network, one thread, no process group left behind."""
+    before = dict(os.environ)
+    for name in (*_OURS, *_PROCESSES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LIGHTNING_FL_OFFLINE", "1")
+    monkeypatch.setenv("LIGHTNING_FL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+        pytest.fail("the test left a process group behind")
+    monkeypatch.undo()
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+    os.environ.update(before)

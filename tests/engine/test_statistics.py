@@ -1,0 +1,101 @@
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch_geometric.data import Data
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.data.module import FederatedDataModule
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.trainer import FederatedTrainer
+
+
+class Constant(LightningModule):
+    """A module that any batch suits."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch, batch_idx):
+        return self.weight.square().sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Given(FederatedDataModule):
+    def __init__(self, *clients):
+        super().__init__(batch_size=3)
+        self.clients = clients
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.clients)
+
+    def client_data(self, client, split):
+        return self.clients[client] if split == "train" else None
+
+
+class Statistics(Callback):
+    def on_round_start(self, trainer):
+        self.mean, self.std = trainer.target_statistics()
+
+
+class Fetched(Dataset):
+    def __init__(self, targets):
+        self.targets = targets
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, index):
+        return torch.zeros(2), self.targets[index]
+
+
+def statistics(tmp_path, *clients) -> Statistics:
+    callback = Statistics()
+    trainer = FederatedTrainer(
+        max_rounds=1, callbacks=callback, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        default_root_dir=tmp_path, accelerator="cpu",
+    )  # fmt: skip
+    trainer.fit(Constant(), Given(*clients))
+    return callback
+
+
+def test_mean_and_deviation_of_the_pooled_targets(tmp_path):
+    """Three clients of unequal size, some targets missing; a large offset that one-pass formulas do not survive."""
+    draws = torch.Generator().manual_seed(0)
+    targets = torch.randn(23, 3, generator=draws) * torch.tensor([1.0, 0.01, 50.0]) + torch.tensor([0.0, 300.0, -2.0])
+    targets[torch.rand(23, 3, generator=draws) < 0.3] = torch.nan
+    targets[0:4, 1] = torch.nan  # nothing measured at the first client
+    dataset = TensorDataset(torch.zeros(23, 1), targets)
+    found = statistics(
+        tmp_path,
+        Subset(dataset, range(4)),
+        DataLoader(Fetched(targets[4:9]), batch_size=2),
+        Subset(dataset, range(9, 23)),
+    )
+    pooled = targets.double().numpy()
+    assert found.mean.dtype == found.std.dtype == torch.float64
+    np.testing.assert_allclose(found.mean, np.nanmean(pooled, 0), rtol=1e-12)
+    np.testing.assert_allclose(found.std, np.nanstd(pooled, 0), rtol=1e-10)
+
+
+def test_single_targets_and_graphs(tmp_path):
+    found = statistics(tmp_path, TensorDataset(torch.zeros(3, 1), torch.tensor([1, 2, 6])), Fetched(torch.tensor([7])))
+    assert found.mean.tolist() == [4]
+    assert found.std.tolist() == pytest.approx([np.std([1, 2, 6, 7])], rel=1e-15)
+    graphs = [Data(x=torch.ones(n, 1), y=torch.tensor([[float(n), -1.0]])) for n in (1, 2, 3, 4)]
+    found = statistics(tmp_path, graphs[:1], graphs[1:])
+    assert found.mean.tolist() == [2.5, -1]
+    assert found.std.tolist() == pytest.approx([1.25**0.5, 0], rel=1e-15)
+
+
+def test_a_target_without_any_value_is_named(tmp_path):
+    targets = torch.tensor([[1.0, torch.nan], [2.0, torch.nan]])
+    dataset = TensorDataset(torch.zeros(2, 1), targets)
+    with pytest.raises(ConfigurationError, match=r"target column\(s\) \[1\] have no value .*: drop them"):
+        statistics(tmp_path, dataset, dataset)

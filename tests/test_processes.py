@@ -1,0 +1,67 @@
+"""Real processes: the same bits on one and on two, and silos that stay where they are."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_tiny import callbacks, digest, settings
+from tiny import FolderSilo, TinyClients, TinyModule, regression_set
+
+from lightning_fl import FederatedTrainer, Silos
+
+SCRIPT = Path(__file__).with_name("run_tiny.py")
+pytestmark = pytest.mark.processes
+
+
+def start(folder: Path, *arguments: str, command: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Run the script; the records of its ranks."""
+    out = folder / "out.json"
+    process = subprocess.run(
+        [sys.executable, *command, str(SCRIPT), "--root", str(folder / "runs"), "--out", str(out), *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("out_*.json"))]
+
+
+def in_this_process(folder: Path, data: Any) -> FederatedTrainer:
+    trainer = FederatedTrainer(callbacks=callbacks(), accelerator="cpu", devices=1, **settings(str(folder / "one"), 4))
+    module = TinyModule(dropout=0.2, norm=True)
+    trainer.fit(module, data)
+    trainer.test(module, data)
+    return trainer
+
+
+@pytest.mark.parametrize("command", [(), ("-m", "torch.distributed.run", "--nproc-per-node", "2")])
+def test_two_processes_give_the_bits_of_one(command: tuple[str, ...], tmp_path: Path) -> None:
+    one = in_this_process(tmp_path, TinyClients())
+    ranks = start(tmp_path, "--devices", "2", command=command)
+    assert [rank["num_processes"] for rank in ranks] == [2, 2]
+    assert sorted(client for rank in ranks for client in rank["hosted"]) == [0, 1, 2]
+    for rank in ranks:
+        assert rank["weights"] == digest(one.models[0])
+        assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["version_0"]
+
+
+def test_a_rank_never_opens_another_silos_data(tmp_path: Path) -> None:
+    sets = [regression_set(10 + 4 * i, seed=i) for i in range(4)]
+    for silo, dataset in enumerate(sets):
+        # Each rank has a folder of its own with its silos' files alone, as on machines of their own.
+        path = tmp_path / f"rank_{silo % 2}" / f"silo_{silo}.pt"
+        path.parent.mkdir(exist_ok=True)
+        torch.save({"x": dataset.tensors[0], "y": dataset.tensors[1]}, path)
+    ranks = start(tmp_path, "--devices", "2", "--silos", str(tmp_path))
+    assert [rank["hosted"] for rank in ranks] == [[0, 2], [1, 3]]
+    assert [rank["opened"] for rank in ranks] == [["silo_0.pt", "silo_2.pt"], ["silo_1.pt", "silo_3.pt"]]
+    together = Silos([FolderSilo(str(tmp_path / f"rank_{silo % 2}" / f"silo_{silo}.pt")) for silo in range(4)])
+    assert ranks[0]["weights"] == ranks[1]["weights"] == digest(in_this_process(tmp_path, together).models[0])

@@ -1,0 +1,215 @@
+"""A run that stops, however it stops, goes on to the same bits."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from run_tiny import callbacks, digest, settings
+from tiny import TinyClients, TinyModule
+
+from lightning_fl import CheckpointError, FederatedTrainer
+from lightning_fl.callbacks import Callback, ModelCheckpoint
+
+ROUNDS = 6
+
+
+class StopAfter(Callback):
+    """Sends this process a signal, or raises, in the middle of a round."""
+
+    def __init__(self, round_number: int, how: int | type[BaseException]) -> None:
+        self.round_number, self.how = round_number, how
+
+    def on_client_end(self, trainer: FederatedTrainer, client: int) -> None:
+        if trainer.current_round + 1 == self.round_number:
+            if isinstance(self.how, int):
+                os.kill(os.getpid(), self.how)
+                self.round_number = -1
+            else:
+                raise self.how("stop")
+
+
+def run(
+    root: Path, ckpt_path: str | None = None, extra: list[Callback] | None = None, every: int = 1
+) -> FederatedTrainer:
+    trainer = FederatedTrainer(
+        callbacks=[*callbacks(), *(extra or []), ModelCheckpoint(every_n_rounds=every)], **settings(str(root), ROUNDS)
+    )
+    trainer.fit(TinyModule(dropout=0.2, norm=True), TinyClients(), ckpt_path=ckpt_path)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> FederatedTrainer:
+    return run(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize("stop", [1, 2, 5])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_round_saves_and_resumes_to_the_same_bits(
+    stop: int, number: int, tmp_path: Path, uninterrupted: FederatedTrainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(number)
+    stopped = run(tmp_path, extra=[StopAfter(stop, number)], every=0)
+    assert stopped.interrupted_by == number
+    assert stopped.current_round == stop
+    assert f"{signal.Signals(number).name}: finishing the round" in capsys.readouterr().err
+    assert signal.getsignal(number) is before
+    resumed = run(tmp_path, ckpt_path="last")
+    assert digest(resumed.models[0]) == digest(uninterrupted.models[0])
+    assert resumed.metrics["val"] == uninterrupted.metrics["val"]
+    weights = [trainer.callbacks[0].weights for trainer in (resumed, uninterrupted)]  # type: ignore[attr-defined]
+    assert torch.equal(*weights)
+    best = [trainer.checkpoint_callback for trainer in (resumed, uninterrupted)]
+    assert best[0].best_round == best[1].best_round  # type: ignore[union-attr]
+
+
+def test_the_best_round_resumes_too_and_curves_are_whole(tmp_path: Path, uninterrupted: FederatedTrainer) -> None:
+    first = run(tmp_path)
+    resumed = run(tmp_path, ckpt_path="best")
+    assert digest(resumed.models[0]) == digest(uninterrupted.models[0])
+    tables = [pd.read_csv(Path(trainer.log_dir) / "metrics.csv") for trainer in (first, resumed)]
+    assert list(tables[1]["step"]) == list(range(1, ROUNDS + 1))
+    pd.testing.assert_frame_equal(tables[0][sorted(tables[0])], tables[1][sorted(tables[1])], rtol=1e-6)
+
+
+def test_a_crash_leaves_the_last_checkpoint_and_the_old_folder(tmp_path: Path, uninterrupted: FederatedTrainer) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, extra=[StopAfter(4, KeyboardInterrupt)])
+    left = {path: path.read_bytes() for path in (tmp_path / "version_0").rglob("*.ckpt")}
+    resumed = run(tmp_path, ckpt_path="last")
+    assert resumed.log_dir == str(tmp_path / "version_1")
+    assert digest(resumed.models[0]) == digest(uninterrupted.models[0])
+    assert {path: path.read_bytes() for path in left} == left
+
+
+@pytest.mark.processes
+def test_a_killed_process_resumes_to_the_same_bits(tmp_path: Path, uninterrupted: FederatedTrainer) -> None:
+    script = Path(__file__).with_name("run_tiny.py")
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            script,
+            "--root",
+            tmp_path,
+            "--out",
+            tmp_path / "out.json",
+            "--rounds",
+            "100",
+            "--seconds",
+            ".05",
+        ]
+    )
+    last = tmp_path / "version_0" / "checkpoints" / "last.ckpt"
+    deadline = time.monotonic() + 120
+    while not last.exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.02)
+    time.sleep(0.1)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    saved = torch.load(last, weights_only=True)
+    assert 1 <= saved["round"] < ROUNDS
+    resumed = run(tmp_path, ckpt_path="last")
+    assert digest(resumed.models[0]) == digest(uninterrupted.models[0])
+
+
+def test_a_longer_run_goes_on_from_the_end(tmp_path: Path) -> None:
+    run(tmp_path)
+    longer = FederatedTrainer(callbacks=callbacks(), **{**settings(str(tmp_path), 8)})
+    longer.fit(TinyModule(dropout=0.2, norm=True), TinyClients(), ckpt_path="last")
+    at_once = FederatedTrainer(callbacks=callbacks(), **settings(str(tmp_path / "once"), 8))
+    at_once.fit(TinyModule(dropout=0.2, norm=True), TinyClients())
+    assert digest(longer.models[0]) == digest(at_once.models[0])
+
+
+def test_every_checkpoint_loads_without_running_code(tmp_path: Path) -> None:
+    trainer = run(tmp_path)
+    files = sorted(Path(trainer.log_dir).rglob("*.ckpt"))
+    assert {file.name for file in files} >= {"last.ckpt", "best.ckpt", "shared_0.ckpt", "client_2.ckpt"}
+    for file in files:
+        torch.load(file, weights_only=True)
+
+
+def test_exported_models_open_without_this_package(tmp_path: Path) -> None:
+    trainer = run(tmp_path)
+    best = torch.load(Path(trainer.log_dir) / "checkpoints" / "best.ckpt", weights_only=True)
+    loaded = TinyModule.load_from_checkpoint(Path(trainer.log_dir) / "models" / "client_1.ckpt")
+    assert loaded.hparams["dropout"] == 0.2
+    parameters = torch.cat([value.flatten() for value in loaded.state_dict().values() if value.is_floating_point()])
+    flat = best["models"][0]["float32"]
+    assert set(parameters.tolist()) <= set(flat.tolist())
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    return Path(run(tmp_path).log_dir) / "checkpoints" / "last.ckpt"
+
+
+def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"nowhere.ckpt: there is no such checkpoint. Give a file, or 'last'"):
+        run(tmp_path, ckpt_path=str(tmp_path / "nowhere.ckpt"))
+    with pytest.raises(CheckpointError, match=r"no last.ckpt in any run below .* Check trainer.default_root_dir"):
+        run(tmp_path, ckpt_path="last")
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "empty"])
+def test_a_damaged_checkpoint_is_named(damage: str, finished: Path, tmp_path: Path) -> None:
+    content = finished.read_bytes()
+    finished.write_bytes({"cut": content[: len(content) // 2], "garbage": b"\x80\x02nonsense", "empty": b""}[damage])
+    with pytest.raises(
+        CheckpointError, match=r"last.ckpt is damaged or not a checkpoint .*Use another one of its folder"
+    ):
+        run(tmp_path, ckpt_path=str(finished))
+
+
+def test_a_single_models_checkpoint_is_told_apart(finished: Path, tmp_path: Path) -> None:
+    model = finished.parent.parent / "models" / "shared_0.ckpt"
+    with pytest.raises(
+        CheckpointError, match=r"shared_0.ckpt is not the checkpoint of a federated run. It is a single"
+    ):
+        run(tmp_path, ckpt_path=str(model))
+
+
+def test_a_checkpoint_of_another_run_is_refused(finished: Path, tmp_path: Path) -> None:
+    trainer = FederatedTrainer(callbacks=callbacks(), **settings(str(tmp_path), ROUNDS))
+    with pytest.raises(CheckpointError, match="the checkpoint's num_clients is 3, this run's is 2"):
+        trainer.fit(TinyModule(dropout=0.2, norm=True), TinyClients((8, 8)), ckpt_path=finished)
+    with pytest.raises(CheckpointError, match="the checkpoint's weights have the layout .* same model"):
+        trainer.fit(TinyModule(), TinyClients(), ckpt_path=finished)
+
+    class OtherModule(TinyModule):
+        pass
+
+    with pytest.raises(
+        CheckpointError, match=r"the checkpoint's module is tiny.TinyModule, this run's is .*OtherModule"
+    ):
+        trainer.fit(OtherModule(dropout=0.2, norm=True), TinyClients(), ckpt_path=finished)
+
+
+def test_a_full_disk_keeps_the_old_checkpoint(finished: Path) -> None:
+    from lightning_fl.checkpoint import save_atomically
+
+    before = finished.read_bytes()
+    with pytest.raises(CheckpointError, match=r"cannot write .*last.ckpt: .*from before is kept. Free some space"):
+        _with_file_size_limit(lambda: save_atomically({"weights": torch.zeros(1_000_000)}, finished))
+    assert finished.read_bytes() == before
+    assert [path.name for path in finished.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def _with_file_size_limit(action: object) -> None:
+    """Run something while no file may grow beyond 100 kB: what a full disk looks like to a write."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        action()  # type: ignore[operator]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
