@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["Run"]
 
 
+#: What an evaluation of the module that was just fitted leaves as it is.
+_KEPT_AFTER_FIT = ("metrics", "num_samples", "wall_time_seconds", "interrupted_by")
+
+
 class Run:
     """Everything around a run: processes, data, module, checkpoint; and putting back what was there before."""
 
@@ -40,10 +44,11 @@ class Run:
         trainer.run_log.start(trainer, stage)
         path = resolve_checkpoint(trainer, self._ckpt_path)
         state = None if path is None else load_checkpoint(path)
-        fitted = None
-        if state is None and stage != "fit" and trainer.module is self._arguments[0]:
-            fitted = trainer.models, trainer._collaboration, trainer.current_round
+        goes_on = stage != "fit" and trainer.module is self._arguments[0] and bool(trainer.models)
+        kept = {name: getattr(trainer, name) for name in _KEPT_AFTER_FIT} if goes_on else {}
+        trained = (trainer.models, trainer._collaboration, trainer.current_round) if goes_on else None
         trainer._reset()
+        vars(trainer).update(kept)
         self._rng = _collect_rng_states()
         self._deterministic = torch.are_deterministic_algorithms_enabled()
         if trainer.deterministic:
@@ -59,8 +64,8 @@ class Run:
                 trainer.load_state_dict(state, weights_only=stage != "fit")
                 trainer.ckpt_path = os.fspath(path)
                 trainer.run_log.replay(trainer, path)
-            elif fitted is not None:
-                trainer.models, trainer._collaboration, trainer.current_round = fitted
+            elif trained is not None:
+                trainer.models, trainer._collaboration, trainer.current_round = trained
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
@@ -102,7 +107,6 @@ def _check_fits(trainer: "FederatedTrainer", state: dict[str, Any], path: Path) 
 
 def _set_up(trainer: "FederatedTrainer", stage: str, module: LightningModule, datamodule: FederatedDataModule) -> None:
     trainer.batch_factory = BatchFactory(datamodule, trainer.fabric.device)
-    trainer.client_ranks, trainer.num_samples = [], []
     check_arguments(module, datamodule)
     trainer.call("setup", stage)
     datamodule.trainer = trainer  # type: ignore[assignment]
@@ -120,7 +124,8 @@ def _set_up(trainer: "FederatedTrainer", stage: str, module: LightningModule, da
     module.configure_model()
     module.setup(stage)
     trainer.module, trainer.datamodule = module, datamodule
-    trainer.num_samples = _exchange_sizes(trainer) if stage == "fit" else []
+    if stage == "fit":
+        trainer.num_samples = _exchange_sizes(trainer)
     keep_metrics_local(module)
     module.to(trainer.fabric.device)
     trainer.fabric._precision.convert_module(module)
@@ -131,8 +136,7 @@ def _set_up(trainer: "FederatedTrainer", stage: str, module: LightningModule, da
     _agree_on(trainer, flat.weights)
     trainer.models = [flat.weights.clone()]
     trainer.loop = LocalLoop(trainer, module, shim, flat, trainer.batch_factory)
-    clients = trainer.num_samples or [1] * trainer.num_clients
-    trainer._collaboration = Collaboration.fedavg(clients)
+    trainer._collaboration = Collaboration.fedavg(trainer.num_samples or [1] * trainer.num_clients)
 
 
 def _exchange_sizes(trainer: "FederatedTrainer") -> list[int]:

@@ -48,18 +48,6 @@ class Weights:
         """The vectors of integers and booleans, such as BatchNorm's counters."""
         return ((dtype, vector) for dtype, vector in self.vectors.items() if not dtype.is_floating_point)
 
-    def largest_magnitude(self) -> float:
-        """``max |w|`` over the floating vectors; NaN or infinity if any entry is."""
-        largest = 0.0
-        for _, vector in self.floating():
-            if vector.numel():
-                low, high = torch.aminmax(vector)
-                for value in (float(low), float(high)):
-                    if value != value:
-                        return value
-                    largest = max(largest, abs(value))
-        return largest
-
     def equal(self, other: "Weights") -> bool:
         """Whether every bit that counts is the same."""
         return all(torch.equal(vector, other.vectors[dtype]) for dtype, vector in self.vectors.items())
@@ -184,42 +172,45 @@ class _Reducer(Protocol):
 
 
 class WeightedSum:
-    """``sum_i a_i w_i`` with the same bits in whatever order and on however many processes the terms are added.
+    """``sum_i a_i w_i / sum_i a_i`` with the same bits in whatever order and on however many processes terms are added.
 
-    Each term is split into two integers held in float64: multiples of 2^-12 (exact up to 2^40) and of 2^-46 (the
-    rest). Sums of up to 2^20 such terms are exact, hence independent of order; every term is off by 2^-47 at most,
-    besides float64's rounding of the product. A plain float64 sum is not independent of order. Integer and boolean
-    vectors follow the largest entry.
+    What is added up are the changes ``a_i (w_i - w_0)`` from a reference, so that an entry which nobody changed (a
+    frozen parameter, a mask of infinities) keeps its bits. Each is split into two integers held in float64: multiples
+    of 2^-12 (exact up to 2^40) and of 2^-46 (the rest). Sums of up to 2^20 such integers are exact, hence independent
+    of order; every term is off by 2^-47 at most, besides float64's rounding of difference and product. A plain float64
+    sum is not independent of order. Integer and boolean vectors follow the largest entry.
 
     Args:
-        like: weights of the layout that is summed.
+        reference: w_0, the same on every process; not to be changed while the sum is in use.
     """
 
     _COARSE, _FINE = 2.0**12, 2.0**34
     #: Terms, and their sum of magnitudes, stay below this, or they would leave the exact range.
     LARGEST = 2.0**40
 
-    def __init__(self, like: Weights) -> None:
-        self._coarse = {dtype: torch.zeros_like(vector, dtype=torch.float64) for dtype, vector in like.floating()}
-        self._fine = {dtype: torch.zeros_like(vector, dtype=torch.float64) for dtype, vector in like.floating()}
-        self._largest = {dtype: torch.full_like(vector, _lowest(dtype)) for dtype, vector in like.discrete()}
+    def __init__(self, reference: Weights) -> None:
+        self._reference = reference
+        self._coarse = {dtype: torch.zeros_like(vector, dtype=torch.float64) for dtype, vector in reference.floating()}
+        self._fine = {dtype: torch.zeros_like(coarse) for dtype, coarse in self._coarse.items()}
+        self._largest = {dtype: torch.full_like(vector, _lowest(dtype)) for dtype, vector in reference.discrete()}
         self._magnitude = 0.0
 
     def add_(self, weights: Weights, weight: float) -> None:
-        """Add one term, ``weight * weights``.
+        """Add one model with its weight a_i.
 
         Raises:
-            TrainingError: an entry is NaN, infinite or beyond :attr:`LARGEST`.
+            TrainingError: an entry became NaN or infinite, or changed by more than :attr:`LARGEST`. Nothing is added.
         """
-        largest = weights.largest_magnitude()
+        changes = {dtype: _change(vector, self._reference.vectors[dtype]) for dtype, vector in weights.floating()}
+        largest = max((magnitude for _, magnitude in changes.values()), default=0.0)
         if not largest * abs(weight) < self.LARGEST:
-            problem = f"have magnitude {largest:.3g}, beyond {self.LARGEST:.3g}" if largest < inf else "are not finite"
+            problem = "are not finite" if largest == inf else f"changed by {largest:.3g}, more than {self.LARGEST:.3g}"
             raise TrainingError(
                 f"the weights {problem}: training diverges; lower the learning rate or set trainer.gradient_clip_val."
             )
         self._magnitude += largest * abs(weight)
-        for dtype, vector in weights.floating():
-            term = torch.mul(vector.double(), weight * self._COARSE)
+        for dtype, (change, _) in changes.items():
+            term = change.mul_(weight * self._COARSE)
             whole = term.round()
             self._coarse[dtype].add_(whole)
             self._fine[dtype].add_(term.sub_(whole).mul_(self._FINE).round_())
@@ -238,20 +229,42 @@ class WeightedSum:
         self._magnitude = float(reducer.all_reduce(magnitude, reduce_op="sum"))
 
     def value(self, total: float) -> Weights:
-        """The sum divided by ``total``, in the weights' own dtypes.
+        """The average, in the weights' own dtypes.
+
+        Args:
+            total: the sum of all weights a_i that were added, on whatever process.
 
         Raises:
             TrainingError: the terms add up to more than :attr:`LARGEST`.
         """
         if not self._magnitude < self.LARGEST:
             raise TrainingError(
-                f"the weights that are averaged add up to {self._magnitude:.3g}, beyond {self.LARGEST:.3g}: training"
-                " diverges; lower the learning rate or set trainer.gradient_clip_val."
+                f"the weights changed by {self._magnitude:.3g} in all, more than {self.LARGEST:.3g}: training diverges;"
+                " lower the learning rate or set trainer.gradient_clip_val."
             )
-        vectors: dict[torch.dtype, Tensor] = dict(self._largest)
+        vectors = {dtype: vector.clone() for dtype, vector in self._largest.items()}
         for dtype, coarse in self._coarse.items():
-            vectors[dtype] = ((coarse + self._fine[dtype] / self._FINE) / (self._COARSE * total)).to(dtype)
+            change = (coarse + self._fine[dtype] / self._FINE) / (self._COARSE * total)
+            vectors[dtype] = change.add_(self._reference.vectors[dtype]).to(dtype)
         return Weights(vectors)
+
+
+def _change(vector: Tensor, reference: Tensor) -> tuple[Tensor, float]:
+    """``vector - reference`` in float64, zero where both are the same infinity, and its largest magnitude."""
+    change = vector.double() - reference
+    largest = _largest_magnitude(change)
+    if largest == inf:
+        change.masked_fill_(vector == reference, 0.0)
+        largest = _largest_magnitude(change)
+    return change, largest
+
+
+def _largest_magnitude(vector: Tensor) -> float:
+    """``max |v|``; infinity if any entry is infinite or NaN."""
+    if not vector.numel():
+        return 0.0
+    largest = max(abs(float(bound)) for bound in torch.aminmax(vector))
+    return largest if largest == largest else inf
 
 
 def _lowest(dtype: torch.dtype) -> int | bool:

@@ -167,7 +167,11 @@ class FederatedStrategy(DDPStrategy):
         if not sum(counts.values()):
             raise ConfigurationError("num_samples is 0 on every rank: there is nothing to average.")
         flat = FlatModule(module)
-        total = WeightedSum(flat.weights)
+        reference = flat.weights.clone()
+        if self.world_size > 1:
+            for vector in reference.vectors.values():
+                torch.distributed.broadcast(vector.view(torch.uint8), src=0)  # bytes: no backend knows all dtypes
+        total = WeightedSum(reference)
         problem: str | None = None
         try:
             total.add_(flat.weights, num_samples / sum(counts.values()))

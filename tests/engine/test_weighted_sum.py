@@ -12,28 +12,34 @@ from lightning_fl.errors import TrainingError
 # Both signs, from 1e-12 to 1e9.
 numbers = st.builds(
     lambda mantissa, exponent, sign: sign * mantissa * 10.0**exponent,
-    st.floats(1, 10), st.integers(-12, 8), st.sampled_from([-1, 1]),
-)  # fmt: skip
+    st.floats(1, 10),
+    st.integers(-12, 8),
+    st.sampled_from([-1, 1]),
+)
 vectors = st.lists(numbers, min_size=3, max_size=3)
 
 
 @st.composite
 def problems(draw):
-    """Some clients' vectors, and weights that sum to about one."""
+    """A reference, some clients' vectors, and weights that sum to about one."""
     rows = draw(st.lists(vectors, min_size=1, max_size=12))
     shares = draw(st.lists(st.floats(1e-6, 1), min_size=len(rows), max_size=len(rows)))
-    return rows, [share / sum(shares) for share in shares]
+    return draw(vectors), rows, [share / sum(shares) for share in shares]
 
 
 def weights(row, dtype=torch.float64) -> Weights:
     return Weights({dtype: torch.tensor(row, dtype=dtype)})
 
 
-def added(rows, betas, dtype=torch.float64) -> WeightedSum:
-    total = WeightedSum(weights(rows[0], dtype))
+def added(rows, betas, reference=None, dtype=torch.float64) -> WeightedSum:
+    total = WeightedSum(weights([0.0] * len(rows[0]) if reference is None else reference, dtype))
     for row, beta in zip(rows, betas, strict=True):
         total.add_(weights(row, dtype), beta)
     return total
+
+
+def average(rows, betas, reference=None, dtype=torch.float64, total=None) -> torch.Tensor:
+    return added(rows, betas, reference, dtype).value(sum(betas) if total is None else total).vectors[dtype]
 
 
 def bits(vector: torch.Tensor) -> bytes:
@@ -41,7 +47,7 @@ def bits(vector: torch.Tensor) -> bytes:
 
 
 class Together:
-    """All-reduce over sums that lie in one process, called once for each of them."""
+    """All-reduce over sums that lie in one process, called once for each of their parts."""
 
     def __init__(self, sums: list[WeightedSum]):
         self.parts = [self.tensors(one) for one in sums]
@@ -62,37 +68,36 @@ class Together:
 @settings(max_examples=60, deadline=None)
 @given(problems(), st.randoms(use_true_random=False), st.integers(1, 4))
 def test_same_bits_in_every_order_and_over_any_number_of_processes(problem, rng: random.Random, num_processes: int):
-    rows, betas = problem
-    expected = added(rows, betas).value(sum(betas)).vectors[torch.float64]
+    reference, rows, betas = problem
+    total = sum(betas)
+    expected = bits(average(rows, betas, reference))
 
     order = list(range(len(rows)))
     rng.shuffle(order)
-    permuted = added([rows[i] for i in order], [betas[i] for i in order])
-    assert bits(permuted.value(sum(betas)).vectors[torch.float64]) == bits(expected)
+    assert bits(average([rows[i] for i in order], [betas[i] for i in order], reference, total=total)) == expected
 
-    like = weights(rows[0])
-    processes = [WeightedSum(like) for _ in range(num_processes)]
+    processes = [WeightedSum(weights(reference)) for _ in range(num_processes)]
     for i in order:
         processes[rng.randrange(num_processes)].add_(weights(rows[i]), betas[i])
     together = [Together(processes) for _ in processes]
     for process, reducer in zip(processes, together, strict=True):
         process.reduce_(reducer)
-        assert bits(process.value(sum(betas)).vectors[torch.float64]) == bits(expected)
+        assert bits(process.value(total).vectors[torch.float64]) == expected
 
 
 @settings(max_examples=60, deadline=None)
 @given(problems())
 def test_equals_exact_fractions_within_the_bound(problem):
-    """Off by 2^-47 a term, and by float64's rounding of each product, of the sum and of the quotient."""
-    rows, betas = problem
-    total = sum(betas)
-    result = added(rows, betas).value(total).vectors[torch.float64].tolist()
+    """Off by 2^-47 a term, and by float64's rounding of each difference and product, of the sum and of the quotient."""
+    reference, rows, betas = problem
+    total, ulp = Fraction(sum(betas)), Fraction(1, 2**53)
+    result = average(rows, betas, reference).tolist()
     for k, got in enumerate(result):
-        terms = [Fraction(beta) * Fraction(row[k]) for row, beta in zip(rows, betas, strict=True)]
-        exact = sum(terms) / Fraction(total)
-        ulp = Fraction(1, 2**53)
-        bound = (len(rows) * Fraction(1, 2**47) + ulp * sum(map(abs, terms))) / Fraction(total) * (1 + 4 * ulp)
-        assert abs(Fraction(got) - exact) <= bound + 3 * ulp * abs(exact)
+        changes = [Fraction(beta) * (Fraction(row[k]) - Fraction(reference[k])) for row, beta in zip(rows, betas)]  # noqa: B905
+        exact = Fraction(reference[k]) + sum(changes) / total
+        terms = len(rows) * Fraction(1, 2**47) + 2 * ulp * sum(map(abs, changes))
+        bound = terms / total + 4 * ulp * abs(exact - Fraction(reference[k])) + ulp * abs(exact)
+        assert abs(Fraction(got) - exact) <= bound * (1 + 8 * ulp)
 
 
 @settings(max_examples=60, deadline=None)
@@ -100,13 +105,23 @@ def test_equals_exact_fractions_within_the_bound(problem):
 def test_one_client_with_weight_one_keeps_its_bits(row, sign):
     """A float32 of at least 2^-23 is a multiple of 2^-46, hence lies on the grid."""
     values = torch.tensor(row) * sign
-    one = added([values.tolist()], [1.0], torch.float32).value(1.0).vectors[torch.float32]
-    assert bits(one) == bits(values)
+    assert bits(average([values.tolist()], [1.0], dtype=torch.float32)) == bits(values)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(2.0**-21, 4, width=32), min_size=4, max_size=4),
+    st.lists(st.floats(-4, 4, width=32), min_size=4, max_size=4),
+)
+def test_one_client_s_bits_from_any_start(row, reference):
+    """Off by 2^-47 + 2^-50 (three roundings of at most 8): less than half a unit in the last place from 2^-22 on."""
+    got = average([row], [1.0], reference, torch.float32)
+    assert bits(got) == bits(torch.tensor(row))
 
 
 def test_a_single_tiny_weight_is_off_by_half_the_grid_at_most():
     values = torch.tensor([1e-12, -3e-9, 2.0**-24 + 2.0**-47, 2.0**-46, 2.0**-60], dtype=torch.float64)
-    got = added([values.tolist()], [1.0]).value(1.0).vectors[torch.float64]
+    got = average([values.tolist()], [1.0])
     assert (got - values).abs().max() <= 2.0**-47
     assert got[3] == values[3]
     assert got[4] == 0
@@ -119,81 +134,100 @@ def test_identical_weights_come_back_bit_equal(shares, row):
     betas = [share / sum(shares) for share in shares]
     values = torch.tensor(row) * torch.tensor([1.0, -1.0, 1.0, -1.0])
     assert values.abs().min() > len(betas) * 2.0**-21
-    got = added([values.tolist()] * len(betas), betas, torch.float32).value(sum(betas)).vectors[torch.float32]
-    assert bits(got) == bits(values)
+    assert bits(average([values.tolist()] * len(betas), betas, dtype=torch.float32)) == bits(values)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_what_nobody_changed_keeps_its_bits(dtype):
+    """However small, large or infinite it is, and whatever the clients' weights."""
+    frozen = torch.logspace(-30, 30, 200, dtype=torch.float64).tolist() + [torch.inf, -torch.inf, 0.0, -1e-38]
+    betas = [0.1, 0.2, 0.3, 1 / 7]
+    rows = [[*frozen, 1.0 + client] for client in range(4)]
+    got = average(rows, betas, [*frozen, 0.0], dtype)
+    assert torch.equal(got[:-1], torch.tensor(frozen, dtype=dtype))
+    expected = torch.tensor(sum(beta * row[-1] for row, beta in zip(rows, betas, strict=True)) / sum(betas))
+    assert float(got[-1]) == pytest.approx(float(expected), rel=torch.finfo(dtype).eps)
 
 
 def test_weights_need_not_be_normalised():
-    got = added([[1.0, 2.0], [5.0, -2.0]], [3.0, 1.0]).value(4.0).vectors[torch.float64]
-    assert got.tolist() == [2.0, 1.0]
+    for reference in (None, [100.0, -7.0]):
+        assert average([[1.0, 2.0], [5.0, -2.0]], [3.0, 1.0], reference).tolist() == [2.0, 1.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_the_average_keeps_the_dtype(dtype):
-    got = added([[1.0, 3.0], [2.0, 5.0]], [0.5, 0.5], dtype).value(1.0).vectors[dtype]
+    got = average([[1.0, 3.0], [2.0, 5.0]], [0.5, 0.5], dtype=dtype)
     assert got.dtype == dtype
     assert got.tolist() == [1.5, 4.0]
 
 
 def test_integers_and_booleans_follow_the_largest():
-    clients = [
-        {
-            torch.int64: torch.tensor([5, -9]),
-            torch.bool: torch.tensor([False, False]),
-            torch.uint8: torch.tensor([7], dtype=torch.uint8),
-        },
-        {
-            torch.int64: torch.tensor([3, -8]),
-            torch.bool: torch.tensor([True, False]),
-            torch.uint8: torch.tensor([9], dtype=torch.uint8),
-        },
-    ]
-    sums = [WeightedSum(Weights(clients[0])) for _ in range(3)]
-    for part, order in zip(sums, ([0, 1], [1, 0], [0]), strict=True):
-        for client in order:
-            part.add_(Weights(clients[client]), 0.5)
-    for part in sums[:2]:
-        value = part.value(1.0).vectors
-        assert value[torch.int64].tolist() == [5, -8]
-        assert value[torch.bool].tolist() == [True, False]
-        assert value[torch.uint8].tolist() == [9]
-    assert sums[2].value(1.0).vectors[torch.int64].tolist() == [5, -9]
+    def client(numbers, flags, byte) -> Weights:
+        byte = torch.tensor([byte], dtype=torch.uint8)
+        return Weights({torch.int64: torch.tensor(numbers), torch.bool: torch.tensor(flags), torch.uint8: byte})
 
-    alone = [WeightedSum(Weights(clients[0])) for _ in range(2)]
-    for part, client in zip(alone, clients, strict=True):
-        part.add_(Weights(client), 0.5)
-    alone[0].reduce_(Together(alone))
-    assert alone[0].value(1.0).vectors[torch.int64].tolist() == [5, -8]
-    assert alone[0].value(1.0).vectors[torch.bool].tolist() == [True, False]
+    reference = client([1000, 1000], [True, True], 200)  # counts for nothing
+    clients = [client([5, -9], [False, False], 7), client([3, -8], [True, False], 9)]
+
+    def value(total: WeightedSum) -> list:
+        return [vector.tolist() for vector in total.value(1.0).vectors.values()]
+
+    for order, expected in (([0, 1], [[5, -8], [True, False], [9]]), ([1, 0], [[5, -8], [True, False], [9]]),
+                            ([0], [[5, -9], [False, False], [7]])):  # fmt: skip
+        total = WeightedSum(reference)
+        for one in order:
+            total.add_(clients[one], 0.5)
+        assert value(total) == expected
+
+    processes = [WeightedSum(reference) for _ in clients]
+    for process, one in zip(processes, clients, strict=True):
+        process.add_(one, 0.5)
+    processes[0].reduce_(Together(processes))
+    assert value(processes[0]) == [[5, -8], [True, False], [9]]
 
 
-def test_terms_and_their_sources_stay_as_they_are():
-    source = weights([1.0, 2.0])
-    total = WeightedSum(source)
+def test_what_goes_in_and_what_came_out_stay_as_they_are():
+    source, reference = weights([1.0, 2.0]), weights([3.0, 4.0])
+    for one in (source, reference):
+        one.vectors[torch.int64] = torch.tensor([1])
+    total = WeightedSum(reference)
     total.add_(source, 0.25)
-    first = total.value(1.0)
-    assert source.vectors[torch.float64].tolist() == [1, 2]
+    first = total.value(0.25)
+    source.vectors[torch.float64].mul_(5)
+    source.vectors[torch.int64].mul_(5)
     total.add_(source, 0.25)
-    assert first.vectors[torch.float64].tolist() == [0.25, 0.5]
-    assert total.value(1.0).vectors[torch.float64].tolist() == [0.5, 1.0]
+    assert first.vectors[torch.float64].tolist() == [1.0, 2.0]
+    assert first.vectors[torch.int64].tolist() == [1]
+    assert reference.vectors[torch.float64].tolist() == [3.0, 4.0]
+    assert total.value(0.5).vectors[torch.float64].tolist() == [3.0, 6.0]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_weights_that_are_not_finite_are_refused(value):
-    total = WeightedSum(weights([0.0, 0.0]))
+@pytest.mark.parametrize("start", [0.0, float("nan")])
+def test_weights_that_are_not_finite_are_refused(value, start):
+    total = WeightedSum(Weights({torch.float32: torch.zeros(2), torch.float64: torch.tensor([start])}))
+    bad = Weights({torch.float32: torch.ones(2), torch.float64: torch.tensor([value])})
     with pytest.raises(TrainingError, match="the weights are not finite: training diverges; lower the learning rate"):
-        total.add_(weights([1.0, value]), 0.5)
-    assert total.value(1.0).vectors[torch.float64].tolist() == [0, 0]  # nothing of it was added
+        total.add_(bad, 0.5)
+    assert total.value(1.0).vectors[torch.float32].tolist() == [0, 0]  # nothing of it was added
 
 
-def test_weights_beyond_the_exact_range_are_refused():
-    with pytest.raises(TrainingError, match=r"have magnitude 1.1e\+12, beyond 1.1e\+12"):
-        added([[2.0**40]], [1.0])
-    assert added([[2.0**40 - 1]], [1.0]).value(1.0).vectors[torch.float64].item() == 2.0**40 - 1
-    # Each term is small enough, their sum is not: in one process, and over two.
-    with pytest.raises(TrainingError, match=r"add up to 1.65e\+12, beyond 1.1e\+12"):
-        added([[2.0**39]] * 3, [1.0] * 3).value(3.0)
-    halves = [added([[2.0**39]], [1.0]) for _ in range(3)]
-    halves[0].reduce_(Together(halves))
-    with pytest.raises(TrainingError, match=r"add up to 1.65e\+12, beyond 1.1e\+12"):
-        halves[0].value(3.0)
+def test_an_infinity_that_turns_finite_or_changes_its_sign_is_refused():
+    for value in (0.0, -torch.inf):
+        with pytest.raises(TrainingError, match="the weights are not finite"):
+            average([[value]], [1.0], [torch.inf])
+
+
+def test_changes_beyond_the_exact_range_are_refused():
+    with pytest.raises(TrainingError, match=r"changed by 1.1e\+12, more than 1.1e\+12: training diverges"):
+        average([[2.0**40]], [1.0])
+    assert average([[2.0**40 - 1]], [1.0]).item() == 2.0**40 - 1
+    assert average([[2.0**60 + 2.0**20]], [1.0], [2.0**60]).item() == 2.0**60 + 2.0**20
+    # Each term is small enough, their sum is not: in one process, and over three.
+    message = r"changed by 1.65e\+12 in all, more than 1.1e\+12: .* lower the learning rate"
+    with pytest.raises(TrainingError, match=message):
+        average([[2.0**39]] * 3, [1.0] * 3)
+    thirds = [added([[2.0**39]], [1.0]) for _ in range(3)]
+    thirds[0].reduce_(Together(thirds))
+    with pytest.raises(TrainingError, match=message):
+        thirds[0].value(3.0)

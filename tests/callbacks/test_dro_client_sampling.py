@@ -1,0 +1,151 @@
+"""DRFA against a plain loop written from the pseudocode, and its limits."""
+
+from typing import Any
+
+import pytest
+import torch
+from tiny import TinyClients, TinyModule, same_bits, weights_of
+from torch import Tensor
+
+from lightning_fl import ConfigurationError, FederatedTrainer
+from lightning_fl.callbacks import Callback, DROClientSampling, LocalMixup
+from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.functional import draw_cohort, draw_subset, project_simplex
+
+STEPS, STEP_SIZE, RATE = 4, 0.05, 0.05
+
+
+def run(*callbacks: Callback, rounds: int = 3, **settings: Any) -> tuple[FederatedTrainer, TinyModule]:
+    settings = {"local_steps": STEPS, "enable_progress_bar": False, "logger": False, **settings}
+    trainer = FederatedTrainer(max_rounds=rounds, callbacks=list(callbacks), **settings)
+    module = TinyModule()
+    trainer.fit(module, settings.pop("data", None) or TinyClients(batch_size=100, shuffle=False))
+    return trainer, module
+
+
+def test_equals_the_pseudocode() -> None:
+    """Full batches, so that the only draws are the cohort, t' and U; those are taken from the run's generators."""
+    data = TinyClients(batch_size=100, shuffle=False)
+    sampling = DROClientSampling(step_size=STEP_SIZE, cohort_size=2)
+    trainer, module = run(sampling, rounds=4)
+
+    start = TinyModule()
+    w = torch.cat([start.linear.weight.detach().double(), start.linear.bias.detach().double()[None]], 1)
+    weights = torch.full((3,), 1 / 3, dtype=torch.float64)
+
+    def gradient(client: int, w: Tensor) -> tuple[Tensor, float]:
+        x, y = (tensor.double() for tensor in data.sets[client, "train"].tensors)  # type: ignore[attr-defined]
+        x = torch.cat([x, torch.ones(len(x), 1, dtype=torch.float64)], 1)
+        residual = x @ w.T - y
+        return 2 * residual.T @ x / len(x), float(residual.square().mean())
+
+    for trainer.current_round in range(4):
+        counts = draw_cohort(weights, 2, trainer.generator("cohort")).tolist()
+        t = int(torch.randint(1, STEPS + 1, (), generator=trainer.generator("snapshot")))
+        asked = draw_subset(3, 2, trainer.generator("loss clients")).tolist()
+        ends, snapshots = torch.zeros_like(w), torch.zeros_like(w)
+        for client, count in enumerate(counts):
+            own = w.clone()
+            for step in range(1, STEPS + 1):
+                own = own - RATE * gradient(client, own)[0]
+                if step == t:
+                    snapshots += count * own / 2
+            ends += count * own / 2
+        v = torch.zeros(3, dtype=torch.float64)
+        for client in asked:
+            v[client] = 3 / 2 * gradient(client, snapshots)[1]
+        w, weights = ends, project_simplex(weights + STEP_SIZE * STEPS * v)
+    torch.testing.assert_close(sampling.weights, weights, rtol=1e-4, atol=1e-6)
+    learned = torch.cat([module.linear.weight, module.linear.bias[None]], 1).detach().double()
+    torch.testing.assert_close(learned, w, rtol=1e-4, atol=1e-5)
+
+
+def test_without_ascent_it_is_fedavg_with_uniform_cohorts() -> None:
+    class UniformCohorts(Callback):
+        role = "participation"
+
+        def select_clients(self, trainer: FederatedTrainer) -> Cohort:
+            counts = draw_cohort(torch.full((3,), 1 / 3), 3, trainer.generator("cohort")).tolist()
+            return Cohort(tuple(Participant(i, 0, float(count)) for i, count in enumerate(counts) if count))
+
+    sampling = DROClientSampling(step_size=0.0)
+    _, first = run(sampling)
+    _, second = run(UniformCohorts())
+    assert same_bits(weights_of(first), weights_of(second))
+    assert torch.equal(sampling.weights, torch.full((3,), 1 / 3, dtype=torch.float64))
+
+
+def test_drflm_without_mixing_is_drfa() -> None:
+    _, drfa = run(DROClientSampling(step_size=STEP_SIZE))
+    _, drflm = run(DROClientSampling(step_size=STEP_SIZE), LocalMixup(alpha=0.0))
+    assert same_bits(weights_of(drfa), weights_of(drflm))
+
+
+def test_equal_clients_keep_uniform_weights() -> None:
+    data = TinyClients((16, 16), batch_size=100, shuffle=False)
+    data.sets[1, "train"] = data.sets[0, "train"]
+    sampling = DROClientSampling(step_size=0.5)
+    trainer = FederatedTrainer(
+        max_rounds=5, local_steps=2, callbacks=[sampling], enable_progress_bar=False, logger=False
+    )
+    trainer.fit(TinyModule(), data)
+    torch.testing.assert_close(sampling.weights, torch.full((2,), 0.5, dtype=torch.float64))
+
+
+def test_the_client_with_the_larger_loss_is_drawn_more_often() -> None:
+    data = TinyClients((16, 16), batch_size=100, shuffle=False)
+    x, y = data.sets[1, "train"].tensors  # type: ignore[attr-defined]
+    data.sets[1, "train"] = torch.utils.data.TensorDataset(x, y + 5.0)
+    sampling = DROClientSampling(step_size=0.01, floor=0.1)
+    trainer = FederatedTrainer(
+        max_rounds=10, local_steps=1, callbacks=[sampling], enable_progress_bar=False, logger=False
+    )
+    trainer.fit(TinyModule(learning_rate=1e-4), data)
+    assert sampling.weights[1] > 0.5 > sampling.weights[0] >= 0.1
+    assert float(sampling.weights.sum()) == pytest.approx(1)
+
+
+def test_weights_are_logged_and_kept() -> None:
+    sampling = DROClientSampling(step_size=STEP_SIZE)
+    trainer, _ = run(sampling)
+    logged = [trainer.round_metrics[f"sampling_weight/client_{client}"] for client in range(3)]
+    assert logged == sampling.weights.tolist()
+    other = DROClientSampling()
+    other.load_state_dict(sampling.state_dict())
+    assert torch.equal(other.weights, sampling.weights)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"cohort_size": 0}, "cohort_size=0: draw at least one"),
+        ({"step_size": -1.0}, "step_size=-1.0, floor=0.0: neither may be negative"),
+        ({"num_loss_batches": 0}, "num_loss_batches=0: take at least one batch"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        DROClientSampling(**arguments)
+
+
+def test_epochs_are_refused_before_anything_is_read() -> None:
+    with pytest.raises(ConfigurationError, match="DROClientSampling .* set trainer.local_steps"):
+        run(DROClientSampling(), local_steps=None)
+
+
+def test_a_floor_that_cannot_hold_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="floor=0.5 for 3 clients: 3 such weights exceed 1; .* 0.3333"):
+        run(DROClientSampling(floor=0.5))
+
+
+def test_several_models_are_refused() -> None:
+    from lightning_fl import Collaboration
+
+    class Alone(Callback):
+        role = "collaboration"
+
+        def on_fit_start(self, trainer: FederatedTrainer) -> None:
+            trainer.collaboration = Collaboration.local(trainer.num_clients)
+
+    with pytest.raises(ConfigurationError, match="DROClientSampling needs one shared model, the collaboration has 3"):
+        run(Alone(), DROClientSampling())

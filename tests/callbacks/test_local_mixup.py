@@ -1,0 +1,175 @@
+"""Mixup on unchanged modules: what is mixed, and with what."""
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from tiny import TinyClients, TinyModule, same_bits, weights_of
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import TensorDataset
+from torch_geometric.data import Batch, Data
+
+from lightning_fl import ConfigurationError, FederatedTrainer
+from lightning_fl.callbacks import LocalMixup
+from lightning_fl.functional import mix, sample_gamma
+from lightning_fl.seeding import generator
+
+
+class Holder:
+    """All that the callback needs of a trainer: the module."""
+
+    def __init__(self, module: LightningModule) -> None:
+        self.module = module
+
+
+def draws() -> torch.Generator:
+    return generator(0, "test")
+
+
+def expected_draws(alpha: float, size: int) -> tuple[float, Tensor]:
+    same = draws()
+    gamma = float(sample_gamma(alpha, same))
+    return gamma, torch.randperm(size, generator=same)
+
+
+def around(mixup: LocalMixup, module: LightningModule, batch: Any, compute: Any = None) -> Any:
+    compute = compute or (lambda changed: module.training_step(changed, 0))
+    return mixup.around_training_step(Holder(module), batch, compute, draws())  # type: ignore[arg-type]
+
+
+def test_inputs_and_real_targets_are_mixed_alike() -> None:
+    x, y = torch.randn(6, 3), torch.randn(6, 1)
+    seen: list[list[Tensor]] = []
+    around(LocalMixup(alpha=1.0), TinyModule(), [x, y], lambda batch: seen.append(batch))
+    gamma, partners = expected_draws(1.0, 6)
+    assert 0 < gamma < 1
+    torch.testing.assert_close(seen[0][0], gamma * x + (1 - gamma) * x[partners])
+    torch.testing.assert_close(seen[0][1], gamma * y + (1 - gamma) * y[partners])
+
+
+def test_a_linear_layers_output_mixes_like_its_input() -> None:
+    module = TinyModule()
+    batch = [torch.randn(5, 3), torch.randn(5, 1)]
+    torch.testing.assert_close(
+        around(LocalMixup(alpha=1.0, layer="linear"), module, batch), around(LocalMixup(alpha=1.0), module, batch)
+    )
+    assert not module.linear._forward_hooks
+
+
+class Classifier(LightningModule):
+    """Logits of three classes; the step returns a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 3)
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        return {"loss": cross_entropy(self.net(batch[0]), batch[1]), "kept": batch[1]}
+
+
+def test_class_labels_give_the_loss_on_mixed_one_hot_targets() -> None:
+    torch.manual_seed(0)
+    module, x, labels = Classifier(), torch.randn(7, 3), torch.tensor([0, 1, 2, 0, 1, 2, 2])
+    output = around(LocalMixup(alpha=1.0), module, (x, labels))
+    gamma, partners = expected_draws(1.0, 7)
+    one_hot = nn.functional.one_hot(labels, 3).float()
+    expected = cross_entropy(module.net(mix(x, partners, gamma)), mix(one_hot, partners, gamma))
+    torch.testing.assert_close(output["loss"], expected)
+    assert torch.equal(output["kept"], labels)
+
+
+class GraphModule(LightningModule):
+    """Sum of nodes, then a head: small enough to do by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readout = Pool()
+        self.head = nn.Linear(2, 1)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        return mse_loss(self.head(self.readout(batch)), batch.y)
+
+
+class Pool(nn.Module):
+    def forward(self, batch: Batch) -> Tensor:
+        return torch.zeros(batch.num_graphs, 2).index_add(0, batch.batch, batch.x)
+
+
+def graphs() -> Batch:
+    torch.manual_seed(1)
+    edges = torch.empty(2, 0, dtype=torch.long)
+    return Batch.from_data_list(
+        [Data(x=torch.randn(n, 2), edge_index=edges, y=torch.randn(1, 1)) for n in (1, 4, 2, 3)]
+    )
+
+
+def test_graph_embeddings_are_mixed_before_the_head() -> None:
+    module, batch = GraphModule(), graphs()
+    before = batch.y.clone()
+    loss = around(LocalMixup(alpha=1.0, layer="readout"), module, batch)
+    gamma, partners = expected_draws(1.0, 4)
+    embeddings = mix(module.readout(batch), partners, gamma)
+    torch.testing.assert_close(loss, mse_loss(module.head(embeddings), mix(before, partners, gamma)))
+    assert torch.equal(batch.y, before)
+
+
+def test_never_mixing_is_plain_training() -> None:
+    results = []
+    for callbacks in ([], [LocalMixup(alpha=0.0)], [LocalMixup(alpha=1.0)]):
+        module = TinyModule()
+        FederatedTrainer(max_rounds=2, callbacks=callbacks, enable_progress_bar=False, logger=False).fit(
+            module, TinyClients()
+        )
+        results.append(weights_of(module))
+    assert same_bits(results[0], results[1])
+    assert not same_bits(results[0], results[2])
+
+
+def test_partners_are_of_the_same_client() -> None:
+    """Clients on separate lines y = c: a mixed target of a client is its own c, whatever gamma is."""
+    seen: dict[int, set[float]] = {0: set(), 1: set()}
+
+    class Watching(TinyModule):
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            seen[self.trainer.client].update(batch[1].flatten().tolist())  # type: ignore[attr-defined]
+            return super().training_step(batch, batch_idx)
+
+    data = TinyClients((8, 8))
+    for client in (0, 1):
+        data.sets[client, "train"] = TensorDataset(torch.randn(8, 3), torch.full((8, 1), float(client)))
+    trainer = FederatedTrainer(max_rounds=3, callbacks=[LocalMixup(alpha=1.0)], enable_progress_bar=False, logger=False)
+    trainer.fit(Watching(), data)
+    assert seen == {0: {0.0}, 1: {1.0}}
+
+
+def test_errors_name_the_layer_and_the_mend() -> None:
+    module, batch = GraphModule(), graphs()
+    with pytest.raises(ConfigurationError, match="alpha=-1"):
+        LocalMixup(alpha=-1)
+    with pytest.raises(
+        ConfigurationError, match="layer='readuot': GraphModule has no such submodule. It has: readout, h"
+    ):
+        around(LocalMixup(alpha=1.0, layer="readuot"), module, batch)
+    with pytest.raises(ConfigurationError, match="cannot mix the input of a DataBatch: name the submodule"):
+        around(LocalMixup(alpha=1.0), module, batch)
+
+    class Nodes(GraphModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.Linear(2, 2)
+
+        def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+            self.encoder(batch.x)
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(ConfigurationError, match=r"output is \(10, 2\), .* each of the 4 samples. Name a later layer"):
+        around(LocalMixup(alpha=1.0, layer="encoder"), Nodes(), batch)
+
+    class Twice(GraphModule):
+        def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+            return super().training_step(batch, 0) + super().training_step(batch, 0)
+
+    with pytest.raises(ConfigurationError, match="ran 2 times in a training step"):
+        around(LocalMixup(alpha=1.0, layer="readout"), Twice(), batch)

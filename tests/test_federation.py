@@ -1,0 +1,74 @@
+"""Three lines: an existing module, existing data, a federation."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule
+from tiny import FolderSilo, TinyClients, TinyModule, regression_set, same_bits, weights_of
+from torch.utils.data import DataLoader
+
+import lightning_fl
+from lightning_fl import ConfigurationError
+from lightning_fl.data import IID, Quantity
+
+QUIET = {"max_rounds": 2, "enable_progress_bar": False, "logger": False}
+
+
+class Whole(LightningDataModule):
+    """An ordinary data module of a user's own."""
+
+    def setup(self, stage: str) -> None:
+        self.train, self.held_out = regression_set(40, seed=1), regression_set(12, seed=2)
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.train, batch_size=4, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(self.held_out, batch_size=4)
+
+    def test_dataloader(self) -> DataLoader:
+        return DataLoader(self.held_out, batch_size=4)
+
+
+def test_one_data_module_is_cut_into_clients() -> None:
+    trainer = lightning_fl.federate(TinyModule(), Whole(), num_clients=4, **QUIET)
+    assert trainer.num_clients == 4
+    assert sorted(trainer.metrics["test"]["test_loss"].clients) == [0, 1, 2, 3]
+
+
+def test_a_partitioner_and_a_bare_data_set_work_alike() -> None:
+    results = []
+    for arguments in ({"num_clients": 3}, {"partitioner": IID(num_clients=3)}):
+        module = TinyModule()
+        lightning_fl.federate(module, regression_set(30, seed=1), **arguments, **QUIET)  # type: ignore[arg-type]
+        results.append(weights_of(module))
+    assert same_bits(*results)
+    trainer = lightning_fl.federate(
+        TinyModule(), regression_set(100, seed=1), partitioner=Quantity(ratios=[7, 2, 1]), **QUIET
+    )
+    assert sum(trainer.num_samples) == 80
+    assert trainer.num_samples[0] > trainer.num_samples[1] > trainer.num_samples[2]
+
+
+def test_one_data_module_per_silo(tmp_path: Path) -> None:
+    silos = []
+    for silo in range(2):
+        x, y = regression_set(12 + silo, seed=silo).tensors
+        torch.save({"x": x, "y": y}, tmp_path / f"silo_{silo}.pt")
+        silos.append(FolderSilo(str(tmp_path / f"silo_{silo}.pt")))
+    trainer = lightning_fl.federate(TinyModule(), silos, **QUIET)
+    assert trainer.num_samples == [12, 13]
+
+
+def test_federated_data_are_taken_as_they_are() -> None:
+    assert lightning_fl.federate(TinyModule(), TinyClients(), **QUIET).num_samples == [24, 10, 18]
+
+
+def test_unclear_data_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="give either num_clients .* or a partitioner"):
+        lightning_fl.federate(TinyModule(), Whole(), **QUIET)
+    with pytest.raises(ConfigurationError, match="have their clients already: leave out num_clients"):
+        lightning_fl.federate(TinyModule(), TinyClients(), num_clients=2, **QUIET)
+    with pytest.raises(ConfigurationError, match="data is a int: give one LightningDataModule per silo"):
+        lightning_fl.federate(TinyModule(), 3, num_clients=2, **QUIET)  # type: ignore[arg-type]
