@@ -8,6 +8,7 @@ their median is printed, so that a busy machine disturbs them little. All arms o
 """
 
 import argparse
+import itertools
 import logging
 import statistics
 import tempfile
@@ -136,7 +137,7 @@ def measure(task: str, arms: dict[str, Arm], repeats: int, floor: str, loader: s
     for repeat in range(repeats + 1):
         for name, arm in arms.items():
             ends, sums[name] = arm()
-            gaps = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+            gaps = [after - before for before, after in itertools.pairwise(ends)]
             if repeat:  # the first one warms up
                 per_round[name].append(statistics.median(gaps))
     print(f"\n### {task}\n\n| arm | ms per round | x {floor} | x {loader} | checksum |\n|---|---|---|---|---|")

@@ -120,7 +120,7 @@ def test_a_killed_process_resumes_to_the_same_bits(tmp_path: Path, uninterrupted
 
 def test_a_longer_run_goes_on_from_the_end(tmp_path: Path) -> None:
     run(tmp_path)
-    longer = FederatedTrainer(callbacks=callbacks(), **{**settings(str(tmp_path), 8)})
+    longer = FederatedTrainer(callbacks=callbacks(), **settings(str(tmp_path), 8))
     longer.fit(TinyModule(dropout=0.2, norm=True), TinyClients(), ckpt_path="last")
     at_once = FederatedTrainer(callbacks=callbacks(), **settings(str(tmp_path / "once"), 8))
     at_once.fit(TinyModule(dropout=0.2, norm=True), TinyClients())

@@ -146,7 +146,8 @@ def _in_words(error: BaseException) -> str:
     if own is None:
         return compact(str(error))
     hint = ""
-    if isinstance(own, TrainingError) and own.__cause__ is not None and not _shows_traceback():
+    unforeseen = own.__cause__ is not None and not isinstance(own.__cause__, FederatedError)
+    if isinstance(own, TrainingError) and unforeseen and not _shows_traceback():
         hint = "\nLIGHTNING_FL_DEBUG=1 shows where in the code."
     return f"{own}{hint}"
 

@@ -63,9 +63,7 @@ def test_fit_without_checkpoints_tests_the_shared_model(tiny, command):
 
 def test_several_models_cannot_be_tested_without_a_checkpoint():
     trainer = SimpleNamespace(checkpoint_callback=None, collaboration=SimpleNamespace(num_models=2))
-    with pytest.raises(
-        ConfigurationError, match="enable_checkpointing=False: the test after fit needs the checkpoint of 2"
-    ):
+    with pytest.raises(ConfigurationError, match="the test after fit needs the checkpoint of 2 shared"):
         _trained(trainer)
 
 

@@ -155,6 +155,6 @@ def test_nothing_to_average():
 
 def test_weights_that_are_not_finite_are_not_averaged():
     module = nn.Linear(1, 1)
-    nn.init.constant_(module.weight, torch.inf)
+    nn.init.constant_(module.weight, torch.nan)
     with pytest.raises(TrainingError, match="rank 0: the weights are not finite"):
         fabric().strategy.average(module)
