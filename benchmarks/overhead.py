@@ -78,9 +78,7 @@ def cnn(rounds: int) -> dict[str, Arm]:
     """20 clients x 250 images, LeNet, batch 16, one epoch a round."""
     dataset, num_clients, batch_size = images(5000), 20, 16
     shares = torch.arange(5000).chunk(num_clients)
-    loaders = [
-        DataLoader(torch.utils.data.Subset(dataset, share.tolist()), batch_size=batch_size) for share in shares
-    ]
+    loaders = [DataLoader(torch.utils.data.Subset(dataset, share.tolist()), batch_size=batch_size) for share in shares]
     cut = [
         list(zip(dataset.tensors[0][share].split(batch_size), dataset.tensors[1][share].split(batch_size), strict=True))
         for share in shares

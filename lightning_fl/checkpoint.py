@@ -92,6 +92,8 @@ def resolve_checkpoint(trainer: "FederatedTrainer", ckpt_path: str | os.PathLike
             (int(match[1]), folder) for folder in root.glob("version_*") if (match := _VERSION.match(folder.name))
         ]
         folders = [Path(trainer.log_dir), *(folder for _, folder in sorted(versions, reverse=True))]
+        if trainer.ckpt_path is not None:  # a resumed run may have found nothing better than the run it goes on from
+            folders.insert(1, Path(trainer.ckpt_path).parent.parent)
         files = (folder / "checkpoints" / f"{ckpt_path}.ckpt" for folder in folders)
         found = next((file for file in files if file.is_file()), None)
     found = trainer.fabric.broadcast(found)

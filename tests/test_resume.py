@@ -213,3 +213,17 @@ def _with_file_size_limit(action: object) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_the_best_round_of_a_resumed_run_may_lie_in_the_folder_it_goes_on_from(tmp_path: Path) -> None:
+    """Another run's best checkpoint, though newer, is not taken."""
+    run(tmp_path / "runs")
+    first = tmp_path / "runs" / "version_0" / "checkpoints"
+    run(tmp_path / "runs")
+    (tmp_path / "runs" / "version_1" / "checkpoints" / "best.ckpt").write_bytes(b"another run's")
+    trainer = FederatedTrainer(callbacks=callbacks(), **settings(str(tmp_path / "runs"), ROUNDS))
+    module, data = TinyModule(dropout=0.2, norm=True), TinyClients()
+    trainer.fit(module, data, ckpt_path=first / "last.ckpt")
+    expected = torch.load(first / "best.ckpt", weights_only=True)["round"]
+    trainer.test(module, data, ckpt_path="best")
+    assert trainer.current_round == expected

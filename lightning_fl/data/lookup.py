@@ -15,12 +15,26 @@ from typing import Literal
 import requests
 import urllib3
 from filelock import FileLock, Timeout
-from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.data.cards import Card
 from lightning_fl.errors import ConfigurationError, DataError
 
 __all__ = ["SOURCES", "FoundFile", "Source", "cache_folder", "download", "file_sha256", "find_file", "resolve_source"]
+
+
+def rank_zero_warn(message: str) -> None:
+    """Fabric's, imported when there is something to say: listing data cards must not wait for torch."""
+    from lightning.fabric.utilities.rank_zero import rank_zero_warn as warn
+
+    warn(message)
+
+
+def rank_zero_info(message: str) -> None:
+    """Fabric's, likewise."""
+    from lightning.fabric.utilities.rank_zero import rank_zero_info as inform
+
+    inform(message)
+
 
 Source = Literal["auto", "real", "standin"]
 SOURCES: tuple[Source, ...] = ("auto", "real", "standin")

@@ -228,11 +228,14 @@ class BatchFactory:
         """A client's batches in one split, ``None`` where it has no such data; made once.
 
         Raises:
+            ConfigurationError: the data module returned several data sets or loaders.
             DataError: a client has no training samples.
         """
         key = (client, split)
         if key not in self._made:
-            made = self._make(self._data.client_data(client, split), split)
+            data = self._data.client_data(client, split)
+            _refuse_several(data, f"{type(self._data).__name__}.client_data({client}, {split!r})")
+            made = self._make(data, split)
             if made is not None and made.num_samples == 0 and made.epoch_length() == 0:
                 made = None
             self._made[key] = made
@@ -293,6 +296,15 @@ class BatchFactory:
         if pack is None:
             return None
         return PackedBatches(pack, None if indices is None else indices.to(self._device), **options)
+
+
+def _refuse_several(data: Any, source: str) -> None:
+    parts = list(data.values()) if isinstance(data, Mapping) else data if isinstance(data, list | tuple) else []
+    if isinstance(data, Mapping) or any(isinstance(part, DataLoader | Dataset) for part in parts):
+        raise ConfigurationError(
+            f"{source} returned a {type(data).__name__} of {len(parts)}: a client has one data set or DataLoader per"
+            " split; join data sets with torch.utils.data.ConcatDataset."
+        )
 
 
 def _plain_options(loader: DataLoader) -> dict[str, Any] | None:

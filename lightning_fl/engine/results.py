@@ -56,9 +56,7 @@ class LogCollector:
 
     def begin(self) -> None:
         """Forget the last client's values, also those of a turn that failed before :meth:`reduce`."""
-        for entry in self._entries.values():
-            if entry.metric is not None:
-                entry.metric.reset()
+        self._reset_metrics()
         self._entries.clear()
         self.batch, self.batch_size, self.step = None, None, 0
 
@@ -109,14 +107,19 @@ class LogCollector:
             if entry.metric is not None:
                 number = _single(name, entry.metric.compute())
                 better = entry.metric.higher_is_better
-                entry.metric.reset()
             else:
                 values = torch.stack(entry.values).double()
                 weights = torch.tensor(entry.weights, dtype=torch.float64, device=values.device)
                 number = _single(name, _reduce(entry.reduce_fx, values, weights))
                 weight = sum(entry.weights)
             reduced[name] = LoggedValue(number, weight, better, entry.to_logger, entry.prog_bar, self._steps(entry))
+        self._reset_metrics()  # when all are computed: those of a MetricCollection share their states
         return reduced
+
+    def _reset_metrics(self) -> None:
+        for entry in self._entries.values():
+            if entry.metric is not None:
+                entry.metric.reset()
 
     def _keeps_step(self, on_step: bool) -> bool:
         return on_step and self._every_n_steps > 0 and self.step % self._every_n_steps == 0

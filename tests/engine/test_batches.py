@@ -465,6 +465,13 @@ def test_a_client_without_training_data_is_refused(empty):
         factory.batches(1, "train")
 
 
+@pytest.mark.parametrize("several", [[numbers(3), numbers(2)], (DataLoader(numbers(3)),), {"a": numbers(3)}])
+def test_several_data_sets_of_a_client_are_refused(several):
+    message = rf"Given.client_data\(0, 'train'\) returned a {type(several).__name__} of {len(several)}: .*ConcatDataset"
+    with pytest.raises(ConfigurationError, match=message):
+        made(several)
+
+
 def test_collation_is_torch_s():
     samples = [(torch.tensor(i), {"name": str(i), "value": float(i)}) for i in range(3)]
 

@@ -2,7 +2,15 @@ import math
 
 import pytest
 import torch
-from torchmetrics import Accuracy, MeanMetric, MeanSquaredError, MetricCollection, PearsonCorrCoef
+from torchmetrics import (
+    AUROC,
+    Accuracy,
+    AveragePrecision,
+    MeanMetric,
+    MeanSquaredError,
+    MetricCollection,
+    PearsonCorrCoef,
+)
 
 from lightning_fl.engine.results import LogCollector
 from lightning_fl.errors import ConfigurationError
@@ -162,6 +170,25 @@ def test_a_metric_collection_with_shared_states():
         assert {name: value.value for name, value in values.items()} == pytest.approx(
             {"val/micro": micro, "val/macro": macro}
         )
+
+
+def test_a_metric_collection_whose_shared_states_are_lists():
+    """Both keep all scores, in one list; the first is not reset before the second is computed."""
+    collection = MetricCollection({"auroc": AUROC("binary"), "ap": AveragePrecision("binary")})
+    collector = LogCollector()
+    # Scores from the largest: 1 0 1 0, hence 3 of 4 pairs in order and precisions 1 and 2/3 at the two positives.
+    for scores, target, auroc, precision in (
+        ([0.9, 0.7, 0.5, 0.1], [1, 0, 1, 0], 3 / 4, (1 + 2 / 3) / 2),
+        ([0.1, 0.9], [0, 1], 1.0, 1.0),
+    ):
+        collector.begin()
+        for part in (slice(0, 2), slice(2, 4)):
+            if scores[part]:
+                collection.update(torch.tensor(scores[part]), torch.tensor(target[part]))
+                for name, metric in collection.items(keep_base=False, copy_state=False):
+                    log(collector, name, metric)
+        values = collector.reduce(len(target))
+        assert {name: value.value for name, value in values.items()} == pytest.approx({"auroc": auroc, "ap": precision})
 
 
 def test_a_metric_without_a_single_value_is_refused():
