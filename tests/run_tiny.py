@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--out", required=True)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--num-nodes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--silos", help="a folder with rank_R/silo_I.pt for the silos that rank R may open")
     arguments = parser.parse_args()
@@ -68,6 +69,7 @@ def main() -> None:
     trainer = FederatedTrainer(
         accelerator="cpu",
         devices=arguments.devices,
+        num_nodes=arguments.num_nodes,
         callbacks=[*callbacks(arguments.seconds), ModelCheckpoint(every_n_rounds=1)],
         **settings(arguments.root, arguments.rounds),
     )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,19 +19,35 @@ SCRIPT = Path(__file__).with_name("run_tiny.py")
 pytestmark = pytest.mark.processes
 
 
-def start(folder: Path, *arguments: str, command: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """Run the script; the records of its ranks."""
-    out = folder / "out.json"
-    process = subprocess.run(
-        [sys.executable, *command, str(SCRIPT), "--root", str(folder / "runs"), "--out", str(out), *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
+def start(
+    folder: Path, *arguments: str, command: tuple[str, ...] = (), environments: list[dict[str, str]] | None = None
+) -> list[dict[str, Any]]:
+    """Start the script once, or once per environment at the same time; the records of all ranks."""
+    line = [sys.executable, *command, str(SCRIPT), "--root", str(folder / "runs"), "--out", str(folder / "out.json")]
+    processes = [
+        subprocess.Popen(
+            [*line, *arguments],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        for environment in environments or [{}]
+    ]
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=240)
+            assert process.returncode == 0, errors[-3000:]
+    finally:
+        for process in processes:
+            process.kill()
     return [json.loads(path.read_text()) for path in sorted(folder.glob("out_*.json"))]
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
 
 
 def in_this_process(folder: Path, data: Any) -> FederatedTrainer:
@@ -51,6 +68,33 @@ def test_two_processes_give_the_bits_of_one(command: tuple[str, ...], tmp_path: 
         assert rank["weights"] == digest(one.models[0])
         assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["version_0"]
+
+
+def test_two_nodes_give_the_bits_of_one(tmp_path: Path) -> None:
+    """Two machines started by hand, as Lightning documents it; here both are this one."""
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    nodes = [{**shared, "NODE_RANK": str(node)} for node in range(2)]
+    ranks = start(tmp_path, "--devices", "1", "--num-nodes", "2", environments=nodes)
+    assert [rank["num_processes"] for rank in ranks] == [2, 2]
+    assert {rank["weights"] for rank in ranks} == {digest(in_this_process(tmp_path, TinyClients()).models[0])}
+
+
+def test_slurm_tasks_give_the_bits_of_one(tmp_path: Path) -> None:
+    """What ``srun`` with two tasks sets for each of them."""
+    shared = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NAME": "federation",
+        "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_NNODES": "1",
+        "SLURM_NODEID": "0",
+        "SLURM_NODELIST": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+    }
+    tasks = [{**shared, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)} for task in range(2)]
+    ranks = start(tmp_path, "--devices", "2", environments=tasks)
+    assert [rank["num_processes"] for rank in ranks] == [2, 2]
+    assert {rank["weights"] for rank in ranks} == {digest(in_this_process(tmp_path, TinyClients()).models[0])}
 
 
 def test_a_rank_never_opens_another_silos_data(tmp_path: Path) -> None:
