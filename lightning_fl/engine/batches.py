@@ -165,8 +165,10 @@ class LoaderBatches(ClientBatches):
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
+        streamed = isinstance(loader.dataset, IterableDataset)
+        counted: Any = loader.dataset if streamed or loader.batch_size is None else loader.sampler
         try:
-            self.num_samples = len(loader.dataset)  # type: ignore[arg-type]
+            self.num_samples = len(counted)  # a sampler may leave samples out
         except TypeError:
             self.num_samples = 0  # a stream without a length
 

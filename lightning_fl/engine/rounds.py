@@ -28,7 +28,16 @@ def models_of(trainer: "FederatedTrainer", participant: Participant) -> dict[int
 def model_sums(trainer: "FederatedTrainer", cohort: Cohort) -> dict[int, WeightedSum]:
     """An empty sum for every model that the cohort contributes to."""
     trained = {model for participant in cohort.participants for model in models_of(trainer, participant)}
-    return {model: WeightedSum(trainer.models[0]) for model in sorted(trained)}
+    return {model: WeightedSum(trainer.models[model]) for model in sorted(trained)}
+
+
+def _planned_totals(trainer: "FederatedTrainer", cohort: Cohort) -> dict[int, float]:
+    """Each model's sum of weights over the whole cohort: terms are scaled by it, so that sums use their full range."""
+    totals: dict[int, float] = {}
+    for participant in cohort.participants:
+        for model, weight in models_of(trainer, participant).items():
+            totals[model] = totals.get(model, 0.0) + weight
+    return totals
 
 
 def train_cohort(trainer: "FederatedTrainer", cohort: Cohort, sums: dict[int, WeightedSum]) -> dict[int, ClientReport]:
@@ -39,6 +48,7 @@ def train_cohort(trainer: "FederatedTrainer", cohort: Cohort, sums: dict[int, We
     """
     hosted = set(trainer.hosted_clients)
     before, after = trainer.callbacks_with("on_client_start"), trainer.callbacks_with("on_client_end")
+    planned = _planned_totals(trainer, cohort)
     reports: dict[int, ClientReport] = {}
     failure: Exception | None = None
     for participant in cohort.participants:
@@ -53,12 +63,13 @@ def train_cohort(trainer: "FederatedTrainer", cohort: Cohort, sums: dict[int, We
             reports[client] = trainer.loop.train(client, start, state)
             weights = trainer.client_weights()
             for model, weight in models_of(trainer, participant).items():
-                sums[model].add_(weights, weight)
-            for callback in after:
-                callback.on_client_end(trainer, client)
+                sums[model].add_(weights, weight / planned[model])
         except Exception as error:
             reports[client] = ClientReport(error=f"{type(error).__name__}: {error}")
             failure = error if trainer.on_client_error == "fail" else None
+            continue
+        for callback in after:  # the client's part in the sums stands: from here on nothing may leave it out
+            callback.on_client_end(trainer, client)
     reports = trainer.strategy.exchange(reports)
     _judge_failures(trainer, reports, failure)
     return reports
@@ -85,11 +96,12 @@ def _judge_failures(trainer: "FederatedTrainer", reports: dict[int, ClientReport
 
 def average_models(trainer: "FederatedTrainer", cohort: Cohort, sums: dict[int, WeightedSum]) -> list[Weights]:
     """The next shared models. A model whose participants all failed, or that had none, stays as it is."""
+    planned = _planned_totals(trainer, cohort)
     totals = dict.fromkeys(sums, 0.0)
     for participant in cohort.participants:
         if participant.client in trainer.survivors:
             for model, weight in models_of(trainer, participant).items():
-                totals[model] += weight
+                totals[model] += weight / planned[model]
     models = list(trainer.models)
     for model, total in sums.items():
         if trainer.fabric.world_size > 1:
