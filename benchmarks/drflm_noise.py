@@ -19,10 +19,12 @@ from pathlib import Path
 from lightning_fl.cli import main as lightning_fl
 
 
-def run(algorithm: str, dataset: str, encoder: str, noise: float, seed: int) -> dict[str, float]:
+def run(algorithm: str, dataset: str, encoder: str, noise: float, seed: int, configs: list[str]) -> dict[str, float]:
     """Train one recipe and read its summary."""
     with tempfile.TemporaryDirectory() as root, contextlib.redirect_stdout(io.StringIO()):
         command = ["fit", "--config", f"{algorithm}_{dataset}", "--seed_everything", str(seed)]
+        for config in configs:
+            command += ["--config", config]
         command += ["--trainer.default_root_dir", root, "--trainer.logger", "false"]
         command += ["--trainer.enable_progress_bar", "false", "--model.encoder", encoder]
         if noise:
@@ -66,6 +68,7 @@ def main() -> None:
     parser.add_argument("--encoder", default="gcn")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--noise", type=float, nargs="+", default=[0.0, 0.5, 1.0], help="standard deviations")
+    parser.add_argument("--config", action="append", default=[], help="files that override the recipe's settings")
     parser.add_argument("--algorithms", nargs="+", default=["fedavg", "drfa", "drflm"])
     arguments = parser.parse_args()
     lines = arguments.out.read_text().splitlines() if arguments.out.exists() else []
@@ -79,7 +82,7 @@ def main() -> None:
                     setting = (arguments.dataset, arguments.encoder, algorithm, noise, seed)
                     if setting in done:
                         continue
-                    result = run(algorithm, arguments.dataset, arguments.encoder, noise, seed)
+                    result = run(algorithm, arguments.dataset, arguments.encoder, noise, seed, arguments.config)
                     records.append({**dict(zip(keys, setting, strict=True)), **result})
                     file.write(json.dumps(records[-1]) + "\n")
                     file.flush()
