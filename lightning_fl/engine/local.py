@@ -87,7 +87,7 @@ class LocalLoop:
         self.module_trainer = module_trainer
         self.flat = flat
         self.factory = factory
-        _refuse_lightning_callbacks(module)
+        _refuse_hooks(module)
         self._precision: Precision = trainer.fabric._precision
         self._optimization = Optimization(trainer, module, module_trainer)
         self._step_takes_index = {
@@ -389,7 +389,12 @@ def _takes_batch_index(module: LightningModule, name: str) -> bool:
     return variadic or len(parameters) >= 2
 
 
-def _refuse_lightning_callbacks(module: LightningModule) -> None:
+def _refuse_hooks(module: LightningModule) -> None:
+    if is_overridden(module, "configure_sharded_model"):
+        raise ConfigurationError(
+            f"{type(module).__name__}.configure_sharded_model is not called: Lightning has dropped it for"
+            " configure_model. Rename it."
+        )
     if not is_overridden(module, "configure_callbacks"):
         return
     made = module.configure_callbacks()

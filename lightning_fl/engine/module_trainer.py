@@ -384,11 +384,6 @@ class ModuleTrainer:
     def evaluating(self) -> bool:
         return self.validating or self.testing
 
-    def enter(self, method: str) -> None:
-        """The run of one of the trainer's methods begins: fit, validate, test or predict."""
-        fn = TrainerFn(method)
-        self.set_stage(fn, RunningStage.TRAINING if fn == TrainerFn.FITTING else RunningStage(method))
-
     def set_stage(self, fn: TrainerFn, stage: RunningStage | None) -> None:
         """Enter a stage, as Lightning's loops do."""
         self.state.fn, self.state.stage = fn, stage

@@ -160,18 +160,20 @@ class Optimization:
             loss, output = compute()
             return loss, output
         optimizer = self._shim.optimizers[0]
+        accumulate = self._trainer.accumulate_grad_batches
         result: list[tuple[Tensor | None, STEP_OUTPUT]] = []
 
-        @torch.enable_grad()
         def closure() -> Tensor | None:
-            loss, output = compute()
-            result.append((loss, output))
-            if first:
-                self._zero_grad(optimizer, index)
-            if loss is None:
-                return None
-            loss = loss / self._trainer.accumulate_grad_batches
-            self._backward(loss)
+            with torch.enable_grad():  # the optimiser may have switched gradients off
+                loss, output = compute()
+                result.append((loss, output))
+                if first:
+                    self._zero_grad(optimizer, index)
+                if loss is None:
+                    return None
+                if accumulate > 1:
+                    loss = loss / accumulate
+                self._backward(loss)
             return loss.detach()
 
         if not stepping:

@@ -8,6 +8,7 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 from lightning_fl.checkpoint import load_checkpoint, resolve_checkpoint
 from lightning_fl.collaboration import Collaboration
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Run"]
 
+
+_STAGES = {
+    "fit": (TrainerFn.FITTING, RunningStage.TRAINING),
+    "validate": (TrainerFn.VALIDATING, RunningStage.VALIDATING),
+    "test": (TrainerFn.TESTING, RunningStage.TESTING),
+    "predict": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
+}
 
 #: What an evaluation of the module that was just fitted leaves as it is.
 _KEPT_AFTER_FIT = ("metrics", "num_samples", "wall_time_seconds", "interrupted_by")
@@ -74,6 +82,8 @@ class Run:
         trainer = self._trainer
         if error is not None:
             trainer.call("on_exception", error)
+            if trainer.datamodule is not None:
+                trainer.datamodule.on_exception(error)
         if trainer.datamodule is not None:
             trainer.datamodule.teardown(self._stage)
         if trainer.module is not None:
@@ -110,27 +120,28 @@ def _set_up(trainer: "FederatedTrainer", stage: str, module: LightningModule, da
     check_arguments(module, datamodule)
     trainer.call("setup", stage)
     datamodule.trainer = trainer  # type: ignore[assignment]
+    shim = ModuleTrainer(trainer, module)
+    shim.set_stage(*_STAGES[stage])
+    module._trainer = shim  # type: ignore[assignment]
+    trainer.module, trainer.datamodule = module, datamodule
     with trainer.fabric.rank_zero_first(local=True):
         if trainer.fabric.local_rank == 0:
             datamodule.prepare_data()
-            module.prepare_data()
+            shim.call_hook("prepare_data")
     datamodule.setup(stage)
     trainer.client_ranks = trainer.strategy.place_clients(
         datamodule.num_clients, datamodule.client_sizes(), pinned=datamodule.pinned
     )
     _warn_of_idle_ranks(trainer)
-    shim = ModuleTrainer(trainer, module)
-    module._trainer = shim  # type: ignore[assignment]
-    module.configure_model()
-    module.setup(stage)
-    trainer.module, trainer.datamodule = module, datamodule
+    shim.call_hook("setup", stage)
+    shim.call_hook("configure_model")
     if stage == "fit":
         trainer.num_samples = _exchange_sizes(trainer)
     keep_metrics_local(module)
     module.to(trainer.fabric.device)
     trainer.fabric._precision.convert_module(module)
     if stage == "fit":
-        module.on_fit_start()
+        shim.call_hook("on_fit_start")
     trainer._collaboration = None
     flat = FlatModule(module)
     _agree_on(trainer, flat.weights)

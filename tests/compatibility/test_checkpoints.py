@@ -109,6 +109,22 @@ def test_changed_hyperparameters_are_exported_as_they_are(tmp_path: Path) -> Non
     assert loaded.hparams["rate"] == 0.5
 
 
+def test_a_resumed_run_does_not_call_the_checkpoint_hooks(tmp_path: Path) -> None:
+    """They belong to models; what a run goes on from is weights, optimisers, schedulers and callbacks."""
+
+    class Fragile(Configured):
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            raise AssertionError
+
+    whole, first, second = (make(Fragile) for _ in range(3))
+    federated_trainer(tmp_path / "whole", max_rounds=3).fit(whole, Clients((8,)))
+    federated_trainer(tmp_path / "cut", max_rounds=2, enable_checkpointing=True).fit(first, Clients((8,)))
+    again = federated_trainer(tmp_path / "cut", max_rounds=3, enable_checkpointing=True)
+    again.fit(second, Clients((8,)), ckpt_path="last")
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name
+
+
 def test_modules_without_hyperparameters(tmp_path: Path) -> None:
     trainer = federated_trainer(tmp_path, max_rounds=1, enable_checkpointing=True)
     module = make(Linear)

@@ -116,6 +116,17 @@ def test_iterable_data(tmp_path: Path) -> None:
     assert_same_weights(own, reference)
 
 
+def test_data_without_a_length_are_refused(tmp_path: Path) -> None:
+    class Endless(IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(samples(0, 4))
+
+    with pytest.raises(ConfigurationError, match="client 0's training data have no length: define __len__ on its data"):
+        federated_trainer(tmp_path, max_rounds=1, local_steps=1).fit(
+            Linear(), Clients((4,), data=lambda client, split: Endless())
+        )
+
+
 def test_collation_that_leaves_a_batch_out(tmp_path: Path) -> None:
     """A ``collate_fn`` that returns ``None`` skips the batch, as in Lightning."""
 
@@ -135,6 +146,17 @@ def test_collation_that_leaves_a_batch_out(tmp_path: Path) -> None:
     own, trainer, reference, theirs = train_both(Linear, tmp_path, data=data)
     assert_same_weights(own, reference)
     assert trainer.client_states[0].global_step == theirs.global_step == 6
+
+
+def test_the_modules_own_loaders_are_not_asked(tmp_path: Path) -> None:
+    class HasLoaders(Linear):
+        def train_dataloader(self) -> Any:
+            raise AssertionError
+
+        val_dataloader = train_dataloader
+
+    own, _, reference, _ = train_both(HasLoaders, tmp_path)
+    assert_same_weights(own, reference)
 
 
 # -- moving batches -------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_
 from torch import Tensor, nn
 
 from lightning_fl.engine.module_trainer import ModuleTrainer
+from lightning_fl.errors import TrainingError
 
 _RECORDED = [
     "prepare_data",
@@ -167,6 +168,22 @@ class _CompleteAnywhere(Linear):
         self.log("val_loss", self.loss(batch))
 
 
+def test_what_a_step_returns_reaches_the_batch_end(tmp_path: Path) -> None:
+    class Returns(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[Any] = []
+
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            return {"index": batch_idx, "made": self.net(batch[0])}
+
+        def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            self.seen.append((outputs["index"], outputs["made"].shape, batch_idx, dataloader_idx))
+
+    own, _, reference, _ = train_both(Returns, tmp_path, epochs=1)
+    assert own.seen == reference.seen == [(0, (4, 1), 0, 0), (1, (1, 1), 1, 0)]
+
+
 # -- setup and teardown ---------------------------------------------------------------------------------------------
 
 
@@ -228,6 +245,23 @@ def test_layers_made_in_setup_or_configure_model(tmp_path: Path) -> None:
     assert_same_weights(own, reference, moved=False)
 
 
+def test_the_data_module_hears_of_an_error(tmp_path: Path) -> None:
+    class Data(Clients):
+        heard = ""
+
+        def on_exception(self, exception: BaseException) -> None:
+            self.heard = str(exception)
+
+    class Fails(Linear):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            raise ValueError("no such thing")
+
+    data = Data((4,))
+    with pytest.raises(TrainingError, match="no such thing"):
+        federated_trainer(tmp_path, max_rounds=1).fit(Fails(), data)
+    assert "no such thing" in data.heard
+
+
 def test_teardown_follows_an_error(tmp_path: Path) -> None:
     class Fails(Linear):
         torn = ""
@@ -239,7 +273,7 @@ def test_teardown_follows_an_error(tmp_path: Path) -> None:
             self.torn = stage
 
     module = Fails()
-    with pytest.raises(Exception, match="no such thing"):
+    with pytest.raises(TrainingError, match="no such thing"):
         federated_trainer(tmp_path, max_rounds=1).fit(module, Clients((4,)))
     assert module.torn == "fit"
 
@@ -316,6 +350,8 @@ def test_values_in_training(tmp_path: Path) -> None:
             assert t.datamodule.num_clients == 2
             assert self.logger is None
             assert self.all_gather(torch.ones(2)).tolist() == [1.0, 1.0]
+            assert t.strategy.reduce(torch.tensor(3.0)) == t.strategy.broadcast(3.0) == 3.0
+            t.strategy.barrier()
             seen.append((t.client, t.current_epoch, t.global_step, batch_idx, t.num_training_batches, t.is_last_batch))
             return self.loss(batch)
 
@@ -420,6 +456,17 @@ def test_settings_are_shown(tmp_path: Path) -> None:
         "enable_validation": True,
         "num_sanity_val_batches": [],
         "limit_train_batches": 1.0,
+        "early_stopping_callback": None,
+        "early_stopping_callbacks": [],
+        "progress_bar_callback": None,
+        "callbacks": [],
+        "checkpoint_callback": None,
+        "checkpoint_callbacks": [],
+        "min_epochs": None,
+        "min_steps": None,
+        "max_time": None,
+        "device_ids": [0],
+        "ckpt_path": None,
     }
 
     class Looks(Linear):

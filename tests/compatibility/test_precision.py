@@ -76,6 +76,19 @@ def test_integers_in_a_batch_stay_integers(tmp_path: Path) -> None:
     )
 
 
+def test_transfer_hooks_see_the_batch_before_it_is_converted(tmp_path: Path) -> None:
+    class Looks(Linear):
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            assert batch[0].dtype == torch.float32
+            return batch
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            assert batch[0].dtype == torch.float64
+            return self.loss(batch)
+
+    federated_trainer(tmp_path, max_rounds=1, precision="64").fit(Looks(), Clients())
+
+
 @pytest.mark.parametrize("precision", ["16-mixed", "16-true", "transformer-engine", "8"])
 def test_other_precisions_are_refused(precision: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=rf"trainer.precision='{precision}': choose one of 32, .*bf16-mixed"):

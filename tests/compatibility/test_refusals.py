@@ -34,6 +34,14 @@ def test_callbacks_that_the_module_brings_are_refused(several: bool, tmp_path: P
         federated_trainer(tmp_path, max_rounds=1).fit(Brings(), Clients())
 
 
+def test_configure_sharded_model_is_refused(tmp_path: Path) -> None:
+    class Shards(Linear):
+        def configure_sharded_model(self) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"Shards.configure_sharded_model is not called: .* Rename it"):
+        federated_trainer(tmp_path, max_rounds=1).fit(Shards(), Clients())
+
+
 def test_a_module_that_brings_no_callbacks_trains(tmp_path: Path) -> None:
     class Brings(Linear):
         def configure_callbacks(self) -> Any:
