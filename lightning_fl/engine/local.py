@@ -227,6 +227,11 @@ class LocalLoop:
             purpose: distinguishes the draws from those of the client's other turns in the round.
         """
         trainer, shim = self.trainer, self.module_trainer
+        if not self.module.automatic_optimization:
+            raise ConfigurationError(
+                f"{type(self.module).__name__} optimises manually: its training_step cannot be evaluated without"
+                " training. Callbacks that weigh clients by their loss (DROClientSampling) need automatic optimisation."
+            )
         path = (trainer.seed, trainer.current_round, client, purpose)
         batches = self.batches(client, "train")
         length = batches.epoch_length()

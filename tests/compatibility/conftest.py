@@ -22,12 +22,6 @@ def untouched_generators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def one_client() -> Clients:
-    """One client with ten samples in batches of four: the last one is not full."""
-    return Clients((10,))
-
-
-@pytest.fixture
 def three_clients() -> Clients:
     """Three clients of unequal sizes."""
     return Clients((8, 4, 12))

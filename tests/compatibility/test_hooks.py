@@ -1,6 +1,5 @@
 """The hooks of a module: all of them, in order, and what they see of ``self.trainer``."""
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, train_both
@@ -575,7 +574,6 @@ def test_the_data_modules_hooks_come_first(tmp_path: Path) -> None:
         "data teardown fit",
         "teardown fit",
     ]
-    assert set(inspect.signature(LightningDataModule.setup).parameters) == {"self", "stage"}
 
 
 def test_module_after_the_run_holds_the_shared_model(tmp_path: Path) -> None:

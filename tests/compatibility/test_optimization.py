@@ -9,6 +9,7 @@ from lightning.pytorch import LightningModule
 from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, samples, train_both
 from torch import Tensor, nn
 
+from lightning_fl.callbacks import DROClientSampling
 from lightning_fl.errors import ConfigurationError, TrainingError
 
 
@@ -442,6 +443,14 @@ def test_manual_closure(tmp_path: Path) -> None:
 def test_trainer_settings_that_manual_optimisation_must_do_itself(name: str, value: float, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=rf"trainer.{name}={value} needs automatic optimisation"):
         federated_trainer(tmp_path, max_rounds=1, **{name: value}).fit(ManualHooks(), Clients())
+
+
+def test_weighing_clients_by_their_loss_needs_automatic_optimisation(tmp_path: Path) -> None:
+    trainer = federated_trainer(tmp_path, max_rounds=2, local_steps=2, callbacks=[DROClientSampling(step_size=0.1)])
+    with pytest.raises(
+        ConfigurationError, match="ManualHooks optimises manually: its training_step cannot be evaluated"
+    ):
+        trainer.fit(ManualHooks(), Clients((8, 8)))
 
 
 def test_several_optimizers_need_manual_optimisation(tmp_path: Path) -> None:
