@@ -345,7 +345,7 @@ class FederatedTrainer:
             self.metrics[split] = self._evaluate(split)
             if not self.metrics[split]:
                 rank_zero_warn(
-                    f"nothing was evaluated: {type(module).__name__} defines no {stage.removesuffix('ate')} step, or no"
+                    f"nothing was evaluated: {type(module).__name__} defines no {'validation' if split == 'val' else stage} step, or no"
                     f" client has {split} data."
                 )
             self.run_log.log_evaluation(self, split)

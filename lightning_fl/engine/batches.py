@@ -115,11 +115,12 @@ class PackedBatches(ClientBatches):
 
     def once(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
         """The same batches every time: gathered once and kept, and again if a step changed their tensors in place."""
-        if self._kept is None or self._versions != _tensor_versions(self._kept):
+        if self._kept is None or self._versions != [tensor._version for tensor in self._kept_tensors]:
             with torch.inference_mode(False):  # whose tensors have no versions
                 order = torch.arange(self.num_samples, device=self._pack.device)
                 self._kept = list(self._gather(order, len(self._sizes())))
-            self._versions = _tensor_versions(self._kept)
+            self._kept_tensors = _tensors_of(self._kept)
+            self._versions = [tensor._version for tensor in self._kept_tensors]
         # Shallow copies, so that what a step assigns to its batch is not there the next time.
         return ((copy.copy(batch), size) for batch, size in self._kept)
 
@@ -150,10 +151,10 @@ class PackedBatches(ClientBatches):
             yield from zip(self._pack.gather(indices, list(group), targets), group, strict=True)
 
 
-def _tensor_versions(batches: list[SizedBatch]) -> list[int]:
-    """How often each tensor of packed batches was changed in place."""
+def _tensors_of(batches: list[SizedBatch]) -> list[Tensor]:
+    """The tensors of packed batches; their versions tell how often each was changed in place."""
     values = (batch if isinstance(batch, list) else batch.to_dict().values() for batch, _ in batches)
-    return [value._version for value in itertools.chain.from_iterable(values) if isinstance(value, Tensor)]
+    return [value for value in itertools.chain.from_iterable(values) if isinstance(value, Tensor)]
 
 
 def _groups(sizes: list[int], at_once: int) -> Iterator[list[int]]:

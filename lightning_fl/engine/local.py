@@ -1,6 +1,7 @@
 """One client's turn: its local training steps, or the evaluation of its model, on the process's one module."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -161,16 +162,14 @@ class LocalLoop:
         state.global_step = self.module_trainer.global_step
         metrics = self.module_trainer.collector.reduce(batches.num_samples)
         if losses:
-            values = torch.stack(losses).double()
-            finite = torch.isfinite(values)
-            if not finite.all():
-                step = int((~finite).nonzero()[0])
+            values: list[float] = torch.stack(losses).tolist()  # one wait for the device
+            step = next((step for step, value in enumerate(values) if not math.isfinite(value)), None)
+            if step is not None:
                 raise TrainingError(
-                    f"the training loss is {float(values[step])} at local batch {step + 1} of {len(losses)}. Lower the"
+                    f"the training loss is {values[step]} at local batch {step + 1} of {len(losses)}. Lower the"
                     " learning rate, set trainer.gradient_clip_val, or look at this client's data."
                 )
-            weights = torch.tensor(sizes, dtype=torch.float64, device=values.device)
-            mean = float((values * weights).sum() / weights.sum())
+            mean = math.fsum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
             metrics.setdefault("train/loss", LoggedValue(mean, float(sum(sizes)), higher_is_better=False))
         return ClientReport(batches.num_samples, steps, metrics)
 

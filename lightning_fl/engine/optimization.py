@@ -69,6 +69,8 @@ class Optimization:
 
         self._trainer = trainer
         self._module = module
+        self._parameters = list(module.parameters())
+        self._validated = False
         self._shim = module_trainer
         module_trainer.before_optimizer_step = self._before_step
         self._own = {
@@ -85,6 +87,9 @@ class Optimization:
                 "lr_scheduler_step",
             )
         }
+        # Lightning clears gradients between forward and backward. Nobody sees the difference without these hooks, and
+        # the forward pass gets the gradients' memory, still in the cache.
+        self._clears_early = not (self._own["on_before_zero_grad"] or self._own["optimizer_zero_grad"])
         if not module.automatic_optimization:
             for name, neutral in (("gradient_clip_val", None), ("accumulate_grad_batches", 1)):
                 if getattr(trainer, name) != neutral:
@@ -98,7 +103,7 @@ class Optimization:
     def begin(self, state: ClientState) -> None:
         """Optimisers and schedulers for the client whose turn begins, carried on from its ``state``."""
         optimizers, schedulers = self._configure()
-        for parameter in self._module.parameters():
+        for parameter in self._parameters:
             parameter.grad = None
         if state.optimizers:
             for optimizer, saved in zip(optimizers, state.optimizers, strict=True):
@@ -110,7 +115,7 @@ class Optimization:
                 for group, saved_group in zip(optimizer.param_groups, saved_groups, strict=True):
                     group.update(saved_group)
         self._shim.take_optimizers(optimizers, schedulers)
-        if self._module.automatic_optimization:
+        if schedulers and self._module.automatic_optimization:
             with warnings.catch_warnings():
                 # A fresh optimiser took its steps in the rounds before.
                 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
@@ -140,9 +145,11 @@ class Optimization:
             if module.automatic_optimization
             else _configure_schedulers_manual_opt(schedulers)
         )
-        _validate_multiple_optimizers_support(optimizers, module)
-        _validate_optimizers_attached(optimizers, configs)
-        _validate_scheduler_api(configs, module)
+        if not self._validated:  # the same for every client: once a run
+            _validate_multiple_optimizers_support(optimizers, module)
+            _validate_optimizers_attached(optimizers, configs)
+            _validate_scheduler_api(configs, module)
+            self._validated = True
         return optimizers, configs
 
     # -- a step --------------------------------------------------------------------------------------------------
@@ -165,9 +172,11 @@ class Optimization:
 
         def closure() -> Tensor | None:
             with torch.enable_grad():  # the optimiser may have switched gradients off
+                if first and self._clears_early:
+                    self._zero_grad(optimizer, index)
                 loss, output = compute()
                 result.append((loss, output))
-                if first:
+                if first and not self._clears_early:
                     self._zero_grad(optimizer, index)
                 if loss is None:
                     return None

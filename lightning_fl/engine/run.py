@@ -122,7 +122,6 @@ def _set_up(trainer: "FederatedTrainer", stage: str, module: LightningModule, da
     datamodule.trainer = trainer  # type: ignore[assignment]
     shim = ModuleTrainer(trainer, module)
     shim.set_stage(*_STAGES[stage])
-    module._trainer = shim  # type: ignore[assignment]
     trainer.module, trainer.datamodule = module, datamodule
     with trainer.fabric.rank_zero_first(local=True):
         if trainer.fabric.local_rank == 0:

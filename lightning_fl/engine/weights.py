@@ -251,7 +251,7 @@ class WeightedSum:
 
 def _change(vector: Tensor, reference: Tensor) -> tuple[Tensor, float]:
     """``vector - reference`` in float64, zero where both are the same infinity, and its largest magnitude."""
-    change = vector.double() - reference
+    change = torch.empty_like(vector, dtype=torch.float64).copy_(vector).sub_(reference)  # no second temporary
     largest = _largest_magnitude(change)
     if largest == inf:
         change.masked_fill_(vector == reference, 0.0)
