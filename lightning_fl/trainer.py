@@ -344,9 +344,10 @@ class FederatedTrainer:
         with Run(self, stage, module, datamodule, ckpt_path):
             self.metrics[split] = self._evaluate(split)
             if not self.metrics[split]:
+                step = "validation" if split == "val" else split
                 rank_zero_warn(
-                    f"nothing was evaluated: {type(module).__name__} defines no {'validation' if split == 'val' else stage} step, or no"
-                    f" client has {split} data."
+                    f"nothing was evaluated: {type(module).__name__} defines no {step} step, or no client has {split}"
+                    " data."
                 )
             self.run_log.log_evaluation(self, split)
         return self.metrics[split]

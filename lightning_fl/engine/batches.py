@@ -93,6 +93,7 @@ class PackedBatches(ClientBatches):
         self._drop_last = drop_last and self.num_samples > batch_size
         self._targets: Tensor | None = None
         self._kept: list[SizedBatch] | None = None
+        self._kept_tensors: list[Tensor] = []
         self._versions: list[int] = []
 
     @property
