@@ -122,6 +122,14 @@ def gnn(rounds: int) -> dict[str, Arm]:
         "lightning-fl": lambda: ours(
             fresh(), Clients(dataset, num_clients, batch_size, False), rounds, local_steps=steps
         ),
+        "lightning-fl, no loggers, no checkpoints": lambda: ours(
+            fresh(),
+            Clients(dataset, num_clients, batch_size, False),
+            rounds,
+            local_steps=steps,
+            logger=False,
+            enable_checkpointing=False,
+        ),
         "lightning-fl, shuffled": lambda: ours(
             fresh(), Clients(dataset, num_clients, batch_size, True), rounds, local_steps=steps
         ),
