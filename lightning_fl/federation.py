@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.data.partitioned import Partitioned
 from lightning_fl.data.partitioners import IID, Partitioner
 from lightning_fl.data.silos import Silos
-from lightning_fl.engine.local import is_overridden
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.trainer import FederatedTrainer
 
@@ -51,7 +51,7 @@ def federate(
     trainer = FederatedTrainer(**trainer_arguments)
     federated = _federated_data(data, num_clients, partitioner)
     trainer.fit(module, federated, ckpt_path=ckpt_path)
-    if trainer.interrupted_by is None and is_overridden(module, "test_step"):
+    if trainer.interrupted_by is None and is_overridden("test_step", module):
         checkpoint = trainer.checkpoint_callback
         best = checkpoint is not None and checkpoint.best_round is not None
         trainer.test(module, federated, ckpt_path="best" if best else None)

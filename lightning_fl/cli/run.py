@@ -175,7 +175,7 @@ def _fit(
     ckpt_path: str | None,
     arguments: Sequence[str],
 ) -> int:
-    from lightning_fl.engine.local import is_overridden
+    from lightning.pytorch.utilities.model_helpers import is_overridden
 
     trainer.fit(module, data, ckpt_path=ckpt_path)
     if trainer.interrupted_by is not None:
@@ -185,7 +185,7 @@ def _fit(
         if trainer.checkpoint_callback is not None:
             print(f"To go on from round {trainer.current_round}: {_resume_command(arguments)}", file=sys.stderr)
         return 128 + trainer.interrupted_by
-    if is_overridden(module, "test_step"):
+    if is_overridden("test_step", module):
         trainer.test(module, data, ckpt_path=_trained(trainer))
     _print_report(trainer)
     return 0
@@ -246,10 +246,11 @@ def _predict(
     ckpt_path: str,
     arguments: Sequence[str],
 ) -> int:
-    from lightning_fl.cli.predictions import write_predictions
-    from lightning_fl.engine.local import is_overridden
+    from lightning.pytorch.utilities.model_helpers import is_overridden
 
-    if not is_overridden(module, "predict_step") and not is_overridden(module, "forward"):
+    from lightning_fl.cli.predictions import write_predictions
+
+    if not is_overridden("predict_step", module) and not is_overridden("forward", module):
         raise ConfigurationError(
             f"{type(module).__name__} defines neither predict_step nor forward: lightning-fl predict needs one."
         )

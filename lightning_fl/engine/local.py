@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.fabric.plugins.precision import MixedPrecision, Precision
+from lightning.fabric.plugins.precision import Precision
 from lightning.fabric.utilities.apply_func import move_data_to_device
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from lightning.pytorch.utilities.model_helpers import _ModuleMode
+from lightning.pytorch.utilities.model_helpers import _ModuleMode, is_overridden
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from lightning_fl.data.module import Split
+from lightning_fl.engine.batch_transfer import BatchTransfer
 from lightning_fl.engine.batches import BatchFactory, ClientBatches
 from lightning_fl.engine.module_trainer import ModuleTrainer
 from lightning_fl.engine.optimization import ClientState, Optimization
@@ -88,6 +89,7 @@ class LocalLoop:
         self.module_trainer = module_trainer
         self.flat = flat
         self.factory = factory
+        self._overridden: dict[str, bool] = {}  # asked for in every step
         _refuse_hooks(module)
         self._precision: Precision = trainer.fabric._precision
         self._optimization = Optimization(trainer, module, module_trainer)
@@ -98,7 +100,7 @@ class LocalLoop:
         self._around: list[Callback] = trainer.callbacks_with("around_training_step")
         self._after_step: list[Callback] = trainer.callbacks_with("on_client_step_end")
         self._own_loss = type(trainer.strategy).client_loss is not _base_client_loss()
-        self._move = _BatchMover(module, trainer.datamodule, trainer.fabric.device, self._precision)
+        self._move = BatchTransfer(module, trainer.datamodule, trainer.fabric.device, self._precision)
         self._mode = _ModuleMode()
 
     # -- training ------------------------------------------------------------------------------------------------
@@ -337,7 +339,9 @@ class LocalLoop:
 
     def overridden(self, name: str) -> bool:
         """Whether the user's module defines this hook."""
-        return is_overridden(self.module, name)
+        if name not in self._overridden:
+            self._overridden[name] = is_overridden(name, self.module)
+        return self._overridden[name]
 
     def call(self, name: str, *args: Any) -> Any:
         """A hook of the module's, if it defines it, with ``self.log`` knowing where it is called from."""
@@ -356,12 +360,6 @@ class LocalLoop:
 
     def _forward_context(self) -> AbstractContextManager:
         return nullcontext() if type(self._precision) is Precision else self._precision.forward_context()
-
-
-def is_overridden(part: LightningModule | LightningDataModule, name: str) -> bool:
-    """Whether a module's or data module's class (or the instance) defines a hook of Lightning's."""
-    base = LightningModule if isinstance(part, LightningModule) else LightningDataModule
-    return name in part.__dict__ or getattr(type(part), name, None) is not getattr(base, name, None)
 
 
 def _batch_outputs(output: STEP_OUTPUT, accumulate: int) -> dict[str, Any]:
@@ -394,12 +392,12 @@ def _takes_batch_index(module: LightningModule, name: str) -> bool:
 
 
 def _refuse_hooks(module: LightningModule) -> None:
-    if is_overridden(module, "configure_sharded_model"):
+    if is_overridden("configure_sharded_model", module):
         raise ConfigurationError(
             f"{type(module).__name__}.configure_sharded_model is not called: Lightning has dropped it for"
             " configure_model. Rename it."
         )
-    if not is_overridden(module, "configure_callbacks"):
+    if not is_overridden("configure_callbacks", module):
         return
     made = module.configure_callbacks()
     callbacks = list(made) if isinstance(made, Sequence) else [made]
@@ -424,38 +422,3 @@ def _base_client_loss() -> Any:
     from lightning_fl.strategies.federated import FederatedStrategy
 
     return FederatedStrategy.client_loss
-
-
-class _BatchMover:
-    """Brings a batch to the device and precision, through the user's transfer hooks where there are any."""
-
-    def __init__(self, module: LightningModule, datamodule: Any, device: torch.device, precision: Precision) -> None:
-        self._device = device
-        self._convert = None if isinstance(precision, MixedPrecision) or type(precision) is Precision else precision
-        names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-        self._hooks: dict[str, Any] = {}
-        for name in names:
-            # As in Lightning, the data module's hook comes before the module's.
-            owner = next((part for part in (datamodule, module) if is_overridden(part, name)), None)
-            if owner is not None:
-                self._hooks[name] = getattr(owner, name)
-
-    def __call__(self, batch: Any, on_device: bool) -> Any:
-        hooks = self._hooks
-        if "on_before_batch_transfer" in hooks:
-            batch = hooks["on_before_batch_transfer"](batch, 0)
-        if "transfer_batch_to_device" in hooks:
-            batch = hooks["transfer_batch_to_device"](batch, self._device, 0)
-        elif not on_device:
-            batch = move_data_to_device(batch, self._device)
-        if "on_after_batch_transfer" in hooks:
-            batch = hooks["on_after_batch_transfer"](batch, 0)
-        if self._convert is not None:
-            batch = self._to_precision(batch)
-        return batch
-
-    def _to_precision(self, batch: Any) -> Any:
-        assert self._convert is not None
-        if hasattr(batch, "stores"):  # a PyG batch: its own way to visit tensors
-            return batch.clone().apply(self._convert.convert_input)
-        return self._convert.convert_input(batch)

@@ -17,6 +17,7 @@ from lightning.pytorch.core.optimizer import (
     _validate_optimizers_attached,
     _validate_scheduler_api,
 )
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.types import STEP_OUTPUT, LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
@@ -65,8 +66,6 @@ class Optimization:
     """
 
     def __init__(self, trainer: "FederatedTrainer", module: LightningModule, module_trainer: ModuleTrainer) -> None:
-        from lightning_fl.engine.local import is_overridden
-
         self._trainer = trainer
         self._module = module
         self._parameters = list(module.parameters())
@@ -74,7 +73,7 @@ class Optimization:
         self._shim = module_trainer
         module_trainer.before_optimizer_step = self._before_step
         self._own = {
-            name: is_overridden(module, name)
+            name: is_overridden(name, module)
             for name in (
                 "on_before_zero_grad",
                 "optimizer_zero_grad",
