@@ -52,9 +52,7 @@ def federate(
     federated = _federated_data(data, num_clients, partitioner)
     trainer.fit(module, federated, ckpt_path=ckpt_path)
     if trainer.interrupted_by is None and is_overridden("test_step", module):
-        checkpoint = trainer.checkpoint_callback
-        best = checkpoint is not None and checkpoint.best_round is not None
-        trainer.test(module, federated, ckpt_path="best" if best else None)
+        trainer.test(module, federated, ckpt_path=trainer.trained_checkpoint)
     return trainer
 
 

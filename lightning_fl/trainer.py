@@ -209,6 +209,12 @@ class FederatedTrainer:
         """The callback that keeps the run, if there is one."""
         return next((callback for callback in self.callbacks if isinstance(callback, ModelCheckpoint)), None)
 
+    @property
+    def trained_checkpoint(self) -> str | None:
+        """What to evaluate after fit: "best" if a best round was kept, else ``None``, the models as fit left them."""
+        checkpoint = self.checkpoint_callback
+        return "best" if checkpoint is not None and checkpoint.best_round is not None else None
+
     def callbacks_with(self, hook: str) -> list[Callback]:
         """The callbacks that define a hook, in order."""
         return [callback for callback in self.callbacks if overrides(callback, hook)]

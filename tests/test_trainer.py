@@ -136,6 +136,19 @@ def test_coalitions_train_as_if_the_others_were_not_there() -> None:
     assert run.models[0].equal(both.models[0])
 
 
+def test_each_client_is_tested_on_its_own_model_right_after_fit_without_checkpoints() -> None:
+    data, module = TinyClients(), TinyModule()
+    run = trainer(callbacks=[SetCoalitions()], enable_checkpointing=False)
+    run.fit(module, data)
+    assert run.trained_checkpoint is None
+    tested = run.test(module, data, ckpt_path=run.trained_checkpoint)["test_loss"].clients
+    for client, model in enumerate((0, 1, 0)):
+        x, y = data.sets[client, "test"].tensors  # type: ignore[attr-defined]
+        run.loop.flat.load(run.models[model])
+        with torch.no_grad():
+            assert tested[client] == pytest.approx(float(nn.functional.mse_loss(module(x), y)))
+
+
 def test_a_client_that_uses_a_mixture_starts_from_it_and_is_evaluated_on_it() -> None:
     class Mixture(Callback):
         role = "collaboration"

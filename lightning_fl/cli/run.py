@@ -186,22 +186,9 @@ def _fit(
             print(f"To go on from round {trainer.current_round}: {_resume_command(arguments)}", file=sys.stderr)
         return 128 + trainer.interrupted_by
     if is_overridden("test_step", module):
-        trainer.test(module, data, ckpt_path=_trained(trainer))
+        trainer.test(module, data, ckpt_path=trainer.trained_checkpoint)
     _print_report(trainer)
     return 0
-
-
-def _trained(trainer: "FederatedTrainer") -> str | None:
-    """The checkpoint to test after fit: the best round where there is one, else the last."""
-    checkpoint = trainer.checkpoint_callback
-    if checkpoint is not None:
-        return "last" if checkpoint.best_round is None else "best"
-    if trainer.collaboration.num_models > 1:
-        raise ConfigurationError(
-            "trainer.enable_checkpointing=False: the test after fit needs the checkpoint of"
-            f" {trainer.collaboration.num_models} shared models. Leave checkpoints on."
-        )
-    return None
 
 
 def _resume_command(arguments: Sequence[str]) -> str:

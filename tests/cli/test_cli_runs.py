@@ -4,7 +4,6 @@ import json
 import math
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -14,7 +13,6 @@ from torch.utils.data import Subset, TensorDataset
 
 from lightning_fl.cli import make_parser
 from lightning_fl.cli.predictions import prediction_table
-from lightning_fl.cli.run import _trained
 from lightning_fl.cli.saved_config import flat_hyperparameters
 from lightning_fl.errors import ConfigurationError
 
@@ -59,12 +57,6 @@ def test_fit_without_checkpoints_tests_the_shared_model(tiny, command):
     words = ("--trainer.check_val_every_n_rounds", "0", "--trainer.default_root_dir", "kept")
     assert command("fit", "--config", "plain.yaml", *words)[0] == 0
     assert rmse() == rmse("kept/version_0")
-
-
-def test_several_models_cannot_be_tested_without_a_checkpoint():
-    trainer = SimpleNamespace(checkpoint_callback=None, collaboration=SimpleNamespace(num_models=2))
-    with pytest.raises(ConfigurationError, match="the test after fit needs the checkpoint of 2 shared"):
-        _trained(trainer)
 
 
 def test_later_recipes_and_the_command_line_override(tiny, command):
