@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lightning_fl.collaboration import Collaboration
+from lightning_fl.engine.rounds import mixture
 from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import CheckpointError
 
@@ -113,6 +114,7 @@ def export_models(
     trainer: "FederatedTrainer",
     models: list[Weights],
     collaboration: Collaboration,
+    client_stores: dict[str, dict[int, Any]],
     directory: Path,
     current_round: int,
 ) -> None:
@@ -134,12 +136,19 @@ def export_models(
     for client, name in enumerate(trainer.datamodule.client_names()):
         path = directory / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.ckpt"
         own = collaboration.model_of(client)
-        if own is not None:
+        fine_tuned = client_stores.get("fine_tuned", {}).get(client)
+        personal = client_stores.get("personal_layers", {}).get(client)
+        if own is not None and fine_tuned is None and personal is None:
             path.unlink(missing_ok=True)
             _link(shared[own], path)
+            continue
+        if fine_tuned is not None:
+            trainer.loop.flat.load(Weights.from_state_dict(fine_tuned, trainer.fabric.device))
         else:
-            trainer.loop.flat.load(trainer._mixture(collaboration.personalisation[client], models))
-            save_atomically(_model_checkpoint(trainer.module, current_round), path)
+            trainer.loop.flat.load(mixture(collaboration.personalisation[client].tolist(), models))
+            if personal is not None and trainer.personal is not None:
+                trainer.personal.insert_(trainer.loop.flat.weights, personal)
+        save_atomically(_model_checkpoint(trainer.module, current_round), path)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.fabric.loggers.logger import Logger
@@ -11,7 +11,6 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lightning_fl import __version__
 from lightning_fl.callbacks.callback import Callback, overrides
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.cohort import Cohort
@@ -20,17 +19,22 @@ from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.batches import BatchFactory, ClientBatches
 from lightning_fl.engine.interrupt import InterruptGuard
 from lightning_fl.engine.local import ClientReport, LocalLoop
+from lightning_fl.engine.local_parameters import LocalParameters
 from lightning_fl.engine.optimization import ClientState
-from lightning_fl.engine.rounds import average_models, model_sums, train_cohort
-from lightning_fl.engine.run import Run, class_path
+from lightning_fl.engine.rounds import mixture, regroup, train_round
+from lightning_fl.engine.run import Run
 from lightning_fl.engine.settings import check_settings, complete_callbacks, make_fabric
+from lightning_fl.engine.state import load_run_state, run_state
 from lightning_fl.engine.statistics import target_statistics
-from lightning_fl.engine.weights import WeightedSum, Weights
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.engine.weights import Weights
+from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.metrics import ClientMetrics, summarize
 from lightning_fl.run_log import RunLog
 from lightning_fl.seeding import generator, run_seed
 from lightning_fl.strategies.federated import FederatedStrategy
+
+if TYPE_CHECKING:
+    from lightning_fl.metrics import GainSummary
 
 __all__ = ["FederatedTrainer"]
 
@@ -143,6 +147,7 @@ class FederatedTrainer:
         self.resumes_fit = False
         self.models: list[Weights] = []
         self.metrics: dict[Split, ClientMetrics] = {}
+        self.gains: dict[Split, dict[str, GainSummary]] = {}
         self.round_metrics: dict[str, Any] = {}
         self.has_validated = False
         self.fitting = False
@@ -152,6 +157,11 @@ class FederatedTrainer:
         self.wall_time_seconds = 0.0
         self._collaboration: Collaboration | None = None
         self.client_states: dict[int, ClientState] = {}
+        self.client_stores: dict[str, dict[int, Any]] = {}
+        self.personal: LocalParameters | None = None
+        self.absent_clients: set[int] = set()
+        self.resting_clients: set[int] = set()
+        self.models_are_final = False
         self._changed_batches: dict[tuple[int, Split], ClientBatches | None] = {}
         self.loop: LocalLoop  # both are made when a run is set up
         self.batch_factory: BatchFactory
@@ -185,8 +195,7 @@ class FederatedTrainer:
                 f"the collaboration has {collaboration.num_clients} clients, the data have {self.num_clients}."
             )
         if collaboration.num_models != len(self.models):
-            starts = [self.client_model(client) for client in range(self.num_clients)]
-            self.models = [self._mixture(row, starts) for row in collaboration.aggregation]
+            regroup(self, collaboration)
         self._collaboration = collaboration
 
     @property
@@ -213,7 +222,9 @@ class FederatedTrainer:
     def trained_checkpoint(self) -> str | None:
         """What to evaluate after fit: "best" if a best round was kept, else ``None``, the models as fit left them."""
         checkpoint = self.checkpoint_callback
-        return "best" if checkpoint is not None and checkpoint.best_round is not None else None
+        if self.models_are_final or checkpoint is None or checkpoint.best_round is None:
+            return None
+        return "best"
 
     def callbacks_with(self, hook: str) -> list[Callback]:
         """The callbacks that define a hook, in order."""
@@ -227,11 +238,32 @@ class FederatedTrainer:
         """The live weights of the client whose turn it is (not a copy)."""
         return self.loop.flat.collect()
 
+    def shared_model(self, client: int) -> Weights:
+        """What a client uses of the shared models: ``sum_k P_ik w_k``."""
+        if self._collaboration is None:
+            return self.models[0]
+        return mixture(self._collaboration.personalisation[client].tolist(), self.models)
+
     def client_model(self, client: int) -> Weights:
-        """What a client uses: ``sum_k P_ik w_k``."""
-        if self._collaboration is None or (model := self._collaboration.model_of(client)) is not None:
-            return self.models[0 if self._collaboration is None else model]  # type: ignore[index]
-        return self._mixture(self._collaboration.personalisation[client], self.models)
+        """What a client uses: its mixture of the shared models with its personal layers, where this rank hosts it."""
+        fine_tuned = self.client_stores.get("fine_tuned", {}).get(client)
+        if fine_tuned is not None:
+            return Weights.from_state_dict(fine_tuned, self.fabric.device)
+        shared, own = self.shared_model(client), self.client_stores.get("personal_layers", {}).get(client)
+        return shared if self.personal is None or own is None else self.personal.insert_(shared.clone(), own)
+
+    def client_store(self, name: str) -> dict[int, Any]:
+        """What hosted clients keep for a callback: client -> plain values and tensors, saved in checkpoints."""
+        return self.client_stores.setdefault(name, {})
+
+    def keep_local(self, patterns: Sequence[str]) -> None:
+        """Never average the parameters and buffers that match these names; each client keeps its own."""
+        self.personal = LocalParameters(self.loop.flat, patterns) if patterns else None
+
+    @property
+    def present_clients(self) -> list[int]:
+        """The clients that have joined."""
+        return [client for client in range(self.num_clients) if client not in self.absent_clients]
 
     def training_loss(self, client: int, weights: Weights, num_batches: int, purpose: str) -> float:
         """The training loss of a hosted client at some weights, over its first batches; nothing is trained."""
@@ -294,11 +326,7 @@ class FederatedTrainer:
         """One round: choose, train, average, evaluate, log."""
         self.round_metrics = {}
         self.call("on_round_start")
-        cohort = self._select_clients()
-        sums = model_sums(self, cohort)
-        self.client_reports = train_cohort(self, cohort, sums)
-        self.survivors = {client for client, report in self.client_reports.items() if report.error is None}
-        self.models = average_models(self, cohort, sums)
+        train_round(self, self._select_clients())
         self.call("on_aggregate_end")
         self.metrics["train"] = summarize({client: report.metrics for client, report in self.client_reports.items()})
         self.current_round += 1
@@ -312,7 +340,17 @@ class FederatedTrainer:
 
     def _select_clients(self) -> Cohort:
         chosen = self.callbacks_with("select_clients")
-        return chosen[0].select_clients(self) if chosen else Cohort.of(range(self.num_clients))
+        cohort = chosen[0].select_clients(self) if chosen else Cohort.of(range(self.num_clients))
+        idle = self.absent_clients | self.resting_clients
+        if not idle:
+            return cohort
+        active = tuple(participant for participant in cohort.participants if participant.client not in idle)
+        if not active:
+            raise TrainingError(
+                f"nobody takes part in round {self.current_round + 1}: the clients that were selected are absent or"
+                " rest. Select more clients in a round."
+            )
+        return Cohort(active)
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
@@ -369,6 +407,8 @@ class FederatedTrainer:
         self.loop.call(f"on_{word}_start")
         reports: dict[int, ClientReport] = {}
         for client in self.hosted_clients:
+            if client in self.absent_clients:
+                continue
             report = self.loop.evaluate(client, self.client_model(client), split)
             if report is not None:
                 reports[client] = report
@@ -392,13 +432,6 @@ class FederatedTrainer:
             self.fabric.launch()
             self._launched = True
 
-    def _mixture(self, row: Tensor, models: Sequence[Weights]) -> Weights:
-        total = WeightedSum(models[0])
-        for weight, model in zip(row.tolist(), models, strict=True):
-            if weight > 0:
-                total.add_(model, weight)
-        return total.value(float(row.sum()))
-
     def _anybody(self, value: int) -> int:
         """The largest value on any rank."""
         return max(self.strategy.exchange({self.fabric.global_rank: value}).values())
@@ -412,53 +445,8 @@ class FederatedTrainer:
 
     def state_dict(self) -> dict[str, Any]:
         """All that a run needs to go on: plain values and tensors. To be called on every rank."""
-        states = self.strategy.exchange({client: state.state_dict() for client, state in self.client_states.items()})
-        return {
-            "lightning_fl_version": __version__,
-            "module": class_path(self.module),
-            "round": self.current_round,
-            "seed": self.seed,
-            "num_clients": self.num_clients,
-            "wall_time_seconds": self.wall_time_seconds,
-            "models": [model.state_dict() for model in self.models],
-            "collaboration": self.collaboration.state_dict(),
-            "clients": states,
-            "callback_metrics": {
-                name: float(value) for name, value in self.loop.module_trainer.callback_metrics.items()
-            },
-            "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks()},
-        }
+        return run_state(self)
 
     def load_state_dict(self, state: dict[str, Any], *, weights_only: bool = False) -> None:
         """Take up a state; ``weights_only`` takes the models and the collaboration, for an evaluation."""
-        template = self.models[0]
-        self.models = []
-        for saved in state["models"]:
-            model = template.clone()
-            model.load_state_dict(saved)
-            self.models.append(model)
-        self._collaboration = Collaboration.from_state_dict(state["collaboration"])
-        self.current_round = state["round"]
-        if weights_only:
-            return
-        self.wall_time_seconds = state["wall_time_seconds"]
-        hosted = set(self.hosted_clients)
-        self.client_states = {
-            client: ClientState(**saved) for client, saved in state["clients"].items() if client in hosted
-        }
-        self.loop.module_trainer.callback_metrics.update(
-            {name: torch.tensor(value) for name, value in state["callback_metrics"].items()}
-        )
-        self.has_validated = bool(state["callback_metrics"])
-        for name, callback in self._named_callbacks():
-            if name in state["callbacks"]:
-                callback.load_state_dict(state["callbacks"][name])
-
-    def _named_callbacks(self) -> list[tuple[str, Callback]]:
-        seen: dict[str, int] = {}
-        named = []
-        for callback in self.callbacks:
-            name = type(callback).__name__
-            seen[name] = seen.get(name, 0) + 1
-            named.append((name if seen[name] == 1 else f"{name}-{seen[name]}", callback))
-        return named
+        load_run_state(self, state, weights_only=weights_only)

@@ -1,25 +1,35 @@
 """Callbacks: who collaborates, who takes part, on what data, for what reward; and watching and keeping a run."""
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.client_arrivals import ClientArrivals
 from lightning_fl.callbacks.collaboration_figure import CollaborationFigure
 from lightning_fl.callbacks.dro_client_sampling import DROClientSampling
+from lightning_fl.callbacks.fine_tuning import FineTuning
+from lightning_fl.callbacks.hcct import HCCT
 from lightning_fl.callbacks.label_noise import LabelNoise
 from lightning_fl.callbacks.learning_curves import LearningCurves
 from lightning_fl.callbacks.local_mixup import LocalMixup
+from lightning_fl.callbacks.local_training import LocalTraining
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.callbacks.parity_figure import ParityFigure
+from lightning_fl.callbacks.personal_layers import PersonalLayers
 from lightning_fl.callbacks.progress import ProgressDisplay
 from lightning_fl.callbacks.sampling_weights_figure import SamplingWeightsFigure
 
 __all__ = [
+    "HCCT",
     "Callback",
+    "ClientArrivals",
     "CollaborationFigure",
     "DROClientSampling",
+    "FineTuning",
     "LabelNoise",
     "LearningCurves",
     "LocalMixup",
+    "LocalTraining",
     "ModelCheckpoint",
     "ParityFigure",
+    "PersonalLayers",
     "ProgressDisplay",
     "SamplingWeightsFigure",
 ]

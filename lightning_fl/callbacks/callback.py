@@ -1,6 +1,6 @@
 """The hooks of a federated run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +11,9 @@ from lightning_fl.metrics import ClientMetrics
 
 if TYPE_CHECKING:
     from lightning_fl.cohort import Cohort
+    from lightning_fl.collaboration import Collaboration
     from lightning_fl.engine.batches import ClientBatches
+    from lightning_fl.engine.weights import Weights
     from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["Callback"]
@@ -29,6 +31,7 @@ class Callback:
               around_training_step         every local batch
               on_client_step_end           every local optimiser step
             on_client_end
+            select_collaboration           who collaborates, from what the clients learned (at most one defines it)
             on_aggregate_end               updates are averaged; set the next Collaboration here
             on_evaluate_end                every check_val_every_n_rounds
           on_round_end
@@ -89,11 +92,25 @@ class Callback:
     def on_client_end(self, trainer: "FederatedTrainer", client: int) -> None:
         """A client's turn is over; ``trainer.client_weights()`` are its weights."""
 
+    def select_collaboration(
+        self, trainer: "FederatedTrainer", weights: "Mapping[int, Weights]"
+    ) -> "Collaboration | None":
+        """Whose weights of this round are averaged with whose; ``None`` to leave the collaboration as it is.
+
+        Called on every rank, and the same on every rank. A callback that defines it costs memory: the weights of all
+        hosted clients are kept for it instead of being averaged as they come.
+
+        Args:
+            trainer: ``trainer.shared_model(i)`` is what client i started the round from.
+            weights: hosted client that took part -> its weights after its turn, without its personal layers.
+        """
+        raise NotImplementedError
+
     def on_aggregate_end(self, trainer: "FederatedTrainer") -> None:
         """The shared models are averaged."""
 
     def on_evaluate_end(self, trainer: "FederatedTrainer", split: Split, metrics: ClientMetrics) -> None:
-        """Every client's model was evaluated on its own held-out data."""
+        """Every client's model was evaluated on its own held-out data. What is added to ``metrics`` is logged too."""
 
     def on_round_end(self, trainer: "FederatedTrainer") -> None:
         """The round is over and logged."""

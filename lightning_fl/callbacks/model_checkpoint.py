@@ -8,6 +8,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.checkpoint import export_models, save_atomically
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
+from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import ClientMetrics
 
@@ -82,26 +83,40 @@ class ModelCheckpoint(Callback):
                 "collaboration": trainer.collaboration.state_dict(),
             }
         state = trainer.state_dict()
-        if improved:
+        if improved and self._best is not None:
+            self._best["client_stores"] = state["client_stores"]  # the state holds this very dict
             self._save(trainer, state, "best")
         if due:
             self._save(trainer, state, "last")
 
     def on_fit_end(self, trainer: "FederatedTrainer") -> None:
         """Save the end of the run and its models."""
+        state = trainer.state_dict()
         if trainer.current_round:
-            self._save(trainer, trainer.state_dict(), "last")
+            self._save(trainer, state, "last")
         if not self.save_models:
             return
         models, collaboration, best = trainer.models, trainer.collaboration, trainer.current_round
-        if self.best_round is not None and self._best is not None:
-            best, collaboration = self.best_round, Collaboration.from_state_dict(self._best["collaboration"])
-            models = []
-            for saved in self._best["models"]:
-                model = trainer.models[0].clone()
-                model.load_state_dict(saved)
-                models.append(model)
-        export_models(trainer, models, collaboration, Path(trainer.log_dir) / "models", best)
+        stores = state["client_stores"]
+        if self.best_round is not None and self._best is not None and not trainer.models_are_final:
+            best, stores = self.best_round, self._best["client_stores"]
+            models, collaboration = self.best_models(trainer)
+        export_models(trainer, models, collaboration, stores, Path(trainer.log_dir) / "models", best)
+
+    def best_models(self, trainer: "FederatedTrainer") -> tuple[list[Weights], Collaboration]:
+        """The shared models of the best round and who used which."""
+        assert self._best is not None
+        models = []
+        for saved in self._best["models"]:
+            model = trainer.models[0].clone()
+            model.load_state_dict(saved)
+            models.append(model)
+        return models, Collaboration.from_state_dict(self._best["collaboration"])
+
+    def best_client_store(self, name: str) -> dict[int, Any]:
+        """What clients kept under a name in the best round."""
+        assert self._best is not None
+        return dict(self._best["client_stores"].get(name, {}))
 
     def state_dict(self) -> dict[str, Any]:
         """The best round so far, with its models: a resumed run must not forget it."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lightning_fl.callbacks.callback import Callback
     from lightning_fl.trainer import FederatedTrainer
 
-__all__ = ["ClientReport", "LocalLoop"]
+__all__ = ["ClientReport", "LocalLoop", "LocalWork"]
 
 _STAGES: dict[Split, tuple[TrainerFn, RunningStage, str]] = {
     "val": (TrainerFn.VALIDATING, RunningStage.VALIDATING, "validation"),
@@ -63,6 +63,14 @@ class ClientReport:
     num_steps: int = 0
     metrics: dict[str, LoggedValue] = field(default_factory=dict)
     error: str | None = None
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """How much a client trains in a turn: ``steps`` of its optimiser or, where that is ``None``, ``epochs``."""
+
+    steps: int | None
+    epochs: int
 
 
 class LocalLoop:
@@ -100,22 +108,42 @@ class LocalLoop:
         self._around: list[Callback] = trainer.callbacks_with("around_training_step")
         self._after_step: list[Callback] = trainer.callbacks_with("on_client_step_end")
         self._own_loss = type(trainer.strategy).client_loss is not _base_client_loss()
+        self._strategy_loss = self._own_loss
         self._move = BatchTransfer(module, trainer.datamodule, trainer.fabric.device, self._precision)
         self._mode = _ModuleMode()
 
     # -- training ------------------------------------------------------------------------------------------------
 
-    def train(self, client: int, start: Weights, state: ClientState) -> ClientReport:
+    def train(
+        self,
+        client: int,
+        start: Weights,
+        state: ClientState,
+        *,
+        purpose: str = "train",
+        own: bool = True,
+        work: LocalWork | None = None,
+    ) -> ClientReport:
         """A client's local work in the current round; leaves its new weights in ``flat`` and updates ``state``.
+
+        Args:
+            client: a hosted client.
+            start: the weights that it starts from.
+            state: what it keeps from round to round.
+            purpose: of its random draws, the same purpose gives the same batches.
+            own: whether the turn belongs to the federation: with the client's personal layers, the strategy's loss and
+                the callbacks that watch steps. Otherwise the module alone is trained on ``start``.
+            work: how much; ``None`` for the trainer's ``local_steps`` or ``local_epochs``.
 
         Raises:
             TrainingError: a loss is NaN or infinite.
         """
         trainer, shim = self.trainer, self.module_trainer
-        path = (trainer.seed, trainer.current_round, client, "train")
+        path = (trainer.seed, trainer.current_round, client, purpose)
         batches = self.batches(client, "train")
-        total, epoch_length, steps = self._amount_of_work(batches)
-        self.flat.load(start)
+        total, epoch_length, steps = self._amount_of_work(batches, work)
+        self._load(client, start, own)
+        self._strategy_loss = self._own_loss and own
         seed_default_generators(*path)
         shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
         shim.begin_turn(client, state.global_step)
@@ -149,7 +177,7 @@ class LocalLoop:
                 sizes.append(shim.collector._current_batch_size())
             if self.overridden("on_train_batch_end"):
                 self.call("on_train_batch_end", _batch_outputs(output, accumulate), batch, index)
-            if stepping:
+            if stepping and own:
                 for callback in self._after_step:
                     callback.on_client_step_end(trainer, client, shim.global_step - state.global_step)
         self.call("on_train_epoch_end")
@@ -175,17 +203,27 @@ class LocalLoop:
             metrics.setdefault("train/loss", LoggedValue(mean, float(sum(sizes)), higher_is_better=False))
         return ClientReport(batches.num_samples, steps, metrics)
 
-    def _amount_of_work(self, batches: ClientBatches) -> tuple[int, int | None, int]:
+    def _load(self, client: int, weights: Weights, own: bool) -> None:
+        """Give the module some weights, with the client's personal layers."""
+        self.flat.load(weights)
+        personal = self.trainer.personal
+        if personal is not None and own:
+            values = self.trainer.client_stores.get("personal_layers", {}).get(client)
+            if values is not None:
+                personal.insert_(self.flat.weights, values)
+
+    def _amount_of_work(self, batches: ClientBatches, work: LocalWork | None) -> tuple[int, int | None, int]:
         """Batches in the turn, batches in an epoch where the work is given in epochs, optimiser steps in the turn."""
         accumulate = self.trainer.accumulate_grad_batches
-        if self.trainer.local_steps is not None:
-            return self.trainer.local_steps * accumulate, None, self.trainer.local_steps
+        work = work or LocalWork(self.trainer.local_steps, self.trainer.local_epochs)
+        if work.steps is not None:
+            return work.steps * accumulate, None, work.steps
         length = batches.epoch_length()
         if length is None:
             raise ConfigurationError(
                 "a client's DataLoader has no length, so an epoch has none either: set trainer.local_steps."
             )
-        epochs = self.trainer.local_epochs
+        epochs = work.epochs
         return length * epochs, length, -(-length // accumulate) * epochs
 
     def _training_output(self, batch: Any, index: int, generators: Sequence[torch.Generator]) -> STEP_OUTPUT:
@@ -213,7 +251,7 @@ class LocalLoop:
                 f"training_step returned {type(loss).__name__}: return the loss as a tensor, a dict with 'loss', or"
                 " None."
             )
-        return self.trainer.strategy.client_loss(loss, self.module) if self._own_loss else loss
+        return self.trainer.strategy.client_loss(loss, self.module) if self._strategy_loss else loss
 
     def _generators(self, *path: int | str) -> list[torch.Generator]:
         return [generator(*path, type(callback).__name__) for callback in self._around]  # type: ignore[arg-type]
@@ -237,7 +275,8 @@ class LocalLoop:
         batches = self.batches(client, "train")
         length = batches.epoch_length()
         count = num_batches if length is None else min(num_batches, length)
-        self.flat.load(weights)
+        self._load(client, weights, own=True)
+        self._strategy_loss = self._own_loss
         seed_default_generators(*path)
         shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
         shim.begin_turn(client, self._global_step(client))

@@ -1,22 +1,96 @@
 """Training a round's cohort and averaging what it hands over."""
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
 
 from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.collaboration import Collaboration
 from lightning_fl.engine.local import ClientReport
 from lightning_fl.engine.optimization import ClientState
-from lightning_fl.engine.weights import WeightedSum, Weights
-from lightning_fl.errors import TrainingError
+from lightning_fl.engine.weights import SoleContribution, WeightedSum, Weights, check_finite
+from lightning_fl.errors import ConfigurationError, TrainingError
 
 if TYPE_CHECKING:
+    from lightning_fl.callbacks.callback import Callback
     from lightning_fl.trainer import FederatedTrainer
 
-__all__ = ["average_models", "model_sums", "train_cohort"]
+__all__ = ["mixture", "train_round"]
 
 
-def models_of(trainer: "FederatedTrainer", participant: Participant) -> dict[int, float]:
+def mixture(weights: Sequence[float] | Tensor, models: Sequence[Weights]) -> Weights:
+    """``sum_k p_k w_k / sum_k p_k`` of shared models; where all that count are one object, that object."""
+    terms = [(float(weight), model) for weight, model in zip(weights, models, strict=True) if weight > 0]
+    first = terms[0][1]
+    if all(model is first for _, model in terms):
+        return first
+    total = WeightedSum(first)
+    for weight, model in terms:
+        total.add_(model, weight)
+    return total.value(sum(weight for weight, _ in terms))
+
+
+def train_round(trainer: "FederatedTrainer", cohort: Cohort) -> None:
+    """Train a cohort and build the next shared models, in ``trainer.models``."""
+    choosers = trainer.callbacks_with("select_collaboration")
+    if choosers:
+        _train_then_choose(trainer, cohort, choosers[0])
+        return
+    planned = _planned_totals(trainer, cohort)
+    contributors = _contributors(trainer, cohort)
+    sums = {model: _empty_sum(trainer, model, contributors[model]) for model in sorted(planned)}
+
+    def add(participant: Participant, weights: Weights) -> None:
+        for model, weight in _models_of(trainer, participant).items():
+            sums[model].add_(weights, weight / planned[model])
+
+    _train_cohort(trainer, cohort, add)
+    models = list(trainer.models)
+    for model, total in sums.items():
+        models[model] = _average(trainer, cohort, model, planned[model], total)
+    trainer.models = models
+
+
+def _train_then_choose(trainer: "FederatedTrainer", cohort: Cohort, chooser: "Callback") -> None:
+    """Keep what the clients learned until it is known whose weights are averaged with whose."""
+    if any(participant.model is not None for participant in cohort.participants):
+        raise ConfigurationError(
+            f"{type(chooser).__name__} groups clients by what they learn from their own models; the callback that"
+            " selects clients names a model for them. Keep one of the two in trainer.callbacks."
+        )
+    kept: dict[int, Weights] = {}
+
+    def keep(participant: Participant, weights: Weights) -> None:
+        check_finite(weights, trainer.shared_model(participant.client))
+        kept[participant.client] = weights.clone()
+
+    _train_cohort(trainer, cohort, keep)
+    collaboration = chooser.select_collaboration(trainer, kept)
+    if collaboration is not None:
+        regroup(trainer, collaboration)
+    planned = _planned_totals(trainer, cohort)
+    contributors = _contributors(trainer, cohort)
+    models = list(trainer.models)
+    for model in sorted(planned):  # one sum at a time: its memory is several times a model's
+        total = _empty_sum(trainer, model, contributors[model])
+        for participant in cohort.participants:
+            weight = _models_of(trainer, participant).get(model)
+            if weight is not None and participant.client in kept:
+                total.add_(kept[participant.client], weight / planned[model])
+        models[model] = _average(trainer, cohort, model, planned[model], total)
+    trainer.models = models
+
+
+def regroup(trainer: "FederatedTrainer", collaboration: Collaboration) -> None:
+    """Change who collaborates; each model starts as the mixture of its clients' models."""
+    starts = [trainer.shared_model(client) for client in range(trainer.num_clients)]
+    trainer.models = [mixture(row, starts) for row in collaboration.aggregation.tolist()]
+    trainer._collaboration = collaboration
+
+
+def _models_of(trainer: "FederatedTrainer", participant: Participant) -> dict[int, float]:
     """The models a participant contributes to, with its weight in each."""
     column: list[float] = trainer.collaboration.aggregation[:, participant.client].tolist()
     if participant.model is not None:
@@ -25,45 +99,68 @@ def models_of(trainer: "FederatedTrainer", participant: Participant) -> dict[int
     return {k: a if participant.weight is None else participant.weight for k, a in enumerate(column) if a > 0}
 
 
-def model_sums(trainer: "FederatedTrainer", cohort: Cohort) -> dict[int, WeightedSum]:
-    """An empty sum for every model that the cohort contributes to."""
-    trained = {model for participant in cohort.participants for model in models_of(trainer, participant)}
-    return {model: WeightedSum(trainer.models[model]) for model in sorted(trained)}
-
-
 def _planned_totals(trainer: "FederatedTrainer", cohort: Cohort) -> dict[int, float]:
     """Each model's sum of weights over the whole cohort: terms are scaled by it, so that sums use their full range."""
     totals: dict[int, float] = {}
     for participant in cohort.participants:
-        for model, weight in models_of(trainer, participant).items():
+        for model, weight in _models_of(trainer, participant).items():
             totals[model] = totals.get(model, 0.0) + weight
     return totals
 
 
-def train_cohort(trainer: "FederatedTrainer", cohort: Cohort, sums: dict[int, WeightedSum]) -> dict[int, ClientReport]:
-    """Every hosted participant's turn; its weights are added to ``sums`` at once. Returns the reports of all clients.
+def _contributors(trainer: "FederatedTrainer", cohort: Cohort) -> dict[int, list[int]]:
+    """The clients that contribute to each model."""
+    clients: dict[int, list[int]] = {}
+    for participant in cohort.participants:
+        for model in _models_of(trainer, participant):
+            clients.setdefault(model, []).append(participant.client)
+    return clients
+
+
+def _empty_sum(trainer: "FederatedTrainer", model: int, clients: list[int]) -> WeightedSum | SoleContribution:
+    if len(clients) == 1:
+        return SoleContribution(trainer.client_ranks[clients[0]], trainer.models[model])
+    return WeightedSum(trainer.models[model])
+
+
+def _average(
+    trainer: "FederatedTrainer", cohort: Cohort, model: int, planned: float, total: WeightedSum | SoleContribution
+) -> Weights:
+    """The next shared model; one whose participants all failed stays as it is."""
+    survived = 0.0
+    for participant in cohort.participants:
+        if participant.client in trainer.survivors:
+            survived += _models_of(trainer, participant).get(model, 0.0) / planned
+    if not survived:
+        return trainer.models[model]
+    if trainer.fabric.world_size > 1:
+        total.reduce_(trainer.strategy)
+    return trainer.strategy.aggregate(trainer.models[model], total.value(survived))
+
+
+def _train_cohort(
+    trainer: "FederatedTrainer", cohort: Cohort, hand_over: Callable[[Participant, Weights], None]
+) -> None:
+    """Every hosted participant's turn, each handed over at once; sets ``client_reports`` and ``survivors``.
 
     Raises:
         TrainingError: on every rank, if a client's turn fails and the run's policy is to fail, or all fail.
     """
     hosted = set(trainer.hosted_clients)
     before, after = trainer.callbacks_with("on_client_start"), trainer.callbacks_with("on_client_end")
-    planned = _planned_totals(trainer, cohort)
     reports: dict[int, ClientReport] = {}
     failure: Exception | None = None
     for participant in cohort.participants:
         client = participant.client
         if client not in hosted or failure is not None:
             continue
-        start = trainer.client_model(client) if participant.model is None else trainer.models[participant.model]
+        start = trainer.shared_model(client) if participant.model is None else trainer.models[participant.model]
         state = trainer.client_states.setdefault(client, ClientState())
         try:
             for callback in before:
                 callback.on_client_start(trainer, client)
             reports[client] = trainer.loop.train(client, start, state)
-            weights = trainer.client_weights()
-            for model, weight in models_of(trainer, participant).items():
-                sums[model].add_(weights, weight / planned[model])
+            _hand_over(trainer, participant, start, hand_over)
         except Exception as error:
             reports[client] = ClientReport(error=f"{type(error).__name__}: {error}")
             failure = error if trainer.on_client_error == "fail" else None
@@ -72,7 +169,25 @@ def train_cohort(trainer: "FederatedTrainer", cohort: Cohort, sums: dict[int, We
             callback.on_client_end(trainer, client)
     reports = trainer.strategy.exchange(reports)
     _judge_failures(trainer, reports, failure)
-    return reports
+    trainer.client_reports = reports
+    trainer.survivors = {client for client, report in reports.items() if report.error is None}
+
+
+def _hand_over(
+    trainer: "FederatedTrainer",
+    participant: Participant,
+    start: Weights,
+    hand_over: Callable[[Participant, Weights], None],
+) -> None:
+    """A client's weights without its personal layers, which are put into its own store."""
+    weights = trainer.client_weights()
+    if trainer.personal is None:
+        hand_over(participant, weights)
+        return
+    own = trainer.personal.extract(weights)
+    hand_over(participant, trainer.personal.copy_(weights, start))
+    trainer.client_store("personal_layers")[participant.client] = own
+    trainer.personal.insert_(weights, own)
 
 
 def _judge_failures(trainer: "FederatedTrainer", reports: dict[int, ClientReport], own: Exception | None) -> None:
@@ -92,20 +207,3 @@ def _judge_failures(trainer: "FederatedTrainer", reports: dict[int, ClientReport
         raise TrainingError(f"every client of the round failed; the first: {text}")
     for client, reason in failed.items():
         rank_zero_warn(f"client {client} ({names[client]}) is left out of round {trainer.current_round + 1}: {reason}")
-
-
-def average_models(trainer: "FederatedTrainer", cohort: Cohort, sums: dict[int, WeightedSum]) -> list[Weights]:
-    """The next shared models. A model whose participants all failed, or that had none, stays as it is."""
-    planned = _planned_totals(trainer, cohort)
-    totals = dict.fromkeys(sums, 0.0)
-    for participant in cohort.participants:
-        if participant.client in trainer.survivors:
-            for model, weight in models_of(trainer, participant).items():
-                totals[model] += weight / planned[model]
-    models = list(trainer.models)
-    for model, total in sums.items():
-        if trainer.fabric.world_size > 1:
-            total.reduce_(trainer.strategy)
-        if totals[model] > 0:
-            models[model] = trainer.strategy.aggregate(trainer.models[model], total.value(totals[model]))
-    return models

@@ -17,6 +17,7 @@ from lightning_fl.engine.batches import BatchFactory
 from lightning_fl.engine.local import LocalLoop
 from lightning_fl.engine.module_trainer import ModuleTrainer, keep_metrics_local
 from lightning_fl.engine.settings import check_arguments
+from lightning_fl.engine.state import class_path
 from lightning_fl.engine.weights import FlatModule, Weights
 from lightning_fl.errors import CheckpointError, ConfigurationError
 
@@ -34,7 +35,9 @@ _STAGES = {
 }
 
 #: What an evaluation of the module that was just fitted leaves as it is.
-_KEPT_AFTER_FIT = ("metrics", "num_samples", "wall_time_seconds", "interrupted_by")
+_KEPT_AFTER_FIT = ("metrics", "gains", "num_samples", "wall_time_seconds", "interrupted_by", "models_are_final")
+#: What it takes over instead of a checkpoint.
+_TRAINED = ("models", "_collaboration", "current_round", "client_stores", "absent_clients")
 
 
 class Run:
@@ -54,7 +57,8 @@ class Run:
         state = None if path is None else load_checkpoint(path)
         goes_on = stage != "fit" and trainer.module is self._arguments[0] and bool(trainer.models)
         kept = {name: getattr(trainer, name) for name in _KEPT_AFTER_FIT} if goes_on else {}
-        trained = (trainer.models, trainer._collaboration, trainer.current_round) if goes_on else None
+        trained = {name: getattr(trainer, name) for name in _TRAINED} if goes_on else {}
+        personal = trainer.personal.patterns if goes_on and trainer.personal is not None else []
         trainer._reset()
         vars(trainer).update(kept)
         self._rng = _collect_rng_states()
@@ -72,8 +76,9 @@ class Run:
                 trainer.load_state_dict(state, weights_only=stage != "fit")
                 trainer.ckpt_path = os.fspath(path)
                 trainer.run_log.replay(trainer, path)
-            elif trained is not None:
-                trainer.models, trainer._collaboration, trainer.current_round = trained
+            elif trained:
+                vars(trainer).update(trained)
+                trainer.keep_local(personal)
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
@@ -178,8 +183,3 @@ def _agree_on(trainer: "FederatedTrainer", weights: Weights) -> None:
         for vector in weights.vectors.values():
             wide = vector.float() if vector.dtype == torch.bfloat16 else vector
             vector.copy_(trainer.fabric.broadcast(wide.cpu()))
-
-
-def class_path(module: object) -> str:
-    """The import path of an object's class."""
-    return f"{type(module).__module__}.{type(module).__qualname__}"

@@ -104,8 +104,8 @@ def complete_callbacks(
         raise ConfigurationError("trainer.enable_checkpointing=False, but callbacks hold a ModelCheckpoint: drop one.")
     if checkpointing and not present:
         given.append(ModelCheckpoint())
-    # Checkpoints come last, when every other callback's state is that of the round's end.
-    return sorted(given, key=lambda callback: isinstance(callback, ModelCheckpoint))
+    # Who arrives is known first; checkpoints come last, when every other callback's state is that of the round's end.
+    return sorted(given, key=lambda callback: (isinstance(callback, ModelCheckpoint), callback.role != "arrival"))
 
 
 def check_settings(settings: dict[str, Any]) -> None:

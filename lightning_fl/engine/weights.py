@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_fl.errors import ConfigurationError, TrainingError
 
-__all__ = ["FlatModule", "WeightedSum", "Weights"]
+__all__ = ["FlatModule", "SoleContribution", "Span", "WeightedSum", "Weights", "check_finite"]
 
 # Views start at multiples of 64 bytes, as torch's own allocations do, so that vector kernels keep their speed.
 _ALIGNMENT_BYTES = 64
@@ -61,6 +61,11 @@ class Weights:
         """dtype's name -> vector: plain tensors, for a checkpoint."""
         return {str(dtype).removeprefix("torch."): vector.cpu() for dtype, vector in self.vectors.items()}
 
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Tensor], device: torch.device) -> "Weights":
+        """The weights that :meth:`state_dict` came from, as a copy on a device."""
+        return cls({getattr(torch, name): vector.to(device, copy=True) for name, vector in state.items()})
+
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Overwrite with what :meth:`state_dict` returned.
 
@@ -77,6 +82,17 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class Span:
+    """Where one parameter or buffer lies: entries ``begin`` to ``end`` (exclusive) of the vector of its dtype."""
+
+    name: str
+    dtype: torch.dtype
+    begin: int
+    end: int
+    trainable: bool
+
+
+@dataclass(frozen=True)
 class _Slot:
     """One place that holds a parameter or buffer: its owner's dict and key, the tensor there, its part of a vector."""
 
@@ -85,6 +101,7 @@ class _Slot:
     key: str
     tensor: Tensor
     view: Tensor
+    begin: int
 
 
 class FlatModule:
@@ -126,7 +143,14 @@ class FlatModule:
             view = self.weights.vectors[tensor.dtype][offset : offset + tensor.numel()].view(tensor.shape)
             view.copy_(tensor.detach())
             tensor.data = view
-            self._slots.append(_Slot(name, owner, key, tensor, view))
+            self._slots.append(_Slot(name, owner, key, tensor, view, offset))
+
+    def spans(self) -> list[Span]:
+        """Every parameter, then every buffer; a tied one under each of its names, at the same place."""
+        return [
+            Span(slot.name, slot.view.dtype, slot.begin, slot.begin + slot.view.numel(), slot.tensor.requires_grad)
+            for slot in self._slots
+        ]
 
     def load(self, weights: Weights) -> None:
         """Give the module these weights."""
@@ -247,6 +271,59 @@ class WeightedSum:
             change = (coarse + self._fine[dtype] / self._FINE) / (self._COARSE * total)
             vectors[dtype] = change.add_(self._reference.vectors[dtype]).to(dtype)
         return Weights(vectors)
+
+
+def check_finite(weights: Weights, reference: Weights) -> None:
+    """Refuse weights with an entry that became NaN or infinite.
+
+    Raises:
+        TrainingError: there is one.
+    """
+    for dtype, vector in weights.floating():
+        if not ((vector == reference.vectors[dtype]) | vector.isfinite()).all():
+            raise TrainingError(
+                "the weights are not finite: training diverges; lower the learning rate or set"
+                " trainer.gradient_clip_val."
+            )
+
+
+class _Broadcaster(Protocol):
+    def broadcast_bytes_(self, vector: Tensor, src: int) -> None: ...
+
+
+class SoleContribution:
+    """What :class:`WeightedSum` computes where a single client contributes: its weights, to the last bit.
+
+    Args:
+        rank: the process that hosts the client.
+        reference: weights of the same layout, the same on every process.
+    """
+
+    def __init__(self, rank: int, reference: Weights) -> None:
+        self._rank = rank
+        self._reference = reference
+        self._weights: Weights | None = None
+
+    def add_(self, weights: Weights, weight: float) -> None:
+        """Take the client's weights, whatever its weight.
+
+        Raises:
+            TrainingError: an entry is NaN or infinite that was not so before.
+        """
+        check_finite(weights, self._reference)
+        self._weights = weights.clone()
+
+    def reduce_(self, reducer: _Broadcaster) -> None:
+        """Hand the weights to all processes."""
+        if self._weights is None:
+            self._weights = self._reference.clone()
+        for vector in self._weights.vectors.values():
+            reducer.broadcast_bytes_(vector, self._rank)
+
+    def value(self, total: float) -> Weights:
+        """The client's weights."""
+        assert self._weights is not None
+        return self._weights
 
 
 def _change(vector: Tensor, reference: Tensor) -> tuple[Tensor, float]:

@@ -139,6 +139,10 @@ class FederatedStrategy(DDPStrategy):
             merged = {client: value for part in gathered for client, value in part.items()}
         return dict(sorted(merged.items()))
 
+    def broadcast_bytes_(self, vector: Tensor, src: int) -> None:
+        """Overwrite a vector on every rank by that of rank ``src``, bit for bit, whatever its dtype."""
+        torch.distributed.broadcast(vector.view(torch.uint8), src=src)  # bytes: no backend knows all dtypes
+
     # -- the algorithm's steps -----------------------------------------------------------------------------------
 
     def client_loss(self, loss: Tensor, module: nn.Module) -> Tensor:
@@ -170,7 +174,7 @@ class FederatedStrategy(DDPStrategy):
         reference = flat.weights.clone()
         if self.world_size > 1:
             for vector in reference.vectors.values():
-                torch.distributed.broadcast(vector.view(torch.uint8), src=0)  # bytes: no backend knows all dtypes
+                self.broadcast_bytes_(vector, 0)
         total = WeightedSum(reference)
         problem: str | None = None
         try:

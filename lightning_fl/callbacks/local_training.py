@@ -1,0 +1,24 @@
+"""Local training: every client alone, the baseline that collaboration has to beat."""
+
+from typing import TYPE_CHECKING
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.collaboration import Collaboration
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["LocalTraining"]
+
+
+class LocalTraining(Callback):
+    """Nobody collaborates: N models, each trained by its own client on its own data, from one initial model.
+
+    For a reference inside another algorithm's run see ``LocalReference``.
+    """
+
+    role = "collaboration"
+
+    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+        """Everybody alone."""
+        trainer.collaboration = Collaboration.local(trainer.num_clients)

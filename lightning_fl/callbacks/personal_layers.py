@@ -1,0 +1,41 @@
+"""Layers that stay with each client while the others are shared.
+
+Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, 2019
+(https://arxiv.org/abs/1912.00818), Algorithms 1 and 2 (FedPer). With the normalisation layers it is FedBN (Li et al.:
+FedBN, ICLR 2021, https://arxiv.org/abs/2102.07623); with ``HCCT`` it is HCCT-P.
+
+Differs from the papers: nothing. Optimisers see personal and shared layers alike.
+"""
+
+from typing import TYPE_CHECKING
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["PersonalLayers"]
+
+
+class PersonalLayers(Callback):
+    """Some layers are never averaged; each client keeps its own, and is evaluated and exported with them.
+
+    A client that has not trained yet uses the initial ones.
+
+    Args:
+        layers: names of submodules, parameters or buffers, as ``named_modules`` gives them, with the wildcards ``*``
+            and ``?``: ["classifier"], ["*.bn*"].
+
+    Raises:
+        ConfigurationError: nothing is named; at the start of a run, a name matches nothing or everything.
+    """
+
+    def __init__(self, *, layers: list[str]) -> None:
+        if not layers:
+            raise ConfigurationError("PersonalLayers.layers=[]: name at least one layer, such as 'classifier'.")
+        self.layers = layers
+
+    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+        """Lay the layers aside."""
+        trainer.keep_local(self.layers)

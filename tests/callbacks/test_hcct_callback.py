@@ -1,0 +1,209 @@
+"""HCCT in a run: against a plain loop written from the paper's algorithm, and what composes with it."""
+
+import copy
+import math
+
+import pytest
+import torch
+from tiny import TinyClients, TinyModule
+from torch.utils.data import TensorDataset
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.callbacks import HCCT, Callback, ClientArrivals, LocalTraining, PersonalLayers
+from lightning_fl.cohort import Cohort
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.hcct import hierarchical_partition
+
+SIZES = (16, 8, 24, 8, 16)
+
+
+class TwoKinds(TinyClients):
+    """Clients 0, 1, 2 share one target function, 3 and 4 its negative."""
+
+    def __init__(self, sizes: tuple[int, ...] = SIZES) -> None:
+        super().__init__(sizes, batch_size=8, shuffle=False)
+        for (client, split), data in list(self.sets.items()):
+            x, draws = data.tensors[0] - 0.3 * client, torch.Generator().manual_seed(client)
+            sign = 1.0 if client < 3 else -1.0
+            y = sign * x @ torch.tensor([[1.0], [-2.0], [0.5]]) + 0.05 * torch.randn(len(x), 1, generator=draws)
+            self.sets[client, split] = TensorDataset(x, y)
+
+
+def trainer(*callbacks, rounds=3, root=None, **settings):
+    return FederatedTrainer(
+        callbacks=list(callbacks),
+        max_rounds=rounds,
+        local_epochs=1,
+        logger=False,
+        enable_progress_bar=False,
+        seed=3,
+        default_root_dir=root,
+        **{"enable_checkpointing": False, **settings},
+    )
+
+
+def weights_of(run, client):
+    return run.client_model(client).vectors[torch.float32]
+
+
+def plain_hcct(rounds: int, tradeoff: float) -> tuple[list[torch.Tensor], list[list[int]]]:
+    """Algorithm 1 and 2, one client after another, with torch alone."""
+    data, module = TwoKinds(), TinyModule()
+    models = [copy.deepcopy(module) for _ in SIZES]
+    history = []
+    for _ in range(rounds):
+        starts = [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models]
+        for client, model in enumerate(models):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            x, y = data.sets[client, "train"].tensors
+            for begin in range(0, len(x), 8):
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(model(x[begin : begin + 8]), y[begin : begin + 8]).backward()
+                optimizer.step()
+        ends = [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models]
+        updates = torch.stack([end - start for end, start in zip(ends, starts, strict=True)])
+        labels = hierarchical_partition(updates, SIZES, tradeoff)
+        history.append(labels)
+        for group in set(labels):
+            members = [client for client, label in enumerate(labels) if label == group]
+            total = sum(SIZES[client] for client in members)
+            average = sum(SIZES[client] / total * ends[client] for client in members)
+            for client in members:
+                torch.nn.utils.vector_to_parameters(average.clone(), models[client].parameters())
+    return [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models], history
+
+
+@pytest.mark.parametrize("tradeoff", [0.0, 0.5, 2.0, 50.0])
+def test_a_run_is_the_papers_algorithm(tradeoff):
+    expected, history = plain_hcct(4, tradeoff)
+    hcct = HCCT(tradeoff=tradeoff)
+    run = trainer(hcct, rounds=4)
+    module = TinyModule()
+    run.fit(module, TwoKinds())
+    assert hcct.assignments == history
+    assert hcct.rounds == [1, 2, 3, 4]
+    for client, vector in enumerate(expected):
+        run.loop.flat.load(run.client_model(client))
+        got = torch.cat([p.detach().flatten() for p in module.parameters()])
+        torch.testing.assert_close(got, vector, rtol=0, atol=1e-5)
+
+
+def test_it_separates_what_differs_and_joins_what_is_alike():
+    hcct = HCCT(tradeoff=3.0)
+    trainer(hcct, rounds=2).fit(TinyModule(), TwoKinds())
+    assert hcct.assignments[-1] == [0, 0, 0, 1, 1]
+    assert {tuple(sorted(merge.first + merge.second)) for merge in hcct.merges} >= {(0, 1, 2), (3, 4)}
+
+
+def test_without_appetite_for_data_it_is_local_training_to_the_last_bit():
+    runs = [trainer(callback) for callback in (HCCT(tradeoff=0.0), LocalTraining())]
+    for run in runs:
+        run.fit(TinyModule(), TwoKinds())
+    for client in range(len(SIZES)):
+        assert torch.equal(weights_of(runs[0], client), weights_of(runs[1], client))
+
+
+def test_with_a_large_appetite_it_is_fedavg():
+    runs = [trainer(HCCT(tradeoff=1e6)), trainer()]
+    for run in runs:
+        run.fit(TinyModule(), TwoKinds())
+    assert runs[0].collaboration.num_models == 1
+    torch.testing.assert_close(weights_of(runs[0], 0), weights_of(runs[1], 0), rtol=0, atol=1e-6)
+
+
+def test_between_partitions_the_groups_stay():
+    hcct = HCCT(tradeoff=3.0, every_n_rounds=3)
+    calls = []
+    original = hcct._everybody
+    hcct._everybody = lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs)  # type: ignore[method-assign]
+    trainer(hcct, rounds=5).fit(TinyModule(), TwoKinds())
+    assert len(calls) == 2  # rounds 1 and 4
+    assert hcct.assignments[0] == hcct.assignments[1] == hcct.assignments[2]
+
+
+def test_the_compared_layer_is_chosen_or_given():
+    automatic, given = HCCT(tradeoff=3.0, layer="auto"), HCCT(tradeoff=3.0, layer="linear")
+    for hcct in (automatic, given):
+        trainer(hcct, rounds=2).fit(TinyModule(norm=True), TwoKinds())
+    assert automatic.compared_layer in ("linear", "before.0")
+    assert given.assignments[-1] == [0, 0, 0, 1, 1]
+
+
+def test_personal_layers_are_not_compared_and_not_shared():
+    hcct = HCCT(tradeoff=1e6)
+    run = trainer(hcct, PersonalLayers(layers=["linear.bias"]), rounds=2)
+    run.fit(TinyModule(), TwoKinds())
+    span = next(span for span in run.loop.flat.spans() if span.name == "linear.bias")
+    assert run.collaboration.num_models == 1
+    vectors = [weights_of(run, client) for client in range(len(SIZES))]
+    biases = {float(vector[span.begin]) for vector in vectors}
+    assert len(biases) == len(SIZES)
+    others = [torch.cat([vector[: span.begin], vector[span.end :]]) for vector in vectors]
+    assert all(torch.equal(other, others[0]) for other in others)
+    with pytest.raises(ConfigurationError, match=r"HCCT\.layer='linear\.bias'|HCCT\.layer='nothing'"):
+        trainer(HCCT(tradeoff=3.0, layer="nothing")).fit(TinyModule(), TwoKinds())
+
+
+class Some(Callback):
+    """Clients 0, 1, 3, 4 in even rounds, all in odd ones."""
+
+    role = "participation"
+
+    def select_clients(self, run):
+        return Cohort.of([0, 1, 3, 4] if run.current_round % 2 == 0 else [0, 1, 2, 3, 4])
+
+
+def test_who_took_no_part_keeps_its_model():
+    run = trainer(HCCT(tradeoff=3.0), Some(), rounds=1)
+    module = TinyModule()
+    run.fit(module, TwoKinds())
+    start = TinyModule()
+    run.loop.flat.load(run.client_model(2))
+    assert torch.equal(module.linear.weight, start.linear.weight)
+    run = trainer(HCCT(tradeoff=3.0), Some(), rounds=2)
+    run.fit(TinyModule(), TwoKinds())
+    assert run.collaboration.num_models == 2
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_client_that_arrives_finds_its_group(every):
+    hcct = HCCT(tradeoff=3.0, every_n_rounds=every)
+    run = trainer(hcct, ClientArrivals(rounds={"client_2": 3, "4": 4}), rounds=5, log_per_client=True)
+    run.fit(TinyModule(), TwoKinds())
+    assert hcct.assignments[-1] == [0, 0, 0, 1, 1]
+    assert len(set(hcct.assignments[0])) == 3  # two groups, and those who are not there
+    assert run.absent_clients == set()
+
+
+def test_the_absent_neither_train_nor_are_evaluated():
+    run = trainer(HCCT(tradeoff=3.0), ClientArrivals(rounds={"client_2": 9}), rounds=2)
+    run.fit(TinyModule(), TwoKinds())
+    assert set(run.client_reports) == {0, 1, 3, 4}
+    assert set(run.metrics["val"]["val_loss"].clients) == {0, 1, 3, 4}
+
+
+def test_a_run_that_stops_goes_on_to_the_same_result(tmp_path):
+    def make(root, rounds, hcct):
+        callbacks = [hcct, ClientArrivals(rounds={"2": 3}), PersonalLayers(layers=["linear.bias"])]
+        return trainer(*callbacks, rounds=rounds, root=tmp_path / root, enable_checkpointing=True)
+
+    whole, first, second = (HCCT(tradeoff=3.0, every_n_rounds=2) for _ in range(3))
+    run = make("whole", 5, whole)
+    run.fit(TinyModule(), TwoKinds())
+    make("parts", 3, first).fit(TinyModule(), TwoKinds())
+    resumed = make("parts", 5, second)
+    resumed.fit(TinyModule(), TwoKinds(), ckpt_path="last")
+    assert second.state_dict() == whole.state_dict()
+    for client in range(len(SIZES)):
+        assert torch.equal(weights_of(run, client), weights_of(resumed, client))
+
+
+def test_bad_settings_are_named():
+    with pytest.raises(ConfigurationError, match=r"HCCT\.tradeoff=-1"):
+        HCCT(tradeoff=-1.0)
+    with pytest.raises(ConfigurationError, match=r"HCCT\.tradeoff=nan"):
+        HCCT(tradeoff=math.nan)
+    with pytest.raises(ConfigurationError, match=r"HCCT\.every_n_rounds=0"):
+        HCCT(tradeoff=3.0, every_n_rounds=0)
+    with pytest.raises(ConfigurationError, match="HCCT and LocalTraining both decide the collaboration"):
+        trainer(HCCT(tradeoff=3.0), LocalTraining())
