@@ -110,11 +110,16 @@ class DROClientSampling(Callback):
             )
         assert trainer.local_steps is not None
         size = self.cohort_size or trainer.num_clients
-        counts = draw_cohort(self.weights, size, trainer.generator("cohort"))
+        present = trainer.present_clients
+        there = self.weights
+        if len(present) < trainer.num_clients:  # who has not arrived is not drawn, and keeps its weight
+            there = torch.zeros_like(self.weights)
+            there[present] = self.weights[present] / self.weights[present].sum()
+        counts = draw_cohort(there, size, trainer.generator("cohort"))
         self._counts = {client: count for client, count in enumerate(counts.tolist()) if count}
         self.snapshot_step = int(torch.randint(1, trainer.local_steps + 1, (), generator=trainer.generator("snapshot")))
-        asked = draw_subset(trainer.num_clients, min(size, trainer.num_clients), trainer.generator("loss clients"))
-        self._loss_clients = asked.tolist()
+        asked = draw_subset(len(present), min(size, len(present)), trainer.generator("loss clients"))
+        self._loss_clients = [present[position] for position in asked.tolist()]
         self._snapshots = WeightedSum(trainer.models[0])
         return Cohort(tuple(Participant(client, 0, float(count)) for client, count in self._counts.items()))
 

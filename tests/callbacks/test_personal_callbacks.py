@@ -1,0 +1,252 @@
+"""Personal layers, local training, fine-tuning and late clients in a run."""
+
+import copy
+
+import pytest
+import torch
+from tiny import TinyClients, TinyModule
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.callbacks import (
+    Callback,
+    ClientArrivals,
+    DROClientSampling,
+    FineTuning,
+    LocalTraining,
+    ModelCheckpoint,
+    PersonalLayers,
+)
+from lightning_fl.cohort import Cohort
+from lightning_fl.errors import ConfigurationError, TrainingError
+
+SIZES = (24, 10, 18)
+
+
+def trainer(*callbacks, root=None, **settings):
+    defaults = {"max_rounds": 3, "local_epochs": 1, "logger": False, "enable_progress_bar": False, "seed": 3}
+    return FederatedTrainer(
+        callbacks=list(callbacks),
+        default_root_dir=root,
+        **{**defaults, "enable_checkpointing": root is not None, **settings},
+    )
+
+
+def parameters(module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def loaded(run, module, client) -> torch.Tensor:
+    run.loop.flat.load(run.client_model(client))
+    return parameters(module).clone()
+
+
+def train_alone(module, data, client, rounds, learning_rate=0.05):
+    for _ in range(rounds):
+        optimizer = torch.optim.SGD(module.parameters(), lr=learning_rate)
+        x, y = data.sets[client, "train"].tensors
+        for begin in range(0, len(x), data.batch_size):
+            optimizer.zero_grad()
+            part = slice(begin, begin + data.batch_size)
+            torch.nn.functional.mse_loss(module(x[part]), y[part]).backward()
+            optimizer.step()
+    return module
+
+
+def test_local_training_is_a_plain_loop_per_client():
+    data, module = TinyClients(SIZES, shuffle=False), TinyModule()
+    run = trainer(LocalTraining())
+    run.fit(module, data)
+    assert run.collaboration.num_models == len(SIZES)
+    for client in range(len(SIZES)):
+        alone = train_alone(TinyModule(), data, client, rounds=3)
+        torch.testing.assert_close(loaded(run, module, client), parameters(alone), rtol=0, atol=1e-6)
+
+
+def plain_fedper(data, rounds):
+    """FedPer (Algorithms 1 and 2): the weight is averaged by samples, the bias stays."""
+    shared, biases = TinyModule().linear.weight.detach(), [TinyModule().linear.bias.detach()] * len(SIZES)
+    for _ in range(rounds):
+        average = torch.zeros_like(shared)
+        for client, size in enumerate(SIZES):
+            module = TinyModule()
+            with torch.no_grad():
+                module.linear.weight.copy_(shared)
+                module.linear.bias.copy_(biases[client])
+            train_alone(module, data, client, rounds=1)
+            biases[client] = module.linear.bias.detach()
+            average += size / sum(SIZES) * module.linear.weight.detach()
+        shared = average
+    return shared, biases
+
+
+def test_personal_layers_are_fedper():
+    data, module = TinyClients(SIZES, shuffle=False), TinyModule()
+    run = trainer(PersonalLayers(layers=["linear.bias"]))
+    run.fit(module, data)
+    shared, biases = plain_fedper(data, 3)
+    for client in range(len(SIZES)):
+        loaded(run, module, client)
+        torch.testing.assert_close(module.linear.weight.detach(), shared, rtol=0, atol=1e-6)
+        torch.testing.assert_close(module.linear.bias.detach(), biases[client], rtol=0, atol=1e-6)
+
+
+def test_personal_buffers_stay_local_too():
+    module = TinyModule(norm=True)
+    run = trainer(PersonalLayers(layers=["before.*"]))
+    run.fit(module, TinyClients(SIZES))
+    means = []
+    for client in range(len(SIZES)):
+        loaded(run, module, client)
+        means.append(module.before[0].running_mean.clone())
+    assert not torch.equal(means[0], means[1])
+    assert not torch.equal(means[1], means[2])
+    assert run.personal is not None
+    assert "before.0.num_batches_tracked" in run.personal.names
+
+
+def test_a_personal_model_is_evaluated_kept_and_exported(tmp_path):
+    data, module = TinyClients(SIZES), TinyModule()
+    run = trainer(PersonalLayers(layers=["linear.bias"]), ModelCheckpoint(monitor="val_loss"), root=tmp_path)
+    run.fit(module, data)
+    after_fit = run.test(module, data, ckpt_path="best")["test_loss"].clients
+    fresh = trainer(root=tmp_path)
+    again = fresh.test(TinyModule(), data, ckpt_path=tmp_path / "version_0" / "checkpoints" / "best.ckpt")
+    assert again["test_loss"].clients == after_fit
+    biases = set()
+    for client in range(len(SIZES)):
+        path = tmp_path / "version_0" / "models" / f"client_{client}.ckpt"
+        exported = TinyModule.load_from_checkpoint(path)
+        x, y = data.sets[client, "test"].tensors
+        loss = float(torch.nn.functional.mse_loss(exported(x), y))
+        assert loss == pytest.approx(after_fit[client], rel=1e-5)
+        biases.add(float(exported.linear.bias))
+    assert len(biases) == len(SIZES)
+
+
+def test_layers_that_are_not_there_are_named():
+    with pytest.raises(ConfigurationError, match=r"PersonalLayers\.layers=\[\]"):
+        PersonalLayers(layers=[])
+    with pytest.raises(ConfigurationError, match=r"'linera' matches no layer.*did you mean 'linear'"):
+        trainer(PersonalLayers(layers=["linera"])).fit(TinyModule(), TinyClients())
+    with pytest.raises(ConfigurationError, match="are the whole model"):
+        trainer(PersonalLayers(layers=["*"])).fit(TinyModule(), TinyClients())
+
+
+def test_fine_tuning_trains_each_client_further_from_the_shared_model():
+    data, module, plain = TinyClients(SIZES, shuffle=False), TinyModule(), TinyModule()
+    base = trainer()
+    base.fit(plain, data)
+    run = trainer(FineTuning(epochs=3))
+    run.fit(module, data)
+    for client in range(len(SIZES)):
+        base.loop.flat.load(base.client_model(client))
+        expected = train_alone(copy.deepcopy(plain), data, client, rounds=3)
+        torch.testing.assert_close(loaded(run, module, client), parameters(expected), rtol=0, atol=1e-6)
+
+
+def test_twice_the_local_work_is_the_default():
+    class Counter(Callback):
+        def on_fit_end(self, run):
+            original = run.loop.train
+            run.loop.train = lambda *args, **kwargs: works.append(kwargs["work"]) or original(*args, **kwargs)
+
+    works: list = []
+    trainer(Counter(), FineTuning(), local_epochs=2).fit(TinyModule(), TinyClients())
+    assert {(work.steps, work.epochs) for work in works} == {(None, 4)}
+    works.clear()
+    trainer(Counter(), FineTuning(), local_epochs=None, local_steps=3).fit(TinyModule(), TinyClients())
+    assert {work.steps for work in works} == {6}
+
+
+def test_the_fine_tuned_models_are_tested_and_exported_and_a_longer_run_forgets_them(tmp_path):
+    data, module = TinyClients(SIZES), TinyModule()
+    run = trainer(FineTuning(epochs=2), ModelCheckpoint(monitor="val_loss"), root=tmp_path / "tuned")
+    run.fit(module, data)
+    assert run.trained_checkpoint is None
+    tested = run.test(module, data)["test_loss"].clients
+    for client in range(len(SIZES)):
+        exported = TinyModule.load_from_checkpoint(
+            tmp_path / "tuned" / "version_0" / "models" / f"client_{client}.ckpt"
+        )
+        x, y = data.sets[client, "test"].tensors
+        assert float(torch.nn.functional.mse_loss(exported(x), y)) == pytest.approx(tested[client], rel=1e-5)
+    longer = trainer(FineTuning(epochs=2), ModelCheckpoint(), root=tmp_path / "tuned", max_rounds=5)
+    longer.fit(TinyModule(), data, ckpt_path="last")
+    whole = trainer(root=tmp_path / "plain", max_rounds=5)
+    whole.fit(TinyModule(), data)
+    assert longer.models[0].equal(whole.models[0])
+
+
+def test_fine_tuning_names_bad_settings_and_failures():
+    with pytest.raises(ConfigurationError, match=r"FineTuning\.epochs=0"):
+        FineTuning(epochs=0)
+    with pytest.raises(ConfigurationError, match=r"FineTuning\.epochs=1 and steps=2"):
+        FineTuning(epochs=1, steps=2)
+
+    class Fragile(TinyModule):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return loss * float("nan") if broken else loss
+
+    class Break(Callback):
+        def on_fit_end(self, run):
+            broken.append(1)
+
+    for policy in ("fail", "skip"):
+        broken: list[int] = []
+        run = trainer(Break(), FineTuning(), on_client_error=policy)
+        if policy == "fail":
+            with pytest.raises(TrainingError, match="fine-tuning of client 0 failed"):
+                run.fit(Fragile(), TinyClients())
+        else:
+            with pytest.warns(UserWarning, match="fine-tuning of client 0 failed.*keeps its model"):
+                run.fit(Fragile(), TinyClients())
+
+
+def test_who_is_not_there_has_no_part_in_the_average():
+    late, without = trainer(ClientArrivals(rounds={"1": 4})), trainer(ClientArrivals(rounds={"1": 9}))
+    for run in (late, without):
+        run.fit(TinyModule(), TinyClients(SIZES))
+    assert late.models[0].equal(without.models[0])
+    assert set(late.client_reports) == {0, 2}
+    third = trainer(ClientArrivals(rounds={"1": 3}))
+    third.fit(TinyModule(), TinyClients(SIZES))
+    assert not third.models[0].equal(late.models[0])
+    assert set(third.client_reports) == {0, 1, 2}
+
+
+def test_a_newcomer_starts_from_the_average_of_the_others_models():
+    starts = {}
+
+    class Watch(Callback):
+        def on_client_start(self, run, client):
+            starts[run.current_round, client] = run.shared_model(client).vectors[torch.float32].clone()
+
+    run = trainer(ClientArrivals(rounds={"1": 2}), LocalTraining(), Watch(), max_rounds=2)
+    run.fit(TinyModule(), TinyClients(SIZES))
+    weights = torch.tensor([SIZES[0], SIZES[2]], dtype=torch.float64) / (SIZES[0] + SIZES[2])
+    expected = (weights[0] * starts[1, 0].double() + weights[1] * starts[1, 2].double()).float()
+    torch.testing.assert_close(starts[1, 1], expected, rtol=0, atol=1e-6)
+
+
+def test_arrivals_compose_with_robust_sampling():
+    sampling = DROClientSampling(step_size=0.1)
+    run = trainer(ClientArrivals(rounds={"0": 3}), sampling, local_epochs=None, local_steps=2, max_rounds=4)
+    run.fit(TinyModule(), TinyClients(SIZES))
+    assert float(sampling.weights.sum()) == pytest.approx(1.0)
+
+
+def test_arrivals_that_cannot_be_are_named():
+    with pytest.raises(ConfigurationError, match="client_2 arrives in round 0; they begin with 1"):
+        ClientArrivals(rounds={"client_2": 0})
+    with pytest.raises(ConfigurationError, match=r"there is no client 'client_9'.*the data have client_0, client_1"):
+        trainer(ClientArrivals(rounds={"client_9": 2})).fit(TinyModule(), TinyClients(SIZES))
+    with pytest.raises(ConfigurationError, match="nobody is there in round 1"):
+        trainer(ClientArrivals(rounds={"0": 2, "1": 2, "2": 3})).fit(TinyModule(), TinyClients(SIZES))
+
+    class OnlyTheLast(Callback):
+        def select_clients(self, run):
+            return Cohort.of([2])
+
+    with pytest.raises(TrainingError, match="nobody takes part in round 1"):
+        trainer(ClientArrivals(rounds={"2": 3}), OnlyTheLast()).fit(TinyModule(), TinyClients(SIZES))
