@@ -1,14 +1,31 @@
-"""Metrics over clients: the mean, the worst, the spread, and every client's own."""
+"""Metrics over clients: the mean, the worst, the spread, every client's own, and what each gains over a reference.
+
+The gains are those by which Bao et al., "Optimizing the Collaboration Structure in Cross-Silo Federated Learning"
+(FedCollab, ICML 2023, https://arxiv.org/abs/2306.06508), compare federated with local training: section 5.1,
+equations 11 and 12.
+"""
 
 import math
 import re
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightning_fl.engine.results import LoggedValue
 
-__all__ = ["ClientMetrics", "MetricSummary", "higher_is_better", "summarize"]
+__all__ = [
+    "ClientMetrics",
+    "GainSummary",
+    "MetricSummary",
+    "gains",
+    "higher_is_better",
+    "incentivized_participation_rate",
+    "metric_name",
+    "reward_standard_deviation",
+    "share_harmed",
+    "summarize",
+    "summarize_gains",
+]
 
 # Names whose direction the field agrees on. A torchmetrics object states its own.
 _LOWER = ("loss", "error", "err", "rmse", "mse", "mae", "mape", "perplexity", "nll", "brier", "ece", "distance")
@@ -57,13 +74,66 @@ class MetricSummary:
     to_logger: bool = True
     prog_bar: bool = False
 
+    @classmethod
+    def of(cls, clients: dict[int, float], *, higher_is_better: bool, to_logger: bool = True) -> "MetricSummary":
+        """The summary of one value per client; a NaN (nothing to measure) counts for nobody, NaN for all stays NaN."""
+        present = _present(clients)
+        return cls(
+            mean=_mean(present),
+            worst=(min if higher_is_better else max)(present) if present else math.nan,
+            std=_std(present),
+            clients=clients,
+            higher_is_better=higher_is_better,
+            to_logger=to_logger,
+        )
+
     @property
     def worst_client(self) -> int:
         """The client whose value is the worst."""
         return next((client for client, value in self.clients.items() if value == self.worst), next(iter(self.clients)))
 
+    @property
+    def best(self) -> float:
+        """The value of the client that is best off; NaN where none has a value."""
+        present = _present(self.clients)
+        return (max if self.higher_is_better else min)(present) if present else math.nan
+
+    @property
+    def best_client(self) -> int:
+        """The client whose value is the best."""
+        return next((client for client, value in self.clients.items() if value == self.best), next(iter(self.clients)))
+
+
+@dataclass(frozen=True)
+class GainSummary:
+    """What clients gain over a reference, such as their local training.
+
+    Args:
+        ipr: :func:`incentivized_participation_rate`.
+        rsd: :func:`reward_standard_deviation`.
+        harmed: :func:`share_harmed`.
+        mean: the unweighted mean gain over clients.
+        worst: the least gain of a client.
+        clients: client -> gain, those without one left out.
+    """
+
+    ipr: float
+    rsd: float
+    harmed: float
+    mean: float
+    worst: float
+    clients: dict[int, float]
+
 
 ClientMetrics = dict[str, MetricSummary]
+
+
+def metric_name(name: str, split: str) -> str:
+    """A metric's name without its split: "acc" for "val/acc" and "val_acc"."""
+    for prefix in (f"{split}/", f"{split}_"):
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return name
 
 
 def higher_is_better(name: str, stated: bool | None = None) -> bool:
@@ -91,17 +161,82 @@ def summarize(reports: Mapping[int, Mapping[str, LoggedValue]]) -> ClientMetrics
         clients = {client: value.value for client, value in logged.items()}
         stated = next((value.higher_is_better for value in logged.values() if value.higher_is_better is not None), None)
         better = higher_is_better(name, stated)
-        present = [value for value in clients.values() if not math.isnan(value)]
-        summaries[name] = MetricSummary(
-            mean=_mean(present),
-            worst=(min if better else max)(present) if present else math.nan,
-            std=statistics.pstdev(present) if present and all(map(math.isfinite, present)) else math.nan,
-            clients=clients,
-            higher_is_better=better,
-            to_logger=any(value.to_logger for value in logged.values()),
-            prog_bar=any(value.prog_bar for value in logged.values()),
+        summary = MetricSummary.of(
+            clients, higher_is_better=better, to_logger=any(value.to_logger for value in logged.values())
         )
+        summaries[name] = replace(summary, prog_bar=any(value.prog_bar for value in logged.values()))
     return summaries
+
+
+def gains(values: Mapping[int, float], reference: Mapping[int, float], higher_is_better: bool) -> dict[int, float]:
+    """How much better each client is than its reference: the bracket of FedCollab's equations 11 and 12.
+
+    Args:
+        values: client -> the metric of the model it uses.
+        reference: client -> the same metric of what it is compared with, its own local training in the paper.
+        higher_is_better: the metric's direction. Where lower is better the sign is turned.
+
+    Returns:
+        client -> gain in the metric's unit, positive for better than the reference. A client that has only one of the
+        two, or for which one is NaN (nothing to measure) or both are the same infinity, is left out.
+    """
+    sign = 1.0 if higher_is_better else -1.0
+    differences = {
+        client: sign * (value - reference[client]) for client, value in values.items() if client in reference
+    }
+    return {client: gain for client, gain in differences.items() if not math.isnan(gain)}
+
+
+def incentivized_participation_rate(gains: Mapping[int, float]) -> float:
+    """IPR, the share of clients whose gain is strictly above 0 (FedCollab, equation 11, after Cho et al. 2022).
+
+    Clients whose gain is NaN do not count; NaN where none is left.
+    """
+    return _share([gain > 0 for gain in _present(gains)])
+
+
+def share_harmed(gains: Mapping[int, float]) -> float:
+    """The share of clients whose gain is strictly below 0, which had better not taken part (negative transfer).
+
+    With :func:`incentivized_participation_rate` it sums to 1, less the clients whose gain is exactly 0.
+    """
+    return _share([gain < 0 for gain in _present(gains)])
+
+
+def reward_standard_deviation(gains: Mapping[int, float]) -> float:
+    """RSD, the standard deviation of the gains over clients (FedCollab, equation 12): small where all gain alike.
+
+    It is the population's (divided by N, as ``numpy.std`` does unless told otherwise): the paper does not say which,
+    and the clients are all there are, no sample of more. Clients whose gain is NaN do not count; NaN where none is
+    left or a gain is infinite.
+    """
+    return _std(_present(gains))
+
+
+def summarize_gains(values: Mapping[int, float], reference: Mapping[int, float], higher_is_better: bool) -> GainSummary:
+    """The gains of ``values`` over ``reference``, see :func:`gains`, and what they amount to."""
+    found = gains(values, reference, higher_is_better)
+    present = list(found.values())
+    return GainSummary(
+        ipr=incentivized_participation_rate(found),
+        rsd=reward_standard_deviation(found),
+        harmed=share_harmed(found),
+        mean=_mean(present),
+        worst=min(present) if present else math.nan,
+        clients=found,
+    )
+
+
+def _present(clients: Mapping[int, float]) -> list[float]:
+    return [value for value in clients.values() if not math.isnan(value)]
+
+
+def _share(chosen: list[bool]) -> float:
+    return sum(chosen) / len(chosen) if chosen else math.nan
+
+
+def _std(values: list[float]) -> float:
+    return statistics.pstdev(values) if values and all(map(math.isfinite, values)) else math.nan
 
 
 def _mean(values: list[float]) -> float:

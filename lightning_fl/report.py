@@ -10,12 +10,12 @@ from rich.text import Text
 
 from lightning_fl.callbacks.progress import STAND_IN_LABEL, leading_metric
 from lightning_fl.data.module import Split
-from lightning_fl.metrics import ClientMetrics, MetricSummary
+from lightning_fl.metrics import ClientMetrics, GainSummary, MetricSummary, metric_name
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
 
-__all__ = ["client_table", "print_report"]
+__all__ = ["client_table", "gain_line", "print_report"]
 
 #: Clients shown one by one; of more, the worst ones are shown.
 MOST_ROWS = 30
@@ -27,7 +27,7 @@ def client_table(
     num_samples: Mapping[int, int] | None = None,
     title: str | Text = "",
 ) -> Table:
-    """A row per client, then the average, the worst and the standard deviation over clients.
+    """A row per client, then the average, the worst, the best and the standard deviation over clients.
 
     Each column's best value is green and its worst red. Of more than 30 clients the 30 that are worst in the first loss
     (else the first metric) are shown, the worst first, and a line says how many are not.
@@ -58,6 +58,7 @@ def client_table(
     table.add_section()
     table.add_row("average", *blank, *(_number(metric.mean) for metric in metrics.values()), style="bold")
     table.add_row("worst", *blank, *(_worst(metric, names) for metric in metrics.values()), style="bold")
+    table.add_row("best", *blank, *(_number(metric.best) for metric in metrics.values()))
     table.add_row("standard deviation", *blank, *(_number(metric.std) for metric in metrics.values()))
     return table
 
@@ -88,9 +89,28 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None) ->
         # Not the table's own title, which would be broken to the table's width.
         console.print(Text(f"{word} of {type(trainer.module).__name__}, data: {source}", "bold"))
         console.print(client_table(metrics, trainer.datamodule.client_names(), samples))
+        for name, gain in trainer.gains.get(split, {}).items():
+            console.print(Text(gain_line(metric_name(name, split), gain, trainer.datamodule.client_names())))
     else:
         console.print("nothing was evaluated: the model defines no test or validation step, or no client has such data")
     console.print(Text(f"run: {trainer.log_dir}"), soft_wrap=True)
+
+
+def gain_line(metric: str, gain: GainSummary, names: Sequence[str]) -> str:
+    """What clients gain in one metric over local training, in words.
+
+    Args:
+        metric: its name.
+        gain: the gains, positive where the federation is better.
+        names: client -> its name.
+    """
+    if not gain.clients:
+        return f"{metric}: no client has a local model to compare with"
+    least = min(gain.clients, key=gain.clients.__getitem__)
+    return (
+        f"{metric}: gain over local training {gain.mean:+.4g} on average, {gain.worst:+.4g} for {names[least]};"
+        f" {gain.ipr:.0%} of clients gain (IPR), {gain.harmed:.0%} lose, standard deviation (RSD) {gain.rsd:.4g}"
+    )
 
 
 def _worst_first(clients: Sequence[int], metric: MetricSummary) -> list[int]:

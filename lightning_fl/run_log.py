@@ -17,7 +17,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.data.module import Split
 from lightning_fl.errors import ConfigurationError, TrainingError
-from lightning_fl.metrics import ClientMetrics, MetricSummary
+from lightning_fl.metrics import ClientMetrics, MetricSummary, metric_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -99,7 +99,7 @@ class RunLog:
             return
         scalars = dict(trainer.round_metrics)
         for split in ("train", "val") if trainer.evaluated_this_round else ("train",):
-            scalars.update(self._scalars(trainer, trainer.metrics.get(split, {})))
+            scalars.update(self._scalars(trainer, split))
         self._log(scalars, trainer.current_round)
         if trainer.log_every_n_steps:
             self._log_steps(trainer)
@@ -107,7 +107,7 @@ class RunLog:
     def log_evaluation(self, trainer: "FederatedTrainer", split: Split) -> None:
         """Write a split's metrics after ``validate`` or ``test``."""
         if self._writes:
-            self._log(self._scalars(trainer, trainer.metrics.get(split, {})), trainer.current_round)
+            self._log(self._scalars(trainer, split), trainer.current_round)
 
     def log_figure(self, name: str, figure: "Figure", step: int) -> None:
         """Show a figure in TensorBoard and keep it as ``figures/NAME.png``."""
@@ -121,7 +121,8 @@ class RunLog:
                 if hasattr(getattr(logger, "experiment", None), "add_figure"):
                     logger.experiment.add_figure(name, figure, step, close=False)
 
-    def _scalars(self, trainer: "FederatedTrainer", metrics: ClientMetrics) -> dict[str, float]:
+    def _scalars(self, trainer: "FederatedTrainer", split: Split) -> dict[str, float]:
+        metrics = trainer.metrics.get(split, {})
         per_client = trainer.log_per_client
         if per_client is None:
             per_client = trainer.num_clients <= _MANY_CLIENTS
@@ -136,6 +137,11 @@ class RunLog:
             scalars[f"{name}/std"] = metric.std
             if per_client:
                 scalars.update({f"{name}/{names[client]}": value for client, value in metric.clients.items()})
+        for name, gain in trainer.gains.get(split, {}).items():
+            scalars[f"{name}/gain"] = gain.mean
+            scalars[f"{name}/ipr"] = gain.ipr
+            scalars[f"{name}/rsd"] = gain.rsd
+            scalars[f"{name}/harmed"] = gain.harmed
         return scalars
 
     def _log_steps(self, trainer: "FederatedTrainer") -> None:
@@ -223,9 +229,21 @@ class RunLog:
         splits = self.summary.setdefault("metrics", {})
         for split, metrics in trainer.metrics.items():
             splits[split] = {
-                _metric_name(name, split): _metric_record(metric, trainer.datamodule.client_names())
+                metric_name(name, split): _metric_record(metric, trainer.datamodule.client_names())
                 for name, metric in metrics.items()
             }
+
+        gains = self.summary.setdefault("gains_over_local_training", {})
+        for split, found in trainer.gains.items():
+            gains[split] = {
+                metric_name(name, split): {
+                    **{part: _plain(getattr(gain, part)) for part in ("mean", "worst", "ipr", "rsd", "harmed")},
+                    "clients": {trainer.datamodule.client_names()[i]: _plain(v) for i, v in gain.clients.items()},
+                }
+                for name, gain in found.items()
+            }
+        if not gains:
+            del self.summary["gains_over_local_training"]
 
     def _log_hyperparameters(self) -> None:
         final = {
@@ -257,17 +275,11 @@ def _next_version(root: Path) -> Path:
         return directory
 
 
-def _metric_name(name: str, split: str) -> str:
-    for prefix in (f"{split}/", f"{split}_"):
-        if name.startswith(prefix):
-            return name.removeprefix(prefix)
-    return name
-
-
 def _metric_record(metric: MetricSummary, names: list[str]) -> dict[str, Any]:
     return {
         "mean": _plain(metric.mean),
         "worst": _plain(metric.worst),
+        "best": _plain(metric.best),
         "std": _plain(metric.std),
         "higher_is_better": metric.higher_is_better,
         "clients": {names[client]: _plain(value) for client, value in metric.clients.items()},

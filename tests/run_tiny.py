@@ -16,7 +16,16 @@ import torch
 from tiny import FolderSilo, TinyClients, TinyModule
 
 from lightning_fl import FederatedTrainer, Silos
-from lightning_fl.callbacks import Callback, DROClientSampling, LocalMixup
+from lightning_fl.callbacks import (
+    HCCT,
+    Callback,
+    ClientArrivals,
+    DROClientSampling,
+    FineTuning,
+    LocalMixup,
+    LocalReference,
+    PersonalLayers,
+)
 
 
 class Slowly(Callback):
@@ -29,10 +38,13 @@ class Slowly(Callback):
         time.sleep(self.seconds)
 
 
-def callbacks(seconds: float = 0.0) -> list[Any]:
-    """DRFLM, with state that crosses rounds."""
+def callbacks(seconds: float = 0.0, algorithm: str = "drflm") -> list[Any]:
+    """An algorithm with state that crosses rounds."""
     slow = [Slowly(seconds)] if seconds else []
-    return [DROClientSampling(step_size=0.05), LocalMixup(alpha=0.4), *slow]
+    if algorithm == "drflm":
+        return [DROClientSampling(step_size=0.05), LocalMixup(alpha=0.4), *slow]
+    late = [ClientArrivals(rounds={"client_1": 3}), PersonalLayers(layers=["linear.bias"]), LocalReference()]
+    return [HCCT(tradeoff=1.0, layer="auto", every_n_rounds=2), *late, FineTuning(steps=2), *slow]
 
 
 def settings(root: str, rounds: int) -> dict[str, Any]:
@@ -61,6 +73,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--num-nodes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--algorithm", default="drflm")
     parser.add_argument("--silos", help="a folder with rank_R/silo_I.pt for the silos that rank R may open")
     arguments = parser.parse_args()
 
@@ -70,7 +83,7 @@ def main() -> None:
         accelerator="cpu",
         devices=arguments.devices,
         num_nodes=arguments.num_nodes,
-        callbacks=[*callbacks(arguments.seconds), ModelCheckpoint(every_n_rounds=1)],
+        callbacks=[*callbacks(arguments.seconds, arguments.algorithm), ModelCheckpoint(every_n_rounds=1)],
         **settings(arguments.root, arguments.rounds),
     )
     module = TinyModule(dropout=0.2, norm=True)
@@ -87,6 +100,7 @@ def main() -> None:
     record = {
         "weights": digest(trainer.models[0]),
         "test": trainer.metrics["test"]["test_loss"].clients,
+        "gains": {name: gain.clients for name, gain in trainer.gains.get("test", {}).items()},
         "num_processes": trainer.fabric.world_size,
         "hosted": trainer.hosted_clients,
         "opened": sorted(Path(name).name for name in opened if "silo_" in name),

@@ -1,10 +1,22 @@
 import math
 import statistics
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lightning_fl.engine.results import LoggedValue
-from lightning_fl.metrics import higher_is_better, summarize
+from lightning_fl.metrics import (
+    gains,
+    higher_is_better,
+    incentivized_participation_rate,
+    metric_name,
+    reward_standard_deviation,
+    share_harmed,
+    summarize,
+    summarize_gains,
+)
 
 
 def reports(name, values, **flags):
@@ -33,13 +45,17 @@ def test_what_a_metric_states_comes_before_its_name():
     assert summarize(logged)["loss"].worst == 1.0
 
 
-@pytest.mark.parametrize(("name", "worst", "client"), [("val/loss", 4.0, 7), ("val/acc", 0.5, 2)])
-def test_a_summary(name, worst, client):
+@pytest.mark.parametrize(
+    ("name", "worst", "client", "best", "best_client"), [("val/loss", 4.0, 7, 0.5, 2), ("val/acc", 0.5, 2, 4.0, 7)]
+)
+def test_a_summary(name, worst, client, best, best_client):
     values = {0: 1.5, 2: 0.5, 7: 4.0}
     summary = summarize(reports(name, values))[name]
     assert summary.mean == pytest.approx(2.0, rel=1e-15)
     assert summary.worst == worst
     assert summary.worst_client == client
+    assert summary.best == best
+    assert summary.best_client == best_client
     assert summary.std == pytest.approx(statistics.pstdev(values.values()), rel=1e-15)
     assert summary.clients == values
 
@@ -52,12 +68,14 @@ def test_the_mean_is_over_clients_not_samples():
 def test_nan_leaves_a_client_out():
     summary = summarize(reports("loss", {0: math.nan, 1: 1.0, 2: 3.0}))["loss"]
     assert (summary.mean, summary.worst, summary.std, summary.worst_client) == (2.0, 3.0, 1.0, 2)
+    assert (summary.best, summary.best_client) == (1.0, 1)
     assert math.isnan(summary.clients[0])
     nothing = summarize(reports("loss", {3: math.nan, 4: math.nan}))["loss"]
     assert math.isnan(nothing.mean)
     assert math.isnan(nothing.worst)
     assert math.isnan(nothing.std)
-    assert nothing.worst_client == 3
+    assert math.isnan(nothing.best)
+    assert (nothing.worst_client, nothing.best_client) == (3, 3)
 
 
 def test_infinite_values():
@@ -89,3 +107,72 @@ def test_the_order_of_clients_does_not_change_the_mean():
     values = {i: 0.1 * (-1) ** i * 10.0 ** (i % 9) for i in range(50)}
     backwards = dict(reversed(values.items()))
     assert summarize(reports("loss", values))["loss"].mean == summarize(reports("loss", backwards))["loss"].mean
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [("val/acc", "acc"), ("val_acc", "acc"), ("test/acc", "test/acc"), ("acc", "acc"), ("valacc", "valacc")],
+)
+def test_a_name_without_its_split(name, short):
+    assert metric_name(name, "val") == short
+
+
+class TestGains:
+    values = {0: 0.9, 3: 0.5, 4: 0.75, 8: 0.25}
+    reference = {0: 0.5, 3: 0.75, 4: 0.75, 8: 0.125}
+
+    def test_by_hand(self):
+        found = gains(self.values, self.reference, higher_is_better=True)
+        assert found == {0: pytest.approx(0.4), 3: -0.25, 4: 0.0, 8: 0.125}
+        assert incentivized_participation_rate(found) == 2 / 4  # a gain of 0 is no reason to take part
+        assert share_harmed(found) == 1 / 4
+        assert reward_standard_deviation(found) == pytest.approx(np.std([0.4, -0.25, 0.0, 0.125]))
+
+    def test_where_lower_is_better_the_sign_turns(self):
+        upwards = gains(self.values, self.reference, higher_is_better=True)
+        downwards = gains(self.values, self.reference, higher_is_better=False)
+        assert downwards == {client: -gain for client, gain in upwards.items()}
+        assert share_harmed(downwards) == incentivized_participation_rate(upwards)
+        assert reward_standard_deviation(downwards) == pytest.approx(reward_standard_deviation(upwards))
+
+    def test_the_summary_says_the_same(self):
+        summary = summarize_gains(self.values, self.reference, higher_is_better=True)
+        assert summary.clients == gains(self.values, self.reference, higher_is_better=True)
+        assert (summary.ipr, summary.harmed, summary.worst) == (0.5, 0.25, -0.25)
+        assert summary.mean == pytest.approx((0.4 - 0.25 + 0.125) / 4)
+        assert summary.rsd == reward_standard_deviation(summary.clients)
+
+    def test_clients_without_two_values_are_left_out(self):
+        values = {0: 1.0, 1: math.nan, 2: 2.0, 3: 3.0, 4: math.inf}
+        reference = {0: 0.5, 1: 1.0, 2: math.nan, 4: math.inf, 5: 1.0}
+        summary = summarize_gains(values, reference, higher_is_better=True)
+        assert summary.clients == {0: 0.5}
+        assert (summary.ipr, summary.rsd, summary.harmed) == (1.0, 0.0, 0.0)
+
+    def test_gains_that_are_nan_do_not_count(self):
+        found = {0: 1.0, 1: math.nan, 2: -1.0}
+        assert incentivized_participation_rate(found) == 0.5
+        assert share_harmed(found) == 0.5
+        assert reward_standard_deviation(found) == 1.0
+
+    def test_nobody(self):
+        summary = summarize_gains({}, {}, higher_is_better=True)
+        for value in (summary.ipr, summary.rsd, summary.harmed, summary.mean, summary.worst):
+            assert math.isnan(value)
+        assert summary.clients == {}
+
+    def test_a_client_whose_training_alone_failed(self):
+        summary = summarize_gains({0: 1.0, 1: 2.0}, {0: math.inf, 1: 2.5}, higher_is_better=False)
+        assert (summary.ipr, summary.mean, summary.worst) == (1.0, math.inf, 0.5)
+        assert math.isnan(summary.rsd)
+
+    @given(st.dictionaries(st.integers(0, 50), st.floats(-10, 10), min_size=1), st.floats(-5, 5))
+    def test_for_any_gains(self, found, shift):
+        ipr, harmed = incentivized_participation_rate(found), share_harmed(found)
+        assert 0 <= ipr <= 1
+        unmoved = sum(gain == 0 for gain in found.values()) / len(found)
+        assert ipr + harmed + unmoved == pytest.approx(1)
+        # The same extra gain for everyone is as fair as none.
+        shifted = {client: gain + shift for client, gain in found.items()}
+        assert reward_standard_deviation(shifted) == pytest.approx(reward_standard_deviation(found), abs=1e-9)
+        assert reward_standard_deviation(found) == pytest.approx(np.std(list(found.values())), abs=1e-9)

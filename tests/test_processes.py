@@ -50,8 +50,9 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def in_this_process(folder: Path, data: Any) -> FederatedTrainer:
-    trainer = FederatedTrainer(callbacks=callbacks(), accelerator="cpu", devices=1, **settings(str(folder / "one"), 4))
+def in_this_process(folder: Path, data: Any, algorithm: str = "drflm") -> FederatedTrainer:
+    made = callbacks(algorithm=algorithm)
+    trainer = FederatedTrainer(callbacks=made, accelerator="cpu", devices=1, **settings(str(folder / "one"), 4))
     module = TinyModule(dropout=0.2, norm=True)
     trainer.fit(module, data)
     trainer.test(module, data)
@@ -68,6 +69,23 @@ def test_two_processes_give_the_bits_of_one(command: tuple[str, ...], tmp_path: 
         assert rank["weights"] == digest(one.models[0])
         assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["version_0"]
+
+
+def test_coalitions_and_personal_models_have_the_same_bits_on_two_processes(tmp_path: Path) -> None:
+    """Updates, local models and personal layers of clients on different ranks."""
+    one = in_this_process(tmp_path, TinyClients(), "coalitions")
+    ranks = start(tmp_path, "--devices", "2", "--algorithm", "coalitions")
+    assert [rank["num_processes"] for rank in ranks] == [2, 2]
+    for rank in ranks:
+        assert rank["weights"] == digest(one.models[0])
+        assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
+        assert rank["gains"]["test_loss"] == {str(k): v for k, v in one.gains["test"]["test_loss"].clients.items()}
+    (folder,) = (tmp_path / "runs").iterdir()
+    exported = {path.name: torch.load(path, weights_only=True)["state_dict"] for path in folder.glob("models/client_*")}
+    for path in (tmp_path / "one" / "version_0" / "models").glob("client_*"):
+        expected = torch.load(path, weights_only=True)["state_dict"]
+        assert all(torch.equal(exported[path.name][name], value) for name, value in expected.items())
+    assert len(exported) == 3
 
 
 def test_two_nodes_give_the_bits_of_one(tmp_path: Path) -> None:

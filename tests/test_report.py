@@ -52,6 +52,7 @@ class TestTable:
             ["c", "30", "1", "0.75"],
             ["average", "", "2", "0.5"],
             ["worst", "", "4\nb", "0.25\nb"],
+            ["best", "", "1", "0.75"],
             ["standard deviation", "", f"{math.sqrt(2):.4g}", f"{math.sqrt(0.125 / 3):.4g}"],
         ]
 
@@ -67,7 +68,12 @@ class TestTable:
     def test_missing_values(self):
         rows = cells(client_table(metrics_of(rmse=[math.nan, 2.0], mae=[math.nan, math.nan]), ["a", "b"]))
         assert rows[0] == ["a", "-", "-"]
-        assert rows[2:] == [["average", "2", "-"], ["worst", "2\nb", "-"], ["standard deviation", "0", "-"]]
+        assert rows[2:] == [
+            ["average", "2", "-"],
+            ["worst", "2\nb", "-"],
+            ["best", "2", "-"],
+            ["standard deviation", "0", "-"],
+        ]
 
     @pytest.mark.parametrize(("name", "sign"), [("loss", -1), ("accuracy", 1)])
     def test_of_many_clients_the_worst(self, name, sign):
@@ -78,12 +84,12 @@ class TestTable:
         worst_first = sorted(known, key=lambda client: sign * values[client])
         assert [row[0] for row in rows[:30]] == [f"client {client}" for client in worst_first[:30]]
         assert rows[30][0] == f"... and 10 more,\nnone worse in {name}"
-        assert [row[0] for row in rows[31:]] == ["average", "worst", "standard deviation"]
+        assert [row[0] for row in rows[31:]] == ["average", "worst", "best", "standard deviation"]
 
     def test_thirty_clients_are_shown_in_order(self):
         rows = cells(client_table(metrics_of(loss=[float(-i) for i in range(30)]), [str(i) for i in range(30)]))
         assert [row[0] for row in rows[:30]] == [str(i) for i in range(30)]
-        assert len(rows) == 33
+        assert len(rows) == 34
 
     def test_names_are_not_markup(self):
         output = io.StringIO()

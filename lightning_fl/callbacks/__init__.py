@@ -9,6 +9,7 @@ from lightning_fl.callbacks.hcct import HCCT
 from lightning_fl.callbacks.label_noise import LabelNoise
 from lightning_fl.callbacks.learning_curves import LearningCurves
 from lightning_fl.callbacks.local_mixup import LocalMixup
+from lightning_fl.callbacks.local_reference import LocalReference
 from lightning_fl.callbacks.local_training import LocalTraining
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.callbacks.parity_figure import ParityFigure
@@ -26,6 +27,7 @@ __all__ = [
     "LabelNoise",
     "LearningCurves",
     "LocalMixup",
+    "LocalReference",
     "LocalTraining",
     "ModelCheckpoint",
     "ParityFigure",
