@@ -76,7 +76,7 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None) ->
         return
     console = console or Console()
     split: Split = "test" if trainer.metrics.get("test") else "val"
-    metrics = trainer.metrics.get(split, {})
+    metrics = {metric_name(name, split): metric for name, metric in trainer.metrics.get(split, {}).items()}
     source = trainer.datamodule.source
     if source == "stand-in":
         console.print(Text(f" {STAND_IN_LABEL} ", "bold black on yellow"))

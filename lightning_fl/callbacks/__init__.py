@@ -2,9 +2,11 @@
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.client_arrivals import ClientArrivals
+from lightning_fl.callbacks.coalition_figure import CoalitionFigure
 from lightning_fl.callbacks.collaboration_figure import CollaborationFigure
 from lightning_fl.callbacks.dro_client_sampling import DROClientSampling
 from lightning_fl.callbacks.fine_tuning import FineTuning
+from lightning_fl.callbacks.gain_figure import GainFigure
 from lightning_fl.callbacks.hcct import HCCT
 from lightning_fl.callbacks.label_noise import LabelNoise
 from lightning_fl.callbacks.learning_curves import LearningCurves
@@ -21,9 +23,11 @@ __all__ = [
     "HCCT",
     "Callback",
     "ClientArrivals",
+    "CoalitionFigure",
     "CollaborationFigure",
     "DROClientSampling",
     "FineTuning",
+    "GainFigure",
     "LabelNoise",
     "LearningCurves",
     "LocalMixup",

@@ -90,6 +90,11 @@ class HCCT(Callback):
         self._seen: set[int] = set()
         self._last_partition = -self.every_n_rounds
 
+    @property
+    def partition_round(self) -> int:
+        """The round of the last hierarchical partition, counted from 1."""
+        return self._last_partition + 1
+
     def on_fit_start(self, trainer: "FederatedTrainer") -> None:
         """Forget an earlier run; check the layer's name."""
         self._reset()

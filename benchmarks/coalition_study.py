@@ -1,0 +1,175 @@
+"""Coalitions against training alone and training together: FedCollab's Table 1 and HCCT's three tasks.
+
+Runs every arm of a task over seeds as ``lightning-fl fit`` on the shipped recipe, with the callbacks of the arm, and
+prints a Markdown table: accuracy of the models after the last round on the clients' test data, mean and standard
+deviation over seeds, the share of clients that gain over (IPR) or lose against (harmed) their own local training, the
+standard deviation of the gains (RSD), and paired differences with 95 % t-intervals over seeds. What is finished is not
+run again::
+
+    LIGHTNING_FL_DATA=DATA uv run python benchmarks/coalition_study.py label_shift --seeds 0 1 2 3 4 --workers 2
+    ... coalition_study.py hcct_fmnist --seeds 100 101 --tune tradeoff 0.3 1 3 10 30   # by validation accuracy
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+from scipy.stats import t as student
+
+LOCAL = {"class_path": "LocalTraining"}
+FINETUNE = {"class_path": "FineTuning", "init_args": {"epochs": 2}}
+#: Task: its recipe and its arms; ``None`` stands for the callback that decides the collaboration in the recipe.
+TASKS: dict[str, tuple[str, dict[str, list[Any]]]] = {
+    "label_shift": (
+        "fedcollab_label_shift",
+        {
+            "local": [LOCAL],
+            "fedavg": [],
+            "finetune": [FINETUNE],
+            "fedcollab": [None],
+            "fedcollab+finetune": [None, FINETUNE],
+        },
+    ),
+    "feature_shift": ("fedcollab_feature_shift", {"local": [LOCAL], "fedavg": [], "fedcollab": [None]}),
+    "concept_shift": ("fedcollab_concept_shift", {"local": [LOCAL], "fedavg": [], "fedcollab": [None]}),
+    "hcct_digit_domains": ("hcct_digit_domains", {"local": [LOCAL], "fedavg": [], "hcct": [None]}),
+    "hcct_fmnist": ("hcct_fmnist", {"local": [LOCAL], "fedavg": [], "hcct": [None]}),
+    "hcct_cifar10": ("hcct_cifar10", {"local": [LOCAL], "fedavg": [], "hcct": [None]}),
+}
+
+
+def run(task: str, arm: str, seed: int, changes: dict[str, Any], arguments: argparse.Namespace) -> Path:
+    """One fit; the folder of its run. Finished ones are not run again."""
+    recipe, arms = TASKS[task]
+    variant = "".join(f",{name}={value}" for name, value in changes.items())
+    root = Path(arguments.out) / task / f"{arm}{variant}" / f"seed_{seed}"
+    done = sorted(root.glob("version_*/summary.json"))
+    if done:
+        return done[-1].parent
+    path = Path(__file__).parents[1] / "recipes" / f"{recipe}.yaml"
+    decider = yaml.safe_load(path.read_text())["trainer"]["callbacks"][0]
+    decider["init_args"] |= changes
+    callbacks = [decider if callback is None else callback for callback in arms[arm]]
+    trainer = {"callbacks": callbacks, "default_root_dir": str(root), "enable_checkpointing": False}
+    trainer |= {"enable_progress_bar": False, "check_val_every_n_rounds": 1 if arguments.tune else 0}
+    trainer |= {"max_rounds": arguments.rounds} if arguments.rounds else {}
+    root.mkdir(parents=True, exist_ok=True)
+    override = root / "override.yaml"
+    override.write_text(yaml.safe_dump({"trainer": trainer}))
+    words = [sys.executable, "-m", "lightning_fl", "fit", "--config", str(path), "--config", str(override)]
+    words += ["--seed_everything", str(seed), "--data.source", "real", *arguments.set]
+    result = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if result.returncode:
+        raise SystemExit(f"{' '.join(words)}\n{result.stderr[-3000:]}")
+    return sorted(root.glob("version_*/summary.json"))[-1].parent
+
+
+def accuracies(folder: Path) -> dict[str, float]:
+    """Client -> test accuracy in percent."""
+    clients = json.loads((folder / "summary.json").read_text())["metrics"]["test"]["acc"]["clients"]
+    return {name: 100 * value for name, value in clients.items()}
+
+
+def validation_accuracy(folder: Path) -> float:
+    """Mean over clients and the last quarter of the rounds, in percent."""
+    curve = pd.read_csv(folder / "metrics.csv")["val/acc"].dropna()
+    return 100 * float(curve.iloc[-max(1, len(curve) // 4) :].mean())
+
+
+def interval(values: Sequence[float]) -> str:
+    """Mean and 95 % t-interval."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return f"{mean:+.2f}"
+    half = student.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    return f"{mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation over seeds."""
+    return f"{statistics.fmean(values):.2f} ({statistics.stdev(values) if len(values) > 1 else 0:.2f})"
+
+
+def table(found: dict[str, dict[int, dict[str, float]]]) -> str:
+    """The arms side by side; gains are over the local arm of the same seed."""
+    lines = ["| arm | accuracy % | worst client | IPR % | harmed % | RSD |", "|---|---|---|---|---|---|"]
+    for arm, of_seed in found.items():
+        means = [statistics.fmean(clients.values()) for clients in of_seed.values()]
+        row = [spread(means), spread([min(clients.values()) for clients in of_seed.values()])]
+        if arm == "local":
+            row += ["", "", ""]
+        else:
+            gains = [[v - found["local"][s][name] for name, v in clients.items()] for s, clients in of_seed.items()]
+            row.append(spread([100 * statistics.fmean(gain > 0 for gain in of) for of in gains]))
+            row.append(spread([100 * statistics.fmean(gain < 0 for gain in of) for of in gains]))
+            row.append(spread([statistics.pstdev(of) for of in gains]))
+        lines.append(f"| {arm} | {' | '.join(row)} |")
+    lines += ["", "| paired difference of accuracy | points [95 % interval] |", "|---|---|"]
+    last = list(found)[-1] if "fedcollab" not in found else "fedcollab"
+    for arm in found:
+        if arm != last:
+            pairs = [
+                statistics.fmean(found[last][seed].values()) - statistics.fmean(found[arm][seed].values())
+                for seed in found[arm]
+            ]
+            lines.append(f"| {last} - {arm} | {interval(pairs)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run what is not there yet and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--arms", nargs="+", help="some of the arms only")
+    parser.add_argument("--rounds", type=int, help="instead of the recipe's")
+    parser.add_argument("--workers", type=int, default=2, help="fits at once")
+    parser.add_argument("--out", default="runs/coalition_study")
+    parser.add_argument(
+        "--tune", nargs="+", metavar=("NAME", "VALUE"), help="try values of a setting on validation data"
+    )
+    parser.add_argument("--set", nargs=argparse.REMAINDER, default=[], help="further words for lightning-fl fit")
+    arguments = parser.parse_args()
+    arms = arguments.arms or list(TASKS[arguments.task][1])
+    variants: list[dict[str, Any]] = [{}]
+    if arguments.tune:
+        variants = [{arguments.tune[0]: float(value)} for value in arguments.tune[1:]]
+        arms = arguments.arms or [arm for arm, callbacks in TASKS[arguments.task][1].items() if callbacks == [None]]
+    with ThreadPoolExecutor(arguments.workers) as pool:
+        started = {
+            (arm, seed, index): pool.submit(run, arguments.task, arm, seed, changes, arguments)
+            for seed in arguments.seeds
+            for index, changes in enumerate(variants)
+            for arm in arms
+        }
+        folders = {key: future.result() for key, future in started.items()}
+    if arguments.tune:
+        for index, changes in enumerate(variants):
+            for arm in arms:
+                values = [validation_accuracy(folders[arm, seed, index]) for seed in arguments.seeds]
+                print(f"{arm} {changes}: validation accuracy {spread(values)}")
+        return
+    found = {arm: {seed: accuracies(folders[arm, seed, 0]) for seed in arguments.seeds} for arm in arms}
+    print(f"{arguments.task}, seeds {arguments.seeds}, {arguments.rounds or 'all'} rounds\n")
+    print(table(found))
+    for arm in arms:
+        for seed in arguments.seeds:
+            record = json.loads((folders[arm, seed, 0] / "summary.json").read_text())
+            if "fedcollab" in record:
+                names = [
+                    ",".join(name.removeprefix("client_") for name in c) for c in record["fedcollab"]["coalitions"]
+                ]
+                print(f"{arm}, seed {seed}: coalitions {' | '.join(names)}")
+
+
+if __name__ == "__main__":
+    main()
