@@ -117,27 +117,28 @@ def test_a_name_without_its_split(name, short):
     assert metric_name(name, "val") == short
 
 
-class TestGains:
-    values = {0: 0.9, 3: 0.5, 4: 0.75, 8: 0.25}
-    reference = {0: 0.5, 3: 0.75, 4: 0.75, 8: 0.125}
+VALUES = {0: 0.9, 3: 0.5, 4: 0.75, 8: 0.25}
+REFERENCE = {0: 0.5, 3: 0.75, 4: 0.75, 8: 0.125}
 
+
+class TestGains:
     def test_by_hand(self):
-        found = gains(self.values, self.reference, higher_is_better=True)
+        found = gains(VALUES, REFERENCE, higher_is_better=True)
         assert found == {0: pytest.approx(0.4), 3: -0.25, 4: 0.0, 8: 0.125}
         assert incentivized_participation_rate(found) == 2 / 4  # a gain of 0 is no reason to take part
         assert share_harmed(found) == 1 / 4
         assert reward_standard_deviation(found) == pytest.approx(np.std([0.4, -0.25, 0.0, 0.125]))
 
     def test_where_lower_is_better_the_sign_turns(self):
-        upwards = gains(self.values, self.reference, higher_is_better=True)
-        downwards = gains(self.values, self.reference, higher_is_better=False)
+        upwards = gains(VALUES, REFERENCE, higher_is_better=True)
+        downwards = gains(VALUES, REFERENCE, higher_is_better=False)
         assert downwards == {client: -gain for client, gain in upwards.items()}
         assert share_harmed(downwards) == incentivized_participation_rate(upwards)
         assert reward_standard_deviation(downwards) == pytest.approx(reward_standard_deviation(upwards))
 
     def test_the_summary_says_the_same(self):
-        summary = summarize_gains(self.values, self.reference, higher_is_better=True)
-        assert summary.clients == gains(self.values, self.reference, higher_is_better=True)
+        summary = summarize_gains(VALUES, REFERENCE, higher_is_better=True)
+        assert summary.clients == gains(VALUES, REFERENCE, higher_is_better=True)
         assert (summary.ipr, summary.harmed, summary.worst) == (0.5, 0.25, -0.25)
         assert summary.mean == pytest.approx((0.4 - 0.25 + 0.125) / 4)
         assert summary.rsd == reward_standard_deviation(summary.clients)

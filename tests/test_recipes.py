@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -16,6 +17,25 @@ from lightning_fl.data.cards import load_card
 from lightning_fl.shipped import available_recipes, find_recipe, recipe_headline
 
 RECIPES = available_recipes()
+DRFLM = [name for name in RECIPES if name.endswith(("_esol", "_freesolv", "_lipophilicity", "_chembl_ic50"))]
+COALITIONS = [name for name in RECIPES if name not in DRFLM]
+#: What each algorithm of these recipes is made of, besides pictures.
+PARTS = {
+    "fedcollab": {"FedCollab", "LocalReference"},
+    "hcct": {"HCCT", "LocalReference"},
+    "fedavg": {"LocalReference"},
+    "finetune": {"FineTuning", "LocalReference"},
+    "local": {"LocalTraining"},
+}
+#: Fewer images, for recipes whose numbers of images are those of a paper.
+SMALLER = {
+    "label_shift": ["--data.train_shares", "null"],
+    "feature_shift": ["--data.partitioner.train", str([12] * 10 + [6] * 10)],
+    "concept_shift": ["--data.partitioner.train", str([12] * 10 + [6] * 10)],
+    "cifar10": ["--data.partitioner.shard_size", "4"],
+    "digit_domains": ["--data.samples_per_client", "30"],
+    "chembl_targets": ["--model.hidden_dim", "4"],
+}
 PAPER = {  # DRFLM, Table 1, GCN: average and worst-client RMSE
     "fedavg_esol": ("0.976", "1.232"),
     "drfa_esol": ("1.204", "1.357"),
@@ -37,7 +57,20 @@ def data_root(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     table = esol_standin(target_name="label", target_unit="log10(mol/L)")
     chosen = range(0, len(table.smiles), len(table.smiles) // 60)
-    names = {yaml.safe_load(path.read_text())["data"]["init_args"]["name"] for path in RECIPES.values()}
+    names = {yaml.safe_load(RECIPES[name].read_text())["data"]["init_args"]["name"] for name in DRFLM}
+    draws = np.random.default_rng(0)
+    for name, shape in {
+        "fashionmnist": (28, 28),
+        "mnist": (28, 28),
+        "usps": (16, 16),
+        "mnistm_subset": (32, 32, 3),
+        "cifar10": (32, 32, 3),
+    }.items():
+        parts = {}
+        for part, count in (("train", 600), ("test", 200)):
+            parts[f"{part}_images"] = draws.integers(0, 256, (count, *shape), dtype=np.uint8)
+            parts[f"{part}_labels"] = np.resize(np.arange(10, dtype=np.uint8), (count, 1))
+        np.savez(folder / f"{name}.npz", **parts)
     for card in map(load_card, sorted(names)):
         columns = {card.smiles: [table.smiles[index] for index in chosen]}
         columns |= {target.name: [float(table.targets[index, 0]) for index in chosen] for target in card.targets}
@@ -67,7 +100,8 @@ def test_the_recipes_are_found_from_any_folder():
     assert sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")) == list(
         RECIPES
     )
-    assert len(RECIPES) >= 12
+    assert len(DRFLM) == 12
+    assert len(COALITIONS) >= 20
     assert set(PAPER) < set(RECIPES)
     for name, path in RECIPES.items():
         assert find_recipe(name) == path
@@ -91,7 +125,45 @@ def test_it_reads_as_an_experiment(name):
     assert max(map(len, text.splitlines())) <= 120
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", COALITIONS)
+def test_coalition_recipes_are_what_their_names_say(name, parser):
+    made = instantiate(parser, parser.parse_args(["--config", name]))
+    callbacks = [type(callback).__name__ for callback in made.trainer.callbacks]
+    known = set().union(*PARTS.values())
+    assert known & set(callbacks) == PARTS[name.partition("_")[0]]
+    assert ("CoalitionFigure" in callbacks) == (name.partition("_")[0] in ("fedcollab", "hcct"))
+    assert ("GainFigure" in callbacks) == ("LocalReference" in callbacks)
+    if name.endswith("shift"):
+        assert (made.trainer.max_rounds, made.trainer.local_epochs, made.data.num_clients) == (200, 1, 20)
+        assert made.model.hparams.learning_rate == 0.1
+
+
+@pytest.mark.filterwarnings("ignore:.*is not the file that card:UserWarning")
+@pytest.mark.parametrize("name", COALITIONS)
+def test_a_coalition_recipe_runs_a_round(name, capsys):
+    words = ["fit", "--config", name, "--trainer.max_rounds", "1", "--trainer.devices", "1"]
+    words += SMALLER.get(name.partition("_")[2], [])
+    assert main(words) == 0, capsys.readouterr().err
+    folder = Path("runs") / name / "version_0"
+    record = json.loads((folder / "summary.json").read_text())
+    assert (record["data_source"], record["rounds"]) == ("measured", 1)
+    metric = "rmse" if "chembl" in name else "acc"
+    clients = record["metrics"]["test"][metric]["clients"]
+    assert len(clients) == record["num_clients"]
+    assert all(math.isfinite(value) and value >= 0 for value in clients.values())
+    figures = {path.name for path in (folder / "figures").iterdir()}
+    assert ("gain_test.png" in figures) == (not name.startswith("local"))
+    assert ("distances.png" in figures) == name.startswith("fedcollab")
+    assert ("merge_tree.png" in figures) == name.startswith("hcct")
+    if name.startswith("fedcollab"):
+        table = pd.read_csv(folder / "distances.csv", index_col=0)
+        assert table.shape == (record["num_clients"],) * 2
+        assert (table.to_numpy() >= 0).all()
+    if not name.startswith("local"):
+        assert set(record["gains_over_local_training"]["test"]) >= {metric, "loss"}
+
+
+@pytest.mark.parametrize("name", DRFLM)
 def test_it_is_what_its_name_says(name, parser):
     config = parser.parse_args(["--config", name])
     made = instantiate(parser, config)
@@ -119,7 +191,7 @@ def test_its_resolved_form_is_the_same_recipe(name, parser, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*is not the file that card:UserWarning")
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", DRFLM)
 def test_it_runs_a_round(name, capsys):
     words = ["fit", "--config", name, "--trainer.max_rounds", "1", "--trainer.local_steps", "1"]
     words += ["--model.hidden_dim", "4", "--trainer.devices", "1", "--data.source", "real"]

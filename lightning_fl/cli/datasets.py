@@ -2,10 +2,11 @@
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_fl.data.cards import Card, available_cards, load_card
+from lightning_fl.data.cards import Card, ImageCard, available_cards, load_card
 from lightning_fl.errors import DataError
 
 __all__ = ["add_arguments", "run"]
@@ -33,7 +34,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
         return 0
     width = max(len(card.name) for card in cards)
     for card in cards:
-        rows = "rows unknown" if card.rows is None else f"{card.rows:,} rows"
+        rows = "rows unknown" if card.num_rows is None else f"{card.num_rows:,} rows"
         print(f"{card.name:{width}}  {card.title}")
         print(f"{'':{width}}  {card.task}, {rows}, licence: {card.licence}")
         print(f"{'':{width}}  {_whereabouts(card)}")
@@ -45,15 +46,13 @@ def _show(card: Card) -> None:
         "name": card.name,
         "title": card.title,
         "task": card.task,
-        "rows": "unknown" if card.rows is None else f"{card.rows:,}",
-        "file": f"{card.file.name} ({card.format})",
-        "molecules": card.smiles,
-        "targets": "; ".join(f"{target.name} [{target.unit}]" for target in card.targets),
-        "groups": ", ".join(card.groups) or "none",
+        "rows": "unknown" if card.num_rows is None else f"{card.num_rows:,}",
+        "file": f"{', '.join(file.name for file in card.files)} ({card.format})" if card.files else "none",
+        **card.details(),
         "licence": card.licence,
         "citation": card.citation,
         "note": card.note,
-        "address": ", ".join(card.file.addresses) or "none: to be fetched by hand",
+        "address": _address(card),
         "found": _whereabouts(card),
         "card": str(card.path),
     }
@@ -61,36 +60,74 @@ def _show(card: Card) -> None:
         print(textwrap.fill(text, 100, initial_indent=f"{key:10} ", subsequent_indent=" " * 11, break_long_words=False))
 
 
-def _whereabouts(card: Card) -> str:
+def _address(card: Card) -> str:
+    if addresses := [address for file in card.files for address in file.addresses]:
+        return ", ".join(addresses)
+    if isinstance(card, ImageCard) and card.torchvision is not None:
+        return f"those of torchvision.datasets.{card.torchvision.dataset}"
+    return "none: to be fetched by hand" if card.files else "none needed"
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Where a data set is, its files' sums, and whether the card accepts them."""
+
+    place: str
+    sha256: str
+    verified: bool
+
+
+def _find(card: Card, *, fetch: bool) -> _Found:
+    """Find or download the files of a data set.
+
+    Raises:
+        DataError: one of them is not to be had.
+    """
+    from lightning_fl.data.image_sources import find_images
     from lightning_fl.data.lookup import find_file
 
+    if isinstance(card, ImageCard):
+        images = find_images(card, allow_download=fetch)
+        return _Found(images.place, ", ".join(images.sha256.values()), images.verified)
+    files = [find_file(card, file, allow_download=fetch) for file in card.files]
+    return _Found(
+        ", ".join(str(file.path) for file in files),
+        ", ".join(file.sha256 for file in files),
+        all(file.verified for file in files),
+    )
+
+
+def _accepted(card: Card) -> list[str]:
+    return [value for file in card.files for value in file.sha256]
+
+
+def _whereabouts(card: Card) -> str:
     try:
-        found = find_file(card, allow_download=False)
+        found = _find(card, fetch=False)
     except DataError:
         return (
             "not here"
             + (", a stand-in is" if card.standin else "")
-            + (f"; lightning-fl datasets {card.name} --fetch" if card.file.addresses else "; to be fetched by hand")
+            + (f"; lightning-fl datasets {card.name} --fetch" if card.can_be_fetched else "; to be fetched by hand")
         )
-    return f"here: {found.path}" + ("" if found.verified else " (its sum is not one of the card's)")
+    known = found.verified or not _accepted(card)
+    return f"here: {found.place}" + ("" if known else " (its sum is not one of the card's)")
 
 
 def _is_fault(card: Card, named: bool, fetch: bool, check: bool) -> bool:
-    """Find or download one file and say so; whether it is missed or, for ``check``, not what the card describes."""
-    from lightning_fl.data.lookup import find_file
-
+    """Find or download a data set and say so; whether it is missed or, for ``check``, not what the card describes."""
     try:
-        found = find_file(card, allow_download=fetch)
+        found = _find(card, fetch=fetch)
     except DataError as error:
-        missed = named or (fetch and bool(card.file.addresses))
+        missed = named or (fetch and card.can_be_fetched)
         print(f"{card.name}: {error if missed else 'not here'}")
         return missed
-    verdict = ""
+    verdict, accepted = "", _accepted(card)
     if check and found.verified:
-        verdict = ", sha256 as in the card"
-    elif check and card.file.sha256:
-        verdict = f", sha256 {found.sha256} is not the card's {' or '.join(card.file.sha256)}"
+        verdict = ", sha256 as in the card" if accepted else ", nothing to compare"
+    elif check and accepted:
+        verdict = f", sha256 {found.sha256} is not the card's {' or '.join(accepted)}"
     elif check:
         verdict = f", sha256 {found.sha256}; the card knows none to compare with"
-    print(f"{card.name}: {found.path}{verdict}")
-    return check and bool(card.file.sha256) and not found.verified
+    print(f"{card.name}: {found.place}{verdict}")
+    return check and bool(accepted) and not found.verified

@@ -8,18 +8,34 @@ import hashlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import requests
 import urllib3
 from filelock import FileLock, Timeout
 
-from lightning_fl.data.cards import Card
+from lightning_fl.data.cards import Card, CardFile
 from lightning_fl.errors import ConfigurationError, DataError
 
-__all__ = ["SOURCES", "FoundFile", "Source", "cache_folder", "download", "file_sha256", "find_file", "resolve_source"]
+__all__ = [
+    "SOURCES",
+    "FoundFile",
+    "Source",
+    "cache_folder",
+    "check_source",
+    "dataset_cache",
+    "download",
+    "file_in_folder",
+    "file_sha256",
+    "find_file",
+    "is_offline",
+    "real_or_standin",
+    "resolve_source",
+    "user_folders",
+]
 
 
 def rank_zero_warn(message: str) -> None:
@@ -38,6 +54,8 @@ def rank_zero_info(message: str) -> None:
 
 Source = Literal["auto", "real", "standin"]
 SOURCES: tuple[Source, ...] = ("auto", "real", "standin")
+
+Found = TypeVar("Found")
 
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 10.0
@@ -71,6 +89,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "lightning-fl"
 
 
+def is_offline() -> bool:
+    """Whether ``$LIGHTNING_FL_OFFLINE`` switches downloads off."""
+    return os.environ.get("LIGHTNING_FL_OFFLINE", "").strip().lower() in ("1", "true", "yes", "on")
+
+
 def file_sha256(path: Path) -> str:
     """The SHA-256 sum of a file, 64 hexadecimal digits."""
     with path.open("rb") as stream:
@@ -84,8 +107,7 @@ def resolve_source(
 
     Args:
         card: the data set.
-        source: ``"real"`` for the file or an error; ``"auto"`` for the file, else the stand-in with a warning, else an
-            error; ``"standin"`` for the stand-in.
+        source: see :func:`real_or_standin`.
         data_root: folder to look in first.
         allow_download: try the card's addresses.
 
@@ -93,17 +115,32 @@ def resolve_source(
         ConfigurationError: ``source`` is unknown, or is ``"standin"`` and the card has none; see :func:`find_file`.
         DataError: the file is not to be had.
     """
-    if source not in SOURCES:
-        raise ConfigurationError(f"source={source!r}: expected one of {', '.join(SOURCES)}.")
+    return real_or_standin(card, source, lambda: find_file(card, data_root=data_root, allow_download=allow_download))
+
+
+def real_or_standin(card: Card, source: Source, find: Callable[[], Found]) -> Found | None:
+    """What ``find`` finds, or ``None`` for the card's embedded stand-in, with a warning.
+
+    Args:
+        card: the data set.
+        source: ``"real"`` for the data or an error; ``"auto"`` for the data, else the stand-in, else an error;
+            ``"standin"`` for the stand-in.
+        find: finds the data, or raises a ``DataError``.
+
+    Raises:
+        ConfigurationError: ``source`` is unknown, or is ``"standin"`` and the card has none.
+        DataError: the data are not to be had.
+    """
+    check_source(source)
     if source == "standin":
         if card.standin is None:
             raise ConfigurationError(
-                f"source='standin': data set {card.name} has no stand-in for these columns. Choose real."
+                f"source='standin': data set {card.name} has no stand-in for these columns or classes. Choose real."
             )
         rank_zero_warn(_standin_warning(card))
         return None
     try:
-        return find_file(card, data_root=data_root, allow_download=allow_download)
+        return find()
     except DataError as error:
         if source == "real" or card.standin is None:
             raise
@@ -111,72 +148,109 @@ def resolve_source(
         return None
 
 
+def check_source(source: str) -> None:
+    """Refuse a source that is not one of :data:`SOURCES`."""
+    if source not in SOURCES:
+        raise ConfigurationError(f"source={source!r}: expected one of {', '.join(SOURCES)}.")
+
+
 def _standin_warning(card: Card) -> str:
-    return f"STAND-IN DATA: computed, not measured. The run's figures say nothing about {card.title}."
+    return f"STAND-IN DATA: {card.standin_words}. The run's figures say nothing about {card.title}."
 
 
-def find_file(card: Card, *, data_root: str | Path | None = None, allow_download: bool = True) -> FoundFile:
+def find_file(
+    card: Card,
+    file: CardFile | None = None,
+    *,
+    data_root: str | Path | None = None,
+    allow_download: bool = True,
+) -> FoundFile:
     """Look in ``data_root``, in ``$LIGHTNING_FL_DATA``, in the cache, then download (unless ``$LIGHTNING_FL_OFFLINE``).
 
     Args:
         card: the data set.
+        file: which of its files; ``None`` for its only one.
         data_root: folder to look in first; must exist.
-        allow_download: try the card's addresses.
+        allow_download: try the file's addresses.
 
     Raises:
         ConfigurationError: ``data_root`` is not a folder.
         DataError: the file is nowhere and cannot be downloaded. The message says where it was looked for, which address
             failed how, and where to put the file.
     """
-    if data_root is not None and not Path(data_root).expanduser().is_dir():
-        raise ConfigurationError(
-            f"data_root={str(data_root)!r} is not a folder: name the one that holds {card.file.name}."
-        )
-    own_folders = [("data_root", data_root), ("LIGHTNING_FL_DATA", os.environ.get("LIGHTNING_FL_DATA"))]
+    if file is None:
+        (file,) = card.files
     looked: list[str] = []
-    for origin, folder in own_folders:
-        if not folder:
-            continue
-        path = Path(folder).expanduser() / card.file.name
-        if path.is_file():
-            found = FoundFile(path, digest := file_sha256(path), digest in card.file.sha256, origin)
-            if card.file.sha256 and not found.verified:
-                rank_zero_warn(
-                    f"{path} is not the file that card {card.name} describes: its sha256 is {digest}, the card accepts "
-                    f"{' or '.join(card.file.sha256)}. It is used as it is, and the run's record names its sum."
-                )
+    for origin, folder in user_folders(data_root, file.name):
+        if (found := file_in_folder(card, file, folder, origin)) is not None:
             return found
-        looked.append(f"{path.parent} ({origin})")
-    cached = cache_folder() / "datasets" / card.name / card.file.name
+        looked.append(f"{folder} ({origin})")
+    cached = dataset_cache(card) / file.name
     if cached.is_file():
         digest = file_sha256(cached)
-        if not card.file.sha256 or digest in card.file.sha256:
-            return FoundFile(cached, digest, digest in card.file.sha256, "cache")
+        if not file.sha256 or digest in file.sha256:
+            return FoundFile(cached, digest, digest in file.sha256, "cache")
         looked.append(f"{cached.parent} (the cache, whose {cached.name} is damaged: sha256 {digest})")
     else:
         looked.append(f"{cached.parent} (the cache)")
-    failure = _fetch(card, cached, allow_download=allow_download)
+    failure = _fetch(card, file, cached, allow_download=allow_download)
     if failure is None:
         return FoundFile(cached, file_sha256(cached), True, "download")
     raise DataError(
-        f"{card.file.name} of data set {card.name} was not found in {', '.join(looked)}; {failure}. "
-        f"Put {card.file.name} in {cached.parent}, or name its folder in data_root or LIGHTNING_FL_DATA."
+        f"{file.name} of data set {card.name} was not found in {', '.join(looked)}; {failure}. "
+        f"Put {file.name} in {cached.parent}, or name its folder in data_root or LIGHTNING_FL_DATA."
     )
 
 
-def _fetch(card: Card, destination: Path, *, allow_download: bool) -> str | None:
-    """Download the card's file; what went wrong, or ``None``."""
-    if not card.file.addresses:
+def user_folders(data_root: str | Path | None, name: str) -> list[tuple[str, Path]]:
+    """The user's own folders with the words for them: ``data_root``, then ``$LIGHTNING_FL_DATA``.
+
+    Args:
+        data_root: folder to look in first; must exist.
+        name: what is looked for, for the message.
+
+    Raises:
+        ConfigurationError: ``data_root`` is not a folder.
+    """
+    if data_root is not None and not Path(data_root).expanduser().is_dir():
+        raise ConfigurationError(f"data_root={str(data_root)!r} is not a folder: name the one that holds {name}.")
+    folders = [("data_root", data_root), ("LIGHTNING_FL_DATA", os.environ.get("LIGHTNING_FL_DATA"))]
+    return [(origin, Path(folder).expanduser()) for origin, folder in folders if folder]
+
+
+def file_in_folder(card: Card, file: CardFile, folder: Path, origin: str) -> FoundFile | None:
+    """A file of the card's in one of the user's folders; another version than the card's is used with a warning."""
+    names = [file.name, f"{file.name}.gz"] if card.may_be_gzipped else [file.name]
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        return None
+    found = FoundFile(path, digest := file_sha256(path), digest in file.sha256, origin)
+    if file.sha256 and not found.verified:
+        rank_zero_warn(
+            f"{path} is not the file that card {card.name} describes: its sha256 is {digest}, the card accepts "
+            f"{' or '.join(file.sha256)}. It is used as it is, and the run's record names its sum."
+        )
+    return found
+
+
+def dataset_cache(card: Card) -> Path:
+    """The folder of the cache that keeps a card's files."""
+    return cache_folder() / "datasets" / card.name
+
+
+def _fetch(card: Card, file: CardFile, destination: Path, *, allow_download: bool) -> str | None:
+    """Download a file of the card's; what went wrong, or ``None``."""
+    if not file.addresses:
         return f"no address is known to download it from (its card, {card.path}, says where it comes from)"
     if not allow_download:
         return "it is not downloaded here (prepare_data() does that, once per machine)"
-    if os.environ.get("LIGHTNING_FL_OFFLINE", "").strip().lower() in ("1", "true", "yes", "on"):
+    if is_offline():
         return "downloads are switched off by LIGHTNING_FL_OFFLINE"
     failures = []
-    for address in card.file.addresses:
+    for address in file.addresses:
         rank_zero_info(f"Downloading {address} to {destination}")
         try:
-            download(address, destination, card.file.sha256)
+            download(address, destination, file.sha256)
         except DataError as error:
             failures.append(str(error).rstrip("."))
         else:

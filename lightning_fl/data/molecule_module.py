@@ -1,31 +1,25 @@
 """Federated data modules of molecules: from a card (MoleculeNet, DrugOOD) or from a CSV file of one's own."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.utils.data import Subset
-
-from lightning_fl.data.cards import Card, CardTarget, load_card
+from lightning_fl.data.cards import CardTarget, MoleculeCard, expect_kind, load_card
 from lightning_fl.data.lookup import SOURCES, FoundFile, Source, cache_folder, file_sha256, resolve_source
-from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
 from lightning_fl.data.molecule_table import DRUGOOD_PARTS, MoleculeTable, read_table
 from lightning_fl.data.molecules import INVALID_POLICIES, Invalid, MoleculeDataset
-from lightning_fl.data.partition import split_indices
 from lightning_fl.data.partitioners import GroupBy, Partitioner
+from lightning_fl.data.shared import OpenedData, SharedDataModule
 from lightning_fl.data.standin import esol_standin
 from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.seeding import run_seed
 
 __all__ = ["DrugOOD", "MoleculeCSV", "MoleculeDataModule", "MoleculeNet"]
 
 
 @dataclass(frozen=True)
-class _Opened:
+class _OpenedTable:
     """Molecules and where they come from: ``source`` for :attr:`FederatedDataModule.source`, ``record`` for the run."""
 
     table: MoleculeTable
@@ -33,88 +27,45 @@ class _Opened:
     record: dict[str, Any]
 
 
-class MoleculeDataModule(FederatedDataModule):
+class MoleculeDataModule(SharedDataModule):
     """Molecules of one table, shared out among clients and then divided inside each client.
 
     ``prepare_data`` (once per machine) downloads where that is needed and fills the cache of features; ``setup`` reads
     them. A subclass says where the table comes from.
 
     Args:
-        partitioner: who gets which molecules.
-        split: shares of every client's molecules for training, validation and test; they sum to 1.
-        split_seed: seed of partition and division; ``None`` for the run's seed.
         invalid: ``"refuse"`` SMILES that RDKit cannot read with an error, or ``"skip"`` them with a warning.
-        **kwargs: ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
-            :class:`~lightning_fl.data.module.FederatedDataModule`.
+        **kwargs: ``partitioner``, ``split``, ``split_seed``, ``stratified``, ``train_shares``, ``batch_size``,
+            ``eval_batch_size``, ``shuffle`` and ``drop_last`` of :class:`~lightning_fl.data.shared.SharedDataModule`.
 
     Raises:
         ConfigurationError: from the constructor, if an argument is not allowed.
         DataError: from ``prepare_data`` and ``setup``, if the data are missing or damaged or a client gets no molecule.
     """
 
-    def __init__(
-        self,
-        *,
-        partitioner: Partitioner,
-        split: tuple[float, float, float] = (0.8, 0.1, 0.1),
-        split_seed: int | None = None,
-        invalid: Invalid = "refuse",
-        **kwargs: Any,
-    ) -> None:
+    sample_noun = "molecule"
+
+    def __init__(self, *, invalid: Invalid = "refuse", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if invalid not in INVALID_POLICIES:
             raise ConfigurationError(f"invalid={invalid!r}: expected one of {', '.join(INVALID_POLICIES)}.")
-        split_indices(torch.arange(3), split, 0, 0)  # refuses a wrong split now, not after the download
-        self.partitioner = partitioner
-        self.split = split
-        self.split_seed = split_seed
         self.invalid = invalid
-        self._opened: _Opened | None = None
-        self._dataset: MoleculeDataset | None = None
-        self._indices: list[dict[Split, Tensor]] | None = None
-        self._seed = 0
 
     @abstractmethod
-    def _open(self, *, allow_download: bool) -> _Opened:
+    def _open_table(self, *, allow_download: bool) -> _OpenedTable:
         """Find and read the table."""
 
-    def prepare_data(self) -> None:
-        """Find or download the file and featurise it (one process per machine)."""
-        self._load(allow_download=True)
-
-    def setup(self, stage: str | None = None) -> None:
-        """Read the molecules and share them out (every process; the same in each)."""
-        if self._indices is not None:
-            return
-        dataset = self._load(allow_download=False)
-        self._seed = run_seed() if self.split_seed is None else self.split_seed
-        clients = self.partitioner(dataset, self._seed)
-        names = self.partitioner.names or [str(client) for client in range(len(clients))]
-        for name, indices in zip(names, clients, strict=True):
-            if len(indices) == 0:
-                raise DataError(
-                    f"client {name} of {len(clients)} gets no molecule of the {len(dataset)}: take fewer clients or a "
-                    "more even partition."
-                )
-        self._indices = [
-            split_indices(indices, self.split, self._seed, client) for client, indices in enumerate(clients)
-        ]
-
-    def _load(self, *, allow_download: bool) -> MoleculeDataset:
-        if self._dataset is None:
-            self._opened = self._open(allow_download=allow_download)
-            self._dataset = MoleculeDataset(
-                self._opened.table, invalid=self.invalid, cache=cache_folder() / "molecules"
-            )
-            self.source = self._opened.source
-        return self._dataset
+    def _open(self, *, allow_download: bool) -> OpenedData:
+        opened = self._open_table(allow_download=allow_download)
+        dataset = MoleculeDataset(opened.table, invalid=self.invalid, cache=cache_folder() / "molecules")
+        return OpenedData({"train": dataset}, opened.source, opened.record | {"molecules": len(dataset)})
 
     @property
     def dataset(self) -> MoleculeDataset:
         """All molecules, once ``prepare_data`` or ``setup`` has run."""
-        if self._dataset is None:
-            raise DataError("the molecules are not read yet: call prepare_data() and setup('fit') first.")
-        return self._dataset
+        dataset = self._data.datasets["train"]
+        assert isinstance(dataset, MoleculeDataset)
+        return dataset
 
     @property
     def target_names(self) -> list[str]:
@@ -126,52 +77,9 @@ class MoleculeDataModule(FederatedDataModule):
         """Their units."""
         return self.dataset.target_units
 
-    @property
-    def num_clients(self) -> int:
-        """Number of clients N."""
-        if self._indices is None and self.partitioner.num_clients is not None:
-            return self.partitioner.num_clients
-        return len(self._shares)
-
-    @property
-    def _shares(self) -> list[dict[Split, Tensor]]:
-        if self._indices is None:
-            raise DataError("the molecules are not shared out yet: call prepare_data() and setup('fit') first.")
-        return self._indices
-
-    def client_data(self, client: int, split: Split) -> Subset | None:
-        """A view of the data set that all clients share; ``None`` where the client has nothing in this split."""
-        indices = self._shares[client][split]
-        return Subset(self.dataset, indices.tolist()) if len(indices) else None
-
-    def client_names(self) -> list[str]:
-        """The groups' names where each group is a client."""
-        return list(self.partitioner.names) if self.partitioner.names else super().client_names()
-
-    def client_sizes(self) -> Sequence[int]:
-        """Training molecules per client."""
-        return self.num_samples("train")
-
-    def num_samples(self, split: Split) -> list[int]:
-        """Molecules per client in a split."""
-        return [len(parts[split]) for parts in self._shares]
-
     def describe(self) -> Mapping[str, Any]:
         """Origin, file, sum, units, licence, partition and sizes, for the run's record."""
-        sizes = {split: self.num_samples(split) for split in SPLITS}
-        assert self._opened is not None  # num_samples raises before setup
-        return {
-            **super().describe(),
-            **self._opened.record,
-            "molecules": len(self.dataset),
-            "target_names": self.target_names,
-            "target_units": self.target_units,
-            "partitioner": self.partitioner.describe(),
-            "split": list(self.split),
-            "split_seed": self._seed,
-            "client_names": self.client_names(),
-            "client_sizes": sizes,
-        }
+        return {**super().describe(), "target_names": self.target_names, "target_units": self.target_units}
 
 
 class MoleculeNet(MoleculeDataModule):
@@ -205,11 +113,11 @@ class MoleculeNet(MoleculeDataModule):
         super().__init__(**kwargs)
         if source not in SOURCES:
             raise ConfigurationError(f"source={source!r}: expected one of {', '.join(SOURCES)}.")
-        self.card = _with_columns(load_card(name), smiles_column, target_columns)
+        self.card = _with_columns(expect_kind(load_card(name), MoleculeCard), smiles_column, target_columns)
         self.source_choice: Source = source
         self.data_root = data_root
 
-    def _open(self, *, allow_download: bool) -> _Opened:
+    def _open_table(self, *, allow_download: bool) -> _OpenedTable:
         found = resolve_source(
             self.card, source=self.source_choice, data_root=self.data_root, allow_download=allow_download
         )
@@ -246,7 +154,7 @@ class DrugOOD(MoleculeDataModule):
             raise ConfigurationError(f"path={path!r} and data_root={data_root!r}: give one of them.")
         if parts is not None and (not parts or not set(parts) <= set(DRUGOOD_PARTS)):
             raise ConfigurationError(f"parts={parts!r}: name one or more of {', '.join(DRUGOOD_PARTS)}.")
-        self.card = load_card(card)
+        self.card = expect_kind(load_card(card), MoleculeCard)
         if self.card.format != "drugood-json":
             raise ConfigurationError(
                 f"card={card!r} describes a file of format {self.card.format}, not drugood-json: use MoleculeNet."
@@ -255,7 +163,7 @@ class DrugOOD(MoleculeDataModule):
         self.data_root = data_root
         self.parts = parts
 
-    def _open(self, *, allow_download: bool) -> _Opened:
+    def _open_table(self, *, allow_download: bool) -> _OpenedTable:
         if self.path is None:
             found = resolve_source(self.card, source="real", data_root=self.data_root, allow_download=allow_download)
             assert found is not None  # "real" finds the file or raises
@@ -310,7 +218,7 @@ class MoleculeCSV(MoleculeDataModule):
         self.smiles_column = smiles_column
         self.group_column = group_column
 
-    def _open(self, *, allow_download: bool) -> _Opened:
+    def _open_table(self, *, allow_download: bool) -> _OpenedTable:
         path = _existing(self.path)
         table = read_table(
             path,
@@ -320,7 +228,7 @@ class MoleculeCSV(MoleculeDataModule):
             units=self.units,
             required=[self.group_column] if self.group_column else [],
         )
-        return _Opened(table, "user", {"file": path.name, "sha256": file_sha256(path), "rows": len(table.smiles)})
+        return _OpenedTable(table, "user", {"file": path.name, "sha256": file_sha256(path), "rows": len(table.smiles)})
 
 
 def _existing(path: str) -> Path:
@@ -330,7 +238,7 @@ def _existing(path: str) -> Path:
     return found
 
 
-def _with_columns(card: Card, smiles: str | None, targets: list[str] | None) -> Card:
+def _with_columns(card: MoleculeCard, smiles: str | None, targets: list[str] | None) -> MoleculeCard:
     """The card with the user's columns in place of its own."""
     if targets is not None and not targets:
         raise ConfigurationError("target_columns=[]: name at least one column to predict, or leave it out.")
@@ -343,7 +251,7 @@ def _with_columns(card: Card, smiles: str | None, targets: list[str] | None) -> 
     return replace(card, smiles=smiles or card.smiles, targets=chosen, standin=standin)
 
 
-def _open_card(card: Card, found: FoundFile, parts: list[str] | None = None) -> _Opened:
+def _open_card(card: MoleculeCard, found: FoundFile, parts: list[str] | None = None) -> _OpenedTable:
     table = read_table(
         found.path,
         file_format=card.format,
@@ -354,27 +262,23 @@ def _open_card(card: Card, found: FoundFile, parts: list[str] | None = None) -> 
         parts=parts,
     )
     record = {
-        **_card_record(card),
+        **card.describe(),
         "file": found.path.name,
         "sha256": found.sha256,
         "verified": found.verified,
         "rows": len(table.smiles),
     }
-    return _Opened(table, "measured", record | ({"parts": parts} if parts else {}))
+    return _OpenedTable(table, "measured", record | ({"parts": parts} if parts else {}))
 
 
-def _open_standin(card: Card) -> _Opened:
+def _open_standin(card: MoleculeCard) -> _OpenedTable:
     (target,) = card.targets
     table = esol_standin(target_name=target.name, target_unit=target.unit)
-    record = _card_record(card) | {
+    record = card.describe() | {
         "title": f"STAND-IN (computed molecules) for {card.title}",
         "file": None,
         "sha256": None,
         "verified": False,
         "rows": len(table.smiles),
     }
-    return _Opened(table, "stand-in", record)
-
-
-def _card_record(card: Card) -> dict[str, Any]:
-    return {"name": card.name, "title": card.title, "licence": card.licence, "citation": card.citation}
+    return _OpenedTable(table, "stand-in", record)

@@ -10,14 +10,34 @@ from lightning_fl.functional.drflm import (
     sample_gamma,
     sampling_weights_update,
 )
+from lightning_fl.functional.fedcollab import coalition_objective, join_coalitions, solve_coalitions
+from lightning_fl.functional.hcct import (
+    Merge,
+    Partition,
+    gram_matrix,
+    hierarchical_partition,
+    join_group,
+    most_telling_layer,
+    partition_from_gram,
+)
 
 __all__ = [
+    "Merge",
+    "Partition",
+    "coalition_objective",
     "draw_cohort",
     "draw_subset",
+    "gram_matrix",
+    "hierarchical_partition",
+    "join_coalitions",
+    "join_group",
     "loss_estimate",
     "mix",
+    "most_telling_layer",
+    "partition_from_gram",
     "project_simplex",
     "sample_dirichlet",
     "sample_gamma",
     "sampling_weights_update",
+    "solve_coalitions",
 ]

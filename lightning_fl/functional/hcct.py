@@ -1,7 +1,8 @@
 """The mathematics of HCCT: a partition of the clients from the directions of their updates and their data counts.
 
-Hierarchical clustering-based collaborative training, "How to Collaborate: Towards Maximizing the Generalization
-Performance in Cross-Silo Federated Learning", https://arxiv.org/abs/2401.13236, algorithm 2 and equations 8 to 19.
+Sun, Kountouris, Zhang, "How to Collaborate: Towards Maximizing the Generalization Performance in Cross-Silo Federated
+Learning", IEEE Transactions on Mobile Computing 2024, https://arxiv.org/abs/2401.13236, algorithm 2 and equations 8 to
+20: hierarchical clustering-based collaborative training.
 
 | paper | here | shape |
 |---|---|---|
@@ -147,15 +148,16 @@ def partition_from_gram(gram: Tensor, num_samples: Sequence[int] | Tensor, trade
     inner, samples = _check(gram, num_samples, tradeoff)
     cosines = _weighted_cosines(inner, samples)
     inner = inner * samples[:, None] * samples
+    scales = inner.diagonal().copy()
     # Groups are kept in the order of their smallest client, so that the first of equal gains is the one to take.
-    members = [(client,) for client in range(len(samples))]
+    members: list[tuple[int, ...]] = [(client,) for client in range(len(samples))]
     counts = np.ones(len(samples))
     utilities = 1 - tradeoff / np.sqrt(samples)
+    slack = _slack(samples, tradeoff)
     merges: list[Merge] = []
     while len(members) > 1:
-        merged = _merged_utilities(counts, samples, cosines, inner, tradeoff)
+        merged = _merged_utilities(counts, samples, cosines, inner, scales, tradeoff)
         gains = np.where(np.tri(len(members), dtype=bool), -np.inf, merged - utilities[:, None] - utilities)
-        slack = _ROUNDING * (1 + tradeoff) * counts.sum()
         best = gains.max()
         if best <= slack:
             break
@@ -163,12 +165,9 @@ def partition_from_gram(gram: Tensor, num_samples: Sequence[int] | Tensor, trade
         merges.append(Merge(members[first], members[second], float(gains[first, second])))
         utilities[first] = merged[first, second]
         members[first] = tuple(sorted(members[first] + members.pop(second)))
-        counts, samples, utilities = (
-            _absorb(counts, first, second),
-            _absorb(samples, first, second),
-            np.delete(utilities, second),
-        )
-        cosines, inner = (_absorb(_absorb(matrix, first, second).T, first, second).T for matrix in (cosines, inner))
+        utilities = np.delete(utilities, second)
+        counts, samples, scales = (_absorb(sums, first, second) for sums in (counts, samples, scales))
+        cosines, inner = (_absorb(_absorb(sums, first, second).T, first, second).T for sums in (cosines, inner))
     labels = [0] * gram.shape[0]
     for label, group in enumerate(members):
         for client in group:
@@ -201,20 +200,23 @@ def join_group(
             f"{len(labels)} labels and newcomer={newcomer} for a Gram matrix of {len(samples)} clients: give one label"
             f" per client (the newcomer's is not read) and a newcomer from 0 to {len(samples) - 1}."
         )
-    others = np.array([client for client in range(len(samples)) if client != newcomer], dtype=np.int64)
-    used = sorted({labels[client] for client in others})
-    cosines = _weighted_cosines(inner, samples)
+    used = sorted({labels[client] for client in range(len(samples)) if client != newcomer})
+    member = np.array([[label == other for label in labels] for other in used] + [[False] * len(labels)], dtype=float)
+    member[:, newcomer] = 0
+    member[-1, newcomer] = 1
+    cosines = member @ _weighted_cosines(inner, samples) @ member.T
     inner = inner * samples[:, None] * samples
-    chosen, best = max(used, default=-1) + 1, _ROUNDING * (1 + tradeoff) * len(samples)
-    for label in used:
-        group = others[[labels[client] == label for client in others]]
-        utilities = [
-            _group_utility(clients, samples, cosines, inner, tradeoff)
-            for clients in (np.append(group, newcomer), group, np.array([newcomer]))
-        ]
-        gain = utilities[0] - utilities[1] - utilities[2]
-        if gain > best:
-            chosen, best = label, gain
+    counts, masses, scales = member.sum(1), member @ samples, member @ inner.diagonal()
+    inner = member @ inner @ member.T
+    similarity = np.where(counts > 1, _cosine_sum(cosines.diagonal(), inner.diagonal(), scales, counts), 1)
+    utilities = similarity - tradeoff * counts / np.sqrt(masses)
+    merged = _merged_utilities(counts, masses, cosines, inner, scales, tradeoff)
+    gains = merged[-1, :-1] - utilities[:-1] - utilities[-1]
+    slack = _slack(samples, tradeoff)
+    if gains.max(initial=0) > slack:
+        chosen = used[int((gains >= gains.max() - slack).argmax())]
+    else:
+        chosen = max(used, default=-1) + 1
     joined = list(labels)
     joined[newcomer] = chosen
     return joined
@@ -318,6 +320,11 @@ def _check(gram: Tensor, num_samples: Sequence[int] | Tensor, tradeoff: float) -
     return inner, _counts(num_samples, len(gram))
 
 
+def _slack(samples: _Array, tradeoff: float) -> float:
+    """How far rounding can move a gain from 0, or equal gains apart."""
+    return float(_ROUNDING * len(samples) * (1 + tradeoff / np.sqrt(samples.min())))
+
+
 def _weighted_cosines(inner: _Array, samples: _Array) -> _Array:
     """Entry [n, j]: ⟨g_n / ‖g_n‖, m_j g_j⟩, 0 where g_n is zero. Sums of blocks are what the group cosines need."""
     norms = np.sqrt(inner.diagonal())
@@ -325,31 +332,23 @@ def _weighted_cosines(inner: _Array, samples: _Array) -> _Array:
 
 
 def _cosine_sum(directional: _Array, squared_norm: _Array, scale: _Array, counts: _Array) -> _Array:
-    """Σ_n s(g_n, g_k) over the members of a group: 0 where the group's update cancels to zero."""
+    """Σ_n s(g_n, g_k) over the members of groups: 0 where a group's update cancels, next to its parts (``scale``)."""
     nonzero = squared_norm > _ROUNDING * scale
     cosines = np.divide(directional, np.sqrt(np.where(nonzero, squared_norm, 1)))
     return np.where(nonzero, np.clip(cosines, -counts, counts), 0)
 
 
-def _merged_utilities(counts: _Array, samples: _Array, cosines: _Array, inner: _Array, tradeoff: float) -> _Array:
+def _merged_utilities(
+    counts: _Array, samples: _Array, cosines: _Array, inner: _Array, scales: _Array, tradeoff: float
+) -> _Array:
     """U(a ∪ b) for all pairs of groups, shape [K, K]; the diagonal means nothing."""
     sizes = counts[:, None] + counts
     own = inner.diagonal()
     squared_norm = own[:, None] + own + 2 * inner
     alone = cosines.diagonal()
     directional = alone[:, None] + alone + cosines + cosines.T
-    similarity = _cosine_sum(directional, squared_norm, own[:, None] + own, sizes)
+    similarity = _cosine_sum(directional, squared_norm, scales[:, None] + scales, sizes)
     return similarity - tradeoff * sizes / np.sqrt(samples[:, None] + samples)
-
-
-def _group_utility(clients: npt.NDArray[np.int64], samples: _Array, cosines: _Array, inner: _Array, tradeoff: float) -> float:
-    """U of one group."""
-    block = np.ix_(clients, clients)
-    count = np.float64(len(clients))
-    similarity = 1.0
-    if len(clients) > 1:
-        similarity = _cosine_sum(cosines[block].sum(), inner[block].sum(), inner[block].trace(), count)
-    return float(similarity - tradeoff * count / np.sqrt(samples[clients].sum()))
 
 
 def _absorb(values: _Array, first: int, second: int) -> _Array:

@@ -1,5 +1,7 @@
 """Models that recipes can name. Any LightningModule works as well as these."""
 
 from lightning_fl.models.molecule import MoleculeModel
+from lightning_fl.models.networks import build_network
+from lightning_fl.models.vision import ClassificationModel
 
-__all__ = ["MoleculeModel"]
+__all__ = ["ClassificationModel", "MoleculeModel", "build_network"]

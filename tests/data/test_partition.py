@@ -110,6 +110,50 @@ def test_shares_are_met_exactly():
     assert [labels[part].bincount(minlength=2).tolist() for part in parts] == [[10, 0], [5, 20], [5, 0]]
 
 
+def test_shares_below_1_leave_samples_unused():
+    labels = torch.tensor([0, 1] * 20)
+    # Class 0: the first 10 of 20 and then 5; class 1: none at all.
+    parts = partition.by_shares(labels, torch.tensor([[0.5, 0.25], [0.0, 0.0]]), seed=0)
+    assert [labels[part].bincount(minlength=2).tolist() for part in parts] == [[10, 0], [5, 0]]
+    assert len(torch.cat(parts).unique()) == 15
+
+
+def test_counts_are_met_exactly_and_refuse():
+    labels = torch.tensor([0, 1, 1] * 10)
+    counts = torch.tensor([[3, 7], [0, 12]])
+    parts = partition.by_counts(labels, counts, seed=1)
+    assert torch.equal(torch.stack([labels[part].bincount(minlength=2) for part in parts], dim=1), counts)
+    assert all((part.diff() > 0).all() for part in parts)
+    assert len(torch.cat(parts).unique()) == 22
+    with pytest.raises(DataError, match="class 0 has 10 samples, the clients need 11 of it"):
+        partition.by_counts(labels, torch.tensor([[4, 7], [0, 0]]), 0)
+    for wrong in (torch.tensor([[-1, 1]]), torch.tensor([[1.0]]), torch.tensor([1])):
+        with pytest.raises(ConfigurationError, match="matrix .classes, clients. of whole"):
+            partition.by_counts(labels, wrong, 0)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 3))
+@settings(max_examples=50, deadline=None)
+def test_sizes_are_exact_at_random_and_stratified(sizes, seed):
+    labels = torch.arange(240) % 4
+    for parts in (partition.by_sizes(240, sizes, seed), partition.by_sizes_stratified(labels, sizes, seed)):
+        assert [len(part) for part in parts] == sizes
+        assert len(torch.cat(parts).unique()) == sum(sizes)
+        assert all((part.diff() > 0).all() for part in parts)
+    for part, size in zip(parts, sizes, strict=True):  # the stratified ones: quarters, give or take rounding
+        assert (labels[part].bincount(minlength=4) - size / 4).abs().max() < 2
+
+
+def test_sizes_refuse():
+    for make in (partition.by_sizes, lambda n, *rest: partition.by_sizes_stratified(torch.zeros(n).long(), *rest)):
+        with pytest.raises(DataError, match="2 clients need 11 samples together, there are 10"):
+            make(10, [5, 6], 0)
+        with pytest.raises(ConfigurationError, match=r"sizes=\[3, 0\]: give a whole number"):
+            make(10, [3, 0], 0)
+        with pytest.raises(ConfigurationError, match=r"sizes=\[\]"):
+            make(10, [], 0)
+
+
 def test_shares_refuse():
     with pytest.raises(ConfigurationError, match="rows sum to 1"):
         partition.by_shares(torch.tensor([0, 1]), torch.ones(2, 2), 0)

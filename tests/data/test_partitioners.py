@@ -3,7 +3,16 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 from lightning_fl.data import partition
-from lightning_fl.data.partitioners import IID, Dirichlet, GroupBy, Partitioner, Pathological, Quantity, Scaffold
+from lightning_fl.data.partitioners import (
+    IID,
+    Dirichlet,
+    GroupBy,
+    Partitioner,
+    Pathological,
+    Quantity,
+    Scaffold,
+    Sizes,
+)
 from lightning_fl.errors import ConfigurationError, DataError
 
 
@@ -32,6 +41,22 @@ def _lists(parts):
     [
         (IID(num_clients=3), LABELLED, lambda: partition.iid(100, 3, 5)),
         (Quantity(ratios=[7, 2, 1]), LABELLED, lambda: partition.quantity(100, [7, 2, 1], 5)),
+        (
+            IID(num_clients=3, stratified=True),
+            LABELLED,
+            lambda: partition.by_sizes_stratified(LABELLED.tensors[1], [34, 33, 33], 5),
+        ),
+        (
+            Quantity(ratios=[7, 2, 1], stratified=True),
+            REAL,
+            lambda: partition.by_sizes_stratified(partition.bin_targets(REAL.tensors[1][:, 0], 10), [70, 20, 10], 5),
+        ),
+        (Sizes(train=[7, 50], stratified=False), LABELLED, lambda: partition.by_sizes(100, [7, 50], 5)),
+        (
+            Sizes(train=[7, 50]),
+            LABELLED,
+            lambda: partition.by_sizes_stratified(LABELLED.tensors[1], [7, 50], 5),
+        ),
         (
             Dirichlet(num_clients=3, alpha=0.5),
             LABELLED,
@@ -68,7 +93,12 @@ def test_group_names_are_known_after_a_call():
     by_assay(MOLECULES, 0)
     assert by_assay.names == ["a", "b", "c"]
     assert by_assay.describe() == {"name": "GroupBy", "num_clients": None, "ratios": None, "column": "assay"}
-    assert Quantity(ratios=[7, 2, 1]).describe() == {"name": "Quantity", "num_clients": 3, "ratios": [7, 2, 1]}
+    assert Quantity(ratios=[7, 2, 1]).describe() == {
+        "name": "Quantity",
+        "num_clients": 3,
+        "ratios": [7, 2, 1],
+        "stratified": False,
+    }
 
 
 def test_keys_are_read_through_subsets():
@@ -116,6 +146,27 @@ def test_a_group_has_one_client_in_all_splits():
     assert len(parts["train"][3]) == 0
 
 
+def test_stratified_parts_are_alike_and_sizes_leave_the_rest():
+    labels = LABELLED.tensors[1]  # five classes of 20
+    for partitioner in (IID(num_clients=4, stratified=True), Quantity(ratios=[1, 1, 1, 1], stratified=True)):
+        assert [labels[part].bincount().tolist() for part in partitioner(LABELLED, 0)] == [[5] * 5] * 4
+    counts = [labels[part].bincount().tolist() for part in Sizes(train=[25, 50])(LABELLED, 0)]
+    assert counts == [[5] * 5, [10] * 5]
+    # All samples used up.
+    assert [len(part) for part in Sizes(train=[99, 1])(LABELLED, 0)] == [99, 1]
+
+
+def test_sizes_are_of_the_training_data_and_the_rest_is_shared_equally():
+    test = TensorDataset(torch.arange(5).repeat(6))
+    parts = Sizes(train=[40, 5]).partition_splits({"train": LABELLED, "test": test}, 0)
+    assert [len(part) for part in parts["train"]] == [40, 5]
+    assert [test.tensors[0][part].bincount().tolist() for part in parts["test"]] == [[3] * 5] * 2
+    with pytest.raises(DataError, match="train data: 2 clients need 101 samples together, there are 100"):
+        Sizes(train=[100, 1]).partition_splits({"train": LABELLED, "test": test}, 0)
+    with pytest.raises(DataError, match="test data: 31 clients share 30 samples"):
+        Sizes(train=[1] * 31).partition_splits({"train": LABELLED, "test": test}, 0)
+
+
 def test_several_targets_need_a_choice():
     data = TensorDataset(torch.stack([torch.arange(40) % 2, torch.arange(40) % 4], dim=1))
     parts = Dirichlet(num_clients=2, alpha=1.0, target=1)(data, 0)
@@ -124,6 +175,8 @@ def test_several_targets_need_a_choice():
         Dirichlet(num_clients=2, alpha=1.0)(data, 0)
     with pytest.raises(DataError, match=r"target=2: the targets have the columns 0..1"):
         Dirichlet(num_clients=2, alpha=1.0, target=2)(data, 0)
+    with pytest.raises(DataError, match="set stratified to false, or give one class per sample"):
+        IID(num_clients=2, stratified=True)(data, 0)
 
 
 def test_an_own_partitioner_needs_its_call_only():
@@ -147,6 +200,8 @@ def test_an_error_names_the_split():
     [
         (lambda: IID(num_clients=0), "num_clients=0"),
         (lambda: Quantity(ratios=[1, -1]), "positive number per client"),
+        (lambda: Sizes(train=[1, 0]), r"sizes=\[1, 0\]: give a whole number of at least 1"),
+        (lambda: Sizes(train=[]), r"sizes=\[\]"),
         (lambda: Dirichlet(num_clients=2, alpha=0), "alpha=0"),
         (lambda: Dirichlet(num_clients=2, alpha=1, num_bins=0), "num_bins=0"),
         (lambda: Dirichlet(num_clients=2, alpha=1, min_samples=0), "min_samples=0"),

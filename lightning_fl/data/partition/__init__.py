@@ -1,7 +1,7 @@
 """How the samples of one data set are shared out among clients: pure functions from labels or keys to indices.
 
-Every partition is a list with one int64 tensor per client: disjoint, ascending indices that cover all samples. The
-same arguments and seed give the same partition in every process.
+Every partition is a list with one int64 tensor per client: disjoint, ascending indices. They cover all samples unless
+the function says what is left unused. The same arguments and seed give the same partition in every process.
 """
 
 from lightning_fl.data.partition.groups import (
@@ -14,29 +14,45 @@ from lightning_fl.data.partition.groups import (
 )
 from lightning_fl.data.partition.labels import (
     bin_targets,
+    by_counts,
     by_shares,
+    by_sizes_stratified,
     dirichlet,
     dirichlet_shares,
     pathological,
     pathological_shares,
+    type_shares,
 )
-from lightning_fl.data.partition.sizes import apportion, iid, quantity, split_indices
+from lightning_fl.data.partition.shards import by_shards, half_normal_counts, one_class_shards, shard_holdings
+from lightning_fl.data.partition.sizes import apportion, by_sizes, iid, quantity, quantity_sizes, split_indices
+from lightning_fl.data.partition.stratified import split_stratified, stratified_parts
 
 __all__ = [
     "apportion",
     "bin_targets",
+    "by_counts",
     "by_group",
+    "by_shards",
     "by_shares",
+    "by_sizes",
+    "by_sizes_stratified",
     "deal_groups",
     "dirichlet",
     "dirichlet_shares",
+    "half_normal_counts",
     "iid",
     "indices_of_clients",
     "murcko_scaffolds",
+    "one_class_shards",
     "pathological",
     "pathological_shares",
     "quantity",
+    "quantity_sizes",
     "scaffold",
+    "shard_holdings",
     "sorted_groups",
     "split_indices",
+    "split_stratified",
+    "stratified_parts",
+    "type_shares",
 ]

@@ -1,25 +1,35 @@
 """Partitions by label: who holds which share of which class."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fl.data.partition.sizes import check_num_clients
+from lightning_fl.data.partition.sizes import check_num_clients, check_sizes
+from lightning_fl.data.partition.stratified import stratified_parts
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.functional.dirichlet import sample_dirichlet
 from lightning_fl.seeding import generator
 
 __all__ = [
     "bin_targets",
+    "by_counts",
     "by_shares",
+    "by_sizes_stratified",
     "check_alpha",
+    "check_type_shares",
+    "checked_labels",
     "dirichlet",
     "dirichlet_shares",
     "pathological",
     "pathological_shares",
+    "type_shares",
 ]
+
+#: How far a sum of shares may be from 1, for rounding.
+_SUM_TOLERANCE = 1e-5
 
 
 def bin_targets(values: Tensor, num_bins: int) -> Tensor:
@@ -55,43 +65,81 @@ def bin_targets(values: Tensor, num_bins: int) -> Tensor:
 def by_shares(labels: Tensor, shares: Tensor, seed: int) -> list[Tensor]:
     """Share out the samples of every class: client i gets the share ``shares[c, i]`` of class c.
 
-    The samples of a class are shuffled and cut at the rounded cumulative shares, so that all are dealt.
+    The samples of a class are shuffled and cut at the rounded cumulative shares. Where a row sums to 1, all of the
+    class are dealt; where it sums to less, the rest is nobody's.
 
     Args:
         labels: classes ``0..C-1``, integers, shape [n].
-        shares: >= 0 with rows that sum to 1, shape [C, N].
+        shares: >= 0 with rows that sum to 1 at most, shape [C, N].
         seed: seed of the partition.
 
     Returns:
         A list of N index tensors; a client whose shares round to nothing has none.
 
     Raises:
-        ConfigurationError: if a share is negative or a row does not sum to 1.
+        ConfigurationError: if a share is negative or a row sums to more than 1.
         DataError: if the labels are not a vector of integers in ``0..C-1``.
     """
-    if (
-        shares.ndim != 2
-        or (shares < 0).any()
-        or not torch.allclose(shares.sum(1).double(), torch.ones(len(shares), dtype=torch.float64))
-    ):
+    if shares.ndim != 2 or not (shares >= 0).all() or (shares.double().sum(1) > 1 + _SUM_TOLERANCE).any():
         raise ConfigurationError(
             f"shares of shape {list(shares.shape)}: give a matrix [classes, clients] of numbers >= 0 whose rows sum to"
-            " 1."
+            " 1, or to less where some samples are to stay unused."
         )
-    labels = _checked_labels(labels)
-    if int(labels.max()) >= len(shares):
+    labels = checked_labels(labels, len(shares))
+    return by_counts(labels, _class_counts(labels, shares), seed)
+
+
+def by_counts(labels: Tensor, counts: Tensor, seed: int) -> list[Tensor]:
+    """Deal a given number of samples of every class to every client, drawn at random; the rest is nobody's.
+
+    Args:
+        labels: classes ``0..C-1``, integers, shape [n].
+        counts: samples of class c for client i, >= 0, integers, shape [C, N].
+        seed: seed of the partition.
+
+    Raises:
+        ConfigurationError: if ``counts`` is not a matrix of integers >= 0.
+        DataError: if the labels are not a vector of integers in ``0..C-1``, or a class has too few samples.
+    """
+    if counts.ndim != 2 or counts.is_floating_point() or (counts < 0).any():
+        raise ConfigurationError(
+            f"counts of shape {list(counts.shape)} and type {counts.dtype}: give a matrix [classes, clients] of whole"
+            " numbers >= 0."
+        )
+    labels = checked_labels(labels, len(counts))
+    sizes = torch.bincount(labels, minlength=len(counts))
+    if (short := (counts.sum(1) > sizes).nonzero()).numel():
+        label = int(short[0])
         raise DataError(
-            f"labels go up to {int(labels.max())}, the shares have rows for {len(shares)} classes only: give one row"
-            " per class."
+            f"class {label} has {int(sizes[label])} samples, the clients need {int(counts[label].sum())} of it: take"
+            " fewer or smaller parts."
         )
     rng = generator(seed, "partition", "by_shares")
-    parts: list[list[Tensor]] = [[] for _ in range(shares.shape[1])]
-    for label, counts in enumerate(_class_counts(labels, shares).tolist()):
+    parts: list[list[Tensor]] = [[] for _ in range(counts.shape[1])]
+    for label, of_class in enumerate(counts.tolist()):
         members = (labels == label).nonzero().squeeze(1)
-        members = members[torch.randperm(len(members), generator=rng)]
-        for part, chosen in zip(parts, members.split(counts), strict=True):
+        members = members[torch.randperm(len(members), generator=rng)][: sum(of_class)]
+        for part, chosen in zip(parts, members.split(of_class), strict=True):
             part.append(chosen)
     return [torch.cat(part).sort().values for part in parts]
+
+
+def by_sizes_stratified(labels: Tensor, sizes: Sequence[int], seed: int) -> list[Tensor]:
+    """Random parts of given sizes, each with the classes in the proportions of the whole; the rest is nobody's.
+
+    See :func:`~lightning_fl.data.partition.stratified.stratified_parts` for how sizes become whole numbers per class.
+
+    Args:
+        labels: classes, integers >= 0, shape [n]; for real targets see :func:`bin_targets`.
+        sizes: samples of every client, each at least 1.
+        seed: seed of the partition.
+
+    Raises:
+        ConfigurationError: if a size is less than 1 or there is none.
+        DataError: if the labels are not a vector of integers, or fewer than the sizes need.
+    """
+    check_sizes(sizes, len(labels))
+    return stratified_parts(checked_labels(labels), sizes, generator(seed, "partition", "stratified"))
 
 
 def dirichlet_shares(
@@ -117,7 +165,7 @@ def dirichlet_shares(
         DataError: if there are too few samples, or no draw gave every client enough.
     """
     check_num_clients(num_clients)
-    labels = _checked_labels(labels)
+    labels = checked_labels(labels)
     check_alpha(alpha)
     if min_samples < 0 or max_draws < 1:
         raise ConfigurationError(
@@ -183,7 +231,7 @@ def pathological_shares(
         DataError: if a class has fewer samples than clients that hold it.
     """
     check_num_clients(num_clients)
-    labels = _checked_labels(labels)
+    labels = checked_labels(labels)
     sizes = torch.bincount(labels, minlength=num_classes or 0)
     present = sizes.nonzero().squeeze(1)
     if not 1 <= classes_per_client <= len(present):
@@ -226,22 +274,63 @@ def pathological(labels: Tensor, num_clients: int, classes_per_client: int, seed
     return by_shares(labels, pathological_shares(labels, num_clients, classes_per_client, seed), seed)
 
 
+def type_shares(shares: Sequence[Sequence[float]], clients_per_type: int) -> Tensor:
+    """Class shares of clients that come in types: a type's share of a class is split evenly among its clients.
+
+    Client i is of type ``i // clients_per_type``.
+
+    Args:
+        shares: for every type the share of every class's samples, each >= 0; a class's shares sum to 1 at most.
+        clients_per_type: clients of each type, at least 1.
+
+    Returns:
+        Shares, float64, shape [C, types · clients_per_type]; rows that sum to less than 1 leave samples unused.
+
+    Raises:
+        ConfigurationError: if an argument is out of range.
+
+    >>> type_shares([[1.0, 0.5], [0.0, 0.5]], 2).tolist()
+    [[0.5, 0.5, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]]
+    """
+    check_type_shares(shares, clients_per_type)
+    matrix = torch.tensor([list(of_type) for of_type in shares], dtype=torch.float64)
+    return (matrix / clients_per_type).repeat_interleave(clients_per_type, dim=0).T.contiguous()
+
+
+def check_type_shares(shares: Sequence[Sequence[float]], clients_per_type: int) -> None:
+    """Refuse anything but shares of each class for each type, and a positive number of clients per type."""
+    if clients_per_type < 1:
+        raise ConfigurationError(f"clients_per_type={clients_per_type}: give at least 1.")
+    if len(shares) == 0 or len(shares[0]) == 0 or len({len(of_type) for of_type in shares}) > 1:
+        raise ConfigurationError(
+            f"shares={[list(of_type) for of_type in shares]}: give every type a list of shares, one per class, all of"
+            " one length."
+        )
+    for number, of_type in enumerate(shares):
+        if not all(0 <= share <= 1 for share in of_type) or not any(of_type):
+            raise ConfigurationError(
+                f"shares[{number}]={list(of_type)}: give numbers from 0 to 1, at least one above 0."
+            )
+    for label, of_class in enumerate(zip(*shares, strict=True)):
+        if math.fsum(of_class) > 1 + _SUM_TOLERANCE:
+            raise ConfigurationError(
+                f"the types' shares of class {label}, {list(of_class)}, sum to {math.fsum(of_class):g}: they may sum to"
+                " 1 at most."
+            )
+
+
 def check_alpha(alpha: float) -> None:
     """Refuse a concentration that is not a positive number."""
     if not 0 < alpha < math.inf:
         raise ConfigurationError(f"alpha={alpha}: give a positive number (0.1 very uneven, 100 nearly alike).")
 
 
-def _class_counts(labels: Tensor, shares: Tensor) -> Tensor:
-    """Samples of every class for every client, int64 [C, N]: differences of the rounded cumulative shares."""
-    sizes = torch.bincount(labels, minlength=len(shares))
-    ends = (shares.cpu().double().cumsum(1) * sizes[:, None]).round().long()
-    ends[:, -1] = sizes  # whatever the rounding of the sum
-    return ends.diff(dim=1, prepend=torch.zeros(len(shares), 1, dtype=torch.long))
+def checked_labels(labels: Tensor, num_classes: int | None = None) -> Tensor:
+    """The labels as int64 on the CPU.
 
-
-def _checked_labels(labels: Tensor) -> Tensor:
-    """The labels as int64 on the CPU."""
+    Raises:
+        DataError: if they are not a vector of integers in ``0..num_classes-1`` (of integers >= 0 for ``None``).
+    """
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex() or len(labels) == 0:
         raise DataError(
             f"labels of shape {list(labels.shape)} and type {labels.dtype}: give one integer class per sample, [n]; put"
@@ -249,4 +338,20 @@ def _checked_labels(labels: Tensor) -> Tensor:
         )
     if int(labels.min()) < 0:
         raise DataError(f"labels go down to {int(labels.min())}: number the classes from 0.")
+    if num_classes is not None and int(labels.max()) >= num_classes:
+        raise DataError(
+            f"labels go up to {int(labels.max())}, the shares have rows for {num_classes} classes only: give one row"
+            " per class."
+        )
     return labels.cpu().long()
+
+
+def _class_counts(labels: Tensor, shares: Tensor) -> Tensor:
+    """Samples of every class for every client, int64 [C, N]: differences of the rounded cumulative shares."""
+    sizes = torch.bincount(labels, minlength=len(shares))
+    shares = shares.cpu().double()
+    ends = (shares.cumsum(1) * sizes[:, None]).round().long()
+    whole = shares.sum(1) >= 1 - _SUM_TOLERANCE
+    ends[whole, -1] = sizes[whole]  # whatever the rounding of the sum
+    ends.clamp_(max=sizes[:, None])
+    return ends.diff(dim=1, prepend=torch.zeros(len(shares), 1, dtype=torch.long))

@@ -10,7 +10,18 @@ from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.seeding import generator
 
-__all__ = ["apportion", "check_fractions", "check_num_clients", "check_ratios", "iid", "quantity", "split_indices"]
+__all__ = [
+    "apportion",
+    "by_sizes",
+    "check_fractions",
+    "check_num_clients",
+    "check_ratios",
+    "check_sizes",
+    "iid",
+    "quantity",
+    "quantity_sizes",
+    "split_indices",
+]
 
 
 def apportion(total: int, ratios: Sequence[float]) -> list[int]:
@@ -58,6 +69,11 @@ def quantity(num_samples: int, ratios: Sequence[float], seed: int) -> list[Tenso
         ConfigurationError: if a ratio is not positive.
         DataError: if a client would have no sample.
     """
+    return by_sizes(num_samples, quantity_sizes(num_samples, ratios), seed)
+
+
+def quantity_sizes(num_samples: int, ratios: Sequence[float]) -> list[int]:
+    """The sizes of such parts, one per client, each at least 1; see :func:`quantity`."""
     check_ratios(ratios)
     if len(ratios) > num_samples:
         raise DataError(f"{len(ratios)} clients share {num_samples} samples: ask for at most {num_samples} clients.")
@@ -67,8 +83,24 @@ def quantity(num_samples: int, ratios: Sequence[float], seed: int) -> list[Tenso
             f"ratios={list(ratios)} leave client {sizes.index(0)} without any of the {num_samples} samples: give it a"
             " larger ratio or take fewer clients."
         )
+    return sizes
+
+
+def by_sizes(num_samples: int, sizes: Sequence[int], seed: int) -> list[Tensor]:
+    """Random parts of given sizes; samples beyond their sum are in no part.
+
+    Args:
+        num_samples: samples to choose from.
+        sizes: samples of every client, each at least 1.
+        seed: seed of the partition.
+
+    Raises:
+        ConfigurationError: if a size is less than 1 or there is none.
+        DataError: if there are fewer samples than the sizes need.
+    """
+    check_sizes(sizes, num_samples)
     order = torch.randperm(num_samples, generator=generator(seed, "partition", "quantity"))
-    return [part.sort().values for part in order.split(sizes)]
+    return [part.sort().values for part in order[: sum(sizes)].split(list(sizes))]
 
 
 def split_indices(indices: Tensor, fractions: Sequence[float], seed: int, client: int) -> dict[Split, Tensor]:
@@ -114,6 +146,17 @@ def check_ratios(ratios: Sequence[float]) -> None:
     """Refuse ratios that are not positive numbers, one per client."""
     if len(ratios) == 0 or not all(0 < ratio < math.inf for ratio in ratios):
         raise ConfigurationError(f"ratios={list(ratios)}: give one positive number per client, such as [7, 2, 1].")
+
+
+def check_sizes(sizes: Sequence[int], num_samples: int | None = None) -> None:
+    """Refuse sizes that are not positive whole numbers, one per client, or need more than ``num_samples`` samples."""
+    if len(sizes) == 0 or not all(isinstance(size, int) and size >= 1 for size in sizes):
+        raise ConfigurationError(f"sizes={list(sizes)}: give a whole number of at least 1 per client.")
+    if num_samples is not None and sum(sizes) > num_samples:
+        raise DataError(
+            f"{len(sizes)} clients need {sum(sizes)} samples together, there are {num_samples}: take fewer or smaller"
+            " clients."
+        )
 
 
 def check_fractions(fractions: Sequence[float]) -> None:

@@ -1,0 +1,148 @@
+"""From the bytes of images to what a module trains on: normalised floats, in training also augmented.
+
+Images stay bytes in memory, a quarter of the size, and are converted batch by batch. Augmentations draw from torch's
+default generator on the CPU, which the engine seeds for every client and round, so that results depend neither on the
+device nor on which client came before.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.nn.functional import pad
+
+from lightning_fl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = [
+    "AUGMENTATIONS",
+    "Augmentation",
+    "ImageTransform",
+    "channel_statistics",
+    "check_transform",
+    "crop_at",
+    "flip_where",
+    "transform_batch",
+]
+
+Augmentation = Literal["crop", "flip"]
+AUGMENTATIONS: tuple[Augmentation, ...] = ("crop", "flip")
+
+_PADDING = 4
+_CHUNK_IMAGES = 1024
+
+
+def channel_statistics(images: Tensor) -> tuple[list[float], list[float]]:
+    """Mean and population standard deviation of every channel, in units of the largest value 255.
+
+    Computed from exact integer sums. A channel that is the same everywhere has deviation 1, which one can divide by.
+
+    Args:
+        images: bytes, uint8, shape [n, C, H, W], n >= 1.
+
+    Returns:
+        Two lists with C numbers each.
+    """
+    total = torch.zeros(images.shape[1], dtype=torch.int64)
+    squares = torch.zeros_like(total)
+    for chunk in images.split(_CHUNK_IMAGES):
+        total += chunk.sum((0, 2, 3), dtype=torch.int64)
+        squares += chunk.int().square_().sum((0, 2, 3), dtype=torch.int64)
+    count = images.numel() // images.shape[1]
+    means = [value / (255 * count) for value in total.tolist()]
+    # whole numbers of any length: no digits cancel
+    variances = [
+        (count * square - value**2) / count**2 for value, square in zip(total.tolist(), squares.tolist(), strict=True)
+    ]
+    return means, [math.sqrt(variance) / 255 if variance else 1.0 for variance in variances]
+
+
+def crop_at(images: Tensor, offsets: Tensor, padding: int = _PADDING) -> Tensor:
+    """Cut images of the same size out of images with a black border, each at a place of its own.
+
+    Args:
+        images: shape [B, C, H, W].
+        offsets: upper and left edge in the bordered image, integers in ``0..2 * padding``, shape [2, B].
+        padding: width of the border in pixels.
+    """
+    batch, _, height, width = images.shape
+    bordered = pad(images, [padding] * 4)
+    rows = offsets[0][:, None] + torch.arange(height, device=images.device)
+    columns = offsets[1][:, None] + torch.arange(width, device=images.device)
+    which = torch.arange(batch, device=images.device)[:, None, None]
+    return bordered[which, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+
+
+def flip_where(images: Tensor, flipped: Tensor) -> Tensor:
+    """Mirror the images [B, C, H, W] left to right where ``flipped`` [B] is true."""
+    return torch.where(flipped[:, None, None, None], images.flip(-1), images)
+
+
+def check_transform(
+    augment: Sequence[str], normalize: bool, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> None:
+    """Refuse augmentations and statistics that are not allowed."""
+    unknown = [name for name in augment if name not in AUGMENTATIONS]
+    if unknown or len(set(augment)) < len(augment):
+        raise ConfigurationError(f"augment={list(augment)}: choose from {', '.join(AUGMENTATIONS)}, each once.")
+    if (mean is None) != (std is None):
+        raise ConfigurationError(f"mean={mean}, std={std}: give both, one number per channel, or neither.")
+    if mean is not None and std is not None:
+        if not normalize:
+            raise ConfigurationError(f"mean={mean} with normalize=False: leave out mean and std, or normalise.")
+        if len(mean) != len(std) or len(mean) not in (1, 3) or not all(0 < value < float("inf") for value in std):
+            raise ConfigurationError(
+                f"mean={list(mean)}, std={list(std)}: give one number per channel for images from 0 to 1, the"
+                " deviations above 0."
+            )
+
+
+class ImageTransform:
+    """Turns batches of bytes into floats.
+
+    Args:
+        mean: of every channel, for images from 0 to 1; ``None`` for no normalisation (values from 0 to 1).
+        std: standard deviation of every channel.
+        augment: what is done at random while training: ``"crop"`` (a border of 4 black pixels, then an image of the
+            same size from a random place), ``"flip"`` (left to right with probability 1/2).
+    """
+
+    def __init__(self, mean: Sequence[float] | None, std: Sequence[float] | None, augment: Sequence[str] = ()) -> None:
+        self.augment = list(augment)
+        # (x / 255 - mean) / std, as one difference and one product
+        self._shift = 255 * torch.tensor(mean if mean is not None else [0.0], dtype=torch.float64)[:, None, None]
+        self._scale = 1 / (255 * torch.tensor(std if std is not None else [1.0], dtype=torch.float64)[:, None, None])
+        self._shift, self._scale = self._shift.float(), self._scale.float()
+
+    def __call__(self, images: Tensor, training: bool) -> Tensor:
+        """float32 images [B, C, H, W] from bytes of that shape; the bytes stay as they are."""
+        if training and self.augment:
+            images = self._augmented(images)
+        if self._shift.device != images.device:
+            self._shift, self._scale = self._shift.to(images.device), self._scale.to(images.device)
+        return images.float().sub_(self._shift).mul_(self._scale)
+
+    def _augmented(self, images: Tensor) -> Tensor:
+        if "crop" in self.augment:
+            offsets = torch.randint(0, 2 * _PADDING + 1, (2, len(images)))
+            images = crop_at(images, offsets.to(images.device))
+        if "flip" in self.augment:
+            flipped = torch.rand(len(images)) < 0.5
+            images = flip_where(images, flipped.to(images.device))
+        return images
+
+
+def transform_batch(
+    datamodule: LightningDataModule, transform: ImageTransform, batch: Sequence[Tensor]
+) -> list[Tensor]:
+    """A batch ``[images, ...]`` of a data module with its images as floats, augmented if it is trained on."""
+    images, *others = batch
+    trainer = cast("FederatedTrainer | None", datamodule.trainer)
+    # outside a run (the data are looked at by hand) nothing is augmented, as in an evaluation
+    training = trainer is not None and trainer.loop.module_trainer.training
+    return [transform(images, training), *others]

@@ -1,0 +1,85 @@
+"""Parts of given sizes in which the classes occur in the same proportions as in the whole."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_fl.data.module import SPLITS, Split
+from lightning_fl.data.partition.sizes import apportion, split_indices
+from lightning_fl.errors import DataError
+from lightning_fl.seeding import generator
+
+__all__ = ["check_classes", "split_stratified", "stratified_parts"]
+
+
+def stratified_parts(labels: Tensor, sizes: Sequence[int], rng: torch.Generator) -> list[Tensor]:
+    """Divide samples at random into parts of given sizes, each with the classes in proportion.
+
+    One part after the other takes its share of what every class has left, by largest remainders; which classes come
+    first in a tie is drawn, so that small parts do not all favour the same class.
+
+    Args:
+        labels: classes, integers, shape [n].
+        sizes: samples of every part, each >= 0; samples beyond their sum are in no part.
+        rng: generator of the draws.
+
+    Returns:
+        For every part its ascending positions in ``labels``, int64, shape [size].
+
+    Raises:
+        DataError: if the labels are not a vector of integers, or the parts need more samples than there are.
+    """
+    check_classes(labels)
+    if sum(sizes) > len(labels):
+        raise DataError(
+            f"parts of {list(sizes)} samples need {sum(sizes)} of {len(labels)} samples: take fewer or smaller parts."
+        )
+    shuffled = torch.randperm(len(labels), generator=rng)
+    # the samples class by class, each class in random order
+    by_class = shuffled[torch.argsort(labels.cpu()[shuffled], stable=True)]
+    members = list(by_class.split(torch.unique(labels.cpu(), return_counts=True)[1].tolist()))
+    members = [members[k] for k in torch.randperm(len(members), generator=rng).tolist()]
+    left = [len(of_class) for of_class in members]
+    parts = []
+    for size in sizes:
+        taken = apportion(size, left) if size else [0] * len(left)
+        chosen = [m[len(m) - rest : len(m) - rest + t] for m, rest, t in zip(members, left, taken, strict=True)]
+        parts.append(torch.cat(chosen).sort().values if size else by_class[:0])
+        left = [rest - t for rest, t in zip(left, taken, strict=True)]
+    return parts
+
+
+def split_stratified(
+    indices: Tensor, labels: Tensor, fractions: Sequence[float], seed: int, client: int
+) -> dict[Split, Tensor]:
+    """Divide one client's samples into training, validation and test samples with the classes in proportion.
+
+    The sizes are those of :func:`~lightning_fl.data.partition.split_indices`.
+
+    Args:
+        indices: the client's samples, int64, shape [n], n >= 1.
+        labels: their classes, integers, shape [n].
+        fractions: shares of train, val and test, the first > 0, the others >= 0, with sum 1.
+        seed: seed of the partition.
+        client: number of the client.
+
+    Returns:
+        Ascending indices under "train", "val" and "test" that together are ``indices``.
+
+    Raises:
+        ConfigurationError: if ``fractions`` are not three such numbers.
+        DataError: if the client has no sample, or the labels are not a vector of integers.
+    """
+    sizes = [len(part) for part in split_indices(indices, fractions, seed, client).values()]
+    parts = stratified_parts(labels, sizes, generator(seed, "split", "stratified", client))
+    return {split: indices[part].sort().values for split, part in zip(SPLITS, parts, strict=True)}
+
+
+def check_classes(labels: Tensor) -> None:
+    """Refuse labels that are not one integer class per sample."""
+    if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise DataError(
+            f"targets of shape {list(labels.shape)} and type {labels.dtype} are no classes: a stratified division needs"
+            " one integer class per sample, [n]; leave out stratified for other targets."
+        )

@@ -1,0 +1,120 @@
+"""Partitioners by key: whole groups such as assays, writers or molecular scaffolds."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import Dataset, Subset
+
+from lightning_fl.data import partition
+from lightning_fl.data.module import Split
+from lightning_fl.data.partition.sizes import check_num_clients, check_ratios
+from lightning_fl.data.partitioners.base import Partitioner
+from lightning_fl.errors import ConfigurationError, DataError
+
+__all__ = ["GroupBy", "Scaffold"]
+
+
+class _ByKey(Partitioner):
+    """Whole groups: all splits are dealt together, so that a group has one client everywhere."""
+
+    def __init__(self, *, num_clients: int | None, ratios: list[float] | None) -> None:
+        if num_clients is not None:
+            check_num_clients(num_clients)
+        if ratios is not None:
+            check_ratios(ratios)
+            if num_clients is None or len(ratios) != num_clients:
+                raise ConfigurationError(
+                    f"ratios={ratios} with num_clients={num_clients}: give one ratio per client and the number of"
+                    " clients."
+                )
+        self.num_clients = num_clients
+        self.ratios = ratios
+
+    @abstractmethod
+    def _keys(self, dataset: Dataset) -> Sequence[Hashable]:
+        """The group of every sample."""
+
+    def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
+        """Deal whole groups; see :func:`lightning_fl.data.partition.by_group`."""
+        return self.partition_splits({"train": dataset}, seed)["train"]
+
+    def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
+        """One dealing of the groups of all splits."""
+        keys = {name: list(self._keys(dataset)) for name, dataset in datasets.items()}
+        together = [key for part in keys.values() for key in part]
+        client_of, num_clients = self._deal(together, seed)
+        return {
+            name: partition.indices_of_clients([client_of[key] for key in part], num_clients)
+            for name, part in keys.items()
+        }
+
+    def _deal(self, keys: list[Hashable], seed: int) -> tuple[dict[Hashable, int], int]:
+        """The client of every group, and the number of clients."""
+        groups = partition.sorted_groups(keys)
+        if self.num_clients is None:
+            self.names = [str(group) for group in groups]
+            return {group: client for client, group in enumerate(groups)}, len(groups)
+        return partition.deal_groups(keys, self.num_clients, seed, self.ratios, kind=self._kind), self.num_clients
+
+    _kind = "groups"
+
+
+class GroupBy(_ByKey):
+    """Whole groups by a column of the data set, such as the assay or the writer.
+
+    Args:
+        column: name of the column, read with ``dataset.column(name)``.
+        num_clients: ``None``: each group is a client, named after it. Otherwise groups are dealt to that many clients.
+        ratios: the clients' shares of the samples, one positive number each; ``None`` for equal ones.
+    """
+
+    def __init__(self, *, column: str, num_clients: int | None = None, ratios: list[float] | None = None) -> None:
+        super().__init__(num_clients=num_clients, ratios=ratios)
+        self.column = column
+
+    def _keys(self, dataset: Dataset) -> Sequence[Hashable]:
+        return _read(
+            dataset,
+            lambda base: base.column(self.column) if hasattr(base, "column") else None,
+            f"has no method column(name) that returns the {self.column!r} of every sample: GroupBy needs one",
+        )
+
+
+class Scaffold(_ByKey):
+    """Molecules by Bemis-Murcko scaffold; the data set has an attribute ``smiles``.
+
+    Args:
+        num_clients: number of clients.
+        ratios: the clients' shares of the samples, one positive number each; ``None`` for equal ones.
+    """
+
+    _kind = "scaffolds"
+
+    def __init__(self, *, num_clients: int, ratios: list[float] | None = None) -> None:
+        super().__init__(num_clients=num_clients, ratios=ratios)
+
+    def _keys(self, dataset: Dataset) -> Sequence[Hashable]:
+        smiles = _read(
+            dataset,
+            lambda base: getattr(base, "smiles", None),
+            "has no attribute smiles with the SMILES of every sample: Scaffold needs molecules",
+        )
+        return partition.murcko_scaffolds(smiles)
+
+
+def _read(dataset: Any, read: Callable[[Any], Sequence[Any] | None], problem: str) -> Sequence[Any]:
+    """One entry per sample, read from the data set, or from the one below a ``Subset``."""
+    if type(dataset) is Subset:
+        values = _read(dataset.dataset, read, problem)
+        return [values[index] for index in dataset.indices]
+    found = read(dataset)
+    if found is None:
+        raise DataError(f"{type(dataset).__name__} {problem}.")
+    if len(found) != len(dataset):
+        raise DataError(
+            f"{type(dataset).__name__} has {len(dataset)} samples but {len(found)} keys to partition by: there must be"
+            " one per sample."
+        )
+    return found

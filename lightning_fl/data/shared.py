@@ -1,0 +1,285 @@
+"""One data set held in memory, shared out among clients by a partitioner and then divided inside every client."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset
+
+from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
+from lightning_fl.data.partition import split_indices
+from lightning_fl.data.partition.sizes import check_fractions
+from lightning_fl.data.partition.stratified import check_classes, split_stratified, stratified_parts
+from lightning_fl.data.partitioners import Partitioner
+from lightning_fl.data.targets import dataset_targets
+from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.seeding import generator, run_seed
+
+__all__ = ["ClientShares", "OpenedData", "SharedDataModule", "class_labels", "cut_splits"]
+
+#: For every client: the split, and the ascending indices of its samples in the data set that holds the split.
+ClientShares = list[dict[Split, Tensor]]
+
+
+@dataclass(frozen=True)
+class OpenedData:
+    """Data sets and where they come from.
+
+    Attributes:
+        datasets: ``{"train": all}``, or training data and separate validation or test data, the training data first.
+        source: for :attr:`~lightning_fl.data.module.FederatedDataModule.source`.
+        record: what the run's record says of them: plain numbers, strings, lists and dicts.
+    """
+
+    datasets: Mapping[Split, Dataset]
+    source: str
+    record: dict[str, Any]
+
+
+class SharedDataModule(FederatedDataModule):
+    """Samples of one data set, shared out among clients and then divided inside each client.
+
+    ``prepare_data`` (once per machine) downloads where that is needed; ``setup`` (in every process, with the same
+    result in each) reads the data and shares them out. Data may come in separate parts for training and test (or
+    validation): the partitioner then shares out all parts together, so that a client's test samples follow its
+    training samples, and a split that has no part of its own is cut from the client's training samples.
+
+    A subclass says in ``_open`` where the data come from. The engine gathers batches fastest from a plain
+    ``TensorDataset``; a subclass whose data sets are of another kind (because partitioners need their columns) gives
+    the tensors in ``_hold``.
+
+    Args:
+        partitioner: who gets which samples; it may leave samples to nobody.
+        split: shares of every client's samples for training, validation and test; they sum to 1. Where the data have
+            parts of their own, the shares of the others are used in proportion.
+        split_seed: seed of partition and division; ``None`` for the run's seed.
+        stratified: the division inside a client keeps the proportions of its classes as nearly as integers allow
+            (:func:`~lightning_fl.data.partition.stratified.stratified_parts`); needs class labels.
+        train_shares: for every client the share in (0, 1] of its training samples that it keeps, at least one sample;
+            the others are used by nobody. Stratified if ``stratified``. ``None`` to keep all.
+        **kwargs: ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
+            :class:`~lightning_fl.data.module.FederatedDataModule`.
+
+    Raises:
+        ConfigurationError: from the constructor, if an argument is not allowed; from ``setup``, if ``train_shares``
+            does not fit the number of clients that the data tell.
+        DataError: from ``prepare_data`` and ``setup``, if the data are missing or damaged, a client gets no sample, or
+            they are to be stratified and have no classes.
+    """
+
+    #: What messages call a sample.
+    sample_noun: str = "sample"
+
+    def __init__(
+        self,
+        *,
+        partitioner: Partitioner,
+        split: tuple[float, float, float] = (0.8, 0.1, 0.1),
+        split_seed: int | None = None,
+        stratified: bool = False,
+        train_shares: list[float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_fractions(split)
+        if train_shares is not None:
+            if not all(0 < share <= 1 for share in train_shares):
+                raise ConfigurationError(
+                    f"train_shares={train_shares}: give every client a share of its training samples above 0 and at"
+                    " most 1."
+                )
+            if partitioner.num_clients is not None:
+                _check_length(train_shares, partitioner.num_clients)
+        self.partitioner = partitioner
+        self.split = split
+        self.split_seed = split_seed
+        self.stratified = stratified
+        self.train_shares = train_shares
+        self._opened: OpenedData | None = None
+        self._held: dict[Split, Dataset] = {}
+        self._indices: ClientShares | None = None
+        self._names: list[str] | None = None
+        self._seed = 0
+
+    @abstractmethod
+    def _open(self, *, allow_download: bool) -> OpenedData:
+        """Find and read the data."""
+
+    def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
+        """The data sets that the clients' ``Subset`` views refer to: the same samples in the same order.
+
+        Args:
+            datasets: what ``_open`` gave.
+            shares: for every client and split, the client's samples; a split without a data set of its own is part
+                of the training data (see :meth:`_part_of`).
+        """
+        return datasets
+
+    def prepare_data(self) -> None:
+        """Find or download the data (one process per machine)."""
+        self._load(allow_download=True)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read the data and share them out (every process; the same in each). Further calls change nothing."""
+        if self._indices is not None:
+            return
+        datasets = self._load(allow_download=False).datasets
+        self._seed = seed = self.partition_seed
+        parts = self.partitioner.partition_splits(datasets, seed)
+        num_clients = len(parts["train"])
+        if self.train_shares is not None:
+            _check_length(self.train_shares, num_clients)
+        names = self.partitioner.names or [str(client) for client in range(num_clients)]
+        for name, indices in zip(names, parts["train"], strict=True):
+            if len(indices) == 0:
+                raise DataError(
+                    f"client {name} of {num_clients} gets no {self.sample_noun} of the"
+                    f" {len(datasets['train'])}: take fewer clients or a more even partition."  # type: ignore[arg-type]
+                )
+        labels = class_labels(datasets["train"]) if self.stratified else None
+        shares = [
+            {split: parts[split][client] for split in datasets}
+            | cut_splits(parts["train"][client], self.split, seed, client, own=list(datasets), labels=labels)
+            for client in range(num_clients)
+        ]
+        if self.train_shares is not None:
+            for client, share in enumerate(self.train_shares):
+                shares[client]["train"] = self._keep(shares[client]["train"], labels, share, client)
+        self._held = dict(self._hold(datasets, shares))
+        self._names = self.partitioner.names
+        self._indices = shares
+
+    def _load(self, *, allow_download: bool) -> OpenedData:
+        if self._opened is None:
+            self._opened = self._open(allow_download=allow_download)
+            self.source = self._opened.source
+        return self._opened
+
+    def _keep(self, train: Tensor, labels: Tensor | None, share: float, client: int) -> Tensor:
+        """The share of its training samples that a client keeps."""
+        size = max(1, round(share * len(train)))
+        rng = generator(self._seed, "train_shares", client)
+        if labels is None:
+            chosen = torch.randperm(len(train), generator=rng)[:size].sort().values
+        else:
+            (chosen,) = stratified_parts(labels[train], [size], rng)
+        return train[chosen]
+
+    def _part_of(self, split: Split) -> Split:
+        """The part of the data that a split's samples belong to."""
+        return split if split in self._data.datasets else "train"
+
+    @property
+    def partition_seed(self) -> int:
+        """Seed of everything that is drawn to choose and divide samples."""
+        return run_seed() if self.split_seed is None else self.split_seed
+
+    @property
+    def _data(self) -> OpenedData:
+        if self._opened is None:
+            raise DataError(f"the {self.sample_noun}s are not read yet: call prepare_data() and setup('fit') first.")
+        return self._opened
+
+    @property
+    def _shares(self) -> ClientShares:
+        if self._indices is None:
+            raise DataError(
+                f"the {self.sample_noun}s are not shared out yet: call prepare_data() and setup('fit') first."
+            )
+        return self._indices
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients N."""
+        if self._indices is None and self.partitioner.num_clients is not None:
+            return self.partitioner.num_clients
+        return len(self._shares)
+
+    def client_data(self, client: int, split: Split) -> Subset | None:
+        """A view of the data set that all clients share; ``None`` where the client has nothing in this split."""
+        indices = self._shares[client][split]
+        return Subset(self._held[self._part_of(split)], indices.tolist()) if len(indices) else None
+
+    def client_names(self) -> list[str]:
+        """The groups' names where each group is a client."""
+        return list(self._names or super().client_names())
+
+    def client_sizes(self) -> Sequence[int]:
+        """Training samples per client."""
+        return self.num_samples("train")
+
+    def num_samples(self, split: Split) -> list[int]:
+        """Samples per client in a split."""
+        return [len(of_client[split]) for of_client in self._shares]
+
+    def describe(self) -> Mapping[str, Any]:
+        """Origin, partition, division and sizes, for the run's record."""
+        sizes = {split: self.num_samples(split) for split in SPLITS}
+        return {
+            **super().describe(),
+            **self._data.record,
+            "partitioner": self.partitioner.describe(),
+            "split": list(self.split),
+            "split_seed": self._seed,
+            "stratified": self.stratified,
+            "train_shares": self.train_shares,
+            "client_names": self.client_names(),
+            "client_sizes": sizes,
+        }
+
+
+def class_labels(dataset: Dataset) -> Tensor:
+    """The classes of a data set by which clients' samples are divided, integers, shape [n].
+
+    Raises:
+        DataError: its targets cannot be found, or are not one integer per sample.
+    """
+    labels = dataset_targets(dataset)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    check_classes(labels)
+    return labels
+
+
+def cut_splits(
+    train: Tensor,
+    fractions: Sequence[float],
+    seed: int,
+    client: int,
+    *,
+    own: Sequence[Split] = ("train",),
+    labels: Tensor | None = None,
+) -> dict[Split, Tensor]:
+    """Divide a client's training samples into those and the splits that have no data set of their own.
+
+    Args:
+        train: the client's samples in the training data, int64, shape [n], n >= 1.
+        fractions: shares of train, val and test; of these, the shares of what is divided are used in proportion.
+        seed: seed of the partition.
+        client: number of the client.
+        own: splits with data of their own, "train" among them.
+        labels: classes of all training data, integers, to keep their proportions; ``None`` to divide at random.
+
+    Returns:
+        Ascending indices under "train" and under every split that is not in ``own``.
+    """
+    kept = {split: split == "train" or split not in own for split in SPLITS}
+    shares = [share if kept[split] else 0.0 for split, share in zip(SPLITS, fractions, strict=True)]
+    # as they are where nothing is left out: a quotient could differ in the last digit
+    shares = list(fractions) if all(kept.values()) else [share / math.fsum(shares) for share in shares]
+    if labels is None:
+        parts = split_indices(train, shares, seed, client)
+    else:
+        parts = split_stratified(train, labels[train], shares, seed, client)
+    return {split: part for split, part in parts.items() if kept[split]}
+
+
+def _check_length(train_shares: list[float], num_clients: int) -> None:
+    if len(train_shares) != num_clients:
+        raise ConfigurationError(
+            f"train_shares has {len(train_shares)} entries for {num_clients} clients: give one for each client."
+        )

@@ -1,0 +1,350 @@
+"""FedCollab's choice of coalitions: an objective of distances and data counts, and a solver for it.
+
+Bao, Wang, Wu, He, "Optimizing the Collaboration Structure in Cross-Silo Federated Learning", ICML 2023,
+https://arxiv.org/abs/2306.06508, equation 10 and algorithm 2.
+
+| paper | here | shape |
+|---|---|---|
+| p(i), coalition of client i | ``assignment`` | [N] |
+| D_ij, distance of the data of clients i and j | ``distances`` | [N, N] |
+| m_i, training samples of client i; β_i = m_i / m | ``num_samples`` | [N] |
+| C >= 0, capacity of the model class | ``capacity`` | number, in sqrt(samples) |
+| α_ij = m_j / (samples of i's coalition) if j is in it, else 0 | never formed | [N, N] |
+
+``L(p) = (1/N) Σ_i (C / √(samples of i's coalition) + Σ_j α_ij D_ij)``: little data together costs C / √m, strangers in
+the coalition cost their distance. A coalition c of n clients and M samples adds ``n C / √M + W / M`` to N L, with
+``W = Σ_{i<j in c} (m_i + m_j) D_ij``, so that moving a client or merging two coalitions changes L by a few sums that
+are kept up to date, whatever N is.
+
+Differs from the paper: L is the mean over clients, as in the authors' code, not the sum; the second line of
+equation 10 squares the norm, which its first line and the theory do not: no square here. The solver makes the moves of
+algorithm 2, which single clients make, and merges whole coalitions too; it starts from many different assignments,
+not only from all alone, and from perturbations of the best one found.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.seeding import derive_seed
+
+__all__ = ["coalition_objective", "join_coalitions", "solve_coalitions"]
+
+_Array = npt.NDArray[np.float64]
+_Labels = npt.NDArray[np.int64]
+_Sum = TypeVar("_Sum", float, _Array)
+
+# A change of L relative to L below which it is rounding: no step is taken for it, so that the search ends.
+_ROUNDING = 1e-12
+# How often the best assignment so far is perturbed and improved again after each restart.
+_NUM_PERTURBATIONS = 4
+
+
+def coalition_objective(
+    assignment: Sequence[int] | Tensor, distances: Tensor, num_samples: Sequence[int] | Tensor, capacity: float
+) -> float:
+    """FedCollab's L of an assignment, the mean over clients.
+
+    Args:
+        assignment: label of each client's coalition, any integers, length N.
+        distances: D, symmetric, >= 0, zero on the diagonal, shape [N, N].
+        num_samples: m, positive, length N.
+        capacity: C >= 0.
+
+    Returns:
+        L, in the units of the distances.
+
+    Raises:
+        ConfigurationError: if a shape does not fit or an argument is out of range.
+
+    Example:
+        >>> apart = torch.tensor([[0.0, 0.5], [0.5, 0.0]])
+        >>> coalition_objective([0, 1], apart, num_samples=[100, 100], capacity=10)  # 10 / sqrt(100)
+        1.0
+        >>> coalition_objective([0, 0], apart, [200, 200], capacity=10)  # 10 / sqrt(400) + 0.5 / 2
+        0.75
+    """
+    pairs, samples = _check(distances, num_samples, capacity)
+    search = _Search(_labels(assignment, len(samples)), pairs, samples, capacity)
+    return search.total / len(samples)
+
+
+def solve_coalitions(
+    distances: Tensor,
+    num_samples: Sequence[int] | Tensor,
+    capacity: float,
+    num_restarts: int = 20,
+    seed: int = 0,
+) -> list[int]:
+    """The assignment with the least L that the search finds.
+
+    Each restart begins somewhere else (all alone; all together; merged greedily from all alone; then at random with a
+    random number of coalitions) and takes steps that lower L until none is left: clients in random order go to the
+    best coalition, an empty one included; then whole coalitions merge. After each restart the best assignment found
+    is perturbed a few times (one coalition split, several thrown together) and improved in the same way.
+
+    Clients with more data are pickier: doubling every count is dividing C by √2, and the optimum for a smaller C has
+    no larger a distance term and no smaller a Σ_i 1 / √(samples of i's coalition), so it is never coarser. It need not
+    be finer either: of three clients with 10, 300 and 1,000 samples the first may change sides.
+
+    Args:
+        distances: D, symmetric, >= 0, zero on the diagonal, shape [N, N].
+        num_samples: m, positive, length N.
+        capacity: C >= 0; the paper takes 10 for Fashion-MNIST and CIFAR-10, 8 for CIFAR-100.
+        num_restarts: at least 1.
+        seed: the same seed gives the same assignment.
+
+    Returns:
+        Coalition of each client, labels 0..K-1 in order of first appearance.
+
+    Raises:
+        ConfigurationError: if a shape does not fit or an argument is out of range.
+
+    Example:
+        >>> types = torch.tensor([0, 0, 1, 1])
+        >>> solve_coalitions((types[:, None] != types).double(), [500, 500, 500, 500], capacity=10)
+        [0, 0, 1, 1]
+    """
+    pairs, samples = _check(distances, num_samples, capacity)
+    if num_restarts < 1:
+        raise ConfigurationError(f"num_restarts={num_restarts}: start at least once.")
+    best = np.arange(len(samples))
+    least = math.inf
+    for restart in range(num_restarts):
+        random = np.random.default_rng(derive_seed(seed, "coalitions", restart))
+        for perturbation in range(1 + _NUM_PERTURBATIONS):
+            start = _perturb(best, random) if perturbation else _start(restart, len(samples), random)
+            search = _Search(start, pairs, samples, capacity)
+            if restart == 2 and not perturbation:
+                search.merge()
+            search.descend(random)
+            if search.total < least * (1 - _ROUNDING):
+                best, least = search.labels, search.total
+    return _in_order(best)
+
+
+def join_coalitions(
+    assignment: Sequence[int] | Tensor,
+    distances: Tensor,
+    num_samples: Sequence[int] | Tensor,
+    capacity: float,
+    newcomers: Sequence[int],
+) -> list[int]:
+    """Place new clients one after another where L is least; nobody else moves.
+
+    Args:
+        assignment: label >= 0 of each client's coalition, length N; entries of newcomers are not read.
+        distances: D of all clients, newcomers included, shape [N, N]; only the newcomers' rows need be new.
+        num_samples: m, positive, length N.
+        capacity: C >= 0.
+        newcomers: indices of the new clients; they are placed in ascending order.
+
+    Returns:
+        Labels of all clients, length N. The others keep theirs; a newcomer gets the label of the coalition it joins
+        (of equals the smallest label), or the next free label if it is best alone.
+
+    Raises:
+        ConfigurationError: if a shape does not fit or an argument is out of range.
+    """
+    pairs, samples = _check(distances, num_samples, capacity)
+    labels = _labels(assignment, len(samples))
+    if len(set(newcomers)) < len(newcomers) or not all(0 <= client < len(samples) for client in newcomers):
+        raise ConfigurationError(f"newcomers={list(newcomers)}: give distinct clients from 0 to {len(samples) - 1}.")
+    present = np.ones(len(samples), dtype=bool)
+    present[list(newcomers)] = False
+    if (labels[present] < 0).any():
+        raise ConfigurationError(
+            f"assignment={labels.tolist()}: a client that is no newcomer needs a label of at least 0."
+        )
+    for newcomer in sorted(newcomers):
+        used = np.unique(labels[present])
+        chosen = int(used.max(initial=-1)) + 1
+        least = capacity / math.sqrt(samples[newcomer])
+        for label in used.tolist():
+            members = np.flatnonzero(present & (labels == label))
+            size, mass, within = len(members), samples[members].sum(), pairs[np.ix_(members, members)].sum() / 2
+            before = _cost(float(size), mass, within, capacity)
+            links = pairs[newcomer, members].sum()
+            after = _cost(float(size + 1), mass + samples[newcomer], within + links, capacity)
+            if after - before < least:
+                chosen, least = label, after - before
+        labels[newcomer] = chosen
+        present[newcomer] = True
+    return labels.tolist()
+
+
+def _cost(sizes: _Sum, masses: _Sum, within: _Sum, capacity: float) -> _Sum:
+    """What non-empty coalitions add to N L: ``n C / √M + W / M``."""
+    return sizes * capacity / np.sqrt(masses) + within / masses
+
+
+class _Search:
+    """An assignment that is improved in place. There are N slots for coalitions, of which the unused are empty.
+
+    Per slot, shape [N]: ``sizes`` n, ``masses`` M, ``within`` W, ``costs``. ``links[c, i]`` is the sum over the members
+    j of c of V_ij, shape [N, N]; V_ij = (m_i + m_j) D_ij is ``pairs``.
+    """
+
+    def __init__(self, labels: _Labels, pairs: _Array, samples: _Array, capacity: float) -> None:
+        self.labels: _Labels = np.unique(labels, return_inverse=True)[1]
+        self.pairs, self.samples, self.capacity = pairs, samples, capacity
+        self._add_up()
+
+    @property
+    def total(self) -> float:
+        """N L."""
+        return float(self.costs.sum())
+
+    def descend(self, random: np.random.Generator) -> None:
+        """Step until neither single clients nor merges lower L."""
+        improving = True
+        while improving:
+            goal = self.total * (1 - _ROUNDING)
+            self.move_clients(random.permutation(len(self.samples)))
+            if not self.total < goal:
+                self.merge()
+            improving = self.total < goal
+
+    def move_clients(self, order: _Labels) -> None:
+        """Let each client in turn go where L is least; it stays where it is if that is as good."""
+        moved = False
+        slack = _ROUNDING * self.total
+        for client in order.tolist():
+            own, mass, links = int(self.labels[client]), self.samples[client], self.links[:, client]
+            change = _cost(self.sizes + 1, self.masses + mass, self.within + links, self.capacity) - self.costs
+            size, left = self.sizes[own] - 1, self.masses[own] - mass
+            without = _cost(size, left, self.within[own] - links[own], self.capacity) if size else 0.0
+            change[own] = self.costs[own] - without - slack
+            chosen = int(change.argmin())
+            if chosen != own:
+                self._move(client, own, chosen)
+                moved = True
+        if moved:
+            self._add_up()  # what rounding left behind in the differences goes
+
+    def merge(self) -> None:
+        """Merge the two coalitions whose union lowers L most, again and again."""
+        while True:
+            used = np.flatnonzero(self.sizes)
+            member = (self.labels == used[:, None]).astype(np.float64)
+            between = self.links[used] @ member.T
+            sizes, masses, within, costs = (x[used] for x in (self.sizes, self.masses, self.within, self.costs))
+            union = np.add.outer(within, within) + between
+            change = _cost(np.add.outer(sizes, sizes), np.add.outer(masses, masses), union, self.capacity)
+            change -= np.add.outer(costs, costs)
+            np.fill_diagonal(change, np.inf)
+            first, second = divmod(int(change.argmin()), len(used))
+            if not change[first, second] < -_ROUNDING * self.total:
+                return
+            into, source = used[first], used[second]
+            self.within[into] += self.within[source] + between[first, second]
+            for sums in (self.sizes, self.masses, self.links):
+                sums[into] += sums[source]
+            self.costs[into] = _cost(self.sizes[into], self.masses[into], self.within[into], self.capacity)
+            self.labels[self.labels == source] = into
+            self._clear(source)
+
+    def _add_up(self) -> None:
+        """All sums from the labels."""
+        member = np.zeros_like(self.pairs)
+        member[self.labels, np.arange(len(self.labels))] = 1
+        self.sizes, self.masses, self.links = member.sum(1), member @ self.samples, member @ self.pairs
+        self.within = (self.links * member).sum(1) / 2
+        used = self.sizes > 0
+        self.costs = np.zeros(len(self.labels))
+        self.costs[used] = _cost(self.sizes[used], self.masses[used], self.within[used], self.capacity)
+
+    def _move(self, client: int, source: int, target: int) -> None:
+        self.within[source] -= self.links[source, client]
+        self.within[target] += self.links[target, client]
+        for slot, sign in ((source, -1), (target, 1)):
+            self.sizes[slot] += sign
+            self.masses[slot] += sign * self.samples[client]
+            self.links[slot] += sign * self.pairs[client]
+            if self.sizes[slot]:
+                self.costs[slot] = _cost(self.sizes[slot], self.masses[slot], self.within[slot], self.capacity)
+            else:
+                self._clear(slot)
+        self.labels[client] = target
+
+    def _clear(self, slot: int) -> None:
+        """An empty slot holds exact zeros, not what rounding left."""
+        self.sizes[slot] = self.masses[slot] = self.within[slot] = self.costs[slot] = 0
+        self.links[slot] = 0
+
+
+def _start(restart: int, num_clients: int, random: np.random.Generator) -> _Labels:
+    """Where a restart begins."""
+    if restart in (0, 2):
+        return np.arange(num_clients)
+    if restart == 1:
+        return np.zeros(num_clients, dtype=np.int64)
+    count = round(math.exp(random.uniform(0, math.log(num_clients))))  # few coalitions as likely as many
+    return random.integers(count, size=num_clients)
+
+
+def _perturb(labels: _Labels, random: np.random.Generator) -> _Labels:
+    """A neighbour too far for single moves.
+
+    Either two or three coalitions are dealt anew among themselves and one more, or a random 5 to 30 % of the clients
+    (two at least) are put anywhere.
+    """
+    perturbed = labels.copy()
+    used = np.unique(labels)
+    if random.random() < 0.5:
+        mixed = random.choice(used, min(len(used), int(random.integers(2, 4))), replace=False)
+        moving = np.flatnonzero(np.isin(labels, mixed))
+        targets = np.append(mixed, used.max() + 1)
+    else:
+        count = max(2, int(len(labels) * random.uniform(0.05, 0.3)))
+        moving = random.choice(len(labels), min(count, len(labels)), replace=False)
+        targets = used
+    perturbed[moving] = random.choice(targets, len(moving))
+    return perturbed
+
+
+def _in_order(labels: _Labels) -> list[int]:
+    """Labels 0..K-1 in order of first appearance."""
+    names: dict[int, int] = {}
+    return [names.setdefault(label, len(names)) for label in labels.tolist()]
+
+
+def _labels(assignment: Sequence[int] | Tensor, num_clients: int) -> _Labels:
+    labels = torch.as_tensor(assignment, device="cpu")
+    if labels.shape != (num_clients,) or labels.is_floating_point():
+        raise ConfigurationError(
+            f"assignment of shape {list(labels.shape)} and type {labels.dtype} for {num_clients} clients: give one"
+            " integer label per client."
+        )
+    return np.array(labels, dtype=np.int64)
+
+
+def _check(distances: Tensor, num_samples: Sequence[int] | Tensor, capacity: float) -> tuple[_Array, _Array]:
+    """V_ij = (m_i + m_j) D_ij, shape [N, N], and m, shape [N]."""
+    if distances.ndim != 2 or distances.shape[0] != distances.shape[1] or not len(distances):
+        raise ConfigurationError(f"distances of shape {list(distances.shape)}: give a square matrix [N, N], N >= 1.")
+    matrix = np.array(distances.detach().cpu().double())
+    if not np.isfinite(matrix).all() or (matrix < 0).any():
+        raise ConfigurationError("distances: every entry must be a finite number of at least 0.")
+    tolerance = 1e-6 * matrix.max()
+    if np.abs(matrix - matrix.T).max() > tolerance or np.abs(matrix.diagonal()).max() > tolerance:
+        raise ConfigurationError(
+            "distances: must be symmetric with zeros on the diagonal; take (D + D.T) / 2 and set the diagonal to 0."
+        )
+    samples = np.array(torch.as_tensor(num_samples, dtype=torch.float64, device="cpu"))
+    if samples.shape != (len(matrix),) or not (np.isfinite(samples) & (samples > 0)).all():
+        raise ConfigurationError(
+            f"num_samples={samples.tolist()} for distances between {len(matrix)} clients: give one positive count per"
+            " client; leave out clients without samples."
+        )
+    if not 0 <= capacity < math.inf:
+        raise ConfigurationError(f"capacity={capacity}: give a finite number of at least 0, such as the paper's 10.")
+    matrix = (matrix + matrix.T) / 2
+    np.fill_diagonal(matrix, 0)
+    return np.add.outer(samples, samples) * matrix, samples

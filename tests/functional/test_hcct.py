@@ -1,0 +1,352 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.functional import (
+    gram_matrix,
+    hierarchical_partition,
+    join_group,
+    most_telling_layer,
+    partition_from_gram,
+)
+
+
+def _utility(group, updates, counts, tradeoff):
+    """U of a group from the vectors themselves (equations 8, 9, 13, 14), U_0 = 0."""
+    mass = sum(counts[n] for n in group)
+    mean = sum(counts[n] / mass * updates[n] for n in group)
+    total = 0.0
+    for n in group:
+        norms = np.linalg.norm(updates[n]) * np.linalg.norm(mean)
+        cosine = 1.0 if len(group) == 1 else updates[n] @ mean / norms if norms > 0 else 0.0
+        total += cosine - tradeoff / math.sqrt(mass)
+    return total
+
+
+def _algorithm_2(updates, counts, tradeoff):
+    """The merges as the paper makes them: every pair's gain from scratch, the largest first, until none is above 0."""
+    groups = [(n,) for n in range(len(updates))]
+    merges = []
+    while len(groups) > 1:
+        best = 1e-9, None
+        for a, b in itertools.combinations(range(len(groups)), 2):
+            value = [_utility(g, updates, counts, tradeoff) for g in (groups[a] + groups[b], groups[a], groups[b])]
+            gain = value[0] - value[1] - value[2]
+            if gain > best[0] + 1e-9 * (best[1] is not None):
+                best = gain, (a, b)
+        if best[1] is None:
+            break
+        a, b = best[1]
+        merges.append((groups[a], groups[b], best[0]))
+        groups[a] = tuple(sorted(groups[a] + groups.pop(b)))
+    return groups, merges
+
+
+def _labels(groups):
+    labels = {n: label for label, group in enumerate(sorted(groups)) for n in group}
+    return [labels[n] for n in range(len(labels))]
+
+
+def _case(seed, num_clients, num_parameters):
+    """Updates around a few directions, some far longer than others; unequal counts."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(3, num_parameters))
+    noise = rng.choice([0.1, 0.5, 2.0])
+    updates = centres[rng.integers(3, size=num_clients)] + noise * rng.normal(size=(num_clients, num_parameters))
+    updates *= np.exp(rng.normal(size=(num_clients, 1)))
+    return updates, rng.integers(1, 500, size=num_clients).tolist()
+
+
+@given(
+    st.integers(0, 100_000),
+    st.integers(1, 12),
+    st.sampled_from([1, 2, 3, 10, 200]),
+    st.sampled_from([0.0, 0.1, 1.0, 3.0, 10.0, 30.0, 300.0]),
+)
+@settings(max_examples=120, deadline=None)
+def test_the_gram_form_makes_the_merges_of_algorithm_2(seed, num_clients, num_parameters, tradeoff):
+    updates, counts = _case(seed, num_clients, num_parameters)
+    groups, merges = _algorithm_2(updates, counts, tradeoff)
+    partition = partition_from_gram(gram_matrix(torch.from_numpy(updates)), counts, tradeoff)
+    assert [merge[:2] for merge in partition.merges] == [merge[:2] for merge in merges]
+    np.testing.assert_allclose([m.gain for m in partition.merges], [m[2] for m in merges], rtol=1e-6, atol=1e-9)
+    assert partition.labels == _labels(groups)
+    assert partition.labels == hierarchical_partition(torch.from_numpy(updates), counts, tradeoff)
+    utility = sum(_utility(group, updates, counts, tradeoff) for group in groups)
+    assert partition.utility == pytest.approx(utility, rel=1e-9, abs=1e-9)
+
+
+@given(st.integers(0, 100_000), st.integers(1, 20), st.floats(0, 100))
+@settings(max_examples=50, deadline=None)
+def test_every_merge_raises_the_utility_and_the_merges_make_the_labels(seed, num_clients, tradeoff):
+    updates, counts = _case(seed, num_clients, 5)
+    partition = partition_from_gram(gram_matrix(torch.from_numpy(updates)), counts, tradeoff)
+    alone = sum(1 - tradeoff / math.sqrt(count) for count in counts)
+    assert all(merge.gain > 0 for merge in partition.merges)
+    assert partition.utility == pytest.approx(alone + sum(merge.gain for merge in partition.merges), rel=1e-9, abs=1e-9)
+    groups = {(n,) for n in range(num_clients)}
+    for merge in partition.merges:
+        assert merge.first[0] < merge.second[0]
+        groups -= {merge.first, merge.second}
+        groups.add(tuple(sorted(merge.first + merge.second)))
+    assert partition.labels == _labels(groups)
+    assert list(dict.fromkeys(partition.labels)) == list(range(len(groups)))
+
+
+@given(st.integers(0, 100_000), st.integers(2, 15), st.sampled_from([0.5, 3.0, 12.0]))
+@settings(max_examples=40, deadline=None)
+def test_the_order_of_the_clients_only_renames_the_groups(seed, num_clients, tradeoff):
+    updates, counts = _case(seed, num_clients, 8)
+    order = np.random.default_rng(seed).permutation(num_clients)
+    labels = np.array(hierarchical_partition(torch.from_numpy(updates), counts, tradeoff))
+    reordered = hierarchical_partition(torch.from_numpy(updates[order]), [counts[n] for n in order], tradeoff)
+    assert np.array_equal(np.equal.outer(labels[order], labels[order]), np.equal.outer(reordered, reordered))
+
+
+def test_a_merge_by_hand():
+    """g = (1, 0), (0, 1), 100 samples each: together (1/2, 1/2), s = 1/√2; U = 2/√2 − 2λ/√200 against 2 − 2λ/10.
+
+    The gain √2 − 2 + 2λ (1/10 − 1/√200) is above 0 for λ > (2 − √2) / (2 (0.1 − 1/√200)) = 10.
+    """
+    updates = torch.eye(2)
+    partition = partition_from_gram(gram_matrix(updates), [100, 100], 12.0)
+    assert partition.labels == [0, 0]
+    gain = math.sqrt(2) - 2 + 24 * (0.1 - 1 / math.sqrt(200))
+    assert partition.merges == [((0,), (1,), pytest.approx(gain))]
+    assert partition.utility == pytest.approx(math.sqrt(2) - 24 / math.sqrt(200))
+    assert hierarchical_partition(updates, [100, 100], 10.01) == [0, 0]
+    assert partition_from_gram(gram_matrix(updates), [100, 100], 9.99) == ([0, 1], [], pytest.approx(2 - 19.98 / 10))
+
+
+def test_limits():
+    updates, counts = _case(5, 9, 40)
+    distinct = torch.from_numpy(updates)
+    alone, together = list(range(9)), [0] * 9
+    assert hierarchical_partition(distinct, counts, 0.0) == alone
+    assert hierarchical_partition(distinct, counts, 1e9) == together
+    assert hierarchical_partition(distinct[:1].expand(9, -1), counts, 1e-3) == together
+    # Nothing to gain: one direction of any length and λ = 0 is a tie, and a tie is no gain.
+    assert hierarchical_partition(distinct[:1] * torch.arange(1, 10)[:, None], counts, 0.0) == alone
+    assert hierarchical_partition(distinct[:1], [3], 5.0) == [0]
+
+
+def test_lengths_of_updates_count_in_the_mean_only():
+    """(1, 0) of length 1 with (0, 1) of length 9: the mean of equal counts is nearly (0, 1)."""
+    updates = torch.tensor([[1.0, 0.0], [0.0, 9.0]], dtype=torch.float64)
+    similarity = (0.5 + 4.5) / math.hypot(0.5, 4.5)  # the two coordinates of the mean over its length
+    partition = partition_from_gram(gram_matrix(updates), [4, 4], 50.0)
+    assert partition.utility == pytest.approx(similarity - 100 / math.sqrt(8))
+
+
+def test_ties_go_to_the_smallest_clients():
+    """Two equals gain 2λ/√50 − 2λ/√100 = 0.083 λ, a third one joining them 2λ/√100 + λ/√50 − 3λ/√150 = 0.096 λ."""
+    updates = torch.eye(4)[[0, 1, 0, 1, 0]]
+    partition = partition_from_gram(gram_matrix(updates), [50] * 5, 2.0)
+    assert partition.labels == [0, 1, 0, 1, 0]
+    assert [merge[:2] for merge in partition.merges] == [((0,), (2,)), ((0, 2), (4,)), ((1,), (3,))]
+    # The same with lengths and rotations whose products round differently.
+    rotation = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))[0]
+    turned = updates.double() @ rotation * torch.tensor([[0.3], [0.3], [0.3], [0.3], [0.3]], dtype=torch.float64)
+    again = partition_from_gram(gram_matrix(turned), [50] * 5, 2.0)
+    assert [merge[:2] for merge in again.merges] == [merge[:2] for merge in partition.merges]
+
+
+def test_zero_and_cancelling_updates_have_no_direction():
+    """Alone s = 1, in company a zero update has s = 0, and so have all members of a group whose mean is zero."""
+    updates = torch.tensor([[0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
+    gram = gram_matrix(updates)
+    assert partition_from_gram(gram, [9, 9, 9], 0.0) == ([0, 1, 2], [], 3.0)
+    pair = partition_from_gram(gram[:2, :2], [9, 9], 30.0)
+    assert pair.labels == [0, 0]
+    assert pair.utility == pytest.approx(0 + 1 - 60 / math.sqrt(18))
+    everybody = partition_from_gram(gram, [9, 9, 9], 1e4)
+    assert everybody.labels == [0, 0, 0]
+    assert everybody.utility == pytest.approx(-3e4 / math.sqrt(27))
+    # Cancelling up to rounding is cancelling: 0.1 + 0.2 - 0.3 is not 0 in float64.
+    nearly = torch.tensor([[0.1, 0.7], [0.2, 1.4], [-0.3, -2.1]], dtype=torch.float64)
+    assert partition_from_gram(gram_matrix(nearly), [1, 1, 1], 1e4).utility == pytest.approx(
+        -3e4 / math.sqrt(3), abs=1e-6
+    )
+    assert hierarchical_partition(torch.zeros(4, 3), [5] * 4, 0.1) == [0, 1, 2, 3]
+
+
+def test_million_float32_parameters():
+    """The partition, and the Gram matrix to 1e-12, are those of float64; a plain float32 product is 1e-6 off."""
+    draws = torch.Generator().manual_seed(4)
+    centres = torch.randn(3, 1_000_000, generator=draws) * 1e-3 + 1e-2
+    types = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+    updates = centres[types] + 1e-3 * torch.randn(8, 1_000_000, generator=draws)
+    before = updates.clone()
+    gram = gram_matrix(updates)
+    exact = updates.double() @ updates.double().T
+    assert gram.dtype == torch.float64
+    assert torch.equal(gram, gram.T)
+    torch.testing.assert_close(gram, exact, rtol=1e-12, atol=0)
+    assert torch.equal(updates, before)
+    counts = [60, 50, 70, 40, 90, 20, 30, 80]
+    for tradeoff in (0.02, 0.1, 3.0):
+        found, expected = (partition_from_gram(matrix, counts, tradeoff) for matrix in (gram, exact))
+        assert found.labels == expected.labels
+        assert [merge[:2] for merge in found.merges] == [merge[:2] for merge in expected.merges]
+    assert partition_from_gram(gram, counts, 0.1).labels == types.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_gram_of_blocks_is_the_gram_of_the_whole(dtype):
+    updates = torch.randn(6, 9001, generator=torch.Generator().manual_seed(0)).to(dtype)
+    exact = updates.double() @ updates.double().T
+    torch.testing.assert_close(gram_matrix(updates), exact)
+    torch.testing.assert_close(gram_matrix(updates.split([1, 4999, 0, 4001], dim=1)), exact)
+    torch.testing.assert_close(gram_matrix(block for block in updates.split(1000, dim=1)), exact)
+    torch.testing.assert_close(gram_matrix(updates.T.contiguous().T), exact)
+
+
+def test_gram_needs_no_gradient():
+    updates = torch.randn(3, 5, requires_grad=True)
+    assert not gram_matrix(updates).requires_grad
+
+
+@pytest.mark.parametrize("tradeoff", [0.0, 0.5, 3.0, 20.0, 1e6])
+def test_a_newcomer_joins_the_group_with_the_largest_gain(tradeoff):
+    for seed in range(10):
+        updates, counts = _case(seed, 8, 6)
+        gram = gram_matrix(torch.from_numpy(updates))
+        labels, newcomer = [5, 2, 2, 5, 0, 0, 2, 5], seed % 8
+        labels[newcomer] = -9
+        gains = {}
+        for label in sorted(set(labels) - {-9}):
+            group = tuple(n for n in range(8) if labels[n] == label)
+            values = [_utility(g, updates, counts, tradeoff) for g in ((*group, newcomer), group, (newcomer,))]
+            gains[label] = values[0] - values[1] - values[2]
+        best = max(gains, key=gains.get)
+        expected = list(labels)
+        expected[newcomer] = best if gains[best] > 0 else 6
+        assert join_group(gram, counts, tradeoff, labels, newcomer) == expected
+        assert labels[newcomer] == -9
+
+
+def test_joining_limits():
+    gram = gram_matrix(torch.eye(3))
+    assert join_group(gram, [5, 5, 5], 0.0, [0, 1, 0], 2) == [0, 1, 2]
+    assert join_group(gram, [5, 5, 5], 1e6, [1, 0, 0], 2) == [1, 0, 0]  # equal groups: the smallest label
+    assert join_group(gram[:1, :1], [5], 1.0, [0], 0) == [0]
+    # The last client of an ordinary partition lands where the partition had it, when it was merged last.
+    updates = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1], [0.1, 1.0], [0.9, 0.4]])
+    assert hierarchical_partition(updates, [50] * 5, 1.0) == [0, 1, 0, 1, 0]
+    assert join_group(gram_matrix(updates), [50] * 5, 1.0, [0, 1, 0, 1, 9], 4) == [0, 1, 0, 1, 0]
+
+
+def test_the_most_telling_layer_is_equation_19():
+    rng = np.random.default_rng(3)
+    for _ in range(10):
+        layers = {f"layer{i}": rng.normal(rng.normal(), rng.random(), size=(5, 3 + i)) for i in range(4)}
+        counts = rng.integers(1, 90, size=5)
+        for shares in (np.full(5, 0.2), counts / counts.sum()):
+            means = {name: shares @ g for name, g in layers.items()}
+            scores = {name: ((g - means[name]) ** 2).sum() / (means[name] ** 2).sum() for name, g in layers.items()}
+            chosen = most_telling_layer(
+                {name: torch.from_numpy(g) for name, g in layers.items()}, None if shares[0] == 0.2 else counts.tolist()
+            )
+            assert chosen == max(scores, key=scores.get)
+
+
+def test_the_counts_decide_through_the_mean():
+    """Updates 1 and 3 about the plain mean 2: (1 + 1)/4; a: 1 and 2: 0.5/2.25. With counts 1 and 9 means are 2.8, 1.9.
+
+    Then a has (0.9² + 0.1²)/1.9² = 0.227 and b (1.8² + 0.2²)/2.8² = 0.418. Layer c: 5 and 0: plain 12.5/6.25 = 2;
+    weighted mean 0.5: 20.5/0.25 = 82. Layer d: 0 and 6: plain 2; weighted 5.4: (29.16 + 0.36)/29.16 = 1.01.
+    """
+    column = {"a": [1.0, 2.0], "b": [1.0, 3.0], "d": [0.0, 6.0], "c": [5.0, 0.0]}
+    layers = {name: torch.tensor(values)[:, None] for name, values in column.items()}
+    assert most_telling_layer(layers) == "d"  # ties with c, and comes first
+    assert most_telling_layer(layers, [1, 9]) == "c"
+    assert most_telling_layer({name: layers[name] for name in "ab"}, [1, 9]) == "b"
+
+
+def test_layers_that_stand_still_or_cancel():
+    layers = {
+        "frozen": torch.zeros(2, 4),
+        "empty": torch.zeros(2, 0),
+        "equal": torch.ones(2, 4),
+        "differs": torch.tensor([[1.0, 0.0], [1.0, 0.1]]),
+    }
+    assert most_telling_layer(layers) == "differs"
+    assert most_telling_layer({name: layers[name] for name in ("frozen", "empty", "equal")}) == "frozen"
+    assert most_telling_layer({**layers, "cancels": torch.tensor([[1e-3], [-1e-3]])}) == "cancels"
+
+
+def test_wide_layers_are_read_piece_by_piece():
+    wide = torch.randn(3, 10_000, generator=torch.Generator().manual_seed(0)) + 0.2
+    mean = wide.double().mean(0)
+    score = float((wide.double() - mean).square().sum() / mean.square().sum())
+    for factor, expected in ((0.999, "wide"), (1.001, "other")):
+        spread = math.sqrt(factor * score / 2)  # 1 + s and 1 − s have relative variance 2 s²
+        other = torch.tensor([[1 + spread], [1 - spread], [1.0]], dtype=torch.float64)
+        assert most_telling_layer({"wide": wide, "other": other}) == expected
+
+
+@pytest.mark.parametrize(
+    ("updates", "message"),
+    [
+        (torch.ones(3), r"shape \[3\].*floating matrix"),
+        (torch.ones(2, 3, dtype=torch.int64), "int64.*floating matrix"),
+        (torch.ones(0, 3), "one row per client"),
+        (torch.ones(3, 0), "no columns"),
+        ([], "no columns"),
+        ([torch.ones(2, 3), torch.ones(3, 3)], "3 rows after one with 2"),
+    ],
+)
+def test_gram_refuses(updates, message):
+    with pytest.raises(ConfigurationError, match=message):
+        gram_matrix(updates)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_gram_names_clients_whose_update_is_not_finite(value):
+    updates = torch.ones(4, 5000)
+    updates[1, 4999] = updates[3, 2] = value
+    with pytest.raises(DataError, match=r"clients \[1, 3\] are not finite"):
+        gram_matrix(updates)
+
+
+@pytest.mark.parametrize(
+    ("gram", "counts", "tradeoff", "message"),
+    [
+        (torch.ones(2, 3), [1, 1], 1.0, r"gram of shape \[2, 3\]"),
+        (torch.ones(0, 0), [], 1.0, "square matrix"),
+        (torch.tensor([[1.0, math.nan], [0.0, 1.0]]), [1, 1], 1.0, "must be finite"),
+        (-torch.eye(2), [1, 1], 1.0, "squared norms"),
+        (torch.eye(2), [1], 1.0, r"num_samples=\[1.0\] for 2 clients"),
+        (torch.eye(2), [1, 0], 1.0, "one positive count"),
+        (torch.eye(2), [1, 1], -1.0, "tradeoff=-1.0"),
+        (torch.eye(2), [1, 1], math.nan, "tradeoff=nan"),
+        (torch.eye(2), [1, 1], math.inf, "tradeoff=inf"),
+    ],
+)
+def test_partition_refuses(gram, counts, tradeoff, message):
+    with pytest.raises(ConfigurationError, match=message):
+        partition_from_gram(gram, counts, tradeoff)
+    with pytest.raises(ConfigurationError, match=message):
+        join_group(gram, counts, tradeoff, [0] * len(gram), 0)
+
+
+def test_joining_and_layers_refuse():
+    for labels, newcomer in (([0], 0), ([0, 0], 2), ([0, 0], -1)):
+        with pytest.raises(ConfigurationError, match="one label per client.*from 0 to 1"):
+            join_group(torch.eye(2), [1, 1], 1.0, labels, newcomer)
+    with pytest.raises(ConfigurationError, match="at least one layer"):
+        most_telling_layer({})
+    with pytest.raises(ConfigurationError, match=r"layer 'b' has shape \[3, 1\]"):
+        most_telling_layer({"a": torch.ones(2, 1), "b": torch.ones(3, 1)})
+    with pytest.raises(ConfigurationError, match="floating matrix"):
+        most_telling_layer({"a": torch.ones(2, 1, dtype=torch.int64)})
+    with pytest.raises(ConfigurationError, match="one positive count"):
+        most_telling_layer({"a": torch.ones(2, 1)}, [1, -1])
+    with pytest.raises(DataError, match="layer 'a' has an update that is not finite"):
+        most_telling_layer({"a": torch.tensor([[math.nan], [1.0]])})

@@ -1,0 +1,260 @@
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch.utils.data import DataLoader, TensorDataset
+from torchvision.models import resnet18
+
+from lightning_fl import FederatedDataModule, FederatedTrainer
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.models import ClassificationModel
+
+NAN = float("nan")
+SHAPE, CLASSES = [1, 6, 5], 3
+
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`", "ignore:.*does not have many workers")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)  # two on a busy machine wait for each other
+
+
+def make_model(seed=0, **arguments):
+    torch.manual_seed(seed)
+    defaults = {"network": "mlp", "in_shape": SHAPE, "num_classes": CLASSES, "hidden_sizes": [16]}
+    return ClassificationModel(**(defaults | arguments))
+
+
+def samples(count, seed=0, shape=SHAPE):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(count) % CLASSES
+    return torch.randn(count, *shape, generator=generator) + y.view(-1, *[1] * len(shape)), y
+
+
+def make_trainer(**arguments):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return Trainer(accelerator="cpu", devices=1, enable_model_summary=False, **(quiet | arguments))
+
+
+def silence(model):
+    """Lets a step be called without a trainer."""
+    model.log = lambda *args, **kwargs: None
+    model.log_dict = lambda *args, **kwargs: None
+    return model
+
+
+class Clients(FederatedDataModule):
+    def __init__(self, sizes=(12, 20), batch_size=8, **arguments):
+        super().__init__(batch_size=batch_size)
+        self.sizes, self.arguments = sizes, arguments
+
+    @property
+    def num_clients(self):
+        return len(self.sizes)
+
+    def client_sizes(self):
+        return self.sizes
+
+    def client_data(self, client, split):
+        return TensorDataset(*samples(self.sizes[client], seed=client, **self.arguments))
+
+
+def federated_trainer(tmp_path, **arguments):
+    return FederatedTrainer(default_root_dir=tmp_path, accelerator="cpu", **arguments)
+
+
+# What is computed
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_the_training_loss_by_hand(smoothing):
+    model = silence(make_model(label_smoothing=smoothing))
+    x, y = samples(7)
+    log_probabilities = model(x) - model(x).exp().sum(1, keepdim=True).log()
+    target = (1 - smoothing) * torch.eye(CLASSES)[y] + smoothing / CLASSES
+    torch.testing.assert_close(model.training_step((x, y), 0), -(target * log_probabilities).sum(1).mean())
+
+
+def test_evaluation_is_over_the_samples_of_all_batches():
+    model = make_model(label_smoothing=0.3)  # which changes the training loss only
+    x, y = samples(10)
+    loader = DataLoader(TensorDataset(x, y), batch_size=4)
+    with torch.no_grad():
+        probabilities = model(x).softmax(1)
+    expected_loss = -probabilities[torch.arange(10), y].log().mean().item()
+    expected_acc = (probabilities.argmax(1) == y).float().mean().item()
+    trainer = make_trainer()
+    val, test = trainer.validate(model, loader, verbose=False)[0], trainer.test(model, loader, verbose=False)[0]
+    assert val == {"val/loss": pytest.approx(expected_loss), "val/acc": pytest.approx(expected_acc)}
+    assert test == {"test/loss": pytest.approx(expected_loss), "test/acc": pytest.approx(expected_acc)}
+
+
+def test_predictions_are_probabilities():
+    model = make_model().eval()
+    x, y = samples(5)
+    expected = model(x).exp() / model(x).exp().sum(1, keepdim=True)
+    for batch in ((x, y), [x], x):
+        torch.testing.assert_close(model.predict_step(batch, 0), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_labels_of_any_integer_type(dtype):
+    model, (x, y) = silence(make_model()), samples(6)
+    torch.testing.assert_close(model.training_step((x, y.to(dtype)), 0), model.training_step((x, y), 0))
+
+
+@pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.9), ("adam", 0.0)])
+def test_the_optimiser_is_the_one_asked_for(optimizer, momentum):
+    found = make_model(optimizer=optimizer, momentum=momentum, learning_rate=0.2, weight_decay=0.1)
+    settings = found.configure_optimizers()
+    assert type(settings).__name__.lower() == optimizer
+    assert (settings.defaults["lr"], settings.defaults["weight_decay"]) == (0.2, 0.1)
+    assert settings.defaults.get("momentum", 0.0) == momentum
+    assert len(settings.param_groups[0]["params"]) == len(list(found.parameters()))
+
+
+# Training
+
+
+@pytest.mark.parametrize(
+    ("network", "shape"),
+    [("mlp", [4]), ("lenet5", [1, 16, 16]), ("cnn3", [3, 8, 8]), ("cnn4", [1, 8, 8]), ("cnn5", [3, 18, 18])],
+)
+def test_a_tiny_set_is_learned_by_heart(network, shape):
+    x, y = samples(18, shape=shape)
+    y = y[torch.randperm(18, generator=torch.Generator().manual_seed(0))]  # nothing but memory helps
+    model = make_model(network=network, in_shape=shape, hidden_sizes=[32], optimizer="adam")
+    make_trainer(max_epochs=60).fit(model, DataLoader(TensorDataset(x, y), batch_size=18))
+    assert (model.eval()(x).argmax(1) == y).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("network", ["mlp", "cnn3"])
+def test_bf16_mixed_is_close_to_full_precision(network):
+    x, y = samples(16, shape=[1, 8, 8])
+    found = []
+    for precision in ("32-true", "bf16-mixed"):
+        model = make_model(network=network, in_shape=[1, 8, 8])
+        trainer = make_trainer(max_epochs=2, precision=precision)
+        loader = DataLoader(TensorDataset(x, y), batch_size=8)
+        trainer.fit(model, loader, loader)
+        found.append(trainer.predict(model, loader)[0])
+    assert found[1].dtype == torch.float32
+    torch.testing.assert_close(*found, atol=0.05, rtol=0)
+
+
+def test_a_federated_run(tmp_path):
+    model = make_model(learning_rate=0.1)
+    trainer = federated_trainer(tmp_path, max_rounds=6)
+    trainer.fit(model, Clients())
+    metrics = trainer.test(model, Clients())
+    assert set(metrics) == {"test/loss", "test/acc"}
+    assert metrics["test/acc"].higher_is_better
+    assert not metrics["test/loss"].higher_is_better
+    assert metrics["test/acc"].worst > 0.6
+    assert set(metrics["test/acc"].clients) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"network": "cnn3", "in_shape": [1, 8, 8]},
+        {"network": "lenet5", "in_shape": [1, 16, 16], "channels": [2, 3]},
+    ],
+)
+def test_checkpoint_round_trip(arguments, tmp_path):
+    model = make_model(**arguments)
+    x, y = samples(8, shape=arguments.get("in_shape", SHAPE))
+    trainer = make_trainer(max_epochs=2, enable_checkpointing=True, default_root_dir=tmp_path)
+    trainer.fit(model, DataLoader(TensorDataset(x, y), batch_size=4))
+    trainer.save_checkpoint(tmp_path / "model.ckpt")
+    loaded = ClassificationModel.load_from_checkpoint(tmp_path / "model.ckpt", weights_only=True)
+    assert torch.equal(loaded.eval()(x), model.eval()(x))
+    assert dict(loaded.hparams) == dict(model.hparams)
+
+
+def test_a_checkpoint_opens_without_the_file_it_started_from(tmp_path):
+    original = resnet18(weights=None)
+    torch.save(original.state_dict(), tmp_path / "resnet18.pth")
+    arguments = {"network": "resnet18", "in_shape": [3, 32, 32], "hidden_sizes": None}
+    model = make_model(weights_file=str(tmp_path / "resnet18.pth"), **arguments)
+    assert torch.equal(model.network.encoder.conv1.weight, original.conv1.weight)
+    assert "weights_file" not in model.hparams
+    assert ClassificationModel(**model.hparams).load_state_dict(model.state_dict())
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"network": "cnn6"}, "network='cnn6': give one of"),
+        ({"in_shape": [28, 28]}, r"in_shape=\[28, 28\]: "),
+        ({"num_classes": 1}, "num_classes=1: "),
+        ({"dropout": 1.0}, "dropout=1.0: give a number from 0 to below 1"),
+        ({"optimizer": "lbfgs"}, "optimizer='lbfgs': give one of 'sgd', 'adam'"),
+        ({"momentum": 1.5}, "momentum=1.5: give a number from 0 to below 1"),
+        ({"label_smoothing": 1.0}, "label_smoothing=1.0: give a number from 0 to below 1"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0: give a number above 0"),
+        ({"learning_rate": NAN}, "learning_rate=nan: give a number above 0"),
+        ({"weight_decay": -1.0}, "weight_decay=-1.0: give a number of at least 0"),
+        ({"momentum": 0.9, "optimizer": "adam"}, "momentum=0.9: optimizer='adam' has its own"),
+    ],
+)
+def test_arguments_are_checked(arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_model(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("x", "found"),
+    [
+        (torch.zeros(2, 6, 5), r"shape \[6, 5\] and type torch.float32"),
+        (torch.zeros(2, 3, 6, 5), r"shape \[3, 6, 5\] and type torch.float32"),
+        (torch.zeros(2, 1, 6, 5, dtype=torch.uint8), r"shape \[1, 6, 5\] and type torch.uint8; .*floating"),
+    ],
+)
+def test_samples_that_do_not_fit(x, found):
+    with pytest.raises(ConfigurationError, match=rf"in_shape=\[1, 6, 5\]: the batch has samples of {found}"):
+        make_model()(x)
+
+
+@pytest.mark.parametrize(
+    ("y", "found"),
+    [
+        (torch.zeros(4, 1, dtype=torch.long), r"labels of shape \[4, 1\] and type torch.int64 for 4 samples"),
+        (torch.zeros(3, dtype=torch.long), r"labels of shape \[3\] and type torch.int64 for 4 samples"),
+        (torch.zeros(4), r"labels of shape \[4\] and type torch.float32 for 4 samples"),
+    ],
+)
+@pytest.mark.parametrize("step", ["training_step", "validation_step", "test_step"])
+def test_labels_that_do_not_fit(y, found, step):
+    with pytest.raises(ConfigurationError, match=rf"{found}: give one whole number per sample"):
+        getattr(silence(make_model()), step)((samples(4)[0], y), 0)
+
+
+@pytest.mark.parametrize(("wrong", "named"), [([3, 7], "3, 7"), ([-1], "-1")])
+@pytest.mark.parametrize("step", ["training_step", "validation_step", "test_step", "on_train_batch_start"])
+def test_labels_that_are_no_class(wrong, named, step):
+    x, y = samples(4)
+    y[1 : 1 + len(wrong)] = torch.tensor(wrong)
+    message = rf"num_classes=3: the batch has the labels \[{named}\], classes are counted 0 to 2; set num_classes"
+    with pytest.raises(ConfigurationError, match=message):
+        getattr(silence(make_model()), step)((x, y), 0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "found"), [(torch.zeros(2, 3), "is a Tensor;"), ([torch.zeros(2)] * 3, "is a list of 3;")]
+)
+def test_batches_that_are_no_pairs(batch, found):
+    with pytest.raises(ConfigurationError, match=rf"ClassificationModel needs batches .*, this one {found} let the"):
+        silence(make_model()).training_step(batch, 0)
+
+
+def test_a_batch_of_one_where_the_network_needs_two():
+    model = silence(make_model(network="cnn3", in_shape=[1, 8, 8]))
+    x, y = samples(1, shape=[1, 8, 8])
+    with pytest.raises(ConfigurationError, match="network='cnn3' normalises over the batch .*choose a batch_size"):
+        model.training_step((x, y), 0)
+    model.eval().validation_step((x, y), 0)
