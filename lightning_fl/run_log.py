@@ -17,7 +17,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.data.module import Split
 from lightning_fl.errors import ConfigurationError, TrainingError
-from lightning_fl.metrics import ClientMetrics, MetricSummary, metric_name
+from lightning_fl.metrics import MetricSummary, metric_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

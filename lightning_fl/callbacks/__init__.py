@@ -5,6 +5,7 @@ from lightning_fl.callbacks.client_arrivals import ClientArrivals
 from lightning_fl.callbacks.coalition_figure import CoalitionFigure
 from lightning_fl.callbacks.collaboration_figure import CollaborationFigure
 from lightning_fl.callbacks.dro_client_sampling import DROClientSampling
+from lightning_fl.callbacks.fedcollab import FedCollab
 from lightning_fl.callbacks.fine_tuning import FineTuning
 from lightning_fl.callbacks.gain_figure import GainFigure
 from lightning_fl.callbacks.hcct import HCCT
@@ -26,6 +27,7 @@ __all__ = [
     "CoalitionFigure",
     "CollaborationFigure",
     "DROClientSampling",
+    "FedCollab",
     "FineTuning",
     "GainFigure",
     "LabelNoise",

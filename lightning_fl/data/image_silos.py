@@ -217,7 +217,8 @@ class ImageFolders(FederatedDataModule):
                 f" {', '.join(places)}: rename them, or add them to classes."
             )
         # allow_empty: a silo may lack images of a class
-        files = make_dataset(folder, {name: places[name] for name in present}, IMG_EXTENSIONS, allow_empty=True)
+        found = {name: places[name] for name in present}
+        files = make_dataset(folder, found, IMG_EXTENSIONS, allow_empty=True) if found else []
         if not files:
             raise DataError(
                 f"silo {silo}: no images in the class folders of {folder}: expected files that end in"

@@ -190,9 +190,10 @@ def read_npz(
     """
     place = str(path) if place is None else place
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array")
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("it holds a single array")
+        with archive:
             arrays = {name: archive[name] for name in archive.files if name.startswith(_PREFIXES)}
     # what numpy raises for a file that is cut off, garbled, of another kind, or holds Python objects
     except (OSError, ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile, zlib.error) as error:

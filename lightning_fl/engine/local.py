@@ -109,7 +109,7 @@ class LocalLoop:
         self._after_step: list[Callback] = trainer.callbacks_with("on_client_step_end")
         self._own_loss = type(trainer.strategy).client_loss is not _base_client_loss()
         self._strategy_loss = self._own_loss
-        self._move = BatchTransfer(module, trainer.datamodule, trainer.fabric.device, self._precision)
+        self.move = BatchTransfer(module, trainer.datamodule, trainer.fabric.device, self._precision)
         self._mode = _ModuleMode()
 
     # -- training ------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class LocalLoop:
         losses: list[Tensor] = []
         sizes: list[int] = []
         for index, (batch, size) in enumerate(batches.shuffled(path, total)):
-            batch = self._move(batch, batches.on_device)
+            batch = self.move(batch, batches.on_device)
             if batch is None:  # as in Lightning: the loader's collation left every sample out
                 continue
             shim.batch_idx, shim.is_last_batch = index, index == total - 1
@@ -284,7 +284,7 @@ class LocalLoop:
         total, samples = 0.0, 0
         with torch.no_grad():
             for index, (batch, size) in enumerate(batches.shuffled(path, count)):
-                batch = self._move(batch, batches.on_device)
+                batch = self.move(batch, batches.on_device)
                 shim.collector.batch, shim.collector.batch_size = batch, size
                 loss = self._loss(self._training_output(batch, index, generators))
                 if loss is None:
@@ -348,7 +348,7 @@ class LocalLoop:
             with torch.no_grad():
                 self.call(f"on_{word}_epoch_start")
                 for index, (batch, size) in enumerate(batches.once(path)):
-                    batch = self._move(batch, batches.on_device)
+                    batch = self.move(batch, batches.on_device)
                     shim.collector.batch, shim.collector.batch_size = batch, size
                     shim.batch_idx = index
                     if self.overridden(f"on_{word}_batch_start"):

@@ -42,8 +42,9 @@ _Sum = TypeVar("_Sum", float, _Array)
 
 # A change of L relative to L below which it is rounding: no step is taken for it, so that the search ends.
 _ROUNDING = 1e-12
-# How often the best assignment so far is perturbed and improved again after each restart.
-_NUM_PERTURBATIONS = 4
+# How often the best assignment so far is perturbed and improved again after each restart: at least, and once more for
+# every so many clients. Large cases have more local optima.
+_MIN_PERTURBATIONS, _CLIENTS_PER_PERTURBATION = 4, 20
 
 
 def coalition_objective(
@@ -116,9 +117,10 @@ def solve_coalitions(
         raise ConfigurationError(f"num_restarts={num_restarts}: start at least once.")
     best = np.arange(len(samples))
     least = math.inf
+    num_perturbations = _MIN_PERTURBATIONS + len(samples) // _CLIENTS_PER_PERTURBATION
     for restart in range(num_restarts):
         random = np.random.default_rng(derive_seed(seed, "coalitions", restart))
-        for perturbation in range(1 + _NUM_PERTURBATIONS):
+        for perturbation in range(1 + num_perturbations):
             start = _perturb(best, random) if perturbation else _start(restart, len(samples), random)
             search = _Search(start, pairs, samples, capacity)
             if restart == 2 and not perturbation:
@@ -292,8 +294,8 @@ def _start(restart: int, num_clients: int, random: np.random.Generator) -> _Labe
 def _perturb(labels: _Labels, random: np.random.Generator) -> _Labels:
     """A neighbour too far for single moves.
 
-    Either two or three coalitions are dealt anew among themselves and one more, or a random 5 to 30 % of the clients
-    (two at least) are put anywhere.
+    Either two or three coalitions are dealt anew among themselves and one more, or a few clients, from two to an eighth
+    of all, are put into any coalitions.
     """
     perturbed = labels.copy()
     used = np.unique(labels)
@@ -302,8 +304,8 @@ def _perturb(labels: _Labels, random: np.random.Generator) -> _Labels:
         moving = np.flatnonzero(np.isin(labels, mixed))
         targets = np.append(mixed, used.max() + 1)
     else:
-        count = max(2, int(len(labels) * random.uniform(0.05, 0.3)))
-        moving = random.choice(len(labels), min(count, len(labels)), replace=False)
+        count = min(len(labels), int(random.integers(2, max(3, len(labels) // 8) + 1)))
+        moving = random.choice(len(labels), count, replace=False)
         targets = used
     perturbed[moving] = random.choice(targets, len(moving))
     return perturbed

@@ -57,8 +57,8 @@ class ChannelsLast(nn.Module):
     """Lays images [B, C, H, W] out in memory with the channels innermost; shape and values stay the same.
 
     Convolutions keep the layout of what they are given, and on a CPU compute faster in this one: with one thread, a
-    training step of ``cnn5`` on 32 images takes 14 ms instead of 20, one of ``cnn_pifl`` on 64 grey images 26 ms
-    instead of 37. Converting the inputs alone wins as much as storing the weights that way too, which weights that are
+    training step of ``cnn5`` on 32 colour images takes 12 ms instead of 18, one of ``cnn_pifl`` on 64 grey images 27 ms
+    instead of 39. Converting the inputs alone wins as much as storing the weights that way too, which weights that are
     views of one flat vector cannot be. Elsewhere the images are passed on as they are.
     """
 

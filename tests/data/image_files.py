@@ -17,7 +17,9 @@ def cycle(count: int, num_classes: int = 3) -> np.ndarray:
     return np.arange(count, dtype=np.uint8) % num_classes
 
 
-def write_npz(path: Path, train: int = 60, test: int = 30, *, size: int = 8, channels: int = 1, **extra: object) -> Path:
+def write_npz(
+    path: Path, train: int = 60, test: int = 30, *, size: int = 8, channels: int = 1, **extra: object
+) -> Path:
     """A file in MedMNIST's layout with three classes."""
     arrays: dict[str, object] = {
         "train_images": pictures(train, size, channels),

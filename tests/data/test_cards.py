@@ -7,7 +7,15 @@ import pytest
 import yaml
 
 from lightning_fl.data import cards
-from lightning_fl.data.cards import available_cards, did_you_mean, load_card
+from lightning_fl.data.cards import (
+    ImageCard,
+    MoleculeCard,
+    TableCard,
+    available_cards,
+    did_you_mean,
+    expect_kind,
+    load_card,
+)
 from lightning_fl.errors import ConfigurationError
 
 CARD = {

@@ -1,0 +1,233 @@
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
+
+from lightning_fl.data.module import SPLITS
+from lightning_fl.data.partition import apportion, split_indices
+from lightning_fl.data.partition.stratified import check_classes, split_stratified, stratified_parts
+from lightning_fl.data.partitioned import Partitioned
+from lightning_fl.data.partitioners import IID, Dirichlet, Partitioner
+from lightning_fl.data.shared import OpenedData, SharedDataModule, class_labels, cut_splits
+from lightning_fl.errors import ConfigurationError, DataError
+
+LABELS = torch.tensor([0] * 30 + [1] * 50 + [2] * 20)
+
+
+def numbered(count, labels=None):
+    """Sample i is i."""
+    return TensorDataset(torch.arange(float(count)), LABELS[:count] if labels is None else labels)
+
+
+class Given(SharedDataModule):
+    def __init__(self, datasets, **kwargs):
+        super().__init__(**kwargs)
+        self.datasets = datasets
+
+    def _open(self, *, allow_download):
+        return OpenedData(self.datasets, "measured", {"title": "numbers"})
+
+
+def ready(datasets, **kwargs):
+    data = Given(datasets, **({"partitioner": IID(num_clients=4), "split_seed": 1} | kwargs))
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+class Lists(Partitioner):
+    """These samples, whatever the data."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def __call__(self, dataset, seed):
+        return [torch.tensor(part, dtype=torch.long) for part in self.parts]
+
+
+# ---- stratified parts
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    counts=st.lists(st.integers(1, 30), min_size=1, max_size=5),
+    shares=st.lists(st.integers(0, 10), min_size=1, max_size=4),
+    seed=st.integers(0, 5),
+)
+def test_stratified_parts_have_their_sizes_and_the_classes_in_proportion(counts, shares, seed):
+    labels = torch.cat([torch.full((count,), label) for label, count in enumerate(counts)])
+    labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))]
+    sizes = apportion(len(labels) * 3 // 4, shares) if any(shares) else [0] * len(shares)
+    parts = stratified_parts(labels, sizes, torch.Generator().manual_seed(seed))
+    assert [len(part) for part in parts] == sizes
+    chosen = torch.cat(parts)
+    assert len(chosen.unique()) == len(chosen)
+    for part, size in zip(parts, sizes, strict=True):
+        assert torch.equal(part, part.sort().values)
+        found = torch.bincount(labels[part], minlength=len(counts))
+        # one rounding of its own and what the parts before it left over
+        assert all(abs(n - size * count / len(labels)) < 2 for n, count in zip(found.tolist(), counts, strict=True))
+
+
+def test_whole_quotas_are_met_exactly():
+    parts = stratified_parts(LABELS, [50, 30, 10], torch.Generator().manual_seed(0))
+    assert [torch.bincount(LABELS[part]).tolist() for part in parts] == [[15, 25, 10], [9, 15, 6], [3, 5, 2]]
+
+
+def test_ties_do_not_favour_a_class():
+    labels = torch.arange(4)
+    taken = [int(stratified_parts(labels, [1], torch.Generator().manual_seed(seed))[0]) for seed in range(40)]
+    assert set(taken) == {0, 1, 2, 3}
+
+
+def test_a_stratified_split_has_the_sizes_of_a_plain_one():
+    indices = torch.arange(100, 200)
+    for fractions in ([0.8, 0.1, 0.1], [0.5, 0.0, 0.5], [6 / 7, 0, 1 / 7]):
+        plain = split_indices(indices, fractions, 3, 1)
+        split = split_stratified(indices, LABELS, fractions, 3, 1)
+        assert {name: len(part) for name, part in split.items()} == {name: len(part) for name, part in plain.items()}
+        assert torch.equal(torch.cat(list(split.values())).sort().values, indices)
+    split = split_stratified(indices, LABELS, [0.8, 0.1, 0.1], 3, 1)
+    assert torch.bincount(LABELS[split["test"] - 100]).tolist() == [3, 5, 2]
+
+
+def test_too_many_are_refused():
+    with pytest.raises(DataError, match=r"parts of \[60, 50\] samples need 110 of 100 samples"):
+        stratified_parts(LABELS, [60, 50], torch.Generator())
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(4), torch.zeros(4, 2, dtype=torch.long), torch.zeros(4) > 0])
+def test_labels_that_are_no_classes_are_refused(labels):
+    with pytest.raises(DataError, match="are no classes: a stratified division needs one integer class"):
+        check_classes(labels)
+
+
+def test_a_column_of_classes_is_a_vector():
+    assert class_labels(numbered(4, torch.tensor([[1], [0], [2], [1]]))).tolist() == [1, 0, 2, 1]
+
+
+# ---- the data module
+
+
+def test_one_data_set_is_divided_as_by_partitioned():
+    dataset = numbered(100)
+    data = ready({"train": dataset})
+    other = Partitioned(dataset, IID(num_clients=4), split_seed=1)
+    other.setup()
+    for client in range(4):
+        for split in SPLITS:
+            assert data.client_data(client, split).indices == other.client_data(client, split).indices
+            assert data.client_data(client, split).dataset is dataset
+
+
+@pytest.mark.parametrize("stratified", [False, True])
+def test_a_test_part_follows_the_training_part_and_val_is_cut_in_proportion(stratified):
+    train, test = numbered(100), numbered(80)
+    partitioner = Dirichlet(num_clients=3, alpha=1.0)
+    data = ready({"train": train, "test": test}, partitioner=partitioner, split=(0.6, 0.2, 0.2), stratified=stratified)
+    parts = partitioner.partition_splits({"train": train, "test": test}, 1)
+    for client in range(3):
+        assert data.client_data(client, "test").dataset is test
+        assert data.client_data(client, "test").indices == parts["test"][client].tolist()
+        assert data.client_data(client, "val").dataset is train
+        own = data.client_data(client, "train").indices + data.client_data(client, "val").indices
+        assert sorted(own) == parts["train"][client].tolist()
+        # of 0.6 : 0.2 a quarter
+        assert data.num_samples("val")[client] == apportion(len(own), [0.75, 0.25])[1]
+
+
+def test_all_splits_may_have_parts_of_their_own():
+    parts = {"train": numbered(40), "val": numbered(20), "test": numbered(12)}
+    data = ready(parts)
+    assert [data.num_samples(split) for split in SPLITS] == [[10] * 4, [5] * 4, [3] * 4]
+
+
+def test_samples_may_be_left_to_nobody():
+    data = ready({"train": numbered(100)}, partitioner=Lists([0, 1, 2, 3], [50, 51, 52]))
+    assert data.num_clients == 2
+    assert sum(sum(data.num_samples(split)) for split in SPLITS) == 7
+
+
+def test_the_numbers_of_fedcollabs_small_clients():
+    """2,450 samples in four classes (350, 700, 700, 700) at 6/7 and 1/7; of 2,100 the share exp(-5) is 14.15."""
+    labels = torch.tensor([0] * 350 + [1] * 700 + [2] * 700 + [3] * 700)
+    data = ready(
+        {"train": TensorDataset(torch.arange(2450.0), labels)},
+        partitioner=IID(num_clients=1),
+        split=(6 / 7, 0.0, 1 / 7),
+        stratified=True,
+        train_shares=[math.exp(-5)],
+    )
+    counts = {
+        split: torch.bincount(labels[torch.tensor(data.client_data(0, split).indices)]).tolist()
+        for split in ("train", "test")
+    }
+    assert counts == {"train": [2, 4, 4, 4], "test": [50, 100, 100, 100]}
+    assert data.client_data(0, "val") is None
+
+
+def test_a_share_of_the_training_samples_is_a_part_of_them():
+    whole = ready({"train": numbered(100)})
+    small = ready({"train": numbered(100)}, train_shares=[1.0, 0.5, 0.3, 0.001])
+    assert small.num_samples("train") == [20, 10, 6, 1]
+    for client in range(4):
+        assert set(small.client_data(client, "train").indices) <= set(whole.client_data(client, "train").indices)
+        for split in ("val", "test"):
+            assert small.client_data(client, split).indices == whole.client_data(client, split).indices
+    assert small.client_data(0, "train").indices == whole.client_data(0, "train").indices
+
+
+def test_training_shares_are_checked():
+    for share in (0.0, 1.1, -1.0, math.nan):
+        with pytest.raises(ConfigurationError, match=r"train_shares=.*: give every client a share .* above 0"):
+            Given({}, partitioner=IID(num_clients=1), train_shares=[share])
+    with pytest.raises(ConfigurationError, match="train_shares has 3 entries for 4 clients: give one for each client"):
+        Given({}, partitioner=IID(num_clients=4), train_shares=[1.0] * 3)
+    with pytest.raises(ConfigurationError, match="train_shares has 3 entries for 2 clients"):
+        ready({"train": numbered(10)}, partitioner=Lists([0, 1], [2, 3]), train_shares=[1.0] * 3)
+
+
+def test_a_wrong_split_is_refused_at_once():
+    with pytest.raises(ConfigurationError, match="split="):
+        Given({}, partitioner=IID(num_clients=1), split=(0.5, 0.1, 0.1))
+
+
+def test_stratified_division_needs_classes():
+    with pytest.raises(DataError, match="a stratified division needs one integer class per sample"):
+        ready({"train": numbered(10, torch.rand(10))}, stratified=True)
+
+
+def test_a_client_without_samples_is_refused():
+    with pytest.raises(DataError, match="client 1 of 2 gets no sample of the 10: take fewer clients"):
+        ready({"train": numbered(10)}, partitioner=Lists([0, 1], []))
+
+
+def test_nothing_is_known_too_early():
+    data = Given({"train": numbered(10)}, partitioner=Lists([0, 1], [2]))
+    with pytest.raises(DataError, match=r"the samples are not shared out yet: call prepare_data\(\) and setup"):
+        _ = data.num_clients
+    with pytest.raises(DataError, match="the samples are not read yet"):
+        _ = data._data
+    assert Given({}, partitioner=IID(num_clients=3)).num_clients == 3
+
+
+def test_setup_again_changes_nothing_and_the_record_is_plain():
+    data = ready({"train": numbered(100)}, stratified=True)
+    before = data.client_data(0, "train").indices
+    data.setup("test")
+    assert data.client_data(0, "train").indices == before
+    record = data.describe()
+    assert json.loads(json.dumps(record)) == record
+    assert (record["stratified"], record["train_shares"], record["title"]) == (True, None, "numbers")
+    assert record["client_sizes"] == {"train": [20] * 4, "val": [3, 3, 3, 3], "test": [2, 2, 2, 2]}
+    assert data.client_names() == [f"client_{client}" for client in range(4)]
+
+
+def test_shares_are_used_in_proportion():
+    parts = cut_splits(torch.arange(40), (0.5, 0.25, 0.25), 0, 0, own=["train", "val"])
+    assert {split: len(part) for split, part in parts.items()} == {"train": 27, "test": 13}
+    assert list(cut_splits(torch.arange(40), (0.5, 0.25, 0.25), 0, 0, own=["train", "val", "test"])) == ["train"]
