@@ -105,7 +105,7 @@ def table(found: dict[str, dict[int, dict[str, float]]]) -> str:
     for arm, of_seed in found.items():
         means = [statistics.fmean(clients.values()) for clients in of_seed.values()]
         row = [spread(means), spread([min(clients.values()) for clients in of_seed.values()])]
-        if arm == "local":
+        if arm == "local" or "local" not in found:
             row += ["", "", ""]
         else:
             gains = [[v - found["local"][s][name] for name, v in clients.items()] for s, clients in of_seed.items()]

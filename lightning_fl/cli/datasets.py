@@ -70,11 +70,16 @@ def _address(card: Card) -> str:
 
 @dataclass(frozen=True)
 class _Found:
-    """Where a data set is, its files' sums, and whether the card accepts them."""
+    """Where a data set is, its files' sums, those that the card accepts for them, and whether they agree."""
 
     place: str
     sha256: str
+    accepted: list[str]
     verified: bool
+
+    @property
+    def differs(self) -> bool:
+        return bool(self.accepted) and not self.verified
 
 
 def _find(card: Card, *, fetch: bool) -> _Found:
@@ -88,11 +93,13 @@ def _find(card: Card, *, fetch: bool) -> _Found:
 
     if isinstance(card, ImageCard):
         images = find_images(card, allow_download=fetch)
-        return _Found(images.place, ", ".join(images.sha256.values()), images.verified)
+        accepted = _accepted(card) if images.layout == "npz" else []  # the card has no sums of torchvision's files
+        return _Found(images.place, ", ".join(images.sha256.values()), accepted, images.verified)
     files = [find_file(card, file, allow_download=fetch) for file in card.files]
     return _Found(
         ", ".join(str(file.path) for file in files),
         ", ".join(file.sha256 for file in files),
+        _accepted(card),
         all(file.verified for file in files),
     )
 
@@ -110,8 +117,7 @@ def _whereabouts(card: Card) -> str:
             + (", a stand-in is" if card.standin else "")
             + (f"; lightning-fl datasets {card.name} --fetch" if card.can_be_fetched else "; to be fetched by hand")
         )
-    known = found.verified or not _accepted(card)
-    return f"here: {found.place}" + ("" if known else " (its sum is not one of the card's)")
+    return f"here: {found.place}" + (" (its sum is not one of the card's)" if found.differs else "")
 
 
 def _is_fault(card: Card, named: bool, fetch: bool, check: bool) -> bool:
@@ -122,12 +128,12 @@ def _is_fault(card: Card, named: bool, fetch: bool, check: bool) -> bool:
         missed = named or (fetch and card.can_be_fetched)
         print(f"{card.name}: {error if missed else 'not here'}")
         return missed
-    verdict, accepted = "", _accepted(card)
+    verdict = ""
     if check and found.verified:
-        verdict = ", sha256 as in the card" if accepted else ", nothing to compare"
-    elif check and accepted:
-        verdict = f", sha256 {found.sha256} is not the card's {' or '.join(accepted)}"
+        verdict = ", sha256 as in the card" if found.accepted else ", nothing to compare"
+    elif check and found.differs:
+        verdict = f", sha256 {found.sha256} is not the card's {' or '.join(found.accepted)}"
     elif check:
         verdict = f", sha256 {found.sha256}; the card knows none to compare with"
     print(f"{card.name}: {found.place}{verdict}")
-    return check and bool(accepted) and not found.verified
+    return check and found.differs

@@ -71,16 +71,15 @@ def crop_at(images: Tensor, offsets: Tensor, padding: int = _PADDING) -> Tensor:
         padding: width of the border in pixels.
     """
     batch, _, height, width = images.shape
-    bordered = pad(images, [padding] * 4)
-    rows = offsets[0][:, None] + torch.arange(height, device=images.device)
-    columns = offsets[1][:, None] + torch.arange(width, device=images.device)
-    which = torch.arange(batch, device=images.device)[:, None, None]
-    return bordered[which, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+    # views of all windows, [B, C, 2 * padding + 1, 2 * padding + 1, H, W]; only the chosen ones are copied
+    windows = pad(images, [padding] * 4).unfold(2, height, 1).unfold(3, width, 1)
+    return windows[torch.arange(batch, device=images.device), :, offsets[0], offsets[1]]
 
 
 def flip_where(images: Tensor, flipped: Tensor) -> Tensor:
-    """Mirror the images [B, C, H, W] left to right where ``flipped`` [B] is true."""
-    return torch.where(flipped[:, None, None, None], images.flip(-1), images)
+    """Mirror the images [B, C, H, W] left to right where ``flipped`` [B], on the CPU, is true."""
+    chosen = flipped.nonzero().squeeze(1).to(images.device)
+    return images.index_copy(0, chosen, images[chosen].flip(-1))
 
 
 def check_transform(
@@ -132,8 +131,7 @@ class ImageTransform:
             offsets = torch.randint(0, 2 * _PADDING + 1, (2, len(images)))
             images = crop_at(images, offsets.to(images.device))
         if "flip" in self.augment:
-            flipped = torch.rand(len(images)) < 0.5
-            images = flip_where(images, flipped.to(images.device))
+            images = flip_where(images, torch.rand(len(images)) < 0.5)
         return images
 
 

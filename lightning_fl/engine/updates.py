@@ -46,5 +46,5 @@ def update_blocks(
                         out=block[row],
                     )
             if trainer.fabric.world_size > 1:  # every row is zero on all ranks but one
-                block = trainer.strategy.all_reduce(block, reduce_op="sum")  # type: ignore[assignment]
+                block = trainer.strategy.all_reduce(block, reduce_op="sum")
             yield block

@@ -88,7 +88,7 @@ def solve_coalitions(
     Each restart begins somewhere else (all alone; all together; merged greedily from all alone; then at random with a
     random number of coalitions) and takes steps that lower L until none is left: clients in random order go to the
     best coalition, an empty one included; then whole coalitions merge. After each restart the best assignment found
-    is perturbed a few times (one coalition split, several thrown together) and improved in the same way.
+    is perturbed a few times (two or three coalitions dealt anew, or a few clients displaced) and improved likewise.
 
     Clients with more data are pickier: doubling every count is dividing C by √2, and the optimum for a smaller C has
     no larger a distance term and no smaller a Σ_i 1 / √(samples of i's coalition), so it is never coarser. It need not

@@ -10,6 +10,7 @@ import pytest
 import lightning_fl
 from lightning_fl import shipped
 from lightning_fl.cli import COMMANDS
+from lightning_fl.data.cards import available_cards
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.shipped import available_recipes, recipe_headline
 
@@ -90,7 +91,7 @@ def test_recipes_says_that_a_folder_cannot_be_written(command):
 def test_datasets_lists_cards_with_their_whereabouts(command, monkeypatch, tmp_path):
     code, out, _ = command("datasets")
     assert code == 0
-    assert "freesolv       FreeSolv, hydration free energy of small neutral molecules" in out
+    assert "freesolv         FreeSolv, hydration free energy of small neutral molecules" in out
     assert "regression, 642 rows, licence: CC BY-NC-SA 4.0" in out
     assert "not here, a stand-in is; lightning-fl datasets esol --fetch" in out
     assert "not here; to be fetched by hand" in out  # chembl_ic50 has no address
@@ -135,7 +136,34 @@ def test_datasets_fetch_says_what_cannot_be_had(command):
     assert "downloads are switched off by LIGHTNING_FL_OFFLINE" in out
     assert "chembl_ic50: not here\n" in out  # nothing to fetch it from, and not asked for by name
     code, out, _ = command("datasets", "--check")
-    assert (code, out.count("not here\n")) == (0, 5)
+    assert (code, out.count("not here\n")) == (0, len(available_cards()) - 1)
+    assert "digits: scikit-learn, nothing to compare\n" in out  # always there
+
+
+def test_datasets_shows_images_and_where_they_may_lie(command, monkeypatch, tmp_path):
+    _, out, _ = command("datasets", "mnist")
+    assert "images     60,000 for train and 10,000 for test, 28 x 28 pixels, grey" in out
+    assert "address    those of torchvision.datasets.MNIST" in out
+    assert "found      not here, a stand-in is; lightning-fl datasets mnist --fetch" in out
+    _, out, _ = command("datasets", "digits")
+    assert "file       none" in out
+    assert "address    none needed" in out
+    assert "found      here: scikit-learn" in out
+    code, out, _ = command("datasets", "mnist", "--fetch")
+    assert (code, "downloads are switched off by LIGHTNING_FL_OFFLINE" in out) == (1, True)
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for part in ("train", "t10k"):
+        for content in ("images-idx3-ubyte", "labels-idx1-ubyte"):
+            (folder / f"{part}-{content}").write_text(part)
+    monkeypatch.setenv("LIGHTNING_FL_DATA", str(tmp_path))
+    _, out, _ = command("datasets", "mnist")
+    assert f"found      here: {tmp_path}" in " ".join(out.split("\n" + " " * 11))
+    code, out, _ = command("datasets", "mnist", "--check")
+    digest = hashlib.sha256(b"train").hexdigest()
+    assert (code, out.startswith(f"mnist: {tmp_path} (MNIST/raw/train")) == (0, True)
+    assert f"sha256 {digest}, {digest}" in out
+    assert out.endswith("; the card knows none to compare with\n")  # its sum is that of a .npz file
 
 
 def test_an_installation_without_recipes_says_so(monkeypatch, tmp_path):

@@ -41,14 +41,27 @@ def write(folder: Path, **changes: object) -> Path:
 
 def test_every_shipped_card_reads_and_is_named_after_its_file():
     found = available_cards()
-    assert list(found) == ["chembl_ic50", "drugood_ic50", "esol", "freesolv", "lipophilicity"]
+    kinds = {
+        MoleculeCard: ["chembl_ic50", "drugood_ic50", "esol", "freesolv", "lipophilicity"],
+        ImageCard: [
+            *("cifar10", "cifar100", "digits", "emnist_balanced", "emnist_letters", "fashionmnist"),
+            *("mnist", "mnistm", "svhn", "synthdigits", "usps"),
+        ],
+        TableCard: ["adult"],
+    }
+    assert list(found) == sorted(name for names in kinds.values() for name in names)
+    for kind, names in kinds.items():
+        assert all(type(load_card(name)) is kind for name in names)
     for name, path in found.items():
         card = load_card(name)
         assert (card.name, card.path) == (name, path)
         assert card.title
         assert card.citation
         assert card.licence
-    assert [load_card(name).standin for name in found] == [None, None, "esol", None, None]
+        assert all(card.details().values())
+        assert card.describe().keys() == {"name", "title", "licence", "citation"}
+    assert [name for name in kinds[MoleculeCard] if load_card(name).standin] == ["esol"]
+    assert [name for name in kinds[ImageCard] if not load_card(name).standin] == ["digits", "emnist_balanced"]
 
 
 def test_a_card_of_ones_own_is_read_in_full(tmp_path):
@@ -85,7 +98,9 @@ def test_reading_a_card_imports_nothing_heavy():
 
 
 def test_unknown_name_suggests_the_nearest():
-    with pytest.raises(ConfigurationError, match=r"no card named 'Esol_' \(did you mean 'esol'\?\)\. There are chembl"):
+    with pytest.raises(
+        ConfigurationError, match=r"no card named 'Esol_' \(did you mean 'esol'\?\)\. There are adult, chembl"
+    ):
         load_card("Esol_")
 
 
@@ -122,7 +137,7 @@ FILE, COLUMNS = CARD["files"][0], CARD["columns"]
         ({"columns": COLUMNS | {"targets": []}}, "columns.targets is empty"),
         ({"rows": 0}, "rows=0: give the number"),
         ({"rows": True}, "rows=True: give the number"),
-        ({"format": "CSV"}, "format='CSV': expected one of csv, csv.gz, drugood-json (did you mean 'csv'?)"),
+        ({"format": "CSV"}, "format='CSV': expected one of csv, csv.gz, drugood-json, npz, "),
         ({"task": "ranking"}, "task='ranking': expected one of regression"),
         ({"standin": "freesolv"}, "standin='freesolv': expected one of esol"),
         (
@@ -144,3 +159,110 @@ def test_a_fault_is_named(tmp_path, changes, message):
 def test_did_you_mean_ignores_case_and_stays_silent_far_away():
     assert did_you_mean("SMILES", ["smiles", "target"]) == " (did you mean 'smiles'?)"
     assert did_you_mean("assay", ["smiles", "target"]) == ""
+
+
+# ---- images
+
+IMAGES = {
+    "name": "mine",
+    "title": "My pictures",
+    "task": "classification",
+    "format": "npz",
+    "files": [{"name": "mine.npz", "sha256": [], "addresses": []}],
+    "torchvision": {
+        "dataset": "EMNIST",
+        "train": {"split": "letters", "train": True},
+        "test": {"split": "letters", "train": False},
+        "files": ["a/b"],
+        "first_label": 1,
+    },
+    "image": {"channels": 3, "size": 32},
+    "classes": ["cat", "dog", 7],
+    "coarse_classes": ["animal", "number"],
+    "rows": {"train": 1000, "test": 200},
+    "standin": "digits",
+    "licence": "CC0",
+    "citation": "none",
+    "note": "for tests",
+}
+TORCHVISION = IMAGES["torchvision"]
+
+
+def write_image_card(folder: Path, **changes: object) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump(IMAGES | changes))
+    return path
+
+
+def test_an_image_card_is_read_in_full(tmp_path):
+    card = load_card(write_image_card(tmp_path))
+    assert isinstance(card, ImageCard)
+    assert (card.channels, card.size, card.classes, card.num_rows) == (3, 32, ("cat", "dog", "7"), 1200)
+    assert (card.coarse_classes, card.rows) == (("animal", "number"), {"train": 1000, "test": 200})
+    assert (card.torchvision.dataset, card.torchvision.files, card.torchvision.first_label) == ("EMNIST", ("a/b",), 1)
+    assert card.torchvision.parts["test"] == {"split": "letters", "train": False}
+    assert (card.files, card.can_be_fetched) == ((card.file,), True)
+    assert card.details() == {
+        "images": "1,000 for train and 200 for test, 32 x 32 pixels, colour",
+        "classes": "3: cat, dog, 7; 2 superclasses",
+    }
+
+
+def test_what_an_image_card_may_leave_out(tmp_path):
+    path = write_image_card(tmp_path, torchvision=None, rows={"train": 5, "test": None}, standin=None)
+    path.write_text(yaml.safe_dump(without(yaml.safe_load(path.read_text()), "coarse_classes")))
+    card = load_card(path)
+    assert (card.torchvision, card.coarse_classes, card.num_rows, card.can_be_fetched) == (None, (), 5, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image": {"channels": 2, "size": 32}}, "image.channels=2: give 1 for grey images or 3 for colours"),
+        ({"image": {"channels": 1, "size": 0}}, "size=0: give height and width in pixels"),
+        ({"image": {"channels": 1}}, "image: missing key 'size'"),
+        ({"classes": ["cat"]}, "classes: give two or more names, all different"),
+        ({"classes": ["cat", "cat"]}, "all different"),
+        ({"coarse_classes": "animal"}, "coarse_classes: expected a list"),
+        ({"coarse_clases": []}, "unknown key 'coarse_clases' (did you mean 'coarse_classes'?)"),
+        ({"rows": {"train": None, "test": 3}}, "rows, train=None: give the number of images"),
+        ({"rows": 3}, "rows: expected the keys train, test, got int"),
+        ({"files": []}, "files: got 0 files"),
+        ({"format": "scikit-learn-digits"}, "files: format scikit-learn-digits has no file; give an empty list"),
+        ({"task": "regression"}, "task='regression': expected one of classification"),
+        ({"standin": "esol"}, "standin='esol': expected one of digits"),
+        ({"torchvision": TORCHVISION | {"files": []}}, "files is empty: name the files by which"),
+        ({"torchvision": TORCHVISION | {"train": True}}, "train=True: give the arguments of EMNIST"),
+        ({"torchvision": TORCHVISION | {"first_label": 2}}, "first_label=2: give 0 or 1"),
+        ({"torchvision": {"dataset": "MNIST"}}, "torchvision: missing key 'train'"),
+    ],
+)
+def test_a_fault_of_an_image_card_is_named(tmp_path, changes, message):
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        load_card(write_image_card(tmp_path, **changes))
+
+
+def test_a_card_must_say_its_format(tmp_path):
+    for content in ("- a list", "name: mine"):
+        (tmp_path / "mine.yaml").write_text(content)
+        with pytest.raises(ConfigurationError, match=r"missing key 'format', one of csv, csv\.gz, .*npz"):
+            load_card(tmp_path / "mine.yaml")
+
+
+def test_a_card_of_another_kind_is_refused():
+    assert expect_kind(load_card("mnist"), ImageCard).name == "mnist"
+    with pytest.raises(ConfigurationError, match="card 'mnist' describes images, not molecules: use ImageData, or"):
+        expect_kind(load_card("mnist"), MoleculeCard)
+
+
+def test_cards_name_what_torchvision_has():
+    import inspect
+
+    import torchvision
+
+    for name in available_cards():
+        card = load_card(name)
+        if isinstance(card, ImageCard) and card.torchvision is not None:
+            kind = getattr(torchvision.datasets, card.torchvision.dataset)
+            for arguments in card.torchvision.parts.values():
+                inspect.signature(kind).bind("root", download=True, **arguments)

@@ -177,19 +177,17 @@ def test_zero_and_cancelling_updates_have_no_direction():
 
 
 def test_million_float32_parameters():
-    """The partition, and the Gram matrix to 1e-12, are those of float64; a plain float32 product is 1e-6 off."""
+    """The Gram matrix to 1e-12 and the partition are those of float64."""
     draws = torch.Generator().manual_seed(4)
     centres = torch.randn(3, 1_000_000, generator=draws) * 1e-3 + 1e-2
-    types = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
-    updates = centres[types] + 1e-3 * torch.randn(8, 1_000_000, generator=draws)
-    before = updates.clone()
+    types = torch.tensor([0, 1, 2, 0, 1])
+    updates = centres[types] + 1e-3 * torch.randn(5, 1_000_000, generator=draws)
     gram = gram_matrix(updates)
     exact = updates.double() @ updates.double().T
     assert gram.dtype == torch.float64
     assert torch.equal(gram, gram.T)
     torch.testing.assert_close(gram, exact, rtol=1e-12, atol=0)
-    assert torch.equal(updates, before)
-    counts = [60, 50, 70, 40, 90, 20, 30, 80]
+    counts = [60, 50, 70, 40, 90]
     for tradeoff in (0.02, 0.1, 3.0):
         found, expected = (partition_from_gram(matrix, counts, tradeoff) for matrix in (gram, exact))
         assert found.labels == expected.labels
@@ -201,7 +199,9 @@ def test_million_float32_parameters():
 def test_gram_of_blocks_is_the_gram_of_the_whole(dtype):
     updates = torch.randn(6, 9001, generator=torch.Generator().manual_seed(0)).to(dtype)
     exact = updates.double() @ updates.double().T
+    before = updates.clone()
     torch.testing.assert_close(gram_matrix(updates), exact)
+    assert torch.equal(updates, before)
     torch.testing.assert_close(gram_matrix(updates.split([1, 4999, 0, 4001], dim=1)), exact)
     torch.testing.assert_close(gram_matrix(block for block in updates.split(1000, dim=1)), exact)
     torch.testing.assert_close(gram_matrix(updates.T.contiguous().T), exact)
