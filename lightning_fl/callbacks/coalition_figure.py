@@ -105,10 +105,11 @@ class CoalitionFigure(Callback):
             ),
             None,
         )
-        if distances is None or not trainer.is_global_zero:
+        present = trainer.present_clients
+        if distances is None or not trainer.is_global_zero or len(distances) != trainer.num_clients:  # not measured yet
             return
         assert trainer.datamodule is not None
-        names, present = trainer.datamodule.client_names(), trainer.present_clients
+        names = trainer.datamodule.client_names()
         figure = draw_distances(
             distances[present][:, present],
             [_label(trainer, client) for client in present],

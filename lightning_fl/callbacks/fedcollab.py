@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.collaboration import Collaboration
-from lightning_fl.engine.client_features import client_features
+from lightning_fl.engine.client_features import LayerOutput, client_features
 from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.client_discriminator import DiscriminatorSettings, Monitor
@@ -65,6 +65,10 @@ class FedCollab(Callback):
         structure: folder of a finished FedCollab run to join.
         encoder: a frozen network from a batch's inputs to features [B, d] for the discriminators; ``None`` for the
             inputs themselves, or Morgan fingerprints of molecules.
+        warm_up_rounds: rounds in which all clients train together first; the shared model's ``layer`` is then the
+            frozen encoder, and coalitions go on from that model.
+        layer: submodule of the model whose output is the features, with ``warm_up_rounds``: "network.encoder" of a
+            ``ClassificationModel``, "readout" of a ``MoleculeModel``.
         hidden: hidden units of a discriminator.
         learning_rate: of its gradient steps.
         max_rounds: rounds at most.
@@ -92,6 +96,8 @@ class FedCollab(Callback):
         distances: str | None = None,
         structure: str | None = None,
         encoder: nn.Module | None = None,
+        warm_up_rounds: int = 0,
+        layer: str | None = None,
         hidden: int = 200,
         learning_rate: float = 0.3,
         max_rounds: int = 2000,
@@ -111,6 +117,14 @@ class FedCollab(Callback):
                 f"FedCollab.distances={distances!r} and structure={structure!r} are both set: a structure has its own"
                 " distances; drop one."
             )
+        if warm_up_rounds < 0 or (warm_up_rounds > 0) != (layer is not None) or (layer and encoder is not None):
+            raise ConfigurationError(
+                f"FedCollab.warm_up_rounds={warm_up_rounds}, layer={layer!r}, encoder="
+                f"{None if encoder is None else type(encoder).__name__}: give a number of rounds and a layer, or"
+                " neither; an encoder goes with neither."
+            )
+        self.warm_up_rounds = warm_up_rounds
+        self.layer = layer
         self.capacity = capacity
         self.num_restarts = num_restarts
         self.distances_file = distances
@@ -135,8 +149,14 @@ class FedCollab(Callback):
 
     def on_fit_start(self, trainer: "FederatedTrainer") -> None:
         """Measure distances and form coalitions; a resumed run has them in its checkpoint."""
-        if trainer.resumes_fit:
-            return
+        if self.layer is not None:
+            assert trainer.module is not None
+            LayerOutput(trainer.module, self.layer)  # refuses a wrong name now
+        self._placed = set()
+        if not trainer.resumes_fit and not self.warm_up_rounds:
+            self._begin(trainer)
+
+    def _begin(self, trainer: "FederatedTrainer") -> None:
         present = trainer.present_clients
         known = self._known_distances(trainer)
         self.distances = self._measured(trainer, known, present)
@@ -155,6 +175,10 @@ class FedCollab(Callback):
 
     def on_round_start(self, trainer: "FederatedTrainer") -> None:
         """Let in who arrives: measure its distances and put it where the objective is least."""
+        if trainer.current_round < self.warm_up_rounds:
+            return
+        if not self._placed:
+            self._begin(trainer)
         newcomers = [client for client in trainer.present_clients if client not in self._placed]
         if not newcomers:
             return
@@ -164,7 +188,8 @@ class FedCollab(Callback):
 
     def on_fit_end(self, trainer: "FederatedTrainer") -> None:
         """Keep the files with the run, also with one that was resumed."""
-        self._write(trainer)
+        if self._placed:
+            self._write(trainer)
 
     # -- distances -----------------------------------------------------------------------------------------------
 
@@ -186,7 +211,12 @@ class FedCollab(Callback):
         started = time.perf_counter()
         involved = sorted({client for pair in pairs for client in pair})
         places = {client: place for place, client in enumerate(involved)}
-        features, classes = client_features(trainer, involved, self.encoder)
+        encoder = self.encoder
+        if self.layer is not None:
+            assert trainer.module is not None
+            encoder = LayerOutput(trainer.module, self.layer)
+            trainer.loop.flat.load(trainer.shared_model(involved[0]))
+        features, classes = client_features(trainer, involved, encoder)
         several = trainer.fabric.world_size > 1
         found = pairwise_distances(
             {places[client]: rows for client, rows in features.items()},

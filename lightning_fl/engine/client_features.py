@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities.model_helpers import _ModuleMode
 from torch import Tensor, nn
 from torch_geometric.data.data import BaseData
 from torch_geometric.nn import global_mean_pool
@@ -16,10 +17,53 @@ from lightning_fl.errors import ConfigurationError, DataError
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
 
-__all__ = ["client_features", "encode_targets", "morgan_fingerprints"]
+__all__ = ["LayerOutput", "client_features", "encode_targets", "morgan_fingerprints"]
 
 _FINGERPRINT_BITS = 1024
 _FINGERPRINT_RADIUS = 2
+
+
+class LayerOutput(nn.Module):
+    """What comes out of one submodule when a module is given some inputs, without gradients and in evaluation mode.
+
+    Args:
+        module: called with a batch's inputs.
+        layer: name of the submodule, as ``named_modules`` gives it; it gives a tensor [B, ...].
+
+    Raises:
+        ConfigurationError: there is no such submodule; when called, if it was not run or gave no tensor.
+    """
+
+    def __init__(self, module: nn.Module, layer: str) -> None:
+        super().__init__()
+        layers = dict(module.named_modules())
+        if layer not in layers or not layer:
+            raise ConfigurationError(
+                f"layer={layer!r}: {type(module).__name__} has no such submodule; it has"
+                f" {', '.join(name for name in layers if name)}."
+            )
+        self._held = (module, layers[layer])  # in a tuple, so that the module is not taken for a part of this one
+        self._layer = layer
+
+    def forward(self, inputs: Any) -> Tensor:
+        """The submodule's output for a batch's inputs."""
+        module, submodule = self._held
+        outputs: list[Any] = []
+        mode = _ModuleMode()
+        mode.capture(module)
+        handle = submodule.register_forward_hook(lambda *call: outputs.append(call[-1]))
+        try:
+            module.eval()
+            module(inputs)
+        finally:
+            handle.remove()
+            mode.restore(module)
+        if len(outputs) != 1 or not isinstance(outputs[0], Tensor):
+            raise ConfigurationError(
+                f"layer={self._layer!r} gave {len(outputs)} outputs for a batch: name a submodule that runs once and"
+                " gives a tensor."
+            )
+        return outputs[0]
 
 
 def client_features(

@@ -204,12 +204,36 @@ def test_a_frozen_encoder_makes_the_features():
     assert fedcollab.assignment == [0, 0, 0, 1, 1]
 
 
+def test_after_a_warm_up_the_models_own_layer_makes_the_features(tmp_path):
+    fedcollab = quick(warm_up_rounds=2, layer="before")  # of the tiny module, the identity
+    run = trainer(fedcollab, CoalitionFigure(), rounds=4, root=tmp_path)
+    seen = []
+    original = run.strategy.aggregate
+    run.strategy.aggregate = lambda *args: seen.append(run.collaboration.num_models) or original(*args)
+    run.fit(TinyModule(norm=True), TwoKinds())
+    assert seen == [1, 1, 2, 2, 2, 2]  # two rounds of one model, two rounds of two
+    assert fedcollab.assignment == [0, 0, 0, 1, 1]
+    early = trainer(quick(warm_up_rounds=5, layer="before"), rounds=2, root=tmp_path / "early")
+    early.fit(TinyModule(), TwoKinds())
+    plain = trainer(rounds=2)
+    plain.fit(TinyModule(), TwoKinds())
+    assert early.models[0].equal(plain.models[0])
+    late = trainer(quick(warm_up_rounds=2, layer="before"), rounds=4, root=tmp_path)
+    late.fit(TinyModule(norm=True), TwoKinds(), ckpt_path="last")
+    assert late.collaboration == run.collaboration
+    with pytest.raises(ConfigurationError, match=r"layer='befor': TinyModule has no such submodule; it has linear"):
+        trainer(quick(warm_up_rounds=1, layer="befor")).fit(TinyModule(), TwoKinds())
+
+
 def test_bad_settings_and_tiny_clients_are_named():
     for changes, message in (
         ({"capacity": -1.0}, r"FedCollab\.capacity=-1"),
         ({"num_restarts": 0}, r"FedCollab\.num_restarts=0"),
         ({"distances": "a.csv", "structure": "b"}, r"distances='a\.csv' and structure='b' are both set"),
         ({"hidden": 0}, "hidden=0"),
+        ({"warm_up_rounds": 3}, r"FedCollab\.warm_up_rounds=3, layer=None"),
+        ({"layer": "before"}, r"warm_up_rounds=0, layer='before'"),
+        ({"layer": "before", "warm_up_rounds": 1, "encoder": Negate()}, "encoder=Negate"),
         ({"learning_rate": 0.0}, "learning_rate=0"),
     ):
         with pytest.raises(ConfigurationError, match=message):

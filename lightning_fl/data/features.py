@@ -1,0 +1,291 @@
+"""A client's samples as vectors that a client discriminator can compare: features, and the encoded label.
+
+FedCollab (Bao et al., ICML 2023, https://arxiv.org/abs/2306.06508, section 4.1) tells clients apart by pairs (x, y), so
+that a discriminator sees a shift of features, of labels, and of labels given features. A sample's vector is
+``[x / s, e(y)]``: features x, over the root mean square norm s of all clients' features, and the encoded label e(y),
+whose norm is about 1 as well. Differs from the paper, which joins raw pixels and a one-hot label: there a thousand
+pixels outweigh the label, and with a handful of samples a shift of labels goes unseen.
+
+Only sums leave a client: the squared norms of its features, and for real-valued targets those of
+``FederatedTrainer.target_statistics``; the number of classes is the largest of any client.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rdkit import Chem, rdBase
+from rdkit.Chem import rdFingerprintGenerator
+from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch_geometric.data.data import BaseData
+from torch_geometric.nn import global_mean_pool
+
+from lightning_fl.data.targets import TARGET_KEYS, batch_targets
+from lightning_fl.errors import ConfigurationError, DataError
+
+if TYPE_CHECKING:
+    from lightning_fl.engine.batches import ClientBatches
+
+__all__ = [
+    "batch_features",
+    "client_samples",
+    "count_classes",
+    "dataset_smiles",
+    "discriminator_inputs",
+    "encode_targets",
+    "morgan_fingerprints",
+    "sample_classes",
+    "squared_norms",
+]
+
+#: Turns a batch, of which is said whether it lies on the device, into what a training step gets.
+Transfer = Callable[[Any, bool], Any]
+
+
+def client_samples(
+    batches: "ClientBatches",
+    seed_path: tuple[int | str, ...],
+    *,
+    transfer: Transfer | None = None,
+    encoder: nn.Module | None = None,
+    smiles: Sequence[str] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Features and targets of all samples of a client, in one pass in their own order.
+
+    Args:
+        batches: the client's batches.
+        seed_path: randomness of the pass, for data that draw any.
+        transfer: brings a batch to the device and through the transfer hooks (normalisation of images); ``None`` leaves
+            it as it is held in memory, images of bytes from 0 to 1.
+        encoder: see :func:`batch_features`; on the device of the batches.
+        smiles: the samples' SMILES strings in the same order: fingerprints take the place of batch features.
+
+    Returns:
+        Features, float32 [n, d], and targets, [n, T], of the type they have.
+
+    Raises:
+        DataError: a batch has no features or targets that can be used, or there is not one SMILES string per sample.
+    """
+    features: list[Tensor] = []
+    targets: list[Tensor] = []
+    for batch, _ in batches.once(seed_path):
+        found = batch_targets(batch).detach()
+        targets.append(found.reshape(len(found), -1) if found.ndim else found.reshape(1, 1))
+        if smiles is None:
+            features.append(batch_features(batch if transfer is None else transfer(batch, batches.on_device), encoder))
+    labels = torch.cat(targets)
+    x = torch.cat(features) if smiles is None else morgan_fingerprints(smiles).to(labels.device)
+    if len(x) != len(labels):
+        raise DataError(f"{len(x)} feature vectors for {len(labels)} targets: there must be one of each per sample.")
+    return x, labels
+
+
+def batch_features(batch: Any, encoder: nn.Module | None = None) -> Tensor:
+    """The features of a batch: what comes before its targets, flattened, or what an encoder makes of it.
+
+    Args:
+        batch: a tuple or list (inputs, targets), a dictionary, or PyG data. Bytes are images and become 0 to 1. Without
+            an encoder, floating inputs are flattened and joined, and the nodes of a graph averaged.
+        encoder: a frozen network or transform, called as ``encoder(*inputs)``, ``encoder(**inputs)`` or, for graphs,
+            ``encoder(batch)``, in evaluation mode and without gradients; returns a tensor [B, ...].
+
+    Returns:
+        float32 [B, d].
+
+    Raises:
+        DataError: there are no floating inputs, or the encoder returns something else.
+    """
+    with torch.no_grad():
+        if isinstance(batch, BaseData):
+            return _as_vectors(_pooled(batch) if encoder is None else _encoded(encoder, batch))
+        if isinstance(batch, Mapping):
+            named = {key: _from_bytes(value) for key, value in batch.items() if key not in TARGET_KEYS}
+            if encoder is not None:
+                return _as_vectors(_encoded(encoder, **named))
+            inputs = list(named.values())
+        else:
+            inputs = [_from_bytes(value) for value in batch[:-1]]
+            if encoder is not None:
+                return _as_vectors(_encoded(encoder, *inputs))
+        if not inputs or not all(isinstance(value, Tensor) and value.is_floating_point() for value in inputs):
+            kinds = ", ".join(
+                str(value.dtype) if isinstance(value, Tensor) else type(value).__name__ for value in inputs
+            )
+            raise DataError(
+                f"the inputs of a {type(batch).__name__} are {kinds or 'none'}: distances of clients need floating"
+                " tensors, or an `encoder` that makes vectors of them."
+            )
+        return torch.cat([_as_vectors(value) for value in inputs], 1)
+
+
+def _from_bytes(value: Any) -> Any:
+    return value.float() / 255 if isinstance(value, Tensor) and value.dtype == torch.uint8 else value
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def _as_vectors(values: Any) -> Tensor:
+    if not isinstance(values, Tensor) or values.ndim == 0 or not values.is_floating_point():
+        found = (
+            f"a tensor {list(values.shape)} of {values.dtype}" if isinstance(values, Tensor) else type(values).__name__
+        )
+        raise DataError(f"the features of a batch are {found}: an encoder must return a floating tensor [B, ...].")
+    return values.detach().float().flatten(1) if values.ndim > 1 else values.detach().float().unsqueeze(1)
+
+
+def _pooled(batch: BaseData) -> Tensor:
+    x = batch.x if "x" in batch else None
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise DataError(
+            "the graphs have no floating node features `x` to average: give an `encoder`, or molecules with SMILES."
+        )
+    return global_mean_pool(x.reshape(len(x), -1), batch.batch, batch.num_graphs)
+
+
+def _encoded(encoder: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    with _evaluating(encoder):
+        return encoder(*args, **kwargs)
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards every part is in the mode that it was in."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def dataset_smiles(dataset: Dataset | Sequence[Any] | None) -> list[str] | None:
+    """The SMILES strings of a data set, through ``Subset`` and ``ConcatDataset``; ``None`` if it has none."""
+    if type(dataset) is Subset:
+        held = dataset_smiles(dataset.dataset)
+        return None if held is None else [held[int(index)] for index in dataset.indices]
+    if isinstance(dataset, ConcatDataset):
+        parts = [dataset_smiles(part) for part in dataset.datasets]
+        return None if any(part is None for part in parts) else [text for part in parts for text in part or []]
+    found = getattr(dataset, "smiles", None)
+    return list(found) if isinstance(found, Sequence) and all(isinstance(text, str) for text in found) else None
+
+
+def morgan_fingerprints(smiles: Sequence[str], *, num_bits: int = 1024, radius: int = 2) -> Tensor:
+    """Which circular substructures each molecule has (Morgan fingerprints; radius 2 is known as ECFP4).
+
+    Args:
+        smiles: n molecules.
+        num_bits: length of a fingerprint.
+        radius: bonds from the centre of a substructure to its rim.
+
+    Returns:
+        0 and 1, float32 [n, num_bits].
+
+    Raises:
+        ConfigurationError: a size is out of range.
+        DataError: a molecule cannot be read.
+    """
+    if num_bits < 1 or radius < 0:
+        raise ConfigurationError(
+            f"num_bits={num_bits}, radius={radius}: give at least 1 bit and a radius of 0 or more."
+        )
+    maker = rdFingerprintGenerator.GetMorganGenerator(radius=radius, fpSize=num_bits)
+    bits = torch.empty(len(smiles), num_bits)
+    with rdBase.BlockLogs():
+        for row, text in enumerate(smiles):
+            molecule = Chem.MolFromSmiles(text)
+            if molecule is None:
+                raise DataError(f"molecule {row} cannot be read from its SMILES {text!r}: correct it or leave it out.")
+            bits[row] = torch.from_numpy(maker.GetFingerprintAsNumPy(molecule))
+    return bits
+
+
+def count_classes(targets: Tensor) -> int:
+    """The number of classes that whole-numbered targets [n, T] speak of, their largest plus 1; 0 for real values.
+
+    Raises:
+        DataError: a class is negative.
+    """
+    if targets.is_floating_point():
+        return 0
+    if len(targets) and int(targets.min()) < 0:
+        raise DataError(f"the class {int(targets.min())} is negative: number classes from 0.")
+    return int(targets.max()) + 1 if len(targets) else 0
+
+
+def sample_classes(targets: Tensor) -> Tensor:
+    """The class of each sample, int64 [n], to stratify by; all 0 for real values and for several targets a sample."""
+    if targets.is_floating_point() or targets.shape[1] != 1:
+        return torch.zeros(len(targets), dtype=torch.int64, device=targets.device)
+    return targets[:, 0].long()
+
+
+def encode_targets(
+    targets: Tensor, *, num_classes: int = 0, mean: Tensor | None = None, std: Tensor | None = None
+) -> Tensor:
+    """Labels as vectors with a norm of about 1, encoded alike at all clients.
+
+    Args:
+        targets: classes (whole numbers) or real values, NaN where missing, [n, T].
+        num_classes: classes over all clients, for classes.
+        mean: of every target over all clients, for real values, [T].
+        std: their standard deviations, [T]; a target that is the same everywhere may have 0.
+
+    Returns:
+        float32: one-hot classes, [n, T * num_classes]; or standardised values, 0 where missing, and 1 where missing,
+        [n, 2 T]. Both over √T.
+
+    Raises:
+        ConfigurationError: the arguments do not fit the kind of targets.
+        DataError: a class is not below ``num_classes``.
+    """
+    scale = targets.shape[1] ** -0.5
+    if not targets.is_floating_point():
+        if num_classes < 1:
+            raise ConfigurationError(f"num_classes={num_classes} for targets that are classes: give their number.")
+        if not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
+            raise DataError(
+                f"classes from {int(targets.min())} to {int(targets.max())} with num_classes={num_classes}: number"
+                " classes from 0 and count those of all clients."
+            )
+        return nn.functional.one_hot(targets.long(), num_classes).flatten(1).float() * scale
+    if mean is None or std is None or mean.shape != targets.shape[1:] or std.shape != mean.shape:
+        raise ConfigurationError(
+            f"targets of shape {list(targets.shape)} are real values: give `mean` and `std` of shape"
+            f" {list(targets.shape[1:])}."
+        )
+    mean, std = mean.to(targets), std.to(targets)
+    missing = targets.isnan()
+    values = (targets - mean) / torch.where(std > 0, std, torch.ones_like(std))
+    return torch.cat([values.masked_fill(missing, 0.0), missing.to(values)], 1).float() * scale
+
+
+def squared_norms(features: Tensor) -> Tensor:
+    """The sum of a client's squared norms and its number of samples, float64 [2], to be added over all clients."""
+    norms = features.double().square().sum(1)
+    return torch.stack([norms.sum(), norms.new_tensor(len(features))])
+
+
+def discriminator_inputs(features: Tensor, labels: Tensor, total_norms: Tensor) -> Tensor:
+    """``[x / s, e(y)]``, float32 [n, d + l].
+
+    Args:
+        features: x, [n, d].
+        labels: e(y), see :func:`encode_targets`, [n, l].
+        total_norms: :func:`squared_norms`, added over all clients, [2]; s² is the mean squared norm.
+
+    Raises:
+        DataError: there is not one label per sample, or the sum of norms is not finite.
+    """
+    if len(features) != len(labels):
+        raise DataError(f"{len(features)} feature vectors for {len(labels)} labels: give one of each per sample.")
+    total, count = total_norms.tolist()
+    if not 0 <= total < float("inf"):
+        raise DataError(f"the squared norms of all clients' features add up to {total}: some are NaN or infinite.")
+    scale = (count / total) ** 0.5 if total else 1.0
+    return torch.cat([features * scale, labels.to(features)], 1)
