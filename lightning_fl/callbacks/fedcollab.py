@@ -224,7 +224,7 @@ class FedCollab(Callback):
             num_clients=len(involved),
             pairs=[(places[i], places[j]) for i, j in pairs],
             seed=derive_seed(trainer.seed, "client discriminators"),
-            groups=None if classes is None else {places[client]: labels for client, labels in classes.items()},
+            groups={places[client]: labels for client, labels in classes.items()},
             reduce=(lambda tensor: trainer.strategy.all_reduce(tensor, reduce_op="sum")) if several else None,
         )
         record = trainer.run_log.summary.setdefault("fedcollab", {})

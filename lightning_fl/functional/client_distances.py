@@ -234,6 +234,7 @@ class _Survey:
         self.samples: dict[int, Tensor] = {}
         self.starts: dict[int, Tensor] = {}
         self.bases: dict[int, Tensor] = {}  # Qᵀ [m, d]
+        self.own: dict[tuple[int, int], Tensor] = {}  # a client's samples in its own basis, by (client, m)
         self.factors: dict[int, Tensor] = {}  # R [m, m]; its leading part belongs to the leading samples
         for client in sorted(held.keys() & largest.keys()):
             groups = torch.zeros(sizes[client]) if classes is None else classes[client]
@@ -313,7 +314,11 @@ class _Survey:
         rows = size + min(self.sizes[client] - size, self.settings.max_validation)
         x, one = self.samples[client][:rows], torch.ones(rows, 1, device=self.device)  # one: the bias b1
         if self.spans(size):
-            design = torch.cat([part for other in pair for part in (x @ self.bases[other][:size].T, one)], 1)
+            if (client, size) not in self.own:
+                self.own[client, size] = x @ self.bases[client][:size].T
+            ours = self.own[client, size]
+            parts = [ours if other == client else x @ self.bases[other][:size].T for other in pair]
+            design = torch.cat([parts[0], one, parts[1], one], 1)
             spread = self.factors[client][:size, :size]
         else:
             design, spread = torch.cat([x, one], 1), x[:size].T
