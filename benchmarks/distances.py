@@ -3,16 +3,19 @@
     [LIGHTNING_FL_DATA=...] uv run --group bench python benchmarks/distances.py [--clients 20] [--repeats 3]
 
 Fashion-MNIST (784 pixels and a one-hot label) in two label-shifted halves of clients, or random images of that shape
-where LIGHTNING_FL_DATA does not have ``fashionmnist.npz``. The reference is a plain loop: per pair an ``nn.Module``,
-``torch.optim.SGD`` and autograd, both sides' losses averaged in one step, which is the same as averaging two clients'
-weights after a step each and cheaper. Both start from the same weights, use the same samples and stop by the same
-rule. The arms take turns in one process with one thread, every repeat with another seed.
+where LIGHTNING_FL_DATA does not have ``fashionmnist.npz``. The references are plain loops over pairs with
+``nn.Module``, autograd and ``torch.optim.SGD``: "clients averaged" trains a copy of the server's network for each client
+and averages them, as the algorithm is written; "joint step" takes one step on the mean of both clients' losses, which
+is the same and the cheapest way to do it pair by pair. All arms start from the same weights, use the same samples and
+stop by the same rule; they take turns in one process with one thread, every repeat with another seed.
 """
 
 import argparse
+import copy
 import os
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +34,9 @@ from lightning_fl.functional.client_distances import (
 from lightning_fl.seeding import generator
 
 NUM_CLASSES = 10
+
+#: Makes one round of a network from both clients' training samples and the learning rate.
+Step = Callable[[nn.Module, tuple[Tensor, Tensor], float], Callable[[], None]]
 
 
 def pool(num_samples: int) -> tuple[Tensor, Tensor, str]:
@@ -64,7 +70,7 @@ def clients(sizes: list[int]) -> tuple[list[Tensor], list[Tensor], str]:
 
 
 def one_by_one(
-    features: list[Tensor], groups: list[Tensor], settings: DiscriminatorSettings, seed: int
+    features: list[Tensor], groups: list[Tensor], settings: DiscriminatorSettings, seed: int, step: Step
 ) -> tuple[Tensor, int]:
     """Distances, and the rounds of all pairs."""
     count = len(features)
@@ -76,33 +82,28 @@ def one_by_one(
     distances, total = torch.zeros(count, count, dtype=torch.float64), 0
     for i in range(count):
         for j in range(i + 1, count):
-            accuracy, rounds = one_pair(ordered[i], ordered[j], first, settings)
+            accuracy, rounds = one_pair(ordered[i], ordered[j], first, settings, step)
             distances[i, j] = distances[j, i] = distance(accuracy)
             total += rounds
     return distances, total
 
 
-def one_pair(x: Tensor, y: Tensor, first: FirstWeights, settings: DiscriminatorSettings) -> tuple[float, int]:
+def one_pair(
+    x: Tensor, y: Tensor, first: FirstWeights, settings: DiscriminatorSettings, step: Step
+) -> tuple[float, int]:
     """Balanced accuracy in the round with the lowest validation loss, and the rounds trained."""
     network = nn.Sequential(nn.Linear(x.shape[1], settings.hidden), nn.ReLU(), nn.Linear(settings.hidden, 1))
-    for parameter, value in zip(
-        network.parameters(),
-        (first.weight.T, first.hidden_bias, first.output.unsqueeze(0), first.bias),
-        strict=True,
-    ):
+    values = (first.weight.T, first.hidden_bias, first.output.unsqueeze(0), first.bias)
+    for parameter, value in zip(network.parameters(), values, strict=True):
         parameter.data.copy_(value)
-    optimizer = torch.optim.SGD(network.parameters(), lr=settings.learning_rate)
     m = training_size((len(x), len(y)), settings.max_train)
-    train = torch.cat([x[:m], y[:m]])
+    one_round = step(network, (x[:m], y[:m]), settings.learning_rate)
     held = [part[m : m + settings.max_validation] for part in (x, y)]
     validation = torch.cat(held)
-    targets = torch.cat([torch.ones(m), torch.zeros(m)])
     lowest, best, stale = float("inf"), 0.0, 0
-    for step in range(1, settings.max_rounds + 1):
-        optimizer.zero_grad()
-        F.binary_cross_entropy_with_logits(network(train).squeeze(1), targets).backward()
-        optimizer.step()
-        if step % settings.eval_every:
+    for number in range(1, settings.max_rounds + 1):
+        one_round()
+        if number % settings.eval_every:
             continue
         with torch.no_grad():
             first_logits, second_logits = network(validation).squeeze(1).split([len(part) for part in held])
@@ -113,7 +114,40 @@ def one_pair(x: Tensor, y: Tensor, first: FirstWeights, settings: DiscriminatorS
             lowest, best, stale = loss, accuracy, 0
         if accuracy == 1 or stale == settings.patience:
             break
-    return best, step
+    return best, number
+
+
+def joint_step(network: nn.Module, samples: tuple[Tensor, Tensor], learning_rate: float) -> Callable[[], None]:
+    """A round as one step on both clients' samples."""
+    inputs = torch.cat(samples)
+    targets = torch.cat([torch.ones(len(samples[0])), torch.zeros(len(samples[1]))])
+    optimizer = torch.optim.SGD(network.parameters(), lr=learning_rate)
+
+    def one_round() -> None:
+        optimizer.zero_grad()
+        F.binary_cross_entropy_with_logits(network(inputs).squeeze(1), targets).backward()
+        optimizer.step()
+
+    return one_round
+
+
+def clients_averaged(network: nn.Module, samples: tuple[Tensor, Tensor], learning_rate: float) -> Callable[[], None]:
+    """A round as a step of each client on its own copy of the network, and their average."""
+    copies = [copy.deepcopy(network) for _ in samples]
+    optimizers = [torch.optim.SGD(local.parameters(), lr=learning_rate) for local in copies]
+    targets = [torch.ones(len(samples[0])), torch.zeros(len(samples[1]))]
+
+    def one_round() -> None:
+        for local, optimizer, inputs, target in zip(copies, optimizers, samples, targets, strict=True):
+            local.load_state_dict(network.state_dict())
+            optimizer.zero_grad()
+            F.binary_cross_entropy_with_logits(local(inputs).squeeze(1), target).backward()
+            optimizer.step()
+        with torch.no_grad():
+            for shared, first, second in zip(network.parameters(), *(c.parameters() for c in copies), strict=True):
+                torch.add(first, second, out=shared.data).mul_(0.5)
+
+    return one_round
 
 
 def main() -> None:
@@ -130,27 +164,29 @@ def main() -> None:
         "half of them with 14 samples": large * (count - count // 2) + small * (count // 2),
     }
     pairwise_distances([torch.rand(20, 8) for _ in range(3)])  # load what is loaded once
-    print("| clients | pairs | rounds | together, s | one by one, s | ratio | largest difference of D |")
-    print("|---|---|---|---|---|---|---|")
+    references = {"clients averaged": clients_averaged, "joint step": joint_step}
+    columns = "".join(f" {name}, s | ratio |" for name in references)
+    print(f"| clients | pairs | rounds | together, s |{columns} largest difference of D |\n|{'---|' * 9}")
     for name, sizes in cases.items():
         features, groups, source = clients(sizes)
-        ours, theirs, differences, rounds = [], [], [], []
+        times: dict[str, list[float]] = {arm: [] for arm in ("together", *references)}
+        differences, rounds = [], []
         for seed in range(arguments.repeats):
             begin = time.perf_counter()
             found = pairwise_distances(features, settings, groups=groups, seed=seed)
-            middle = time.perf_counter()
-            reference, total = one_by_one(features, groups, settings, seed)
-            ours.append(middle - begin)
-            theirs.append(time.perf_counter() - middle)
-            differences.append(float((found.distances - reference).abs().max()))
+            times["together"].append(time.perf_counter() - begin)
+            for arm, step in references.items():
+                begin = time.perf_counter()
+                reference, total = one_by_one(features, groups, settings, seed, step)
+                times[arm].append(time.perf_counter() - begin)
+                differences.append(float((found.distances - reference).abs().max()))
             rounds.append(total)
-        ratio = statistics.median(slow / fast for slow, fast in zip(theirs, ours, strict=True))
-        figures = f"{statistics.median(ours):.1f} | {statistics.median(theirs):.1f} | {ratio:.1f}"
-        pairs = count * (count - 1) // 2
-        print(
-            f"| {name}, {source} | {pairs} | {statistics.median(rounds):.0f} | {figures} | {max(differences):.4f} |",
-            flush=True,
-        )
+        cells = [f"{name}, {source}", f"{count * (count - 1) // 2}", f"{statistics.median(rounds):.0f}"]
+        cells.append(f"{statistics.median(times['together']):.1f}")
+        for arm in references:
+            ratios = [slow / fast for slow, fast in zip(times[arm], times["together"], strict=True)]
+            cells += [f"{statistics.median(times[arm]):.1f}", f"{statistics.median(ratios):.1f}"]
+        print(f"| {' | '.join(cells)} | {max(differences):.4f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from lightning_fl.callbacks import (
     Callback,
     ClientArrivals,
     DROClientSampling,
+    FedCollab,
     FineTuning,
     LocalMixup,
     LocalReference,
@@ -43,6 +44,9 @@ def callbacks(seconds: float = 0.0, algorithm: str = "drflm") -> list[Any]:
     slow = [Slowly(seconds)] if seconds else []
     if algorithm == "drflm":
         return [DROClientSampling(step_size=0.05), LocalMixup(alpha=0.4), *slow]
+    if algorithm == "fedcollab":
+        small = {"capacity": 1.0, "hidden": 8, "max_rounds": 40, "learning_rate": 0.5}
+        return [FedCollab(**small, warm_up_rounds=1, layer="before"), ClientArrivals(rounds={"client_1": 3}), *slow]
     late = [ClientArrivals(rounds={"client_1": 3}), PersonalLayers(layers=["linear.bias"]), LocalReference()]
     return [HCCT(tradeoff=1.0, layer="auto", every_n_rounds=2), *late, FineTuning(steps=2), *slow]
 
@@ -100,6 +104,7 @@ def main() -> None:
     record = {
         "weights": digest(trainer.models[0]),
         "test": trainer.metrics["test"]["test_loss"].clients,
+        "distances": [c.distances.tolist() for c in trainer.callbacks if isinstance(c, FedCollab)],
         "gains": {name: gain.clients for name, gain in trainer.gains.get("test", {}).items()},
         "num_processes": trainer.fabric.world_size,
         "hosted": trainer.hosted_clients,

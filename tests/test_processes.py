@@ -88,6 +88,16 @@ def test_coalitions_and_personal_models_have_the_same_bits_on_two_processes(tmp_
     assert len(exported) == 3
 
 
+def test_distances_have_the_same_bits_on_two_processes(tmp_path: Path) -> None:
+    """Discriminators of clients on different ranks, also of one that arrives later."""
+    one = in_this_process(tmp_path, TinyClients(), "fedcollab")
+    ranks = start(tmp_path, "--devices", "2", "--algorithm", "fedcollab")
+    for rank in ranks:
+        assert rank["distances"] == [one.callbacks[1].distances.tolist()]  # type: ignore[attr-defined]
+        assert rank["weights"] == digest(one.models[0])
+        assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
+
+
 def test_two_nodes_give_the_bits_of_one(tmp_path: Path) -> None:
     """Two machines started by hand, as Lightning documents it; here both are this one."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}

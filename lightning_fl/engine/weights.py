@@ -28,7 +28,8 @@ class Weights:
     """
 
     def __init__(self, vectors: dict[torch.dtype, Tensor]) -> None:
-        self.vectors = vectors
+        # In one order everywhere, since processes exchange vector after vector.
+        self.vectors = dict(sorted(vectors.items(), key=lambda item: str(item[0])))
 
     def clone(self) -> "Weights":
         """A copy that shares no memory."""

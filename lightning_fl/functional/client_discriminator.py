@@ -72,7 +72,7 @@ class DiscriminatorSettings:
     eval_every: int = 10
     patience: int = 10
     monitor: Monitor = "loss"
-    max_train: int = 64
+    max_train: int = 48
     max_validation: int = 500
     shared_size: bool = False
 

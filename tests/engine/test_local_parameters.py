@@ -104,6 +104,16 @@ def test_a_sole_contribution_is_the_weights_to_the_last_bit():
     assert not sole.value(0.25).equal(weights)  # a copy
 
 
+def test_the_vectors_of_different_types_come_in_one_order_wherever_weights_come_from():
+    flat = FlatModule(Net())
+    total = WeightedSum(flat.weights.clone())
+    total.add_(flat.weights, 1.0)
+    restored = type(flat.weights).from_state_dict(flat.weights.state_dict(), torch.device("cpu"))
+    orders = [list(weights.vectors) for weights in (flat.weights, flat.weights.clone(), total.value(1.0), restored)]
+    assert len(orders[0]) == 2
+    assert all(order == orders[0] for order in orders)
+
+
 def test_infinities_that_were_there_before_are_no_divergence():
     flat = FlatModule(nn.Linear(2, 1))
     reference, weights = flat.weights.clone(), flat.weights.clone()
