@@ -84,8 +84,7 @@ def training_size(sizes: Iterable[int], max_train: int) -> int:
 def spread_order(groups: Tensor, draws: torch.Generator) -> Tensor:
     """A random order of samples in which every group is spread evenly, so that any beginning is stratified.
 
-    The k-th of a group's n samples is placed at ``(k + u) / n`` of the way, with one u in [0, 1) per group: the first
-    m of all samples hold each group's share of m up to one sample.
+    The k-th of a group's n samples is placed at ``(k + u) / n`` of the way, k from 0, with one u in [0, 1) per group.
 
     Args:
         groups: the group of each sample (its class; all alike for a plain random order), integers [n].

@@ -1,0 +1,324 @@
+import copy
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import lightning_fl.functional.client_distances as module
+from lightning_fl.errors import ConfigurationError, DataError, TrainingError
+from lightning_fl.functional.client_discriminator import DiscriminatorBatch, DiscriminatorSettings, FirstWeights
+from lightning_fl.functional.client_distances import (
+    PairwiseDistances,
+    distance,
+    pairwise_distances,
+    spread_order,
+    training_size,
+)
+from lightning_fl.seeding import generator
+
+SMALL = DiscriminatorSettings(hidden=16, max_rounds=60, patience=4, max_train=8, max_validation=20)
+
+
+def shifted_clients(sizes: list[int], num_features: int, seed: int = 0, shift: float = 0.5) -> list[Tensor]:
+    draws = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(size, num_features, generator=draws) + shift * (client % 3) * torch.eye(num_features)[0]
+        for client, size in enumerate(sizes)
+    ]
+
+
+class Loop:
+    """Algorithm 1 as it is written: two copies of the server's network, a step each on own data, their average."""
+
+    def __init__(self, features: list[Tensor], pair: tuple[int, int], given: DiscriminatorSettings, seed: int) -> None:
+        self.settings = given
+        samples = [self.ordered(features[client], client, seed) for client in pair]
+        self.size = min(min(map(len, samples)) // 2, given.max_train)
+        self.train = [x[: self.size] for x in samples]
+        self.held_out = [x[self.size : self.size + given.max_validation] for x in samples]
+        first = FirstWeights(features[0].shape[1], given.hidden, seed, torch.device("cpu"))
+        self.server = nn.Sequential(
+            nn.Linear(features[0].shape[1], given.hidden), nn.ReLU(), nn.Linear(given.hidden, 1)
+        )
+        values = (first.weight.T, first.hidden_bias, first.output[None], first.bias)
+        for parameter, value in zip(self.server.parameters(), values, strict=True):
+            parameter.data.copy_(value)
+
+    @staticmethod
+    def ordered(x: Tensor, client: int, seed: int) -> Tensor:
+        return x[spread_order(torch.zeros(len(x)), generator(seed, client, "client discriminator"))]
+
+    def round(self) -> None:
+        locals_ = [copy.deepcopy(self.server) for _ in range(2)]
+        for network, x, label in zip(locals_, self.train, (1.0, 0.0), strict=True):
+            optimizer = torch.optim.SGD(network.parameters(), lr=self.settings.learning_rate)
+            F.binary_cross_entropy_with_logits(network(x), torch.full((len(x), 1), label)).backward()
+            optimizer.step()
+        for shared, *parts in zip(self.server.parameters(), *(n.parameters() for n in locals_), strict=True):
+            shared.data.copy_((parts[0] + parts[1]).detach() / 2)
+
+    @torch.no_grad()
+    def evaluate(self) -> tuple[float, float]:
+        first, second = (self.server(x).squeeze(1) for x in self.held_out)
+        accuracy = float((first > 0).double().mean() + (second <= 0).double().mean()) / 2
+        return accuracy, float(F.softplus(-first).mean() + F.softplus(second).mean())
+
+    def best(self) -> tuple[float, int]:
+        chosen, score, stale = 0.0, -float("inf"), 0
+        for number in range(1, self.settings.max_rounds + 1):
+            self.round()
+            if number % self.settings.eval_every:
+                continue
+            accuracy, loss = self.evaluate()
+            new = -loss if self.settings.monitor == "loss" else accuracy
+            stale += 1
+            if new > score or accuracy == 1:
+                chosen, score, stale = accuracy, new, 0
+            if accuracy == 1 or stale == self.settings.patience:
+                break
+        return chosen, number
+
+
+class Ranks:
+    """Processes played by threads: each has its clients, sums wait for all."""
+
+    def __init__(self, hosts: list[list[int]]) -> None:
+        self.hosts = hosts
+        self.barrier = threading.Barrier(len(hosts))
+        self.parts: dict[int, Tensor] = {}
+        self.sent: list[Tensor] = []
+
+    def reduce(self, rank: int, part: Tensor) -> Tensor:
+        self.parts[rank] = part
+        self.barrier.wait(60)
+        total = torch.stack([self.parts[r] for r in range(len(self.hosts))]).sum(0)
+        self.sent.append(part.clone())
+        self.barrier.wait(60)
+        return total
+
+    def run(self, features: list[Tensor], *args: object, **kwargs: object) -> list[PairwiseDistances]:
+        found: dict[int, PairwiseDistances | Exception] = {}
+
+        def work(rank: int) -> None:
+            held = {client: features[client] for client in self.hosts[rank]}
+            try:
+                found[rank] = pairwise_distances(
+                    held, *args, num_clients=len(features), reduce=lambda part: self.reduce(rank, part), **kwargs
+                )
+            except Exception as error:
+                found[rank] = error
+
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(self.hosts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for result in found.values():
+            if isinstance(result, Exception):
+                raise result
+        return [found[rank] for rank in range(len(self.hosts))]
+
+
+def same(first: PairwiseDistances, second: PairwiseDistances) -> bool:
+    names = ("distances", "balanced_accuracies", "rounds", "best_rounds")
+    return all(torch.allclose(getattr(first, n), getattr(second, n), 0, 0, equal_nan=True) for n in names)
+
+
+@pytest.mark.parametrize("num_features", [5, 40])  # W1 itself is trained, or its coordinates in the samples' span
+def test_weights_follow_the_plain_loop(num_features: int) -> None:
+    features = shifted_clients([30, 17], num_features)
+    loop = Loop(features, (0, 1), SMALL, seed=3)
+    with torch.no_grad():
+        survey = module._Survey(dict(enumerate(features)), None, [30, 17], num_features, [((0, 1), 8)], SMALL, 3, None)
+        assert survey.spans(8) == (num_features == 40)
+        width = (8 if survey.spans(8) else num_features) + 1
+        item = survey._discriminator((0, 1), 8, width)
+        batch = DiscriminatorBatch([item], 8, width, SMALL)
+        for _ in range(3):
+            batch.advance()
+        batch.write_back()
+        changes = item.coefficients
+        if survey.spans(8):
+            weight = survey.bases[0][:8].T @ changes[:8] + survey.bases[1][:8].T @ changes[9:17]
+            bias = changes[8] + changes[17]
+        else:
+            weight, bias = changes[:-1], changes[-1]
+    for _ in range(30):
+        loop.round()
+    hidden, _, output = loop.server
+    torch.testing.assert_close(survey.first.weight + weight, hidden.weight.T.detach(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(survey.first.hidden_bias + bias, hidden.bias.detach(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(item.output, output.weight[0].detach(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(item.bias, output.bias.detach(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("monitor", ["loss", "balanced_accuracy"])
+@pytest.mark.parametrize("num_features", [5, 40])
+def test_distances_are_those_of_the_plain_loop(monitor: str, num_features: int) -> None:
+    features = shifted_clients([40, 31, 9, 5, 22], num_features)
+    given = DiscriminatorSettings(
+        hidden=16, max_rounds=95, patience=3, max_train=8, max_validation=20, monitor=monitor, learning_rate=1.0
+    )
+    found = pairwise_distances(features, given, seed=1)
+    for i in range(5):
+        for j in range(i + 1, 5):
+            loop = Loop(features, (i, j), given, seed=1)
+            accuracy, rounds = loop.best()
+            resolution = 1 / min(map(len, loop.held_out))
+            assert found.distances[i, j] == pytest.approx(distance(accuracy), abs=resolution + 1e-9)
+            assert abs(int(found.rounds[i, j]) - min(rounds, 90)) <= 10
+            assert 0 < found.best_rounds[i, j] <= found.rounds[i, j]
+    assert torch.equal(found.distances, found.distances.T)
+    assert (found.distances.diagonal() == 0).all()
+    assert found.balanced_accuracies.diagonal().isnan().all()
+
+
+@pytest.mark.parametrize("num_features", [5, 40])
+def test_same_bits_however_many_pairs_are_stacked(num_features: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = shifted_clients([30, 17, 30, 40, 9], num_features)
+    usual = pairwise_distances(features, SMALL)
+    for size in (1, 2**16):
+        monkeypatch.setattr(module, "_CACHE_BYTES", size)
+        assert same(pairwise_distances(features, SMALL), usual)
+
+
+@pytest.mark.parametrize("num_features", [5, 40])
+@pytest.mark.parametrize("hosts", [[[0, 1], [2, 3, 4]], [[4, 0], [], [3, 1, 2]], [[0], [1], [2], [3], [4]]])
+def test_same_bits_in_any_number_of_processes(num_features: int, hosts: list[list[int]]) -> None:
+    features = shifted_clients([30, 17, 30, 40, 9], num_features)
+    alone = pairwise_distances(features, SMALL, seed=2)
+    for found in Ranks(hosts).run(features, SMALL, seed=2):
+        assert same(found, alone)
+
+
+def test_samples_stay_in_their_process() -> None:
+    features = shifted_clients([20, 20, 20], 40, shift=2.0)
+    ranks = Ranks([[0], [1], [2]])
+    ranks.run(features, SMALL)
+    rows = torch.cat([part.float().reshape(-1, 40) for part in ranks.sent if part.shape[-1] == 40 and part.any()])
+    assert len(rows) == 3 * 8  # the bases, nothing else of that width
+    assert F.cosine_similarity(rows[:, None], torch.cat(features)[None], dim=2).abs().max() < 0.99
+
+
+def test_equal_distributions_are_near_and_disjoint_ones_far() -> None:
+    near = pairwise_distances(shifted_clients([300] * 4, 10, shift=0.0)).distances
+    assert near.max() < 0.12
+    far = pairwise_distances(shifted_clients([300] * 3, 10, shift=20.0))
+    assert (far.distances + torch.eye(3) == 1).all()
+    assert (far.best_rounds == far.rounds).all()  # it stops as soon as it is never wrong
+
+
+def test_total_variation_of_labels_is_found() -> None:
+    draws = torch.Generator().manual_seed(0)
+    shares = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.0, 0.5], [0.2, 0.4, 0.4]])
+    labels = [torch.multinomial(share, 600, replacement=True, generator=draws) for share in shares]
+    found = pairwise_distances([F.one_hot(y, 3).float() for y in labels], groups=labels).distances
+    expected = (shares[:, None] - shares[None]).abs().sum(2) / 2
+    torch.testing.assert_close(found, expected.double(), rtol=0, atol=0.08)
+
+
+def test_chosen_pairs_only() -> None:
+    features = shifted_clients([30, 17, 30, 40], 12)
+    everything = pairwise_distances(features, SMALL)
+    joining = pairwise_distances(features, SMALL, pairs=[(3, 0), (1, 3), (3, 0)])
+    asked = torch.zeros(4, 4, dtype=torch.bool)
+    asked[0, 3] = asked[3, 0] = asked[1, 3] = asked[3, 1] = True
+    assert torch.equal(joining.distances[asked], everything.distances[asked])
+    others = ~asked & ~torch.eye(4, dtype=torch.bool)
+    assert joining.distances[others].isnan().all()
+    assert (joining.rounds[others] == -1).all()
+    assert pairwise_distances(features, SMALL, pairs=[]).distances.isnan().sum() == 12
+    for found in Ranks([[0, 1], [2, 3]]).run(features, SMALL, pairs=[]):
+        assert found.distances.isnan().sum() == 12
+
+
+def test_training_sizes() -> None:
+    assert training_size([9, 200], 48) == 4
+    assert training_size([300, 200], 48) == 48
+    features = shifted_clients([30, 8, 30], 12)
+    shared = DiscriminatorSettings(hidden=16, max_rounds=40, max_train=8, shared_size=True)
+    four = DiscriminatorSettings(hidden=16, max_rounds=40, max_train=4)
+    assert same(pairwise_distances(features, shared), pairwise_distances(features, four))
+
+
+def test_inputs_and_default_generator_are_untouched() -> None:
+    features = shifted_clients([12, 12], 6)
+    before, state = [x.clone() for x in features], torch.get_rng_state()
+    pairwise_distances(features, SMALL)
+    assert all(map(torch.equal, features, before))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not same(pairwise_distances(features, SMALL, seed=1), pairwise_distances(features, SMALL, seed=2))
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(0, 99))
+@settings(max_examples=50, deadline=None)
+def test_every_beginning_of_an_order_is_stratified(groups: list[int], seed: int) -> None:
+    labels = torch.tensor(groups)
+    order = spread_order(labels, torch.Generator().manual_seed(seed))
+    assert sorted(order.tolist()) == list(range(len(groups)))
+    num_groups = len(set(groups))
+    for m in range(1, len(groups) + 1):
+        for label in set(groups):
+            share = groups.count(label) / len(groups)
+            # at t of the way a group has n t samples up to one, all groups together m
+            assert abs(int((labels[order[:m]] == label).sum()) - m * share) <= 1 + num_groups * share
+
+
+def test_distance() -> None:
+    assert [distance(accuracy) for accuracy in (0.25, 0.5, 0.75, 1.0)] == [0, 0, 0.5, 1]
+
+
+@pytest.mark.parametrize("name", ["hidden", "eval_every", "patience", "max_train", "max_validation"])
+def test_settings_refuse_counts_below_one(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name}=0: give a whole number of at least 1"):
+        DiscriminatorSettings(**{name: 0})
+
+
+def test_settings_refuse_what_cannot_be() -> None:
+    with pytest.raises(ConfigurationError, match="max_rounds=5 is less than eval_every=10"):
+        DiscriminatorSettings(max_rounds=5)
+    for value in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ConfigurationError, match="learning_rate=.*above 0"):
+            DiscriminatorSettings(learning_rate=value)
+    with pytest.raises(ConfigurationError, match="monitor='auc': choose from loss, balanced_accuracy"):
+        DiscriminatorSettings(monitor="auc")
+
+
+def test_refusals() -> None:
+    x = torch.randn(6, 3)
+    with pytest.raises(ConfigurationError, match="num_clients=None with reduce"):
+        pairwise_distances([x, x], reduce=lambda part: part)
+    with pytest.raises(ConfigurationError, match=r"keyed by client, from 0 to 1: got \[0, 5\]"):
+        pairwise_distances({0: x, 5: x})
+    with pytest.raises(ConfigurationError, match="client 1 are given 0 times"):
+        pairwise_distances({0: x}, num_clients=2)
+    with pytest.raises(ConfigurationError, match="client 0 are given 2 times"):
+        Ranks([[0, 1], [0]]).run([x, x])
+    with pytest.raises(ConfigurationError, match="client 1 has 2 features, client 0 has 3"):
+        pairwise_distances([x, x[:, :2]])
+    for wrong in (x[:, 0], x.long(), x[:, :0]):
+        with pytest.raises(ConfigurationError, match="client 1 has no floating matrix"):
+            pairwise_distances([x, wrong])
+    with pytest.raises(ConfigurationError, match="client 1 has 3 training samples.*at least 4.*leave it out"):
+        pairwise_distances([x, x[:3]])
+    with pytest.raises(DataError, match="client 0 have values that are NaN or infinite"):
+        pairwise_distances([x / 0, x])
+    with pytest.raises(ConfigurationError, match=r"groups of client 1: give one class per sample, \[6\]"):
+        pairwise_distances([x, x], groups=[torch.zeros(6), torch.zeros(5)])
+    with pytest.raises(ConfigurationError, match=r"pairs has \(1, 1\): give two different clients from 0 to 1"):
+        pairwise_distances([x, x], pairs=[(1, 1)])
+    with pytest.raises(ConfigurationError, match=r"pairs has \(0, 2\)"):
+        pairwise_distances([x, x], pairs=[(0, 2)])
+
+
+def test_a_loss_that_is_not_finite_is_told_everywhere() -> None:
+    features = shifted_clients([12, 12, 12], 6, shift=0.0)
+    wild = DiscriminatorSettings(learning_rate=1e38, max_rounds=20)
+    with pytest.raises(TrainingError, match="clients 0 and 1 has a loss that is not finite.*Lower it"):
+        pairwise_distances(features, wild)
+    with pytest.raises(TrainingError, match="not finite"):
+        Ranks([[0, 1], [2]]).run(features, wild)
