@@ -24,6 +24,7 @@ from lightning_fl.engine.optimization import ClientState
 from lightning_fl.engine.rounds import mixture, regroup, train_round
 from lightning_fl.engine.run import Run
 from lightning_fl.engine.settings import check_settings, complete_callbacks, make_fabric
+from lightning_fl.engine.stages import Stages
 from lightning_fl.engine.state import load_run_state, run_state
 from lightning_fl.engine.statistics import target_statistics
 from lightning_fl.engine.weights import Weights
@@ -41,7 +42,7 @@ __all__ = ["FederatedTrainer"]
 PrecisionName = Literal["32", "32-true", "bf16-mixed", "bf16-true", "64", "64-true"]
 
 
-class FederatedTrainer:
+class FederatedTrainer(Stages):
     """Trains a ``LightningModule`` across clients, with the names and habits of Lightning's Trainer.
 
     Args:

@@ -110,12 +110,10 @@ def batch_features(batch: Any, encoder: nn.Module | None = None) -> Tensor:
             if encoder is not None:
                 return _as_vectors(_encoded(encoder, *inputs))
         if not inputs or not all(isinstance(value, Tensor) and value.is_floating_point() for value in inputs):
-            kinds = ", ".join(
-                str(value.dtype) if isinstance(value, Tensor) else type(value).__name__ for value in inputs
-            )
+            kinds = ", ".join(_kind(value) for value in inputs) or "none"
             raise DataError(
-                f"the inputs of a {type(batch).__name__} are {kinds or 'none'}: distances of clients need floating"
-                " tensors, or an `encoder` that makes vectors of them."
+                f"the inputs of a {type(batch).__name__} are {kinds}: distances of clients need floating tensors, or an"
+                " `encoder` that makes vectors of them."
             )
         return torch.cat([_as_vectors(value) for value in inputs], 1)
 
@@ -130,10 +128,9 @@ def _kind(value: Any) -> str:
 
 def _as_vectors(values: Any) -> Tensor:
     if not isinstance(values, Tensor) or values.ndim == 0 or not values.is_floating_point():
-        found = (
-            f"a tensor {list(values.shape)} of {values.dtype}" if isinstance(values, Tensor) else type(values).__name__
+        raise DataError(
+            f"the features of a batch are {_kind(values)}: an encoder must return a floating tensor [B, ...]."
         )
-        raise DataError(f"the features of a batch are {found}: an encoder must return a floating tensor [B, ...].")
     return values.detach().float().flatten(1) if values.ndim > 1 else values.detach().float().unsqueeze(1)
 
 

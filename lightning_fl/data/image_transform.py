@@ -142,5 +142,5 @@ def transform_batch(
     images, *others = batch
     trainer = cast("FederatedTrainer | None", datamodule.trainer)
     # outside a run (the data are looked at by hand) nothing is augmented, as in an evaluation
-    training = trainer is not None and trainer.loop.module_trainer.training
+    training = trainer is not None and trainer.training
     return [transform(images, training), *others]

@@ -22,6 +22,7 @@ gives D of about √(1/v) and more (0.2 to 0.4 for v = 7), the former about half
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,7 @@ __all__ = [
     "PairwiseDistances",
     "distance",
     "pairwise_distances",
+    "span_basis",
     "spread_order",
     "training_size",
 ]
@@ -104,6 +106,27 @@ def spread_order(groups: Tensor, draws: torch.Generator) -> Tensor:
     return shuffled[by_group[place.argsort(stable=True)]]
 
 
+def span_basis(samples: Tensor, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+    """An orthonormal basis that tells of samples what they span and nothing else.
+
+    The basis of a plain QR decomposition begins with the first sample itself. Here it is the Q of the projections of
+    m random vectors, the same ones for all clients, onto the span: a function of the span, whatever samples span it.
+
+    Args:
+        samples: X, floating [m, d], m <= d.
+        draws: source of the random vectors, on the CPU.
+
+    Returns:
+        Qᵀ [m, d] and R [m, m] with ``X = (Q R)ᵀ``, in the type of ``samples``; computed in float64.
+    """
+    size, width = samples.shape
+    vectors = torch.randn(width, size, dtype=torch.float64, generator=draws).to(samples.device)
+    basis, factor = torch.linalg.qr(samples.double().T)
+    turn, triangle = torch.linalg.qr(basis.T @ vectors)
+    turn = turn * torch.where(triangle.diagonal() < 0, -1.0, 1.0)  # signs would depend on the samples
+    return (basis @ turn).T.to(samples.dtype).contiguous(), (turn.T @ factor).to(samples.dtype)
+
+
 def pairwise_distances(
     features: Sequence[Tensor] | Mapping[int, Tensor],
     settings: DiscriminatorSettings | None = None,
@@ -148,8 +171,13 @@ def pairwise_distances(
         (pair, training_size(sizes if settings.shared_size else [sizes[client] for client in pair], settings.max_train))
         for pair in _checked_pairs(pairs, count)
     ]
-    with torch.no_grad():
-        found = _Survey(held, classes, sizes, num_features, plan, settings, seed, reduce).measure()
+    threads = torch.get_num_threads()
+    # Matrices this small gain nothing from more threads and could differ in bits: threads share the pairs instead.
+    torch.set_num_threads(1)
+    try:
+        found = _Survey(held, classes, sizes, num_features, plan, settings, seed, reduce).measure(threads)
+    finally:
+        torch.set_num_threads(threads)
     return _summarize(found, plan, sizes, settings)
 
 
@@ -209,6 +237,7 @@ def _device_of(held: dict[int, Tensor]) -> torch.device:
 class _Survey:
     """The discriminators of one call: which samples, which coordinates, which process."""
 
+    @torch.no_grad()
     def __init__(
         self,
         held: dict[int, Tensor],
@@ -223,27 +252,25 @@ class _Survey:
         self.sizes, self.num_features, self.plan = sizes, num_features, plan
         self.settings, self.reduce, self.device = settings, reduce, _device_of(held)
         self.first = FirstWeights(num_features, settings.hidden, seed, self.device)
-        largest: dict[int, int] = {}  # training samples that a client needs
-        spanned: dict[int, int] = {}  # those of them that coordinates are taken from
+        wanted: dict[int, set[int]] = {}  # the numbers of training samples in a client's pairs
         for pair, size in plan:
             for client in pair:
-                largest[client] = max(largest.get(client, 0), size)
-                if self.spans(size):
-                    spanned[client] = max(spanned.get(client, 0), size)
+                wanted.setdefault(client, set()).add(size)
         self.samples: dict[int, Tensor] = {}
         self.starts: dict[int, Tensor] = {}
-        self.bases: dict[int, Tensor] = {}  # Qᵀ [m, d]
-        self.own: dict[tuple[int, int], Tensor] = {}  # a client's samples in its own basis, by (client, m)
-        self.factors: dict[int, Tensor] = {}  # R [m, m]; its leading part belongs to the leading samples
-        for client in sorted(held.keys() & largest.keys()):
+        self.bases: dict[tuple[int, int], Tensor] = {}  # by client and m: Qᵀ [m, d]
+        self.factors: dict[tuple[int, int], Tensor] = {}  # R [m, m]
+        self.coordinates: dict[tuple[int, int], Tensor] = {}  # the client's samples in its own basis, [n, m]
+        for client in sorted(held.keys() & wanted.keys()):
             groups = torch.zeros(sizes[client]) if classes is None else classes[client]
             order = spread_order(groups, generator(seed, client, "client discriminator"))
-            used = order[: largest[client] + settings.max_validation].to(self.device)
-            self.samples[client] = held[client].index_select(0, used).float()
-            self.starts[client] = torch.addmm(self.first.hidden_bias, self.samples[client], self.first.weight)
-            if client in spanned:
-                basis, factor = torch.linalg.qr(self.samples[client][: spanned[client]].double().T)
-                self.bases[client], self.factors[client] = basis.T.float().contiguous(), factor.float()
+            used = order[: max(wanted[client]) + settings.max_validation].to(self.device)
+            x = self.samples[client] = held[client].index_select(0, used).float()
+            self.starts[client] = torch.addmm(self.first.hidden_bias, x, self.first.weight)
+            for size in sorted(filter(self.spans, wanted[client])):
+                basis, self.factors[client, size] = span_basis(x[:size], generator(seed, size, "basis"))
+                self.bases[client, size] = basis
+                self.coordinates[client, size] = x @ basis.T
         self.apart = set() if reduce is None else self._exchange_bases(reduce)
 
     def spans(self, size: int) -> bool:
@@ -255,28 +282,26 @@ class _Survey:
         together = torch.tensor([int(i in self.samples and j in self.samples) for (i, j), _ in self.plan] + [1])
         flags = reduce(together.to(self.device)).tolist()
         apart = [(pair, size) for (pair, size), flag in zip(self.plan, flags, strict=False) if not flag]
-        width: dict[int, int] = {}
-        for pair, size in apart:
-            if self.spans(size):
-                for client in pair:
-                    width[client] = max(width.get(client, 0), size)
-        for client in sorted(width):
+        for client, size in sorted({(client, size) for pair, size in apart if self.spans(size) for client in pair}):
             own = client in self.samples
-            basis = self.bases[client] if own else torch.zeros(1, self.num_features, device=self.device)
-            sent = basis[: width[client]].clone() if own else basis.expand(width[client], -1).clone()
-            received = reduce(sent)
+            sent = self.bases[client, size] if own else torch.zeros(size, self.num_features, device=self.device)
+            received = reduce(sent.clone())
             if not own:
-                self.bases[client] = received
+                self.bases[client, size] = received
         return {pair for pair, _ in apart}
 
-    def measure(self) -> dict[Pair, list[int]]:
+    def measure(self, num_threads: int) -> dict[Pair, list[int]]:
         """Samples of either side told rightly in the round that counts, that round, and the rounds trained."""
         found: dict[Pair, list[int]] = {}
-        for size in sorted({size for _, size in self.plan}):
-            pairs = [pair for pair, own in self.plan if own == size]
-            here = [pair for pair in pairs if pair not in self.apart and pair[0] in self.samples]
-            found |= self._train(here, size, None)
-            found |= self._train([pair for pair in pairs if pair in self.apart], size, self.reduce)
+        workers = num_threads if self.device.type == "cpu" else 1
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for size in sorted({size for _, size in self.plan}):
+                pairs = [pair for pair, own in self.plan if own == size]
+                here = [pair for pair in pairs if pair not in self.apart and pair[0] in self.samples]
+                shares = [here[worker::workers] for worker in range(workers)]
+                for part in pool.map(lambda share, size=size: self._train(share, size, None), shares):
+                    found |= part
+                found |= self._train([pair for pair in pairs if pair in self.apart], size, self.reduce)
         if self.reduce is None:
             return found
         # A pair that two processes trained is reported by the one that holds its first client.
@@ -284,6 +309,7 @@ class _Survey:
         table = self.reduce(torch.tensor([*rows, [0, 0, 0, 0]], device=self.device)).tolist()
         return {pair: row for (pair, _), row in zip(self.plan, table, strict=False)}
 
+    @torch.no_grad()  # which holds in one thread
     def _train(self, pairs: list[Pair], size: int, reduce: Reduce | None) -> dict[Pair, list[int]]:
         """Train pairs of the same shape, as many at once as fit; one that stops makes room for the next."""
         hidden, width = self.settings.hidden, (size if self.spans(size) else self.num_features) + 1
@@ -313,12 +339,10 @@ class _Survey:
         rows = size + min(self.sizes[client] - size, self.settings.max_validation)
         x, one = self.samples[client][:rows], torch.ones(rows, 1, device=self.device)  # one: the bias b1
         if self.spans(size):
-            if (client, size) not in self.own:
-                self.own[client, size] = x @ self.bases[client][:size].T
-            ours = self.own[client, size]
-            parts = [ours if other == client else x @ self.bases[other][:size].T for other in pair]
+            ours = self.coordinates[client, size][:rows]
+            parts = [ours if other == client else x @ self.bases[other, size].T for other in pair]
             design = torch.cat([parts[0], one, parts[1], one], 1)
-            spread = self.factors[client][:size, :size]
+            spread = self.factors[client, size]
         else:
             design, spread = torch.cat([x, one], 1), x[:size].T
         return Side(design, self.starts[client][:rows], torch.cat([spread, one[:size].T]))

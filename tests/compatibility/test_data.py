@@ -233,6 +233,37 @@ def test_transfer_hooks_of_the_data_come_before_the_modules(module: type[Linear]
     assert getattr(own, "moved", []) == []
 
 
+class AsksItsTrainer(Clients):
+    """Augments training batches only, as Lightning's documentation shows it."""
+
+    def __init__(self) -> None:
+        super().__init__((10,))
+        self.asked: list[str] = []
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        stages = ("training", "validating", "testing", "predicting", "evaluating")
+        self.asked.append(" ".join(stage for stage in stages if getattr(self.trainer, stage)))
+        return batch
+
+
+def test_the_data_module_is_told_what_the_run_is_doing(tmp_path: Path) -> None:
+    class Evaluated(Linear):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", self.loss(batch))
+
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("test_loss", self.loss(batch))
+
+    data, module = AsksItsTrainer(), make(Evaluated)
+    trainer = federated_trainer(tmp_path, max_rounds=1)
+    trainer.fit(module, data)
+    assert set(data.asked) == {"training", "validating evaluating"}
+    for run, said in ((trainer.test, "testing evaluating"), (trainer.predict, "predicting")):
+        data.asked = []
+        run(module, data)
+        assert set(data.asked) == {said}
+
+
 # -- prediction -----------------------------------------------------------------------------------------------------
 
 

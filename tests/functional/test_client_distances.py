@@ -15,6 +15,7 @@ from lightning_fl.functional.client_distances import (
     PairwiseDistances,
     distance,
     pairwise_distances,
+    span_basis,
     spread_order,
     training_size,
 )
@@ -130,6 +131,7 @@ def same(first: PairwiseDistances, second: PairwiseDistances) -> bool:
 
 @pytest.mark.parametrize("num_features", [5, 40])  # W1 itself is trained, or its coordinates in the samples' span
 def test_weights_follow_the_plain_loop(num_features: int) -> None:
+    torch.set_num_threads(1)  # the fixture of all tests restores it
     features = shifted_clients([30, 17], num_features)
     loop = Loop(features, (0, 1), SMALL, seed=3)
     with torch.no_grad():
@@ -143,7 +145,7 @@ def test_weights_follow_the_plain_loop(num_features: int) -> None:
         batch.write_back()
         changes = item.coefficients
         if survey.spans(8):
-            weight = survey.bases[0][:8].T @ changes[:8] + survey.bases[1][:8].T @ changes[9:17]
+            weight = survey.bases[0, 8].T @ changes[:8] + survey.bases[1, 8].T @ changes[9:17]
             bias = changes[8] + changes[17]
         else:
             weight, bias = changes[:-1], changes[-1]
@@ -159,6 +161,7 @@ def test_weights_follow_the_plain_loop(num_features: int) -> None:
 @pytest.mark.parametrize("monitor", ["loss", "balanced_accuracy"])
 @pytest.mark.parametrize("num_features", [5, 40])
 def test_distances_are_those_of_the_plain_loop(monitor: str, num_features: int) -> None:
+    torch.set_num_threads(1)  # the fixture of all tests restores it
     features = shifted_clients([40, 31, 9, 5, 22], num_features)
     given = DiscriminatorSettings(
         hidden=16, max_rounds=95, patience=3, max_train=8, max_validation=20, monitor=monitor, learning_rate=1.0
@@ -186,6 +189,17 @@ def test_same_bits_however_many_pairs_are_stacked(num_features: int, monkeypatch
         assert same(pairwise_distances(features, SMALL), usual)
 
 
+def test_same_bits_in_any_number_of_threads() -> None:
+    features = shifted_clients([30, 17, 30, 40, 9], 40)
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)  # the fixture of all tests restores it
+        found.append(pairwise_distances(features, SMALL))
+        assert torch.get_num_threads() == threads
+    assert same(found[0], found[1])
+    assert same(found[0], found[2])
+
+
 @pytest.mark.parametrize("num_features", [5, 40])
 @pytest.mark.parametrize("hosts", [[[0, 1], [2, 3, 4]], [[4, 0], [], [3, 1, 2]], [[0], [1], [2], [3], [4]]])
 def test_same_bits_in_any_number_of_processes(num_features: int, hosts: list[list[int]]) -> None:
@@ -200,15 +214,27 @@ def test_samples_stay_in_their_process() -> None:
     ranks = Ranks([[0], [1], [2]])
     ranks.run(features, SMALL)
     rows = torch.cat([part.float().reshape(-1, 40) for part in ranks.sent if part.shape[-1] == 40 and part.any()])
-    assert len(rows) == 3 * 8  # the bases, nothing else of that width
+    assert len(rows) == 3 * 8  # bases, nothing else of that width
     assert F.cosine_similarity(rows[:, None], torch.cat(features)[None], dim=2).abs().max() < 0.99
+
+
+def test_a_basis_is_a_function_of_the_span() -> None:
+    samples = torch.randn(5, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    basis, factor = span_basis(samples, torch.Generator().manual_seed(1))
+    torch.testing.assert_close((basis.T @ factor).T, samples)
+    torch.testing.assert_close(basis @ basis.T, torch.eye(5, dtype=torch.float64))
+    mixed = torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) @ samples
+    torch.testing.assert_close(span_basis(mixed, torch.Generator().manual_seed(1))[0], basis)
+    twice = torch.cat([samples[:3], samples[:2]])  # spans less than it has samples
+    basis, factor = span_basis(twice, torch.Generator().manual_seed(1))
+    torch.testing.assert_close((basis.T @ factor).T, twice)
 
 
 def test_equal_distributions_are_near_and_disjoint_ones_far() -> None:
     near = pairwise_distances(shifted_clients([300] * 4, 10, shift=0.0)).distances
     assert near.max() < 0.12
-    far = pairwise_distances(shifted_clients([300] * 3, 10, shift=20.0))
-    assert (far.distances + torch.eye(3) == 1).all()
+    far = pairwise_distances([torch.eye(3)[client].repeat(300, 1) for client in range(3)])
+    assert torch.equal(far.distances, 1 - torch.eye(3).double())
     assert (far.best_rounds == far.rounds).all()  # it stops as soon as it is never wrong
 
 
@@ -246,7 +272,7 @@ def test_training_sizes() -> None:
 
 
 def test_inputs_and_default_generator_are_untouched() -> None:
-    features = shifted_clients([12, 12], 6)
+    features = shifted_clients([40, 40, 40], 6)
     before, state = [x.clone() for x in features], torch.get_rng_state()
     pairwise_distances(features, SMALL)
     assert all(map(torch.equal, features, before))

@@ -1,0 +1,241 @@
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from rdkit import Chem, DataStructs
+from rdkit.Chem import rdFingerprintGenerator
+from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torch_geometric.data import Batch, Data
+from torchvision.transforms.v2 import CenterCrop
+
+from lightning_fl.data.features import (
+    batch_features,
+    client_samples,
+    count_classes,
+    dataset_smiles,
+    discriminator_inputs,
+    encode_targets,
+    morgan_fingerprints,
+    sample_classes,
+    squared_norms,
+)
+from lightning_fl.data.molecules import MoleculeDataset
+from lightning_fl.data.standin import esol_standin
+from lightning_fl.engine.batches import ClientBatches, PackedBatches, SizedBatch
+from lightning_fl.engine.packs import TensorPack, pack_dataset
+from lightning_fl.errors import ConfigurationError, DataError
+
+SMILES = ["CCO", "c1ccccc1", "CC(=O)O", "CCN", "C"]
+
+
+class ListedBatches(ClientBatches):
+    """Batches as a user's own DataLoader might give them."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.listed = batches
+
+    def epoch_length(self) -> int:
+        return len(self.listed)
+
+    def once(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
+        return ((batch, None) for batch in self.listed)
+
+    def shuffled(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[SizedBatch]:
+        raise NotImplementedError
+
+
+def graphs(num: int) -> list[Data]:
+    draws = torch.Generator().manual_seed(0)
+    return [
+        Data(
+            x=torch.randn(size, 3, generator=draws),
+            edge_index=torch.zeros(2, 0, dtype=torch.long),
+            y=torch.full((1, 2), float(size)),
+        )
+        for size in range(1, num + 1)
+    ]
+
+
+def test_images_of_bytes_in_their_own_order() -> None:
+    draws = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (10, 1, 4, 4), generator=draws).to(torch.uint8)
+    labels = torch.arange(10)
+    chosen = torch.tensor([7, 2, 9, 4, 0])
+    batches = PackedBatches(TensorPack([images, labels]), chosen, batch_size=2, shuffle=True)
+    features, targets = client_samples(batches, (0,))
+    assert torch.equal(features, images[chosen].flatten(1).float() / 255)
+    assert torch.equal(targets, chosen[:, None])
+    assert features.dtype == torch.float32
+
+
+def test_transfer_hooks_come_before_the_encoder() -> None:
+    batches = PackedBatches(TensorPack([torch.ones(3, 1, 6, 6), torch.zeros(3)]), None, batch_size=2, shuffle=False)
+    seen: list[bool] = []
+
+    def transfer(batch: list[Tensor], on_device: bool) -> list[Tensor]:
+        seen.append(on_device)
+        return [batch[0] * 2, batch[1]]
+
+    features, targets = client_samples(batches, (0,), transfer=transfer, encoder=CenterCrop(4))
+    assert torch.equal(features, torch.full((3, 16), 2.0))
+    assert targets.shape == (3, 1)
+    assert seen == [True, True]
+
+
+def test_changed_targets_are_seen() -> None:
+    batches = PackedBatches(TensorPack([torch.ones(3, 2), torch.zeros(3)]), None, batch_size=2, shuffle=False)
+    batches.targets = torch.tensor([1.0, 2.0, 3.0])
+    assert client_samples(batches, (0,))[1].flatten().tolist() == [1, 2, 3]
+
+
+def test_several_inputs_and_dictionaries() -> None:
+    x, z, y = torch.randn(4, 2, 3), torch.randn(4), torch.arange(4)
+    joined = torch.cat([x.flatten(1), z[:, None]], 1)
+    assert torch.equal(batch_features((x, z, y)), joined)
+    assert torch.equal(batch_features({"x": x, "z": z, "labels": y}), joined)
+    encoder = nn.Bilinear(3, 3, 5)
+    named = {"input1": x[:, 0], "input2": x[:, 1], "y": y}
+    with torch.no_grad():
+        assert torch.equal(batch_features(named, encoder), encoder(x[:, 0], x[:, 1]))
+        assert torch.equal(batch_features((x[:, 0], x[:, 1], y), encoder), encoder(x[:, 0], x[:, 1]))
+
+
+def test_an_encoder_is_evaluated_and_left_as_it_was() -> None:
+    encoder = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.9))
+    encoder[1].eval()  # frozen by the user
+    x = torch.randn(6, 4)
+    features = batch_features((x, torch.zeros(6)), encoder)
+    assert torch.equal(features, batch_features((x, torch.zeros(6)), encoder))
+    assert not features.requires_grad
+    assert [part.training for part in encoder.modules()] == [True, True, False, True]
+    assert int(encoder[1].num_batches_tracked) == 0
+
+
+def test_graphs_are_averaged_or_encoded() -> None:
+    data = graphs(4)
+    pack = pack_dataset(data)
+    assert pack is not None
+    features, targets = client_samples(PackedBatches(pack, None, batch_size=3, shuffle=True), (0,))
+    torch.testing.assert_close(features, torch.stack([graph.x.mean(0) for graph in data]))
+    assert torch.equal(targets, torch.cat([graph.y for graph in data]))
+
+    class Sizes(nn.Module):
+        def forward(self, batch: Batch) -> Tensor:
+            return batch.ptr.diff().float()
+
+    assert batch_features(Batch.from_data_list(data), Sizes()).tolist() == [[1], [2], [3], [4]]
+
+
+def test_fingerprints_equal_rdkits() -> None:
+    found = morgan_fingerprints(SMILES)
+    maker = rdFingerprintGenerator.GetMorganGenerator(radius=2, fpSize=1024)
+    for row, text in zip(found, SMILES, strict=True):
+        bits = maker.GetFingerprint(Chem.MolFromSmiles(text))
+        assert row.nonzero().flatten().tolist() == list(bits.GetOnBits())
+    similar = DataStructs.TanimotoSimilarity(
+        *(maker.GetFingerprint(Chem.MolFromSmiles(text)) for text in ("CCO", "CCN"))
+    )
+    assert (found[0] * found[3]).sum() / (found[0] + found[3]).clamp(max=1).sum() == pytest.approx(similar)
+    assert morgan_fingerprints(SMILES, num_bits=64, radius=0).shape == (5, 64)
+    assert morgan_fingerprints(["C", "CC"], num_bits=64, radius=0)[:, :].sum(1).tolist() == [1, 1]
+
+
+def test_fingerprints_of_a_clients_molecules() -> None:
+    dataset = MoleculeDataset(esol_standin(target_name="logS", target_unit="log10(mol/L)"))
+    chosen = [5, 1, 3]
+    smiles = dataset_smiles(Subset(dataset, chosen))
+    assert smiles == [dataset.smiles[index] for index in chosen]
+    pack = pack_dataset(dataset)
+    assert pack is not None
+    batches = PackedBatches(pack, torch.tensor(chosen), batch_size=2, shuffle=True)
+    features, targets = client_samples(batches, (0,), smiles=smiles)
+    assert torch.equal(features, morgan_fingerprints([dataset.smiles[index] for index in chosen]))
+    assert torch.equal(targets, dataset.targets[chosen])
+    with pytest.raises(DataError, match="2 feature vectors for 3 targets"):
+        client_samples(batches, (0,), smiles=smiles[:2])
+
+
+def test_smiles_through_other_data_sets() -> None:
+    class Named(TensorDataset):
+        def __init__(self, smiles: list[str]) -> None:
+            super().__init__(torch.zeros(len(smiles)))
+            self.smiles = smiles
+
+    first, second = Named(["C", "CC"]), Named(["CCC"])
+    assert dataset_smiles(Subset(ConcatDataset([first, second]), [2, 0])) == ["CCC", "C"]
+    assert dataset_smiles(ConcatDataset([first, TensorDataset(torch.zeros(1))])) is None
+    assert dataset_smiles(Subset(TensorDataset(torch.zeros(1)), [0])) is None
+    assert dataset_smiles(None) is None
+
+
+def test_classes() -> None:
+    labels = torch.tensor([[2], [0], [1]])
+    assert count_classes(labels) == 3
+    assert count_classes(labels.float()) == 0
+    assert count_classes(labels[:0]) == 0
+    assert sample_classes(labels).tolist() == [2, 0, 1]
+    assert sample_classes(labels.float()).tolist() == [0, 0, 0]
+    assert sample_classes(labels.expand(3, 2)).tolist() == [0, 0, 0]
+    assert encode_targets(labels, num_classes=4).tolist() == [[0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0]]
+    several = encode_targets(torch.tensor([[0, 1], [1, 1]]), num_classes=2)
+    torch.testing.assert_close(several, torch.tensor([[1.0, 0, 0, 1], [0, 1, 0, 1]]) / 2**0.5)
+    with pytest.raises(DataError, match="class -1 is negative"):
+        count_classes(torch.tensor([[-1]]))
+    with pytest.raises(ConfigurationError, match="num_classes=0 for targets that are classes"):
+        encode_targets(labels)
+    with pytest.raises(DataError, match="classes from 0 to 2 with num_classes=2"):
+        encode_targets(labels, num_classes=2)
+
+
+def test_real_values_are_standardised_and_missing_ones_marked() -> None:
+    targets = torch.tensor([[1.0, 5.0], [3.0, float("nan")]])
+    found = encode_targets(targets, mean=torch.tensor([2.0, 5.0]), std=torch.tensor([0.5, 0.0]).double())
+    expected = torch.tensor([[-2.0, 0.0, 0.0, 0.0], [2.0, 0.0, 0.0, 1.0]]) / 2**0.5
+    torch.testing.assert_close(found, expected)
+    draws = torch.randn(2000, 3, generator=torch.Generator().manual_seed(0))
+    encoded = encode_targets(draws, mean=draws.mean(0), std=draws.std(0))
+    assert encoded.square().sum(1).mean() == pytest.approx(1, abs=0.01)
+    for statistics in ({}, {"mean": torch.zeros(2)}, {"mean": torch.zeros(1), "std": torch.ones(1)}):
+        with pytest.raises(ConfigurationError, match=r"are real values: give `mean` and `std` of shape \[2\]"):
+            encode_targets(targets, **statistics)
+
+
+def test_blocks_get_the_same_mean_square_norm() -> None:
+    draws = torch.Generator().manual_seed(0)
+    parts = [torch.rand(size, 50, generator=draws) for size in (3, 9)]
+    total = squared_norms(parts[0]) + squared_norms(parts[1])
+    labels = [torch.eye(4)[: len(part) % 4 + 1][torch.zeros(len(part), dtype=torch.long)] for part in parts]
+    joined = torch.cat([discriminator_inputs(x, y, total) for x, y in zip(parts, labels, strict=True)])
+    assert joined.shape == (12, 54)
+    assert joined[:, :50].square().sum(1).mean() == pytest.approx(1)
+    assert torch.equal(joined[:, 50:], torch.cat(labels))
+    assert not discriminator_inputs(torch.zeros(2, 3), torch.zeros(2, 1), squared_norms(torch.zeros(2, 3))).any()
+    with pytest.raises(DataError, match="3 feature vectors for 2 labels"):
+        discriminator_inputs(parts[0], labels[0][:2], total)
+    with pytest.raises(DataError, match="add up to nan"):
+        discriminator_inputs(parts[0], labels[0], squared_norms(torch.full((2, 3), float("nan"))))
+
+
+def test_refusals() -> None:
+    y = torch.zeros(2)
+    with pytest.raises(DataError, match=r"inputs of a tuple are torch.int64 \[2, 3\].*`encoder`"):
+        batch_features((torch.zeros(2, 3, dtype=torch.long), y))
+    with pytest.raises(DataError, match="inputs of a tuple are str"):
+        batch_features(("text", y))
+    with pytest.raises(DataError, match="inputs of a dict are none"):
+        batch_features({"y": y})
+    with pytest.raises(DataError, match="features of a batch are tuple: an encoder must return"):
+        batch_features((torch.zeros(2, 3), y), nn.LSTM(3, 2))
+    with pytest.raises(DataError, match="no floating node features"):
+        batch_features(Batch.from_data_list([Data(x=torch.zeros(2, 1, dtype=torch.long), y=y)]))
+    with pytest.raises(DataError, match="no floating node features"):
+        batch_features(Batch.from_data_list([Data(edge_index=torch.zeros(2, 0, dtype=torch.long), num_nodes=2)]))
+    with pytest.raises(DataError, match="2 feature vectors for 3 targets"):
+        client_samples(ListedBatches([(torch.zeros(2, 3), torch.zeros(3))]), (0,))
+    for sizes in ({"num_bits": 0}, {"radius": -1}):
+        with pytest.raises(ConfigurationError, match="give at least 1 bit and a radius from 0 on"):
+            morgan_fingerprints(SMILES, **sizes)
+    with pytest.raises(DataError, match="molecule 1 cannot be read from its SMILES 'C1CC'"):
+        morgan_fingerprints(["C", "C1CC"])
