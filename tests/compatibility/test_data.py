@@ -254,6 +254,9 @@ def test_the_data_module_is_told_what_the_run_is_doing(tmp_path: Path) -> None:
         def test_step(self, batch: Any, batch_idx: int) -> None:
             self.log("test_loss", self.loss(batch))
 
+        def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.loss(batch)
+
     data, module = AsksItsTrainer(), make(Evaluated)
     trainer = federated_trainer(tmp_path, max_rounds=1)
     trainer.fit(module, data)
