@@ -6,8 +6,8 @@ Fashion-MNIST (784 pixels and a one-hot label) in two label-shifted halves of cl
 where LIGHTNING_FL_DATA does not have ``fashionmnist.npz``. The references are plain loops over pairs with
 ``nn.Module``, autograd and ``torch.optim.SGD``: "clients averaged" trains a copy of the server's network for each
 client and averages them, as the algorithm is written; "joint step" takes one step on the mean of both clients' losses,
-which is the same and the cheapest way to do it pair by pair. All arms start from the same weights, use the same samples and
-stop by the same rule; they take turns in one process with one thread, every repeat with another seed.
+which is the same and the cheapest way to do it pair by pair. All arms start from the same weights, use the same samples
+and stop by the same rule; they take turns in one process with one thread, every repeat with another seed.
 """
 
 import argparse

@@ -19,8 +19,9 @@ the features, and both sides share them.
 
 **Federation.** Samples never leave the process that holds them. What crosses from one process to another is what the
 paper's clients send, the change of the weights: of W1 as the factors Q_i, once, and the round's change of B_i, of the
-rest as it is. Either side's products are formed by themselves, also where one process holds both, so a discriminator
-has the same bits in one process and in two (on one kind of device, with the same number of threads).
+rest as it is. Q_i is made to be a function of the span alone, which the changes of W1 show anyway. Either side's
+products are formed by themselves, also where one process holds both, so a discriminator has the same bits in one
+process and in several (on one kind of device; shown for CPUs).
 """
 
 import math
@@ -41,8 +42,11 @@ Monitor = Literal["loss", "balanced_accuracy"]
 MONITORS: tuple[Monitor, ...] = ("loss", "balanced_accuracy")
 #: Adds a tensor over all processes and returns the sum to each.
 Reduce = Callable[[Tensor], Tensor]
-#: By the coefficients of one side, the output weights and the output bias, of stacked pairs.
-Gradients = tuple[Tensor, Tensor, Tensor]
+#: Of the coefficients of one side, the output weights and the output bias, of stacked pairs.
+Changes = tuple[Tensor, Tensor, Tensor]
+
+# A CPU's vectorised loops take this many numbers at a time or a divisor of it.
+_LANES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,20 +219,20 @@ class DiscriminatorBatch:
 
     def _round(self) -> None:
         """One step of either side on its own samples from the same weights, and the average of the two."""
-        gradients = [half.gradients(self._coefficients, self._output, self._bias) for half in self._halves]
+        rate = self._settings.learning_rate / 2
+        changes = [half.changes(self._coefficients, self._output, self._bias, rate) for half in self._halves]
         if self._reduce is not None:
-            gradients = self._exchange(gradients, self._reduce)
-        step = -self._settings.learning_rate / 2
-        for part, (inner, output, bias) in zip(self._parts, gradients, strict=True):
-            self._coefficients[:, part].add_(inner, alpha=step)
-            self._output.add_(output, alpha=step)
-            self._bias.add_(bias, alpha=step)
+            changes = self._exchange(changes, self._reduce)
+        for part, (inner, output, bias) in zip(self._parts, changes, strict=True):
+            self._coefficients[:, part] += inner
+            self._output += output
+            self._bias += bias
 
-    def _exchange(self, gradients: list[Gradients], reduce: Reduce) -> list[Gradients]:
-        """Both sides' gradients in every process: each adds what it has to zeros, which is exact in any order."""
+    def _exchange(self, changes: list[Changes], reduce: Reduce) -> list[Changes]:
+        """Both sides' changes in every process: each adds what it has to zeros, which is exact in any order."""
         hidden = self._output.shape[1]
         parcel = self._output.new_zeros(len(self._items), 2, (self._width + 1) * hidden + 1)
-        for which, (half, (inner, output, bias)) in enumerate(zip(self._halves, gradients, strict=True)):
+        for which, (half, (inner, output, bias)) in enumerate(zip(self._halves, changes, strict=True)):
             if half.members:
                 parcel[half.members, which] = torch.cat([inner.flatten(1), output, bias], 1)
         inner, output, bias = reduce(parcel).split([self._width * hidden, hidden, 1], 2)
@@ -265,15 +269,23 @@ class _Half:
         self._start = torch.stack([side.start[:num_train] for side in self.sides * twice])
         self._spread = torch.stack([side.spread for side in self.sides * twice])
 
-    def gradients(self, coefficients: Tensor, output: Tensor, bias: Tensor) -> Gradients:
-        """Of the sides' mean losses: by the own coordinates [S, k_side, h], output [S, h] and bias [S, 1]."""
+    def changes(self, coefficients: Tensor, output: Tensor, bias: Tensor, rate: float) -> Changes:
+        """Minus ``rate`` times the gradients of the sides' mean losses.
+
+        Nothing here rounds otherwise when other pairs are stacked: no product is fused with a sum, and no exponential
+        is left to the loop over the remainder of a vector.
+
+        Returns:
+            By the own coordinates [S, k_side, h], the output weights [S, h] and the output bias [S, 1].
+        """
         if not self.sides:
             return coefficients[:0], output[:0], bias[:0]
         if self._rows is not None:
             coefficients, output, bias = (part.index_select(0, self._rows) for part in (coefficients, output, bias))
         hidden = torch.baddbmm(self._start, self._design, coefficients).relu_()  # [S, m, h]
         logits = torch.bmm(output.unsqueeze(1), hidden.mT).squeeze(1) + bias
-        error = (torch.sigmoid(logits) - self._target) / self.num_train  # [S, m]
+        probabilities = F.pad(logits, (0, -self.num_train % _LANES)).sigmoid_()[:, : self.num_train]
+        error = (self._target - probabilities) * (rate / self.num_train)  # [S, m]
         by_output = torch.bmm(error.unsqueeze(1), hidden).squeeze(1)
         active = hidden.sign_()  # the derivative of ReLU
         inner = torch.bmm(self._spread * error.unsqueeze(1), active).mul_(output.unsqueeze(1))

@@ -14,9 +14,10 @@ balanced accuracy on samples that were not trained on. All pairs of the same sha
 Differs from the paper: LocalUpdate, which it leaves open, is one full-batch step. m_train is read as half of the
 smaller client of each pair, and capped; with half of the smallest of all clients (``shared_size=True``) one tiny client
 leaves a handful of training samples to all. The paper evaluates the last round's discriminator; here it is the round
-with the lowest validation loss, or with ``monitor="balanced_accuracy"`` the one with the best balanced accuracy. The
-latter is biased upwards: the best of many evaluations of two equal distributions with v validation samples a side
-gives D of about √(1/v) and more (0.2 to 0.4 for v = 7), the former about half of it.
+with the lowest validation loss, or with ``monitor="balanced_accuracy"`` the one with the best balanced accuracy, which
+flatters it: on Fashion-MNIST two clients with the same distribution got D = 0.23 on average with 7 validation samples a
+side and 0.025 with 500, by the lowest loss 0.14 and 0.012. D of a handful of samples is coarse (multiples of 1/v) and
+above 0 on average whatever is done, for it is cut off at 0.
 """
 
 import math

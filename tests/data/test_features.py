@@ -235,7 +235,7 @@ def test_refusals() -> None:
     with pytest.raises(DataError, match="2 feature vectors for 3 targets"):
         client_samples(ListedBatches([(torch.zeros(2, 3), torch.zeros(3))]), (0,))
     for sizes in ({"num_bits": 0}, {"radius": -1}):
-        with pytest.raises(ConfigurationError, match="give at least 1 bit and a radius from 0 on"):
+        with pytest.raises(ConfigurationError, match="give at least 1 bit and a radius of 0 or more"):
             morgan_fingerprints(SMILES, **sizes)
     with pytest.raises(DataError, match="molecule 1 cannot be read from its SMILES 'C1CC'"):
         morgan_fingerprints(["C", "C1CC"])
