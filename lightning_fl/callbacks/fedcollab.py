@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_info
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_fl.callbacks.callback import Callback
@@ -152,6 +152,11 @@ class FedCollab(Callback):
         if self.layer is not None:
             assert trainer.module is not None
             LayerOutput(trainer.module, self.layer)  # refuses a wrong name now
+        if self.warm_up_rounds >= trainer.max_rounds:
+            rank_zero_warn(
+                f"FedCollab.warm_up_rounds={self.warm_up_rounds} of max_rounds={trainer.max_rounds}: this run ends"
+                " before coalitions are formed; give more rounds to train in them."
+            )
         self._placed = set()
         if not trainer.resumes_fit and not self.warm_up_rounds:
             self._begin(trainer)

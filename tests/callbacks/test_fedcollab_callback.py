@@ -214,7 +214,8 @@ def test_after_a_warm_up_the_models_own_layer_makes_the_features(tmp_path):
     assert seen == [1, 1, 2, 2, 2, 2]  # two rounds of one model, two rounds of two
     assert fedcollab.assignment == [0, 0, 0, 1, 1]
     early = trainer(quick(warm_up_rounds=5, layer="before"), rounds=2, root=tmp_path / "early")
-    early.fit(TinyModule(), TwoKinds())
+    with pytest.warns(UserWarning, match=r"warm_up_rounds=5 of max_rounds=2: this run ends before coalitions"):
+        early.fit(TinyModule(), TwoKinds())
     plain = trainer(rounds=2)
     plain.fit(TinyModule(), TwoKinds())
     assert early.models[0].equal(plain.models[0])
