@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -39,7 +40,7 @@ def client_table(
         title: above the table.
     """
     table = Table(title=title, title_justify="left")
-    table.add_column("client")
+    table.add_column("client", no_wrap=True)
     if num_samples is not None:
         table.add_column("samples", justify="right")
     for name, metric in metrics.items():
@@ -88,9 +89,15 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None) ->
         word = "test" if split == "test" else "validation"
         # Not the table's own title, which would be broken to the table's width.
         console.print(Text(f"{word} of {type(trainer.module).__name__}, data: {source}", "bold"))
-        console.print(client_table(metrics, trainer.datamodule.client_names(), samples))
+        names = trainer.datamodule.client_names()
+        table = client_table(metrics, names, samples)
+        if Measurement.get(console, console.options.update(width=10_000), table).maximum > console.width:
+            # The lines below compare with the local models.
+            fewer = {name: metric for name, metric in metrics.items() if not name.startswith("local/")}
+            table = client_table(fewer or metrics, names, samples)
+        console.print(table)
         for name, gain in trainer.gains.get(split, {}).items():
-            console.print(Text(gain_line(metric_name(name, split), gain, trainer.datamodule.client_names())))
+            console.print(Text(gain_line(metric_name(name, split), gain, names)))
     else:
         console.print("nothing was evaluated: the model defines no test or validation step, or no client has such data")
     console.print(Text(f"run: {trainer.log_dir}"), soft_wrap=True)

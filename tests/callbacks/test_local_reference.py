@@ -104,6 +104,13 @@ def test_what_is_written_and_shown(tmp_path):
     text = console.export_text()
     assert "gain over local training" in text
     assert "of clients gain (IPR)" in text
+    assert "local/loss" in text
+    narrow = Console(record=True, width=40)
+    print_report(run, narrow)
+    text = narrow.export_text()
+    assert "local/" not in text  # where it does not fit, the lines below the table compare
+    assert "gain over local training" in text
+    assert all(name in text for name in data.client_names())
 
 
 def test_the_best_rounds_local_models_are_compared_also_from_a_checkpoint(tmp_path):
