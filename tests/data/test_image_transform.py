@@ -86,7 +86,7 @@ def test_a_batch_is_augmented_only_while_it_is_trained_on():
     assert same is labels
     torch.testing.assert_close(images, IMAGES / 255)
     for training in (True, False):
-        datamodule.trainer = SimpleNamespace(loop=SimpleNamespace(module_trainer=SimpleNamespace(training=training)))
+        datamodule.trainer = SimpleNamespace(training=training)
         images, _ = transform_batch(datamodule, transform, [IMAGES, labels])
         assert torch.allclose(images, IMAGES / 255) != training
 

@@ -170,7 +170,8 @@ def test_integers_and_booleans_follow_the_largest():
     clients = [client([5, -9], [False, False], 7), client([3, -8], [True, False], 9)]
 
     def value(total: WeightedSum) -> list:
-        return [vector.tolist() for vector in total.value(1.0).vectors.values()]
+        vectors = total.value(1.0).vectors
+        return [vectors[dtype].tolist() for dtype in (torch.int64, torch.bool, torch.uint8)]
 
     for order, expected in (([0, 1], [[5, -8], [True, False], [9]]), ([1, 0], [[5, -8], [True, False], [9]]),
                             ([0], [[5, -9], [False, False], [7]])):  # fmt: skip
