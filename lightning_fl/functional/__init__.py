@@ -1,6 +1,7 @@
 """The papers' mathematics as pure functions: tensors in, tensors or plain values out, no training, no global state."""
 
 from lightning_fl.functional.dirichlet import sample_dirichlet
+from lightning_fl.functional.dpfl import batched_greedy_collaborators, greedy_collaborators
 from lightning_fl.functional.drflm import (
     draw_cohort,
     draw_subset,
@@ -24,10 +25,12 @@ from lightning_fl.functional.hcct import (
 __all__ = [
     "Merge",
     "Partition",
+    "batched_greedy_collaborators",
     "coalition_objective",
     "draw_cohort",
     "draw_subset",
     "gram_matrix",
+    "greedy_collaborators",
     "hierarchical_partition",
     "join_coalitions",
     "join_group",

@@ -1,0 +1,313 @@
+"""The mathematics of DPFL: whom a client averages its model with, found greedily on its own validation data.
+
+Kharrat, Canini, Horváth, "DPFL: Decentralized Personalized Federated Learning", AISTATS 2025,
+https://arxiv.org/abs/2406.06520, equations 6 to 8, algorithms 2 (GGC) and 3 (BGGC), theorem 1.
+
+=================  ==========================================================  ==================
+paper              here                                                        shape
+=================  ==========================================================  ==================
+k, S               the client, ``candidates``                                  [n] client numbers
+p_i                ``weights``, any multiple of the sample counts              [n]
+w_i                ``own``, what ``fetch`` returns: a model's vectors          [P] each
+B_c                ``budget``, collaborators at most; ``None`` for no limit
+R(S)               ``reward``, minus the validation loss of the average over   number, larger is better
+                   S and k
+X, Y               collaborators so far; those and all not decided on yet
+w^X, w^Y           running sums ``sum p_i w_i`` in double precision            [P]
+=================  ==========================================================  ==================
+
+Both algorithms walk through the shuffled candidates and keep or drop each by what adding it to X and removing it from
+Y gains (a randomised double greedy). R(X) and R(Y) carry over from one candidate to the next, so that n candidates
+cost 2n + 2 rewards.
+
+Differs from the paper: B_c counts collaborators without the client itself; and since the rule keeps a candidate that
+neither helps nor harms on either side (a = b = 0, harmful to X though it may be), the set is compared with nobody at
+the end: a client never collaborates to its loss on the rewards seen.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from lightning_fl.errors import ConfigurationError
+
+__all__ = ["Collaborators", "batched_greedy_collaborators", "double_greedy", "greedy_collaborators"]
+
+#: The vectors of one model, floating-point, one per dtype.
+Model = Sequence[Tensor]
+
+
+class Collaborators(NamedTuple):
+    """Whom a client chose."""
+
+    chosen: list[int]
+    """The set X of the double greedy, ascending."""
+    reward: float
+    """R(X)."""
+    reward_alone: float
+    """R of nobody."""
+
+    @property
+    def never_worse(self) -> list[int]:
+        """``chosen``, or nobody where that has the larger reward."""
+        return self.chosen if self.reward >= self.reward_alone else []
+
+
+class MarginalRewards(Protocol):
+    """What the double greedy asks for and decides; X and Y are kept here."""
+
+    def alone(self) -> float:
+        """R(X) at the start."""
+
+    def everybody(self) -> float:
+        """R(Y) at the start."""
+
+    def added(self, candidate: int) -> float:
+        """R(X with the candidate)."""
+
+    def removed(self, candidate: int) -> float:
+        """R(Y without the candidate)."""
+
+    def keep(self, candidate: int) -> None:
+        """X takes the candidate."""
+
+    def drop(self, candidate: int) -> None:
+        """Y loses the candidate."""
+
+
+def double_greedy(
+    rewards: MarginalRewards, candidates: Sequence[int], budget: int | None, generator: torch.Generator
+) -> Collaborators:
+    """Algorithm 2's decisions, whatever the rewards are computed from.
+
+    A candidate is kept with probability ``a / (a + b)``, 1 if both are 0, with ``a = max(R(X + j) - R(X), 0)`` and
+    ``b = max(R(Y - j) - R(Y), 0)``. A reward of NaN counts as the worst.
+
+    Args:
+        rewards: starts with X = nobody and Y = all candidates.
+        candidates: in the order in which they are decided on (see :func:`shuffled`).
+        budget: at most so many are chosen; the walk ends with the last of them.
+        generator: one uniform draw a candidate.
+    """
+    reward_alone = reward = _worst_if_nan(rewards.alone())
+    chosen: list[int] = []
+    if not candidates or budget == 0:
+        return Collaborators(chosen, reward, reward_alone)
+    of_rest = _worst_if_nan(rewards.everybody())
+    draws = torch.rand(len(candidates), dtype=torch.float64, generator=generator).tolist()
+    for candidate, draw in zip(candidates, draws, strict=True):
+        with_it, without_it = _worst_if_nan(rewards.added(candidate)), _worst_if_nan(rewards.removed(candidate))
+        if draw < _probability(_gain(with_it, reward), _gain(without_it, of_rest)):
+            rewards.keep(candidate)
+            chosen.append(candidate)
+            reward = with_it
+            if len(chosen) == budget:
+                break
+        else:
+            rewards.drop(candidate)
+            of_rest = without_it
+    return Collaborators(sorted(chosen), reward, reward_alone)
+
+
+def shuffled(candidates: Sequence[int], generator: torch.Generator) -> list[int]:
+    """The candidates in a random order that does not depend on the order in which they are given."""
+    ordered = sorted(candidates)
+    return [ordered[place] for place in torch.randperm(len(ordered), generator=generator).tolist()]
+
+
+def greedy_collaborators(
+    reward: Callable[[frozenset[int]], float],
+    candidates: Sequence[int],
+    budget: int | None,
+    generator: torch.Generator,
+) -> list[int]:
+    """The clients to collaborate with, by greedy graph construction (GGC, algorithm 2).
+
+    Args:
+        reward: of a set of collaborators, larger is better; 2n + 2 calls at most.
+        candidates: clients to choose from, without the client itself; n of them.
+        budget: B_c, the most collaborators; ``None`` for no limit.
+        generator: of the order and of the draws.
+
+    Returns:
+        The chosen clients, ascending; never a set with a smaller reward than nobody.
+
+    Raises:
+        ConfigurationError: the budget is negative, or a candidate is named twice.
+    """
+    _check(candidates, budget)
+    order = shuffled(candidates, generator)
+    return double_greedy(_SetRewards(reward, order), order, budget, generator).never_worse
+
+
+def batched_greedy_collaborators(
+    evaluate: Callable[[list[Tensor]], float],
+    own: Model,
+    candidates: Sequence[int],
+    weights: Mapping[int, float],
+    own_weight: float,
+    fetch: Callable[[Sequence[int]], Sequence[Model]],
+    budget: int | None,
+    generator: torch.Generator,
+    *,
+    batch_size: int | None = None,
+    everybody: Model | None = None,
+) -> Collaborators:
+    """The same set on running sums of models that come in batches (BGGC, algorithm 3; theorem 1).
+
+    A first pass adds up all models, a second one decides. Only the models of one batch are referred to at a time.
+
+    Args:
+        evaluate: the reward of a model, given as its vectors in their own dtypes; larger is better.
+        own: the client's own model.
+        candidates: clients to choose from, without the client itself.
+        weights: candidate -> p_i > 0.
+        own_weight: p_k > 0.
+        fetch: the models of some candidates; what it returned before is no longer needed when it is called.
+        budget: B_c, the most collaborators; ``None`` for no limit.
+        generator: of the order and of the draws; the same one gives the set of :func:`greedy_collaborators`.
+        batch_size: models fetched at a time; B_c by default, all without one.
+        everybody: ``p_k w_k + sum_i p_i w_i`` over all candidates, float64, where it is known: saves the first pass.
+
+    Raises:
+        ConfigurationError: the budget is negative, a candidate is named twice, or a weight is not positive.
+    """
+    _check(candidates, budget)
+    bad = [client for client in candidates if not weights[client] > 0]
+    if bad or not own_weight > 0:
+        raise ConfigurationError(f"the weights of clients {bad or 'itself'} are not positive: they need samples.")
+    order = shuffled(candidates, generator)
+    size = batch_size or budget or max(len(order), 1)
+    rewards = _RunningRewards(evaluate, own, own_weight, weights, order, fetch, size, everybody)
+    return double_greedy(rewards, order, budget, generator)
+
+
+class _SetRewards:
+    """Rewards of sets."""
+
+    def __init__(self, reward: Callable[[frozenset[int]], float], candidates: Sequence[int]) -> None:
+        self._reward = reward
+        self._chosen: frozenset[int] = frozenset()
+        self._rest = frozenset(candidates)
+
+    def alone(self) -> float:
+        return self._reward(self._chosen)
+
+    def everybody(self) -> float:
+        return self._reward(self._rest)
+
+    def added(self, candidate: int) -> float:
+        return self._reward(self._chosen | {candidate})
+
+    def removed(self, candidate: int) -> float:
+        return self._reward(self._rest - {candidate})
+
+    def keep(self, candidate: int) -> None:
+        self._chosen |= {candidate}
+
+    def drop(self, candidate: int) -> None:
+        self._rest -= {candidate}
+
+
+class _RunningRewards:
+    """Rewards of averages, from w^X and w^Y."""
+
+    def __init__(
+        self,
+        evaluate: Callable[[list[Tensor]], float],
+        own: Model,
+        own_weight: float,
+        weights: Mapping[int, float],
+        order: list[int],
+        fetch: Callable[[Sequence[int]], Sequence[Model]],
+        size: int,
+        everybody: Model | None,
+    ) -> None:
+        self._evaluate = evaluate
+        self._weights = weights
+        self._order = order
+        self._fetch = fetch
+        self._size = size
+        self._dtypes = [vector.dtype for vector in own]
+        self._chosen = _Sum([vector.double() * own_weight for vector in own], own_weight)
+        total = own_weight + math.fsum(weights[client] for client in order)
+        self._rest = None if everybody is None else _Sum([vector.double().clone() for vector in everybody], total)
+        self._batch: dict[int, Model] = {}
+
+    def alone(self) -> float:
+        return self._value(self._chosen.vectors, self._chosen.weight)
+
+    def everybody(self) -> float:
+        if self._rest is None:
+            self._rest = _Sum([vector.clone() for vector in self._chosen.vectors], self._chosen.weight)
+            for candidate in self._order:
+                self._rest.add_(self._model(candidate), self._weights[candidate])
+        return self._value(self._rest.vectors, self._rest.weight)
+
+    def added(self, candidate: int) -> float:
+        return self._moved(self._chosen, candidate, self._weights[candidate])
+
+    def removed(self, candidate: int) -> float:
+        assert self._rest is not None
+        return self._moved(self._rest, candidate, -self._weights[candidate])
+
+    def keep(self, candidate: int) -> None:
+        self._chosen.add_(self._model(candidate), self._weights[candidate])
+
+    def drop(self, candidate: int) -> None:
+        assert self._rest is not None
+        self._rest.add_(self._model(candidate), -self._weights[candidate])
+
+    def _model(self, candidate: int) -> Model:
+        if candidate not in self._batch:
+            first = self._order.index(candidate)
+            batch = self._order[first : first + self._size]
+            self._batch = {}  # let go of the last ones before others come
+            self._batch = dict(zip(batch, self._fetch(batch), strict=True))
+        return self._batch[candidate]
+
+    def _moved(self, total: "_Sum", candidate: int, weight: float) -> float:
+        pairs = zip(total.vectors, self._model(candidate), strict=True)
+        return self._value([vector.add(other, alpha=weight) for vector, other in pairs], total.weight + weight)
+
+    def _value(self, vectors: list[Tensor], weight: float) -> float:
+        return self._evaluate([(v / weight).to(dtype) for v, dtype in zip(vectors, self._dtypes, strict=True)])
+
+
+class _Sum:
+    """``sum p_i w_i`` in float64, and ``sum p_i``."""
+
+    def __init__(self, vectors: list[Tensor], weight: float) -> None:
+        self.vectors = vectors
+        self.weight = weight
+
+    def add_(self, model: Model, weight: float) -> None:
+        for vector, other in zip(self.vectors, model, strict=True):
+            vector.add_(other, alpha=weight)
+        self.weight += weight
+
+
+def _check(candidates: Sequence[int], budget: int | None) -> None:
+    if budget is not None and budget < 0:
+        raise ConfigurationError(f"budget={budget}: give a number of collaborators of at least 0, or None.")
+    if len(set(candidates)) != len(candidates):
+        raise ConfigurationError(f"candidates={list(candidates)}: name each client once.")
+
+
+def _probability(a: float, b: float) -> float:
+    """Of keeping a candidate."""
+    if math.isinf(a) or math.isinf(b):
+        return 0.5 if a == b else float(a > b)
+    return 1.0 if a + b == 0 else a / (a + b)
+
+
+def _gain(new: float, old: float) -> float:
+    """What the new reward has more, at least 0; two infinite losses differ by nothing."""
+    return 0.0 if new <= old else new - old
+
+
+def _worst_if_nan(reward: float) -> float:
+    return -math.inf if math.isnan(reward) else reward

@@ -1,0 +1,212 @@
+"""DPFL's double greedy against the paper's pseudocode, on sets and on running sums of models."""
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.dpfl import batched_greedy_collaborators, double_greedy, greedy_collaborators, shuffled
+from lightning_fl.seeding import generator
+
+Reward = Callable[[frozenset[int]], float]
+
+
+def plain_ggc(reward: Reward, candidates: Sequence[int], budget: int | None, draws: torch.Generator) -> list[int]:
+    """Algorithm 2 as written: four rewards a candidate, sets made afresh."""
+    order = shuffled(candidates, draws)
+    x: set[int] = set()
+    y = set(order)
+    uniform = torch.rand(len(order), dtype=torch.float64, generator=draws).tolist() if order and budget != 0 else []
+    for j, draw in zip(order, uniform, strict=False):
+        a = max(reward(frozenset(x | {j})) - reward(frozenset(x)), 0)
+        b = max(reward(frozenset(y - {j})) - reward(frozenset(y)), 0)
+        if draw < (1 if a + b == 0 else a / (a + b)):
+            x.add(j)
+        else:
+            y.remove(j)
+        if len(x) == budget:
+            break
+    return sorted(x)
+
+
+def random_reward(rng: np.random.Generator, num_clients: int) -> Reward:
+    """Any function of a set: neither monotone nor submodular."""
+    values = {
+        frozenset(chosen): float(rng.normal())
+        for size in range(num_clients + 1)
+        for chosen in itertools.combinations(range(num_clients), size)
+    }
+    return values.__getitem__
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_it_decides_as_the_pseudocode_does(seed):
+    rng = np.random.default_rng(seed)
+    num_clients = int(rng.integers(0, 8))
+    reward = random_reward(rng, num_clients)
+    candidates = [int(i) for i in rng.permutation(num_clients)]
+    budget = None if seed % 3 == 0 else int(rng.integers(0, num_clients + 2))
+    expected = plain_ggc(reward, candidates, budget, generator(seed))
+    if reward(frozenset(expected)) < reward(frozenset()):
+        expected = []
+    found = greedy_collaborators(reward, candidates, budget, generator(seed))
+    assert found == expected
+    assert reward(frozenset(found)) >= reward(frozenset())
+    assert budget is None or len(found) <= budget
+
+
+@pytest.mark.parametrize("budget", [None, 0, 3])
+def test_two_rewards_a_candidate_and_two_to_begin_with(budget):
+    seen: list[frozenset[int]] = []
+
+    def reward(chosen: frozenset[int]) -> float:
+        seen.append(chosen)
+        return -float(len(chosen))
+
+    assert greedy_collaborators(reward, range(6), budget, generator(0)) == []
+    assert len(seen) == (1 if budget == 0 else 2 * 6 + 2)
+    assert seen[0] == frozenset()
+
+
+def test_additive_rewards_give_the_clients_that_help():
+    worth = [3.0, -1.0, 0.5, -0.2, 2.0, -4.0]
+    for seed in range(20):
+        found = greedy_collaborators(lambda s: sum(worth[i] for i in s), range(6), None, generator(seed))
+        assert found == [0, 2, 4]  # a and b are never both positive: nothing is left to chance
+
+
+def test_a_coin_decides_where_both_sides_gain():
+    """One candidate cannot: with X = nobody and Y = it, a = -b. Two that are good alone and bad together can."""
+    reward = {frozenset(): 0.0, frozenset({0}): 1.0, frozenset({1}): 3.0, frozenset({0, 1}): 0.0}.__getitem__
+    found = [tuple(greedy_collaborators(reward, [0, 1], None, generator(seed))) for seed in range(2000)]
+    # 0 first: a = 1, b = 3, kept with 1/4; then 1 has a = 0, b = 1 and goes, or stays. 1 first: a = 3, b = 1.
+    assert set(found) == {(0,), (1,)}
+    assert found.count((0,)) / len(found) == pytest.approx(1 / 4, abs=4 * math.sqrt(3 / 16 / 2000))
+
+
+def test_half_of_the_best_cut_on_average():
+    """The double greedy's guarantee for submodular rewards without a budget (Buchbinder et al. 2012, theorem 1.2)."""
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        edges = np.triu(rng.random((8, 8)) * (rng.random((8, 8)) < 0.5), 1)
+
+        def cut(chosen: frozenset[int], edges: np.ndarray = edges) -> float:
+            inside = np.isin(np.arange(8), list(chosen))
+            return float(edges[inside][:, ~inside].sum() + edges[~inside][:, inside].sum())
+
+        best = max(cut(frozenset(s)) for n in range(9) for s in itertools.combinations(range(8), n))
+        found = [cut(frozenset(greedy_collaborators(cut, range(8), None, generator(s)))) for s in range(200)]
+        assert np.mean(found) >= best / 2
+
+
+@pytest.mark.parametrize("worst", [math.nan, -math.inf])
+def test_a_model_that_explodes_is_not_chosen(worst):
+    def reward(chosen: frozenset[int]) -> float:
+        return worst if 2 in chosen else float(len(chosen))
+
+    for seed in range(10):
+        assert greedy_collaborators(reward, range(4), None, generator(seed)) == [0, 1, 3]
+
+
+def test_the_order_of_the_candidates_counts_for_nothing():
+    reward = random_reward(np.random.default_rng(5), 6)
+    found = {
+        tuple(greedy_collaborators(reward, order, 3, generator(1)))
+        for order in ([0, 1, 2, 3, 4, 5], [4, 2, 5, 0, 3, 1])
+    }
+    assert len(found) == 1
+
+
+class Clients:
+    """Quadratic validation losses around each client's own optimum, and how many foreign models are held."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.number = int(rng.integers(2, 14))
+        self.models = [torch.from_numpy(rng.normal(size=7).astype(np.float32)) for _ in range(self.number)]
+        self.weights = {i: float(rng.integers(1, 500)) for i in range(self.number)}
+        self.optimum = torch.from_numpy(rng.normal(size=7))
+        self.held: list[weakref.ref[torch.Tensor]] = []
+        self.most_held = 0
+        self.fetched: list[list[int]] = []
+
+    def evaluate(self, vectors: list[torch.Tensor]) -> float:
+        assert [vector.dtype for vector in vectors] == [torch.float32]
+        return -float((vectors[0].double() - self.optimum).square().sum())
+
+    def reward(self, chosen: frozenset[int]) -> float:
+        """R(S) afresh; client 0 chooses."""
+        members = [0, *chosen]
+        total = sum(self.weights[i] for i in members)
+        return self.evaluate([(sum(self.weights[i] * self.models[i].double() for i in members) / total).float()])
+
+    def fetch(self, batch: Sequence[int]) -> list[list[torch.Tensor]]:
+        self.fetched.append(list(batch))
+        assert sum(one() is not None for one in self.held) == 0  # the last batch is gone
+        copies = [self.models[i].clone() for i in batch]
+        self.held = [weakref.ref(copy) for copy in copies]
+        self.most_held = max(self.most_held, len(copies))
+        return [[copy] for copy in copies]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_theorem_1(seed):
+    """GGC and BGGC with one seed choose the same set, and BGGC never holds more than B_c foreign models."""
+    clients = Clients(seed)
+    others = list(range(1, clients.number))
+    budget = [None, 1, 2, 3, 5, 20][seed % 6]
+    own = [clients.models[0]]
+    found = batched_greedy_collaborators(
+        clients.evaluate, own, others, clients.weights, clients.weights[0], clients.fetch, budget, generator(seed)
+    )
+    assert found.chosen == plain_ggc(clients.reward, others, budget, generator(seed))
+    assert found.never_worse == greedy_collaborators(clients.reward, others, budget, generator(seed))
+    assert found.reward == pytest.approx(clients.reward(frozenset(found.chosen)), rel=1e-5)
+    assert found.reward_alone == clients.reward(frozenset())
+    assert clients.most_held <= (len(others) if budget is None else budget)
+    assert len(found.chosen) <= (len(others) if budget is None else budget)
+    total = [sum(clients.weights[i] * model.double() for i, model in enumerate(clients.models))]
+    clients.fetched, clients.held = [], []
+    again = batched_greedy_collaborators(
+        clients.evaluate, own, others, clients.weights, clients.weights[0], clients.fetch, budget, generator(seed),
+        batch_size=2, everybody=total,
+    )  # fmt: skip
+    assert again.chosen == found.chosen
+    assert all(len(batch) <= 2 for batch in clients.fetched)
+    assert len(set(itertools.chain(*clients.fetched))) == sum(map(len, clients.fetched))  # one pass, nobody twice
+
+
+def test_own_models_and_given_sums_are_left_alone():
+    clients = Clients(3)
+    own, total = [clients.models[0]], [sum(clients.weights[i] * m.double() for i, m in enumerate(clients.models))]
+    before, sum_before = own[0].clone(), total[0].clone()
+    batched_greedy_collaborators(
+        clients.evaluate, own, range(1, clients.number), clients.weights, clients.weights[0], clients.fetch, None,
+        generator(0), everybody=total,
+    )  # fmt: skip
+    assert torch.equal(own[0], before)
+    assert torch.equal(total[0], sum_before)
+
+
+def test_refusals():
+    with pytest.raises(ConfigurationError, match="budget=-1: give a number of collaborators of at least 0, or None"):
+        greedy_collaborators(lambda s: 0.0, [1], -1, generator(0))
+    with pytest.raises(ConfigurationError, match=r"candidates=\[1, 1\]: name each client once"):
+        greedy_collaborators(lambda s: 0.0, [1, 1], 1, generator(0))
+    with pytest.raises(ConfigurationError, match=r"the weights of clients \[2\] are not positive"):
+        batched_greedy_collaborators(
+            lambda v: 0.0, [torch.ones(1)], [1, 2], {1: 1.0, 2: 0.0}, 1.0, lambda b: [], None, generator(0)
+        )
+
+
+def test_nobody_to_choose_from():
+    class Alone:
+        def alone(self) -> float:
+            return 1.5
+
+    assert double_greedy(Alone(), [], None, generator(0)) == ([], 1.5, 1.5)
