@@ -18,7 +18,7 @@ from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.batches import BatchFactory, ClientBatches
 from lightning_fl.engine.interrupt import InterruptGuard
-from lightning_fl.engine.local import ClientReport, LocalLoop
+from lightning_fl.engine.local import ClientReport, LocalLoop, LocalWork
 from lightning_fl.engine.local_parameters import LocalParameters
 from lightning_fl.engine.optimization import ClientState
 from lightning_fl.engine.rounds import mixture, regroup, train_round
@@ -163,6 +163,7 @@ class FederatedTrainer(Stages):
         self.absent_clients: set[int] = set()
         self.resting_clients: set[int] = set()
         self.models_are_final = False
+        self.round_work: LocalWork | None = None
         self._changed_batches: dict[tuple[int, Split], ClientBatches | None] = {}
         self.loop: LocalLoop  # both are made when a run is set up
         self.batch_factory: BatchFactory
@@ -325,7 +326,7 @@ class FederatedTrainer(Stages):
 
     def _fit_round(self) -> None:
         """One round: choose, train, average, evaluate, log."""
-        self.round_metrics = {}
+        self.round_metrics, self.round_work = {}, None
         self.call("on_round_start")
         train_round(self, self._select_clients())
         self.call("on_aggregate_end")

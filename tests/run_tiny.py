@@ -20,6 +20,7 @@ from lightning_fl.callbacks import (
     HCCT,
     Callback,
     ClientArrivals,
+    CollaborationGraph,
     DROClientSampling,
     FedCollab,
     FineTuning,
@@ -47,6 +48,8 @@ def callbacks(seconds: float = 0.0, algorithm: str = "drflm") -> list[Any]:
     if algorithm == "fedcollab":
         small = {"capacity": 1.0, "hidden": 8, "max_rounds": 40, "learning_rate": 0.5}
         return [FedCollab(**small, warm_up_rounds=1, layer="before"), ClientArrivals(rounds={"client_1": 3}), *slow]
+    if algorithm == "graph":
+        return [CollaborationGraph(budget=2, init_epochs=2), PersonalLayers(layers=["linear.bias"]), *slow]
     late = [ClientArrivals(rounds={"client_1": 3}), PersonalLayers(layers=["linear.bias"]), LocalReference()]
     return [HCCT(tradeoff=1.0, layer="auto", every_n_rounds=2), *late, FineTuning(steps=2), *slow]
 
@@ -105,6 +108,8 @@ def main() -> None:
         "weights": digest(trainer.models[0]),
         "test": trainer.metrics["test"]["test_loss"].clients,
         "distances": [c.distances.tolist() for c in trainer.callbacks if isinstance(c, FedCollab)],
+        "chosen": [c.chosen for c in trainer.callbacks if isinstance(c, CollaborationGraph)],
+        "models": [digest(trainer.models[client]) for client in range(len(trainer.models))],
         "gains": {name: gain.clients for name, gain in trainer.gains.get("test", {}).items()},
         "num_processes": trainer.fabric.world_size,
         "hosted": trainer.hosted_clients,

@@ -14,6 +14,7 @@ from run_tiny import callbacks, digest, settings
 from tiny import FolderSilo, TinyClients, TinyModule, regression_set
 
 from lightning_fl import FederatedTrainer, Silos
+from lightning_fl.callbacks import CollaborationGraph
 
 SCRIPT = Path(__file__).with_name("run_tiny.py")
 pytestmark = pytest.mark.processes
@@ -69,6 +70,19 @@ def test_two_processes_give_the_bits_of_one(command: tuple[str, ...], tmp_path: 
         assert rank["weights"] == digest(one.models[0])
         assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["version_0"]
+
+
+def test_every_clients_own_model_has_the_same_bits_on_two_processes(tmp_path: Path) -> None:
+    """Models travel between ranks, validation data do not."""
+    one = in_this_process(tmp_path, TinyClients(), "graph")
+    ranks = start(tmp_path, "--devices", "2", "--algorithm", "graph")
+    assert [rank["num_processes"] for rank in ranks] == [2, 2]
+    graph = next(callback for callback in one.callbacks if isinstance(callback, CollaborationGraph))
+    assert any(others for chosen in graph.chosen for others in chosen.values())
+    for rank in ranks:
+        assert rank["models"] == [digest(model) for model in one.models]
+        assert [{int(k): v for k, v in chosen.items()} for chosen in rank["chosen"][0]] == graph.chosen
+        assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
 
 
 def test_coalitions_and_personal_models_have_the_same_bits_on_two_processes(tmp_path: Path) -> None:

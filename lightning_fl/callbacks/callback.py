@@ -32,6 +32,7 @@ class Callback:
               on_client_step_end           every local optimiser step
             on_client_end
             select_collaboration           who collaborates, from what the clients learned (at most one defines it)
+            select_collaborators           or whose models each client averages its own with (at most one)
             on_aggregate_end               updates are averaged; set the next Collaboration here
             on_evaluate_end                every check_val_every_n_rounds
           on_round_end
@@ -103,6 +104,15 @@ class Callback:
         Args:
             trainer: ``trainer.shared_model(i)`` is what client i started the round from.
             weights: hosted client that took part -> its weights after its turn, without its personal layers.
+        """
+        raise NotImplementedError
+
+    def select_collaborators(self, trainer: "FederatedTrainer") -> "Collaboration":
+        """Whose models each client averages its own with: N models, row k of A is what client k takes from whom.
+
+        Called on every rank, and the same on every rank, after the clients' turns: ``trainer.models[i]`` is what
+        client i has just learned (``trainer.survivors`` say who took part), without its personal layers. A callback
+        that defines it gives every client a model of its own in ``on_fit_start``.
         """
         raise NotImplementedError
 

@@ -133,7 +133,7 @@ class LocalLoop:
             purpose: of its random draws, the same purpose gives the same batches.
             own: whether the turn belongs to the federation: with the client's personal layers, the strategy's loss and
                 the callbacks that watch steps. Otherwise the module alone is trained on ``start``.
-            work: how much; ``None`` for the trainer's ``local_steps`` or ``local_epochs``.
+            work: how much; ``None`` for the round's, else the trainer's ``local_steps`` or ``local_epochs``.
 
         Raises:
             TrainingError: a loss is NaN or infinite.
@@ -215,7 +215,7 @@ class LocalLoop:
     def _amount_of_work(self, batches: ClientBatches, work: LocalWork | None) -> tuple[int, int | None, int]:
         """Batches in the turn, batches in an epoch where the work is given in epochs, optimiser steps in the turn."""
         accumulate = self.trainer.accumulate_grad_batches
-        work = work or LocalWork(self.trainer.local_steps, self.trainer.local_epochs)
+        work = work or self.trainer.round_work or LocalWork(self.trainer.local_steps, self.trainer.local_epochs)
         if work.steps is not None:
             return work.steps * accumulate, None, work.steps
         length = batches.epoch_length()

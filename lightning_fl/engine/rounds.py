@@ -10,8 +10,10 @@ from lightning_fl.cohort import Cohort, Participant
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.engine.local import ClientReport
 from lightning_fl.engine.optimization import ClientState
+from lightning_fl.engine.personal_rounds import finish_personal_round, keep_own_model
 from lightning_fl.engine.weights import SoleContribution, WeightedSum, Weights, check_finite
 from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.strategies.federated import FederatedStrategy
 
 if TYPE_CHECKING:
     from lightning_fl.callbacks.callback import Callback
@@ -38,6 +40,10 @@ def train_round(trainer: "FederatedTrainer", cohort: Cohort) -> None:
     if choosers:
         _train_then_choose(trainer, cohort, choosers[0])
         return
+    choosers = trainer.callbacks_with("select_collaborators")
+    if choosers:
+        _train_own_models(trainer, cohort, choosers[0])
+        return
     planned = _planned_totals(trainer, cohort)
     contributors = _contributors(trainer, cohort)
     sums = {model: _empty_sum(trainer, model, contributors[model]) for model in sorted(planned)}
@@ -53,13 +59,30 @@ def train_round(trainer: "FederatedTrainer", cohort: Cohort) -> None:
     trainer.models = models
 
 
-def _train_then_choose(trainer: "FederatedTrainer", cohort: Cohort, chooser: "Callback") -> None:
-    """Keep what the clients learned until it is known whose weights are averaged with whose."""
+def _train_own_models(trainer: "FederatedTrainer", cohort: Cohort, chooser: "Callback") -> None:
+    """Every client trains a model of its own, then chooses whose to average it with."""
+    _refuse_given_models(cohort, chooser)
+    changes_average = type(trainer.strategy).aggregate is not FederatedStrategy.aggregate
+    starts = list(trainer.models) if changes_average else None
+
+    def keep(participant: Participant, weights: Weights) -> None:
+        keep_own_model(trainer, participant, weights)
+
+    _train_cohort(trainer, cohort, keep)
+    finish_personal_round(trainer, chooser, starts)
+
+
+def _refuse_given_models(cohort: Cohort, chooser: "Callback") -> None:
     if any(participant.model is not None for participant in cohort.participants):
         raise ConfigurationError(
-            f"{type(chooser).__name__} groups clients by what they learn from their own models; the callback that"
-            " selects clients names a model for them. Keep one of the two in trainer.callbacks."
+            f"{type(chooser).__name__} goes by what clients learn from their own models; the callback that selects"
+            " clients names a model for them. Keep one of the two in trainer.callbacks."
         )
+
+
+def _train_then_choose(trainer: "FederatedTrainer", cohort: Cohort, chooser: "Callback") -> None:
+    """Keep what the clients learned until it is known whose weights are averaged with whose."""
+    _refuse_given_models(cohort, chooser)
     kept: dict[int, Weights] = {}
 
     def keep(participant: Participant, weights: Weights) -> None:
