@@ -136,14 +136,14 @@ def export_models(
     for client, name in enumerate(trainer.datamodule.client_names()):
         path = directory / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.ckpt"
         own = collaboration.model_of(client)
-        fine_tuned = client_stores.get("fine_tuned", {}).get(client)
+        final = client_stores.get("final_models", {}).get(client)
         personal = client_stores.get("personal_layers", {}).get(client)
-        if own is not None and fine_tuned is None and personal is None:
+        if own is not None and final is None and personal is None:
             path.unlink(missing_ok=True)
             _link(shared[own], path)
             continue
-        if fine_tuned is not None:
-            trainer.loop.flat.load(Weights.from_state_dict(fine_tuned, trainer.fabric.device))
+        if final is not None:
+            trainer.loop.flat.load(Weights.from_state_dict(final, trainer.fabric.device))
         else:
             trainer.loop.flat.load(mixture(collaboration.personalisation[client].tolist(), models))
             if personal is not None and trainer.personal is not None:

@@ -248,9 +248,9 @@ class FederatedTrainer(Stages):
 
     def client_model(self, client: int) -> Weights:
         """What a client uses: its mixture of the shared models with its personal layers, where this rank hosts it."""
-        fine_tuned = self.client_stores.get("fine_tuned", {}).get(client)
-        if fine_tuned is not None:
-            return Weights.from_state_dict(fine_tuned, self.fabric.device)
+        final = self.client_stores.get("final_models", {}).get(client)
+        if final is not None:
+            return Weights.from_state_dict(final, self.fabric.device)
         shared, own = self.shared_model(client), self.client_stores.get("personal_layers", {}).get(client)
         return shared if self.personal is None or own is None else self.personal.insert_(shared.clone(), own)
 

@@ -1,5 +1,6 @@
 """Callbacks: who collaborates, who takes part, on what data, for what reward; and watching and keeping a run."""
 
+from lightning_fl.callbacks.best_client_models import BestClientModels
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.client_arrivals import ClientArrivals
 from lightning_fl.callbacks.coalition_figure import CoalitionFigure
@@ -23,6 +24,7 @@ from lightning_fl.callbacks.sampling_weights_figure import SamplingWeightsFigure
 
 __all__ = [
     "HCCT",
+    "BestClientModels",
     "Callback",
     "ClientArrivals",
     "CoalitionFigure",

@@ -32,6 +32,8 @@ class FineTuning(Callback):
         ConfigurationError: a number is less than 1, or both are given.
     """
 
+    role = "final models"
+
     def __init__(self, *, epochs: int | None = None, steps: int | None = None) -> None:
         for name, value in (("epochs", epochs), ("steps", steps)):
             if value is not None and value < 1:
@@ -43,7 +45,7 @@ class FineTuning(Callback):
 
     def on_round_start(self, trainer: "FederatedTrainer") -> None:
         """A resumed run trains the shared models."""
-        trainer.client_stores.pop("fine_tuned", None)
+        trainer.client_stores.pop("final_models", None)
 
     def on_fit_end(self, trainer: "FederatedTrainer") -> None:
         """Train every client's model."""
@@ -60,7 +62,7 @@ class FineTuning(Callback):
             except TrainingError as error:
                 failures[client] = str(error)
                 continue
-            trainer.client_store("fine_tuned")[client] = trainer.client_weights().clone().state_dict()
+            trainer.client_store("final_models")[client] = trainer.client_weights().clone().state_dict()
         for client, problem in trainer.strategy.exchange(failures).items():
             text = f"fine-tuning of client {client} failed: {problem}"
             if trainer.on_client_error == "fail":

@@ -1,0 +1,81 @@
+"""Every client's own best round."""
+
+import pytest
+import torch
+from test_hcct_callback import SIZES, TwoKinds, trainer
+from tiny import TinyModule
+
+from lightning_fl.callbacks import BestClientModels, Callback, CollaborationGraph, FineTuning
+from lightning_fl.errors import ConfigurationError
+
+CLIENTS = range(len(SIZES))
+
+
+class History(Callback):
+    """What each round's validation was and which models it was of."""
+
+    def __init__(self):
+        self.values, self.models = [], []
+
+    def on_evaluate_end(self, trainer, split, metrics):
+        if trainer.fitting and split == "val":
+            self.values.append(dict(metrics["val_loss"].clients))
+            self.models.append([trainer.client_model(k).clone() for k in CLIENTS])
+
+
+def unsteady():
+    return TinyModule(learning_rate=0.55)  # too large for some clients: their loss goes up and down
+
+
+@pytest.mark.parametrize("collaborate", [[], [CollaborationGraph(budget=2)]])
+def test_each_client_ends_with_the_model_of_its_best_round(collaborate, tmp_path):
+    history = History()
+    run = trainer(*collaborate, history, BestClientModels(), rounds=6, enable_checkpointing=True, root=tmp_path)
+    data = TwoKinds()
+    run.fit(unsteady(), data)
+    best = {k: min(range(6), key=lambda turn: history.values[turn][k]) for k in CLIENTS}
+    assert len(set(best.values())) > 1
+    for k in CLIENTS:
+        assert run.client_model(k).equal(history.models[best[k]][k])
+        assert run.client_store("best_models")[k]["round"] == best[k] + 1
+    assert run.trained_checkpoint is None
+    validated = run.validate(unsteady(), data, ckpt_path=tmp_path / "version_0" / "checkpoints" / "last.ckpt")
+    assert validated["val_loss"].clients == {k: history.values[best[k]][k] for k in CLIENTS}
+    for k in CLIENTS:
+        exported = TinyModule.load_from_checkpoint(tmp_path / "version_0" / "models" / f"client_{k}.ckpt")
+        run.loop.flat.load(history.models[best[k]][k])
+        assert torch.equal(exported.linear.weight, run.module.linear.weight)
+
+
+def test_a_resumed_run_remembers_the_best_and_trains_the_last(tmp_path):
+    whole = trainer(BestClientModels(), rounds=6, enable_checkpointing=True, root=tmp_path / "whole")
+    whole.fit(unsteady(), TwoKinds())
+    trainer(BestClientModels(), rounds=3, enable_checkpointing=True, root=tmp_path / "parts").fit(
+        unsteady(), TwoKinds()
+    )
+    rest = trainer(BestClientModels(), rounds=6, enable_checkpointing=True, root=tmp_path / "parts")
+    rest.fit(unsteady(), TwoKinds(), ckpt_path="last")
+    assert rest.models[0].equal(whole.models[0])
+    assert all(rest.client_model(k).equal(whole.client_model(k)) for k in CLIENTS)
+    kept, expected = (run.client_store("best_models") for run in (rest, whole))
+    assert {k: kept[k]["round"] for k in CLIENTS} == {k: expected[k]["round"] for k in CLIENTS}
+
+
+def test_the_mode_may_be_turned():
+    history = History()
+    run = trainer(history, BestClientModels(monitor="val_loss", mode="max"), rounds=4)
+    run.fit(TinyModule(), TwoKinds())
+    for k in CLIENTS:
+        worst = max(range(4), key=lambda turn: history.values[turn][k])
+        assert run.client_model(k).equal(history.models[worst][k])
+
+
+def test_refusals():
+    with pytest.raises(ConfigurationError, match="mode='up': choose one of auto, min, max"):
+        BestClientModels(mode="up")
+    with pytest.raises(ConfigurationError, match="set trainer.check_val_every_n_rounds to 1 or more"):
+        trainer(BestClientModels(), check_val_every_n_rounds=0).fit(TinyModule(), TwoKinds())
+    with pytest.raises(ConfigurationError, match=r"monitor='val/acc' is not logged in validation"):
+        trainer(BestClientModels(monitor="val/acc")).fit(TinyModule(), TwoKinds())
+    with pytest.raises(ConfigurationError, match="FineTuning and BestClientModels both decide the final models"):
+        trainer(FineTuning(), BestClientModels())
