@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -40,7 +41,7 @@ def client_table(
         title: above the table.
     """
     table = Table(title=title, title_justify="left")
-    table.add_column("client", no_wrap=True)
+    table.add_column("client", min_width=max(map(cell_len, names), default=0))
     if num_samples is not None:
         table.add_column("samples", justify="right")
     for name, metric in metrics.items():
@@ -91,7 +92,7 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None) ->
         console.print(Text(f"{word} of {type(trainer.module).__name__}, data: {source}", "bold"))
         names = trainer.datamodule.client_names()
         table = client_table(metrics, names, samples)
-        if Measurement.get(console, console.options.update(width=10_000), table).maximum > console.width:
+        if Measurement.get(console, console.options.update(width=10_000), table).minimum > console.width:
             # The lines below compare with the local models.
             fewer = {name: metric for name, metric in metrics.items() if not name.startswith("local/")}
             table = client_table(fewer or metrics, names, samples)

@@ -26,6 +26,7 @@ PARTS = {
     "fedavg": {"LocalReference"},
     "finetune": {"FineTuning", "LocalReference"},
     "local": {"LocalTraining"},
+    "dpfl": {"CollaborationGraph", "BestClientModels", "LocalReference"},
 }
 #: Fewer images, for recipes whose numbers of images are those of a paper.
 SMALLER = {
@@ -157,6 +158,7 @@ def test_a_coalition_recipe_runs_a_round(name, capsys):
     assert ("gain_test.png" in figures) == (not name.startswith("local"))
     assert ("distances.png" in figures) == name.startswith("fedcollab")
     assert ("merge_tree.png" in figures) == name.startswith("hcct")
+    assert ("graph.png" in figures) == name.startswith("dpfl")
     if name.startswith("fedcollab"):
         table = pd.read_csv(folder / "distances.csv", index_col=0)
         assert table.shape == (record["num_clients"],) * 2

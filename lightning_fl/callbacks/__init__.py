@@ -10,6 +10,7 @@ from lightning_fl.callbacks.dro_client_sampling import DROClientSampling
 from lightning_fl.callbacks.fedcollab import FedCollab
 from lightning_fl.callbacks.fine_tuning import FineTuning
 from lightning_fl.callbacks.gain_figure import GainFigure
+from lightning_fl.callbacks.graph_figure import GraphFigure
 from lightning_fl.callbacks.hcct import HCCT
 from lightning_fl.callbacks.label_noise import LabelNoise
 from lightning_fl.callbacks.learning_curves import LearningCurves
@@ -34,6 +35,7 @@ __all__ = [
     "FedCollab",
     "FineTuning",
     "GainFigure",
+    "GraphFigure",
     "LabelNoise",
     "LearningCurves",
     "LocalMixup",
