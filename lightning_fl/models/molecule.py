@@ -12,11 +12,11 @@ from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
 
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.models.encoders import EDGE_ENCODERS, EncoderName, build_encoder
+from lightning_fl.models.optimizers import OptimizerName, check_optimizer, make_optimizer
 
-__all__ = ["MoleculeModel", "OptimizerName", "ReadoutName", "masked_mse", "target_moments"]
+__all__ = ["MoleculeModel", "ReadoutName", "masked_mse", "target_moments"]
 
 ReadoutName = Literal["mean", "sum", "max", "set2set"]
-OptimizerName = Literal["sgd", "adam"]
 
 _SET2SET_STEPS = 3
 
@@ -140,7 +140,7 @@ class MoleculeModel(LightningModule):
             edge_dim = BOND_DIM if edge_dim is None else edge_dim
         _check_choice("encoder", encoder, get_args(EncoderName))
         _check_choice("readout", readout, get_args(ReadoutName))
-        _check_choice("optimizer", optimizer, get_args(OptimizerName))
+        check_optimizer(optimizer, learning_rate, momentum, weight_decay)
         for name, number in (
             ("node_dim", node_dim),
             ("edge_dim", edge_dim),
@@ -150,15 +150,8 @@ class MoleculeModel(LightningModule):
         ):
             if number < 1:
                 raise ConfigurationError(f"{name}={number}: give a whole number of at least 1.")
-        for name, value in (("dropout", dropout), ("momentum", momentum)):
-            if not 0 <= value < 1:
-                raise ConfigurationError(f"{name}={value}: give a number from 0 to below 1.")
-        if not learning_rate > 0:
-            raise ConfigurationError(f"learning_rate={learning_rate}: give a number above 0.")
-        if not weight_decay >= 0:
-            raise ConfigurationError(f"weight_decay={weight_decay}: give a number of at least 0.")
-        if optimizer == "adam" and momentum:
-            raise ConfigurationError(f"momentum={momentum}: optimizer='adam' has its own; leave it out or give 'sgd'.")
+        if not 0 <= dropout < 1:
+            raise ConfigurationError(f"dropout={dropout}: give a number from 0 to below 1.")
         # After the two sizes are known, so that a checkpoint says numbers and not "whatever the featuriser had".
         self.save_hyperparameters()
         self.encoder = build_encoder(
@@ -235,10 +228,7 @@ class MoleculeModel(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The optimiser that the arguments describe."""
-        rate, decay = self.hparams["learning_rate"], self.hparams["weight_decay"]
-        if self.hparams["optimizer"] == "adam":
-            return torch.optim.Adam(self.parameters(), lr=rate, weight_decay=decay)
-        return torch.optim.SGD(self.parameters(), lr=rate, momentum=self.hparams["momentum"], weight_decay=decay)
+        return make_optimizer(self.parameters(), self.hparams)
 
     def _predict_standardized(self, batch: Any) -> Tensor:
         self._check_features(batch)

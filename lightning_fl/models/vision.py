@@ -1,7 +1,5 @@
 """A classifier of images or of plain feature vectors, such as the rows of a table."""
 
-from typing import Literal, get_args
-
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
@@ -11,10 +9,9 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.models.networks import NetworkName, StemName, build_network
+from lightning_fl.models.optimizers import OptimizerName, check_optimizer, make_optimizer
 
 __all__ = ["ClassificationModel"]
-
-OptimizerName = Literal["sgd", "adam"]
 
 #: What data sets yield: samples [B, *in_shape] and labels [B].
 LabelledBatch = list[Tensor] | tuple[Tensor, Tensor]
@@ -76,17 +73,9 @@ class ClassificationModel(LightningModule):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        if optimizer not in get_args(OptimizerName):
-            raise ConfigurationError(f"optimizer={optimizer!r}: give one of 'sgd', 'adam'.")
-        for name, value in (("momentum", momentum), ("label_smoothing", label_smoothing)):
-            if not 0 <= value < 1:
-                raise ConfigurationError(f"{name}={value}: give a number from 0 to below 1.")
-        if not learning_rate > 0:
-            raise ConfigurationError(f"learning_rate={learning_rate}: give a number above 0.")
-        if not weight_decay >= 0:
-            raise ConfigurationError(f"weight_decay={weight_decay}: give a number of at least 0.")
-        if optimizer == "adam" and momentum:
-            raise ConfigurationError(f"momentum={momentum}: optimizer='adam' has its own; leave it out or give 'sgd'.")
+        check_optimizer(optimizer, learning_rate, momentum, weight_decay)
+        if not 0 <= label_smoothing < 1:
+            raise ConfigurationError(f"label_smoothing={label_smoothing}: give a number from 0 to below 1.")
         # Without the file: a checkpoint must open where the file is not.
         self.save_hyperparameters(ignore=["weights_file"])
         self.network = build_network(
@@ -147,10 +136,7 @@ class ClassificationModel(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The optimiser that the arguments describe."""
-        rate, decay = self.hparams["learning_rate"], self.hparams["weight_decay"]
-        if self.hparams["optimizer"] == "adam":
-            return torch.optim.Adam(self.parameters(), lr=rate, weight_decay=decay)
-        return torch.optim.SGD(self.parameters(), lr=rate, momentum=self.hparams["momentum"], weight_decay=decay)
+        return make_optimizer(self.parameters(), self.hparams)
 
     @property
     def _num_classes(self) -> int:
