@@ -18,7 +18,7 @@ class BestClientModels(Callback):
     """Keeps each client's model of the round in which its validation was best; they are what fit ends with.
 
     ``ModelCheckpoint`` keeps one best round for all; here every client has its own. What is tested after fit and
-    written to ``models/`` are the kept models. Costs the memory of one more model a client. A run that goes on from
+    written to ``models/`` are the kept models; ``FineTuning`` starts from them. Costs the memory of one more model a client. A run that goes on from
     its last checkpoint goes on from the models of the last round, and remembers the best ones.
 
     Args:
@@ -29,7 +29,7 @@ class BestClientModels(Callback):
         ConfigurationError: the mode is unknown; in a run, the metric is not logged or validation is switched off.
     """
 
-    role = "final models"
+    role = "best models"
 
     def __init__(self, *, monitor: str | None = None, mode: Literal["auto", "min", "max"] = "auto") -> None:
         if mode not in ("auto", "min", "max"):
@@ -73,5 +73,5 @@ class BestClientModels(Callback):
         if trainer.interrupted_by:  # the rounds are not over; a resumed run will come here
             return
         for client, best in trainer.client_store("best_models").items():
-            trainer.client_store("final_models")[client] = best["weights"]
+            trainer.client_store("final_models").setdefault(client, best["weights"])  # fine-tuned ones stay
         trainer.models_are_final = True

@@ -43,7 +43,7 @@ class Callback:
     and tensors, so that a run that was killed resumes to the same result.
     """
 
-    #: Callbacks that share a role exclude each other: "collaboration", "participation", "final models".
+    #: Callbacks that share a role exclude each other: "collaboration", "participation", "fine-tuning".
     role: str | None = None
 
     def setup(self, trainer: "FederatedTrainer", stage: str) -> None:

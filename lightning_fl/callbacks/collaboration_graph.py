@@ -15,9 +15,10 @@ B_c                ``budget``
 R(S)               minus the client's validation loss (``monitor``)
 =================  ==========================================================  ======
 
-Differs from the paper: the first round stands for the preprocessing, and a client that would do worse with its Omega_k
-than alone begins alone (Omega_k stays what it may choose from). See :mod:`lightning_fl.functional.dpfl` for the greedy
-choice. In a simulation every process holds all N models; what a client refers to at once is bounded by B_c.
+Differs from the paper: the first round stands for the preprocessing, and no C_k does worse on its client's validation
+data than the client's model alone; see :mod:`lightning_fl.functional.dpfl`. The first average, over Omega_k, may: it
+brings models together that were trained apart, and hardly any would be chosen afterwards without it. In a simulation
+every process holds all N models; what a client refers to at once is bounded by B_c.
 """
 
 import math
@@ -63,6 +64,9 @@ class CollaborationGraph(Callback):
         init_epochs: epochs of the first round, after which candidates are chosen; default the work of any round.
         monitor: validation metric that the greedy choice improves; default the first one with "loss" in its name,
             else the first.
+        loners: numbers of clients that choose nobody and keep their own models, while others may choose them.
+        watched: numbers of clients (of doubtful data, say) whose share of the other clients' edges is logged as
+            ``graph/watched_share``.
 
     Raises:
         ConfigurationError: a value is out of range, the file does not fit, or a client has no validation data.
@@ -78,6 +82,8 @@ class CollaborationGraph(Callback):
         every_n_rounds: int = 1,
         init_epochs: int | None = None,
         monitor: str | None = None,
+        loners: list[int] | None = None,
+        watched: list[int] | None = None,
     ) -> None:
         if budget is not None and not (0 <= budget < math.inf and (budget < 1 or budget == int(budget))):
             raise ConfigurationError(
@@ -93,6 +99,8 @@ class CollaborationGraph(Callback):
         self.every_n_rounds = every_n_rounds
         self.init_epochs = init_epochs
         self.monitor = monitor
+        self.loners = loners or []
+        self.watched = watched or []
         self._reset()
 
     def _reset(self) -> None:
@@ -115,6 +123,11 @@ class CollaborationGraph(Callback):
     def on_fit_start(self, trainer: "FederatedTrainer") -> None:
         """Give every client a model; read a given graph; check that there is something to choose by."""
         self._reset()
+        for name, clients in (("loners", self.loners), ("watched", self.watched)):
+            if not set(clients) <= set(range(trainer.num_clients)):
+                raise ConfigurationError(
+                    f"CollaborationGraph.{name}={clients}: there are the clients 0..{trainer.num_clients - 1} only."
+                )
         self.received = torch.zeros(trainer.num_clients, trainer.num_clients, dtype=torch.int64)
         if self.graph == "greedy":
             self._check_validation(trainer)
@@ -135,6 +148,7 @@ class CollaborationGraph(Callback):
         received = torch.zeros_like(self.received)
         if self.graph != "greedy":
             chosen = {k: [j for j in self.candidates[k] if j in trainer.survivors] for k in clients}
+            chosen |= {k: [] for k in self.loners if k in chosen}
         else:
             chosen = self._greedy(trainer, clients, newcomers, due, received)
         if due or newcomers == clients:
@@ -158,10 +172,12 @@ class CollaborationGraph(Callback):
         found: dict[int, Any] = {}
         try:
             for client in hosted:
-                if client in newcomers:
+                if client in self.loners:
+                    found[client] = ([], [], [])
+                elif client in newcomers:
                     others = [other for other in clients if other != client]
                     result, asked = self._choose(trainer, client, others, total)
-                    found[client] = (result.never_worse, result.chosen, [*others, *asked])
+                    found[client] = (result.chosen, result.chosen, [*others, *asked])
                 elif due:
                     possible = [other for other in self.candidates[client] if other in trainer.survivors]
                     result, _ = self._choose(trainer, client, possible, None)
@@ -253,7 +269,11 @@ class CollaborationGraph(Callback):
                 f"CollaborationGraph chooses by validation loss: give {type(trainer.module).__name__} a"
                 " validation_step, or CollaborationGraph a graph."
             )
-        missing = {client: True for client in trainer.hosted_clients if trainer.client_batches(client, "val") is None}
+        missing = {
+            client: True
+            for client in trainer.hosted_clients
+            if client not in self.loners and trainer.client_batches(client, "val") is None
+        }
         missing = trainer.strategy.exchange(missing)
         if missing:
             names = trainer.datamodule.client_names()
@@ -299,6 +319,10 @@ class CollaborationGraph(Callback):
         trainer.log("graph/edges", len(edges))
         trainer.log("graph/sparsity", 1 - len(edges) / possible if possible else 1.0)
         trainer.log("graph/asymmetry", one_way / len(edges) if edges else 0.0)
+        if self.watched:
+            others = [j for k, j in edges if k not in self.watched]
+            share = sum(j in self.watched for j in others) / len(others) if others else 0.0
+            trainer.log("graph/watched_share", share)
         trainer.log("graph/models_received", models)
         trainer.log("graph/megabytes_received", models * trainer.models[0].num_bytes / 1e6)
 

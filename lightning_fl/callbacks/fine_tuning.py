@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
+from lightning_fl.callbacks.best_client_models import BestClientModels
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.engine.local import LocalWork
 from lightning_fl.engine.optimization import ClientState
@@ -20,9 +21,9 @@ __all__ = ["FineTuning"]
 class FineTuning(Callback):
     """Makes every client's model personal at the end of the fit: FedAvg + fine-tuning and its kin.
 
-    It starts from the models of the best round (of the last, where nothing is monitored). What is tested after fit and
-    written to ``models/`` are the fine-tuned models. A run that goes on from its last checkpoint goes on from the
-    shared models.
+    It starts from the models of the best round (of each client's own, with ``BestClientModels``; of the last, where
+    nothing is monitored). What is tested after fit and written to ``models/`` are the fine-tuned models. A run that goes
+    on from its last checkpoint goes on from the shared models.
 
     Args:
         epochs: passes over a client's data; default (without ``steps`` either) twice the local work of a round.
@@ -32,7 +33,7 @@ class FineTuning(Callback):
         ConfigurationError: a number is less than 1, or both are given.
     """
 
-    role = "final models"
+    role = "fine-tuning"
 
     def __init__(self, *, epochs: int | None = None, steps: int | None = None) -> None:
         for name, value in (("epochs", epochs), ("steps", steps)):
@@ -73,6 +74,10 @@ class FineTuning(Callback):
     def _starts(self, trainer: "FederatedTrainer") -> dict[int, Weights]:
         """What each hosted client uses before fine-tuning."""
         clients = [client for client in trainer.hosted_clients if client not in trainer.absent_clients]
+        if any(isinstance(callback, BestClientModels) for callback in trainer.callbacks):
+            kept, device = trainer.client_store("best_models"), trainer.fabric.device
+            known = [client for client in clients if client in kept]
+            return {client: Weights.from_state_dict(kept[client]["weights"], device) for client in known}
         checkpoint = trainer.checkpoint_callback
         if checkpoint is None or checkpoint.best_round is None:
             return {client: trainer.client_model(client) for client in clients}

@@ -70,6 +70,27 @@ def test_the_mode_may_be_turned():
         assert run.client_model(k).equal(history.models[worst][k])
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_fine_tuning_starts_from_them(first):
+    history, callbacks = History(), [BestClientModels(), FineTuning(steps=1)]
+    run = trainer(history, *(callbacks if first else reversed(callbacks)), rounds=6)
+    data = TwoKinds()
+    run.fit(unsteady(), data)
+    best = [min(range(6), key=lambda turn: history.values[turn][k]) for k in CLIENTS]
+    assert len(set(best)) > 1
+    for k in CLIENTS:
+        module = unsteady()
+        run.loop.flat.load(history.models[best[k]][k])
+        module.load_state_dict(run.module.state_dict())
+        batches = list(run.loop.batches(k, "train").shuffled((run.seed, run.current_round, k, "fine-tuning"), 1))
+        (x, y), _ = batches[0]
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.55)
+        torch.nn.functional.mse_loss(module(x), y).backward()
+        optimizer.step()
+        run.loop.flat.load(run.client_model(k))
+        torch.testing.assert_close(run.module.linear.weight, module.linear.weight)
+
+
 def test_refusals():
     with pytest.raises(ConfigurationError, match="mode='up': choose one of auto, min, max"):
         BestClientModels(mode="up")
@@ -77,5 +98,3 @@ def test_refusals():
         trainer(BestClientModels(), check_val_every_n_rounds=0).fit(TinyModule(), TwoKinds())
     with pytest.raises(ConfigurationError, match=r"monitor='val/acc' is not logged in validation"):
         trainer(BestClientModels(monitor="val/acc")).fit(TinyModule(), TwoKinds())
-    with pytest.raises(ConfigurationError, match="FineTuning and BestClientModels both decide the final models"):
-        trainer(FineTuning(), BestClientModels())

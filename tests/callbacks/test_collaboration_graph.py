@@ -78,10 +78,10 @@ def plain_dpfl(rounds: int, budget: int | None, init_epochs: int, every: int = 1
                     lambda v, k=k: -validation_loss(data, k, v[0]), [ends[k]], others, dict(enumerate(SIZES)),
                     SIZES[k], lambda batch, ends=ends: [[ends[i]] for i in batch], budget, draws,
                 )  # fmt: skip
-                candidates[k], chosen[k] = result.chosen, result.never_worse
+                candidates[k] = chosen[k] = result.chosen
             else:
                 chosen[k] = greedy_collaborators(reward, others, budget, draws)
-            assert reward(frozenset(chosen[k])) >= reward(frozenset())
+                assert reward(frozenset(chosen[k])) >= reward(frozenset())
         history.append(chosen)
         for k, model in enumerate(models):
             nn.utils.vector_to_parameters(average([k, *chosen[k]]).clone(), model.parameters())
@@ -107,6 +107,27 @@ def test_a_run_is_the_papers_algorithm(budget, every, init_epochs):
     if limit is None:  # clients 0 to 2 have one function, 3 and 4 its negative
         assert all(set(graph.chosen[-1][k]) <= ({0, 1, 2} if k < 3 else {3, 4}) for k in range(NUM))
         assert any(graph.chosen[-1].values())
+
+
+@pytest.mark.parametrize("kind", ["greedy", "full"])
+def test_loners_keep_their_models_and_may_be_chosen(kind, tmp_path):
+    graph = CollaborationGraph(graph=kind, loners=[0, 3], watched=[0, 1])
+    run, local = trainer(graph, rounds=4, root=tmp_path), trainer(LocalTraining(), rounds=4)
+    data = TwoKinds()
+    for one in (run, local):
+        one.fit(TinyModule(), data)
+    assert all(run.client_model(k).equal(local.client_model(k)) for k in (0, 3))
+    assert not run.client_model(2).equal(local.client_model(2))
+    assert all(chosen[k] == [] for chosen in graph.chosen for k in (0, 3))
+    assert any(0 in chosen[k] for chosen in graph.chosen for k in (1, 2))
+    if kind == "full":  # 2 and 4 choose four others each, two of them watched
+        assert run.round_metrics["graph/watched_share"] == 0.5
+
+
+@pytest.mark.parametrize("name", ["loners", "watched"])
+def test_clients_that_do_not_exist_are_refused(name):
+    with pytest.raises(ConfigurationError, match=rf"CollaborationGraph.{name}=\[7\]: there are the clients 0..4 only"):
+        trainer(CollaborationGraph(**{name: [7]})).fit(TinyModule(), TwoKinds())
 
 
 def test_without_a_budget_for_others_it_is_local_training():
