@@ -18,8 +18,9 @@ class BestClientModels(Callback):
     """Keeps each client's model of the round in which its validation was best; they are what fit ends with.
 
     ``ModelCheckpoint`` keeps one best round for all; here every client has its own. What is tested after fit and
-    written to ``models/`` are the kept models; ``FineTuning`` starts from them. Costs the memory of one more model a client. A run that goes on from
-    its last checkpoint goes on from the models of the last round, and remembers the best ones.
+    written to ``models/`` are the kept models; ``FineTuning`` starts from them. Costs the memory of one more model a
+    client. A run that goes on from its last checkpoint goes on from the models of the last round, and remembers the
+    best ones.
 
     Args:
         monitor: validation metric; default the first one with "loss" in its name, else the first.

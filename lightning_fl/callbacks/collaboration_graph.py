@@ -15,10 +15,8 @@ B_c                ``budget``
 R(S)               minus the client's validation loss (``monitor``)
 =================  ==========================================================  ======
 
-Differs from the paper: the first round stands for the preprocessing, and no C_k does worse on its client's validation
-data than the client's model alone; see :mod:`lightning_fl.functional.dpfl`. The first average, over Omega_k, may: it
-brings models together that were trained apart, and hardly any would be chosen afterwards without it. In a simulation
-every process holds all N models; what a client refers to at once is bounded by B_c.
+Differs from the paper: the first round stands for the preprocessing. In a simulation every process holds all N models;
+what a client refers to at once is bounded by B_c.
 """
 
 import math
@@ -64,6 +62,9 @@ class CollaborationGraph(Callback):
         init_epochs: epochs of the first round, after which candidates are chosen; default the work of any round.
         monitor: validation metric that the greedy choice improves; default the first one with "loss" in its name,
             else the first.
+        never_worse: a client whose choice does worse on its validation data than its own model alone chooses nobody
+            in that round. The paper's rule does not see to it: averages of models that trained apart are worse at
+            first, and better after the next local training.
         loners: numbers of clients that choose nobody and keep their own models, while others may choose them.
         watched: numbers of clients (of doubtful data, say) whose share of the other clients' edges is logged as
             ``graph/watched_share``.
@@ -82,6 +83,7 @@ class CollaborationGraph(Callback):
         every_n_rounds: int = 1,
         init_epochs: int | None = None,
         monitor: str | None = None,
+        never_worse: bool = False,
         loners: list[int] | None = None,
         watched: list[int] | None = None,
     ) -> None:
@@ -99,6 +101,7 @@ class CollaborationGraph(Callback):
         self.every_n_rounds = every_n_rounds
         self.init_epochs = init_epochs
         self.monitor = monitor
+        self.never_worse = never_worse
         self.loners = loners or []
         self.watched = watched or []
         self._reset()
@@ -181,7 +184,7 @@ class CollaborationGraph(Callback):
                 elif due:
                     possible = [other for other in self.candidates[client] if other in trainer.survivors]
                     result, _ = self._choose(trainer, client, possible, None)
-                    found[client] = (result.never_worse, None, possible)
+                    found[client] = (result.never_worse if self.never_worse else result.chosen, None, possible)
         except Exception as error:  # the other ranks are waiting for this one
             trainer.strategy.exchange({trainer.fabric.global_rank: f"{type(error).__name__}: {error}"})
             raise

@@ -22,8 +22,8 @@ class FineTuning(Callback):
     """Makes every client's model personal at the end of the fit: FedAvg + fine-tuning and its kin.
 
     It starts from the models of the best round (of each client's own, with ``BestClientModels``; of the last, where
-    nothing is monitored). What is tested after fit and written to ``models/`` are the fine-tuned models. A run that goes
-    on from its last checkpoint goes on from the shared models.
+    nothing is monitored). What is tested after fit and written to ``models/`` are the fine-tuned models. A run that
+    goes on from its last checkpoint goes on from the shared models.
 
     Args:
         epochs: passes over a client's data; default (without ``steps`` either) twice the local work of a round.

@@ -20,9 +20,10 @@ Both algorithms walk through the shuffled candidates and keep or drop each by wh
 Y gains (a randomised double greedy). R(X) and R(Y) carry over from one candidate to the next, so that n candidates
 cost 2n + 2 rewards.
 
-Differs from the paper: B_c counts collaborators without the client itself; and since the rule keeps a candidate that
-neither helps nor harms on either side (a = b = 0, harmful to X though it may be), the set is compared with nobody at
-the end: a client never collaborates to its loss on the rewards seen.
+The rule keeps a candidate that neither helps X nor harms Y (a = b = 0), even one that harms both, so the chosen set may
+have a smaller reward than nobody. ``Collaborators.never_worse`` is nobody then.
+
+Differs from the paper: B_c counts collaborators without the client itself.
 """
 
 import math
@@ -123,7 +124,7 @@ def greedy_collaborators(
     candidates: Sequence[int],
     budget: int | None,
     generator: torch.Generator,
-) -> list[int]:
+) -> Collaborators:
     """The clients to collaborate with, by greedy graph construction (GGC, algorithm 2).
 
     Args:
@@ -132,15 +133,12 @@ def greedy_collaborators(
         budget: B_c, the most collaborators; ``None`` for no limit.
         generator: of the order and of the draws.
 
-    Returns:
-        The chosen clients, ascending; never a set with a smaller reward than nobody.
-
     Raises:
         ConfigurationError: the budget is negative, or a candidate is named twice.
     """
     _check(candidates, budget)
     order = shuffled(candidates, generator)
-    return double_greedy(_SetRewards(reward, order), order, budget, generator).never_worse
+    return double_greedy(_SetRewards(reward, order), order, budget, generator)
 
 
 def batched_greedy_collaborators(

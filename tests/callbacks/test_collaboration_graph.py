@@ -41,7 +41,7 @@ def validation_loss(data: TinyClients, client: int, weights: torch.Tensor) -> fl
         return float(nn.functional.mse_loss(module(x), y))
 
 
-def plain_dpfl(rounds: int, budget: int | None, init_epochs: int, every: int = 1):
+def plain_dpfl(rounds: int, budget: int | None, init_epochs: int, every: int = 1, never_worse: bool = False):
     """Algorithm 1, one client after another, with torch alone; fresh averages. Returns models, Omega and every C."""
     data, module = TwoKinds(), TinyModule()
     models = [copy.deepcopy(module) for _ in SIZES]
@@ -80,8 +80,9 @@ def plain_dpfl(rounds: int, budget: int | None, init_epochs: int, every: int = 1
                 )  # fmt: skip
                 candidates[k] = chosen[k] = result.chosen
             else:
-                chosen[k] = greedy_collaborators(reward, others, budget, draws)
-                assert reward(frozenset(chosen[k])) >= reward(frozenset())
+                result = greedy_collaborators(reward, others, budget, draws)
+                chosen[k] = result.never_worse if never_worse else result.chosen
+                assert not never_worse or reward(frozenset(chosen[k])) >= reward(frozenset())
         history.append(chosen)
         for k, model in enumerate(models):
             nn.utils.vector_to_parameters(average([k, *chosen[k]]).clone(), model.parameters())
@@ -89,12 +90,13 @@ def plain_dpfl(rounds: int, budget: int | None, init_epochs: int, every: int = 1
 
 
 @pytest.mark.parametrize(
-    ("budget", "every", "init_epochs"), [(None, 1, 1), (2, 1, 3), (1, 2, 2), (0.4, 1, 1), (0, 1, 1)]
+    ("budget", "every", "init_epochs", "never_worse"),
+    [(None, 1, 1, False), (None, 1, 1, True), (2, 1, 3, False), (1, 2, 2, False), (0.4, 1, 1, True), (0, 1, 1, False)],
 )
-def test_a_run_is_the_papers_algorithm(budget, every, init_epochs):
+def test_a_run_is_the_papers_algorithm(budget, every, init_epochs, never_worse):
     limit = 2 if budget == 0.4 else budget
-    expected, candidates, history = plain_dpfl(5, limit, init_epochs, every)
-    graph = CollaborationGraph(budget=budget, every_n_rounds=every, init_epochs=init_epochs)
+    expected, candidates, history = plain_dpfl(5, limit, init_epochs, every, never_worse)
+    graph = CollaborationGraph(budget=budget, every_n_rounds=every, init_epochs=init_epochs, never_worse=never_worse)
     run = trainer(graph, rounds=5)
     run.fit(TinyModule(), TwoKinds())
     assert graph.candidates == candidates

@@ -51,13 +51,12 @@ def test_it_decides_as_the_pseudocode_does(seed):
     reward = random_reward(rng, num_clients)
     candidates = [int(i) for i in rng.permutation(num_clients)]
     budget = None if seed % 3 == 0 else int(rng.integers(0, num_clients + 2))
-    expected = plain_ggc(reward, candidates, budget, generator(seed))
-    if reward(frozenset(expected)) < reward(frozenset()):
-        expected = []
     found = greedy_collaborators(reward, candidates, budget, generator(seed))
-    assert found == expected
-    assert reward(frozenset(found)) >= reward(frozenset())
-    assert budget is None or len(found) <= budget
+    assert found.chosen == plain_ggc(reward, candidates, budget, generator(seed))
+    assert (found.reward, found.reward_alone) == (reward(frozenset(found.chosen)), reward(frozenset()))
+    assert budget is None or len(found.chosen) <= budget
+    assert found.never_worse == (found.chosen if found.reward >= found.reward_alone else [])
+    assert reward(frozenset(found.never_worse)) >= reward(frozenset())
 
 
 @pytest.mark.parametrize("budget", [None, 0, 3])
@@ -68,7 +67,8 @@ def test_two_rewards_a_candidate_and_two_to_begin_with(budget):
         seen.append(chosen)
         return -float(len(chosen))
 
-    assert greedy_collaborators(reward, range(6), budget, generator(0)) == []
+    found = greedy_collaborators(reward, range(6), budget, generator(0))
+    assert found.chosen == []
     assert len(seen) == (1 if budget == 0 else 2 * 6 + 2)
     assert seen[0] == frozenset()
 
@@ -77,16 +77,24 @@ def test_additive_rewards_give_the_clients_that_help():
     worth = [3.0, -1.0, 0.5, -0.2, 2.0, -4.0]
     for seed in range(20):
         found = greedy_collaborators(lambda s: sum(worth[i] for i in s), range(6), None, generator(seed))
-        assert found == [0, 2, 4]  # a and b are never both positive: nothing is left to chance
+        assert found.chosen == [0, 2, 4]  # a and b are never both positive: nothing is left to chance
 
 
 def test_a_coin_decides_where_both_sides_gain():
     """One candidate cannot: with X = nobody and Y = it, a = -b. Two that are good alone and bad together can."""
     reward = {frozenset(): 0.0, frozenset({0}): 1.0, frozenset({1}): 3.0, frozenset({0, 1}): 0.0}.__getitem__
-    found = [tuple(greedy_collaborators(reward, [0, 1], None, generator(seed))) for seed in range(2000)]
+    found = [tuple(greedy_collaborators(reward, [0, 1], None, generator(seed)).chosen) for seed in range(2000)]
     # 0 first: a = 1, b = 3, kept with 1/4; then 1 has a = 0, b = 1 and goes, or stays. 1 first: a = 3, b = 1.
     assert set(found) == {(0,), (1,)}
     assert found.count((0,)) / len(found) == pytest.approx(1 / 4, abs=4 * math.sqrt(3 / 16 / 2000))
+
+
+def test_the_rule_may_choose_to_a_clients_loss_and_nobody_is_never_worse():
+    reward = {frozenset(): 0.0, frozenset({0}): -1.0, frozenset({1}): -3.0, frozenset({0, 1}): -2.0}.__getitem__
+    found = [greedy_collaborators(reward, [0, 1], None, generator(seed)) for seed in range(50)]
+    # 0 first: it harms X, and Y without it is worse: a = b = 0, kept; then 1 goes. 1 first: it goes, and then 0 does.
+    assert {(*one.chosen, one.reward) for one in found} == {(0, -1.0), (0.0,)}
+    assert all(one.never_worse == [] and one.reward_alone == 0.0 for one in found)
 
 
 def test_half_of_the_best_cut_on_average():
@@ -100,7 +108,7 @@ def test_half_of_the_best_cut_on_average():
             return float(edges[inside][:, ~inside].sum() + edges[~inside][:, inside].sum())
 
         best = max(cut(frozenset(s)) for n in range(9) for s in itertools.combinations(range(8), n))
-        found = [cut(frozenset(greedy_collaborators(cut, range(8), None, generator(s)))) for s in range(200)]
+        found = [greedy_collaborators(cut, range(8), None, generator(s)).reward for s in range(200)]
         assert np.mean(found) >= best / 2
 
 
@@ -110,13 +118,13 @@ def test_a_model_that_explodes_is_not_chosen(worst):
         return worst if 2 in chosen else float(len(chosen))
 
     for seed in range(10):
-        assert greedy_collaborators(reward, range(4), None, generator(seed)) == [0, 1, 3]
+        assert greedy_collaborators(reward, range(4), None, generator(seed)).chosen == [0, 1, 3]
 
 
 def test_the_order_of_the_candidates_counts_for_nothing():
     reward = random_reward(np.random.default_rng(5), 6)
     found = {
-        tuple(greedy_collaborators(reward, order, 3, generator(1)))
+        tuple(greedy_collaborators(reward, order, 3, generator(1)).chosen)
         for order in ([0, 1, 2, 3, 4, 5], [4, 2, 5, 0, 3, 1])
     }
     assert len(found) == 1
@@ -165,7 +173,7 @@ def test_theorem_1(seed):
         clients.evaluate, own, others, clients.weights, clients.weights[0], clients.fetch, budget, generator(seed)
     )
     assert found.chosen == plain_ggc(clients.reward, others, budget, generator(seed))
-    assert found.never_worse == greedy_collaborators(clients.reward, others, budget, generator(seed))
+    assert found.never_worse == greedy_collaborators(clients.reward, others, budget, generator(seed)).never_worse
     assert found.reward == pytest.approx(clients.reward(frozenset(found.chosen)), rel=1e-5)
     assert found.reward_alone == clients.reward(frozenset())
     assert clients.most_held <= (len(others) if budget is None else budget)

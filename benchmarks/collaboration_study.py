@@ -1,13 +1,13 @@
-"""Coalitions against training alone and training together: FedCollab's Table 1 and HCCT's three tasks.
+"""Collaboration against training alone and training together: FedCollab's and DPFL's Table 1, HCCT's three tasks.
 
 Runs every arm of a task over seeds as ``lightning-fl fit`` on the shipped recipe, with the callbacks of the arm, and
-prints a Markdown table: accuracy of the models after the last round on the clients' test data, mean and standard
-deviation over seeds, the share of clients that gain over (IPR) or lose against (harmed) their own local training, the
-standard deviation of the gains (RSD), and paired differences with 95 % t-intervals over seeds. What is finished is not
-run again::
+prints a Markdown table: accuracy on the clients' test data of the models after the last round (for DPFL, of the models
+of each client's best round by validation), mean and standard deviation over seeds, the share of clients that gain over
+(IPR) or lose against (harmed) their own local training, the standard deviation of the gains (RSD), and paired
+differences with 95 % t-intervals over seeds. What is finished is not run again::
 
-    LIGHTNING_FL_DATA=DATA uv run python benchmarks/coalition_study.py label_shift --seeds 0 1 2 3 4 --workers 2
-    ... coalition_study.py hcct_fmnist --seeds 100 101 --tune tradeoff 0.3 1 3 10 30   # by validation accuracy
+    LIGHTNING_FL_DATA=DATA uv run python benchmarks/collaboration_study.py label_shift --seeds 0 1 2 3 4 --workers 2
+    ... collaboration_study.py hcct_fmnist --seeds 100 101 --tune tradeoff 0.3 1 3 10 30   # by validation accuracy
 """
 
 import argparse
@@ -27,7 +27,19 @@ from scipy.stats import t as student
 
 LOCAL = {"class_path": "LocalTraining"}
 FINETUNE = {"class_path": "FineTuning", "init_args": {"epochs": 2}}
-#: Task: its recipe and its arms; ``None`` stands for the callback that decides the collaboration in the recipe.
+BEST = {"class_path": "BestClientModels"}
+#: DPFL's arms: the budget is B_c as a share of the clients; fine-tuning takes twice a round's epochs.
+DPFL = {
+    "local": [LOCAL, BEST],
+    "fedavg": [BEST],
+    "finetune": [BEST, {"class_path": "FineTuning"}],
+    "dpfl": [{"budget": None}, BEST],
+    "dpfl_0.2": [{"budget": 0.2}, BEST],
+    "dpfl_0.1": [{"budget": 0.1}, BEST],
+    "dpfl_0.05": [{"budget": 0.05}, BEST],
+}
+#: Task: its recipe and its arms; ``None`` stands for the callback that decides the collaboration in the recipe, a dict
+#: without ``class_path`` for that callback with these settings changed.
 TASKS: dict[str, tuple[str, dict[str, list[Any]]]] = {
     "label_shift": (
         "fedcollab_label_shift",
@@ -44,6 +56,8 @@ TASKS: dict[str, tuple[str, dict[str, list[Any]]]] = {
     "hcct_digit_domains": ("hcct_digit_domains", {"local": [LOCAL], "fedavg": [], "hcct": [None]}),
     "hcct_fmnist": ("hcct_fmnist", {"local": [LOCAL], "fedavg": [], "hcct": [None]}),
     "hcct_cifar10": ("hcct_cifar10", {"local": [LOCAL], "fedavg": [], "hcct": [None]}),
+    "dpfl_cifar10_dir": ("dpfl_cifar10_dir", DPFL),
+    "dpfl_cifar10_patho": ("dpfl_cifar10_patho", DPFL),
 }
 
 
@@ -58,9 +72,10 @@ def run(task: str, arm: str, seed: int, changes: dict[str, Any], arguments: argp
     path = Path(__file__).parents[1] / "recipes" / f"{recipe}.yaml"
     decider = yaml.safe_load(path.read_text())["trainer"]["callbacks"][0]
     decider["init_args"] |= changes
-    callbacks = [decider if callback is None else callback for callback in arms[arm]]
+    callbacks = [_callback(given, decider) for given in arms[arm]]
     trainer = {"callbacks": callbacks, "default_root_dir": str(root), "enable_checkpointing": False}
-    trainer |= {"enable_progress_bar": False, "check_val_every_n_rounds": 1 if arguments.tune else 0}
+    validate = bool(arguments.tune) or BEST in callbacks
+    trainer |= {"enable_progress_bar": False, "check_val_every_n_rounds": int(validate)}
     trainer |= {"max_rounds": arguments.rounds} if arguments.rounds else {}
     root.mkdir(parents=True, exist_ok=True)
     override = root / "override.yaml"
@@ -71,6 +86,13 @@ def run(task: str, arm: str, seed: int, changes: dict[str, Any], arguments: argp
     if result.returncode:
         raise SystemExit(f"{' '.join(words)}\n{result.stderr[-3000:]}")
     return sorted(root.glob("version_*/summary.json"))[-1].parent
+
+
+def _callback(given: dict[str, Any] | None, decider: dict[str, Any]) -> dict[str, Any]:
+    """An arm's callback: one of its own, or the recipe's with some settings changed."""
+    if given is not None and "class_path" in given:
+        return given
+    return {**decider, "init_args": decider["init_args"] | (given or {})}
 
 
 def accuracies(folder: Path) -> dict[str, float]:
@@ -114,7 +136,7 @@ def table(found: dict[str, dict[int, dict[str, float]]]) -> str:
             row.append(spread([statistics.pstdev(of) for of in gains]))
         lines.append(f"| {arm} | {' | '.join(row)} |")
     lines += ["", "| paired difference of accuracy | points [95 % interval] |", "|---|---|"]
-    last = list(found)[-1] if "fedcollab" not in found else "fedcollab"
+    last = next((arm for arm in ("fedcollab", "dpfl") if arm in found), list(found)[-1])
     for arm in found:
         if arm != last:
             pairs = [
@@ -133,7 +155,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", help="some of the arms only")
     parser.add_argument("--rounds", type=int, help="instead of the recipe's")
     parser.add_argument("--workers", type=int, default=2, help="fits at once")
-    parser.add_argument("--out", default="runs/coalition_study")
+    parser.add_argument("--out", default="runs/collaboration_study")
     parser.add_argument(
         "--tune", nargs="+", metavar=("NAME", "VALUE"), help="try values of a setting on validation data"
     )
