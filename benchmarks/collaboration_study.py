@@ -27,16 +27,17 @@ from scipy.stats import t as student
 
 LOCAL = {"class_path": "LocalTraining"}
 FINETUNE = {"class_path": "FineTuning", "init_args": {"epochs": 2}}
-BEST = {"class_path": "BestClientModels"}
+BEST: dict[str, Any] = {"class_path": "BestClientModels"}
+BEST_OWN: dict[str, Any] = {**BEST, "init_args": {"before_averaging": True}}
 #: DPFL's arms: the budget is B_c as a share of the clients; fine-tuning takes twice a round's epochs.
 DPFL = {
     "local": [LOCAL, BEST],
     "fedavg": [BEST],
     "finetune": [BEST, {"class_path": "FineTuning"}],
-    "dpfl": [{"budget": None}, BEST],
-    "dpfl_0.2": [{"budget": 0.2}, BEST],
-    "dpfl_0.1": [{"budget": 0.1}, BEST],
-    "dpfl_0.05": [{"budget": 0.05}, BEST],
+    "dpfl": [{"budget": None}, BEST_OWN],
+    "dpfl_0.2": [{"budget": 0.2}, BEST_OWN],
+    "dpfl_0.1": [{"budget": 0.1}, BEST_OWN],
+    "dpfl_0.05": [{"budget": 0.05}, BEST_OWN],
 }
 #: Task: its recipe and its arms; ``None`` stands for the callback that decides the collaboration in the recipe, a dict
 #: without ``class_path`` for that callback with these settings changed.
@@ -74,7 +75,7 @@ def run(task: str, arm: str, seed: int, changes: dict[str, Any], arguments: argp
     decider["init_args"] |= changes
     callbacks = [_callback(given, decider) for given in arms[arm]]
     trainer = {"callbacks": callbacks, "default_root_dir": str(root), "enable_checkpointing": False}
-    validate = bool(arguments.tune) or BEST in callbacks
+    validate = bool(arguments.tune) or any(callback["class_path"] == "BestClientModels" for callback in callbacks)
     trainer |= {"enable_progress_bar": False, "check_val_every_n_rounds": int(validate)}
     trainer |= {"max_rounds": arguments.rounds} if arguments.rounds else {}
     root.mkdir(parents=True, exist_ok=True)

@@ -70,6 +70,28 @@ def test_the_mode_may_be_turned():
         assert run.client_model(k).equal(history.models[worst][k])
 
 
+def test_what_local_training_leaves_is_judged_too():
+    """Models of two kinds of clients, all averaged: alone after local training they are better for a while."""
+
+    class Trained(Callback):
+        def on_client_end(self, trainer, client):
+            model = trainer.client_weights().clone()
+            found[client].append((trainer.loop.evaluate(client, model, "val").metrics["val_loss"].value, model))
+
+    found, history = {k: [] for k in CLIENTS}, History()
+    graph = CollaborationGraph(graph="full")
+    run = trainer(graph, Trained(), history, BestClientModels(before_averaging=True), rounds=5)
+    run.fit(unsteady(), TwoKinds())
+    before = 0
+    for k in CLIENTS:
+        averaged = [(values[k], models[k]) for values, models in zip(history.values, history.models, strict=True)]
+        value, model = min(found[k] + averaged, key=lambda pair: pair[0])
+        assert run.client_store("best_models")[k]["value"] == value
+        assert run.client_model(k).equal(model)
+        before += any(value == trained for trained, _ in found[k])
+    assert before
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_fine_tuning_starts_from_them(first):
     history, callbacks = History(), [BestClientModels(), FineTuning(steps=1)]
