@@ -16,9 +16,11 @@ import os
 import statistics
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pandas as pd
@@ -27,10 +29,11 @@ from scipy.stats import t as student
 
 LOCAL = {"class_path": "LocalTraining"}
 FINETUNE = {"class_path": "FineTuning", "init_args": {"epochs": 2}}
-BEST: dict[str, Any] = {"class_path": "BestClientModels"}
-BEST_OWN: dict[str, Any] = {**BEST, "init_args": {"before_averaging": True}}
+BEST: dict[str, Any] = {"class_path": "BestClientModels", "init_args": {"monitor": "val/acc"}}
+BEST_OWN: dict[str, Any] = {"class_path": "BestClientModels"}
+BEST_OWN["init_args"] = {"monitor": "val/acc", "before_averaging": True}
 #: DPFL's arms: the budget is B_c as a share of the clients; fine-tuning takes twice a round's epochs.
-DPFL = {
+DPFL: dict[str, list[Any]] = {
     "local": [LOCAL, BEST],
     "fedavg": [BEST],
     "finetune": [BEST, {"class_path": "FineTuning"}],
@@ -39,6 +42,8 @@ DPFL = {
     "dpfl_0.1": [{"budget": 0.1}, BEST_OWN],
     "dpfl_0.05": [{"budget": 0.05}, BEST_OWN],
 }
+#: Arms of DPFL's tasks that go on from the last round of another arm, in which they do not differ from it.
+GOES_ON_FROM = {"finetune": "fedavg"}
 #: Task: its recipe and its arms; ``None`` stands for the callback that decides the collaboration in the recipe, a dict
 #: without ``class_path`` for that callback with these settings changed.
 TASKS: dict[str, tuple[str, dict[str, list[Any]]]] = {
@@ -61,20 +66,41 @@ TASKS: dict[str, tuple[str, dict[str, list[Any]]]] = {
     "dpfl_cifar10_patho": ("dpfl_cifar10_patho", DPFL),
 }
 
+_LOCKS: defaultdict[Path, Lock] = defaultdict(Lock)
+
 
 def run(task: str, arm: str, seed: int, changes: dict[str, Any], arguments: argparse.Namespace) -> Path:
     """One fit; the folder of its run. Finished ones are not run again."""
-    recipe, arms = TASKS[task]
     variant = "".join(f",{name}={value}" for name, value in changes.items())
     root = Path(arguments.out) / task / f"{arm}{variant}" / f"seed_{seed}"
+    words: list[str] = []
+    if TASKS[task][1] is DPFL and arm in GOES_ON_FROM:
+        words = ["--ckpt_path", str(run(task, GOES_ON_FROM[arm], seed, {}, arguments) / "checkpoints" / "last.ckpt")]
+    with _LOCKS[root]:  # an arm may be asked for twice, by itself and by the one that goes on from it
+        return _finished(root) or _fit(task, arm, seed, changes, arguments, root, words)
+
+
+def _finished(root: Path) -> Path | None:
     done = sorted(root.glob("version_*/summary.json"))
-    if done:
-        return done[-1].parent
+    return done[-1].parent if done else None
+
+
+def _fit(
+    task: str,
+    arm: str,
+    seed: int,
+    changes: dict[str, Any],
+    arguments: argparse.Namespace,
+    root: Path,
+    further: Sequence[str],
+) -> Path:
+    recipe, arms = TASKS[task]
     path = Path(__file__).parents[1] / "recipes" / f"{recipe}.yaml"
     decider = yaml.safe_load(path.read_text())["trainer"]["callbacks"][0]
     decider["init_args"] |= changes
     callbacks = [_callback(given, decider) for given in arms[arm]]
-    trainer = {"callbacks": callbacks, "default_root_dir": str(root), "enable_checkpointing": False}
+    trainer = {"callbacks": callbacks, "default_root_dir": str(root)}
+    trainer["enable_checkpointing"] = arms is DPFL and arm in GOES_ON_FROM.values()
     validate = bool(arguments.tune) or any(callback["class_path"] == "BestClientModels" for callback in callbacks)
     trainer |= {"enable_progress_bar": False, "check_val_every_n_rounds": int(validate)}
     trainer |= {"max_rounds": arguments.rounds} if arguments.rounds else {}
@@ -82,11 +108,13 @@ def run(task: str, arm: str, seed: int, changes: dict[str, Any], arguments: argp
     override = root / "override.yaml"
     override.write_text(yaml.safe_dump({"trainer": trainer}))
     words = [sys.executable, "-m", "lightning_fl", "fit", "--config", str(path), "--config", str(override)]
-    words += ["--seed_everything", str(seed), "--data.source", "real", *arguments.set]
+    words += ["--seed_everything", str(seed), "--data.source", "real", *arguments.set, *further]
     result = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     if result.returncode:
         raise SystemExit(f"{' '.join(words)}\n{result.stderr[-3000:]}")
-    return sorted(root.glob("version_*/summary.json"))[-1].parent
+    finished = _finished(root)
+    assert finished is not None
+    return finished
 
 
 def _callback(given: dict[str, Any] | None, decider: dict[str, Any]) -> dict[str, Any]:
