@@ -8,7 +8,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.data.module import Split
 from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import ClientMetrics
+from lightning_fl.metrics import ClientMetrics, higher_is_better
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
@@ -72,7 +72,8 @@ class BestClientModels(Callback):
         if report is not None and report.metrics:
             name = self._metric(report.metrics)
             metric = report.metrics[name]
-            self._keep_better(trainer, client, metric.value, metric.higher_is_better, weights, due)
+            higher = higher_is_better(name, metric.higher_is_better)
+            self._keep_better(trainer, client, metric.value, higher, weights, due)
 
     def on_evaluate_end(self, trainer: "FederatedTrainer", split: Split, metrics: ClientMetrics) -> None:
         """Keep the models of the clients that improved."""

@@ -34,6 +34,7 @@ from lightning_fl.engine.local import LocalWork
 from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.functional.dpfl import Collaborators, Model, batched_greedy_collaborators
+from lightning_fl.metrics import higher_is_better
 from lightning_fl.seeding import generator
 
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ class CollaborationGraph(Callback):
                 f" {', '.join(report.metrics) or 'no metrics'}."
             )
         metric = report.metrics[name]
-        return metric.value if metric.higher_is_better else -metric.value
+        return metric.value if higher_is_better(name, metric.higher_is_better) else -metric.value
 
     # -- checks, records -----------------------------------------------------------------------------------------
 

@@ -11,7 +11,14 @@ from tiny import TinyClients, TinyModule
 from torch import nn
 from torchmetrics import MeanMetric
 
-from lightning_fl.callbacks import Callback, ClientArrivals, CollaborationGraph, LocalTraining, PersonalLayers
+from lightning_fl.callbacks import (
+    BestClientModels,
+    Callback,
+    ClientArrivals,
+    CollaborationGraph,
+    LocalTraining,
+    PersonalLayers,
+)
 from lightning_fl.cohort import Cohort
 from lightning_fl.engine.personal_rounds import average_in_place
 from lightning_fl.engine.weights import Weights
@@ -408,3 +415,21 @@ def test_a_failing_choice_is_told():
 
     with pytest.raises(TrainingError, match="no sensor"):
         trainer(CollaborationGraph()).fit(Fragile(), TwoKinds())
+
+
+def test_a_plain_number_is_better_or_worse_by_its_name():
+    """``val_score`` is the negative loss, and nothing but its name says that more of it is better."""
+
+    class Scored(TinyModule):
+        def validation_step(self, batch, batch_idx):
+            super().validation_step(batch, batch_idx)
+            self.log("val_score", -nn.functional.mse_loss(self(batch[0]), batch[1]))
+
+    found = []
+    for monitor in ("val_loss", "val_score"):
+        graph = CollaborationGraph(monitor=monitor)
+        run = trainer(graph, BestClientModels(monitor=monitor, before_averaging=True), rounds=4)
+        run.fit(Scored(), TwoKinds())
+        found.append((graph.chosen, [of_client(run, k).tolist() for k in range(NUM)]))
+    assert found[0] == found[1]
+    assert any(any(chosen.values()) for chosen in found[0][0][1:])
