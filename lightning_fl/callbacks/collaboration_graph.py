@@ -51,7 +51,8 @@ class CollaborationGraph(Callback):
 
     Works with any strategy's local objective, with sampled clients (who takes no part keeps its model and is nobody's
     collaborator in that round), with ``PersonalLayers`` and with ``ClientArrivals`` (a newcomer chooses among all who
-    are there; the others' candidates stay). Writes ``communication.csv``: models that row k received from column j.
+    are there; the others' candidates stay). Writes ``communication.csv``: how many models and
+    bytes each client received from which other in every round, and whether it chose that one.
 
     Args:
         budget: B_c, the most collaborators a client has: a number, a share of the N clients (0.1), or ``None`` for no
@@ -114,8 +115,8 @@ class CollaborationGraph(Callback):
         self.rounds: list[int] = []
         #: In each round, client -> whose models it took in (C_k).
         self.chosen: list[dict[int, list[int]]] = []
-        #: Models that row k received from column j so far, [N, N].
-        self.received = torch.zeros(0, 0, dtype=torch.int64)
+        #: In each round, rows (k, j, models that k received from j), int32 [E, 3].
+        self.received: list[Tensor] = []
         self._last_choice = 0
 
     def num_collaborators(self, num_clients: int) -> int | None:
@@ -132,7 +133,6 @@ class CollaborationGraph(Callback):
                 raise ConfigurationError(
                     f"CollaborationGraph.{name}={clients}: there are the clients 0..{trainer.num_clients - 1} only."
                 )
-        self.received = torch.zeros(trainer.num_clients, trainer.num_clients, dtype=torch.int64)
         if self.graph == "greedy":
             self._check_validation(trainer)
         else:
@@ -149,7 +149,7 @@ class CollaborationGraph(Callback):
         clients = sorted(trainer.survivors)
         newcomers = [client for client in clients if client not in self.candidates]
         due = trainer.current_round - self._last_choice >= self.every_n_rounds
-        received = torch.zeros_like(self.received)
+        received = torch.zeros(trainer.num_clients, trainer.num_clients, dtype=torch.int32)
         if self.graph != "greedy":
             chosen = {k: [j for j in self.candidates[k] if j in trainer.survivors] for k in clients}
             chosen |= {k: [] for k in self.loners if k in chosen}
@@ -315,7 +315,9 @@ class CollaborationGraph(Callback):
     def _log(
         self, trainer: "FederatedTrainer", clients: list[int], chosen: dict[int, list[int]], received: Tensor
     ) -> None:
-        self.received += received
+        edges_used = received.nonzero()
+        counts = received[edges_used[:, 0], edges_used[:, 1]]
+        self.received.append(torch.cat([edges_used.int(), counts[:, None]], dim=1))
         edges = {(k, j) for k, others in chosen.items() for j in others}
         possible = len(clients) * (len(clients) - 1)
         one_way = sum((j, k) not in edges for k, j in edges)
@@ -331,12 +333,20 @@ class CollaborationGraph(Callback):
         trainer.log("graph/megabytes_received", models * trainer.models[0].num_bytes / 1e6)
 
     def on_fit_end(self, trainer: "FederatedTrainer") -> None:
-        """Write who received how many models from whom, in total."""
-        if trainer.is_global_zero and trainer.datamodule is not None:
-            names = trainer.datamodule.client_names()
-            folder = Path(trainer.log_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            pd.DataFrame(self.received.numpy(), index=names, columns=names).to_csv(folder / "communication.csv")
+        """Write who received how much from whom."""
+        if not trainer.is_global_zero or trainer.datamodule is None or not self.received:
+            return
+        names = trainer.datamodule.client_names()
+        size = trainer.models[0].num_bytes
+        rows = [
+            (turn, names[k], names[j], count, count * size, int(j in chosen[k]))
+            for turn, chosen, received in zip(self.rounds, self.chosen, self.received, strict=True)
+            for k, j, count in received.tolist()
+        ]
+        folder = Path(trainer.log_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        table = pd.DataFrame(rows, columns=["round", "client", "received_from", "models", "bytes", "chosen"])
+        table.to_csv(folder / "communication.csv", index=False)
 
     def state_dict(self) -> dict[str, Any]:
         """The graph and its history."""
@@ -353,7 +363,7 @@ class CollaborationGraph(Callback):
         self.candidates = {int(k): list(v) for k, v in state["candidates"].items()}
         self.rounds = list(state["rounds"])
         self.chosen = [{int(k): list(v) for k, v in one.items()} for one in state["chosen"]]
-        self.received = state["received"].clone()
+        self.received = [one.clone() for one in state["received"]]
         self._last_choice = state["last_choice"]
 
 
