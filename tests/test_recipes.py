@@ -36,6 +36,11 @@ SMALLER = {
     "cifar10": ["--data.partitioner.shard_size", "4"],
     "digit_domains": ["--data.samples_per_client", "30"],
     "chembl_targets": ["--model.hidden_dim", "4"],
+    "cifar10_dir": ["--data.partitioner.num_clients", "5"],
+    "cifar10_patho": ["--data.partitioner.num_clients", "10"],
+    "label_flipping": ["--data.pooled", "true", "--data.split", "[0.5, 0.25, 0.25]", "--data.stratified", "false"],
+    "femnist": ["--data.partitioner.num_groups", "6"],
+    "cinic10": ["--data.partitioner.num_clients", "6"],
 }
 PAPER = {  # DRFLM, Table 1, GCN: average and worst-client RMSE
     "fedavg_esol": ("0.976", "1.232"),
@@ -72,12 +77,37 @@ def data_root(tmp_path_factory):
             parts[f"{part}_images"] = draws.integers(0, 256, (count, *shape), dtype=np.uint8)
             parts[f"{part}_labels"] = np.resize(np.arange(10, dtype=np.uint8), (count, 1))
         np.savez(folder / f"{name}.npz", **parts)
+    _write_leaf_and_class_folders(folder, draws)
     for card in map(load_card, sorted(names)):
         columns = {card.smiles: [table.smiles[index] for index in chosen]}
         columns |= {target.name: [float(table.targets[index, 0]) for index in chosen] for target in card.targets}
         columns |= {group: [f"{group}_{number % 7}" for number in range(len(chosen))] for group in card.groups}
         pd.DataFrame(columns).to_csv(folder / card.file.name, index=False)
     return folder
+
+
+def _write_leaf_and_class_folders(folder, draws):
+    """FEMNIST and CINIC-10 as they are published."""
+    from PIL import Image
+
+    for part, count in (("train", 20), ("test", 4)):
+        (folder / "femnist" / part).mkdir(parents=True)
+        users = [f"f{number:04}" for number in range(8)]
+        data = {
+            user: {
+                "x": (draws.integers(0, 256, (count, 784)) / 255).tolist(),
+                "y": draws.integers(0, 62, count).tolist(),
+            }
+            for user in users
+        }
+        content = {"users": users, "num_samples": [count] * 8, "user_data": data}
+        (folder / "femnist" / part / "all_data_0.json").write_text(json.dumps(content))
+    for part in ("train", "valid", "test"):
+        for name in load_card("cinic10").classes:
+            (folder / "CINIC-10" / part / name).mkdir(parents=True)
+            for index in range(20):
+                image = Image.fromarray(draws.integers(0, 256, (32, 32, 3), dtype=np.uint8))
+                image.save(folder / "CINIC-10" / part / name / f"{index}.png")
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +171,7 @@ def test_coalition_recipes_are_what_their_names_say(name, parser):
 
 
 @pytest.mark.filterwarnings("ignore:.*is not the file that card:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*is the archive unpacked completely:UserWarning")
 @pytest.mark.parametrize("name", COALITIONS)
 def test_a_coalition_recipe_runs_a_round(name, capsys):
     rounds = 11 if name == "fedcollab_concept_shift" else 1  # ten to warm up

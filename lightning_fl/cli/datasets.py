@@ -93,8 +93,8 @@ def _find(card: Card, *, fetch: bool) -> _Found:
 
     if isinstance(card, ImageCard):
         images = find_images(card, allow_download=fetch)
-        accepted = _accepted(card) if images.layout == "npz" else []  # the card has no sums of torchvision's files
-        return _Found(images.place, ", ".join(images.sha256.values()), accepted, images.verified)
+        accepted = _accepted(card) if images.layout == "npz" else []  # the card has sums of no other layout
+        return _Found(images.place, images.sums, accepted, images.verified)
     files = [find_file(card, file, allow_download=fetch) for file in card.files]
     return _Found(
         ", ".join(str(file.path) for file in files),

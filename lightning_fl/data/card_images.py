@@ -6,9 +6,10 @@ from typing import Any
 
 from lightning_fl.data.card import Card
 from lightning_fl.data.card_fields import CardFile, read_count, read_keys, read_list, read_only_file, read_text
+from lightning_fl.data.card_folders import ImageFolder, read_image_folder
 from lightning_fl.errors import ConfigurationError
 
-__all__ = ["DIGITS_FORMAT", "ImageCard", "TorchvisionData"]
+__all__ = ["DIGITS_FORMAT", "ImageCard", "ImageFolder", "TorchvisionData"]
 
 #: The format of the digits that scikit-learn brings along: no file.
 DIGITS_FORMAT = "scikit-learn-digits"
@@ -38,6 +39,7 @@ class ImageCard(Card):
     Attributes:
         file: a ``.npz`` file in MedMNIST's layout; ``None`` for the digits that scikit-learn brings along.
         torchvision: where torchvision has it; ``None`` where it does not.
+        folder: the folder in which it is published; ``None`` where it is not, or only as torchvision knows it.
         channels: 1 for grey, 3 for colours.
         size: height and width in pixels.
         classes: names of the classes 0, 1, ...
@@ -47,6 +49,7 @@ class ImageCard(Card):
 
     file: CardFile | None
     torchvision: TorchvisionData | None
+    folder: ImageFolder | None
     channels: int
     size: int
     classes: tuple[str, ...]
@@ -60,7 +63,7 @@ class ImageCard(Card):
     standins = ("digits",)
     standin_words = "scikit-learn's 8 x 8 digits, enlarged"
     own_keys = ("torchvision", "image", "classes", "rows")
-    optional_keys = ("coarse_classes",)
+    optional_keys = ("coarse_classes", "folder")
 
     @classmethod
     def _own_fields(cls, top: Mapping[str, Any], files: list[CardFile], where: str) -> dict[str, Any]:
@@ -72,9 +75,17 @@ class ImageCard(Card):
         rows = read_keys(top["rows"], ("train", "test"), f"{where}, rows")
         if top["format"] == DIGITS_FORMAT and files:
             raise ConfigurationError(f"{where}, files: format {DIGITS_FORMAT} has no file; give an empty list.")
+        folder = read_image_folder(top["folder"], f"{where}, folder") if "folder" in top else None
+        if folder is not None and "coarse_classes" in top:
+            raise ConfigurationError(
+                f"{where}, folder: none of the layouts has superclasses; leave coarse_classes out."
+            )
+        if folder is not None and folder.layout == "leaf" and image["channels"] != 1:
+            raise ConfigurationError(f"{where}, folder: LEAF's JSON files hold grey images; set image.channels to 1.")
         return {
             "file": None if top["format"] == DIGITS_FORMAT else read_only_file(files, where),
             "torchvision": None if top["torchvision"] is None else _torchvision(top["torchvision"], where),
+            "folder": folder,
             "channels": image["channels"],
             "size": read_count(image["size"], "size", f"{where}, image", "height and width in pixels"),
             "classes": _class_names(top["classes"], "classes", where),
@@ -100,6 +111,11 @@ class ImageCard(Card):
         return sum(count for count in self.rows.values() if count is not None)
 
     @property
+    def has_writers(self) -> bool:
+        """Whether the images have a column ``writer``."""
+        return self.folder is not None and self.folder.layout == "leaf"
+
+    @property
     def can_be_fetched(self) -> bool:
         """Whether torchvision downloads it."""
         return self.torchvision is not None
@@ -110,6 +126,7 @@ class ImageCard(Card):
         counts = " and ".join(f"{count:,} for {part}" for part, count in self.rows.items() if count is not None)
         colours = "grey" if self.channels == 1 else "colour"
         return {
+            **({} if self.folder is None else {"folder": f"or {self.folder.in_words}"}),
             "images": f"{counts}, {self.size} x {self.size} pixels, {colours}",
             "classes": f"{len(self.classes)}: {', '.join(names)}"
             + (f"; {len(self.coarse_classes)} superclasses" if self.coarse_classes else ""),

@@ -131,7 +131,8 @@ class ImageData(SharedImages):
         source: ``"real"``: the card's images or an error. ``"auto"``: else its stand-in, with a warning.
             ``"standin"``: the stand-in.
         data_root: folder in which the images are looked for first, before ``$LIGHTNING_FL_DATA``, the cache and
-            torchvision's download; as the card's ``.npz`` file or in torchvision's layout.
+            torchvision's download; as the card's ``.npz`` file, in torchvision's layout or in the folder in which the
+            data set is published.
         size: resize to ``size`` x ``size`` pixels; ``None`` to keep theirs.
         channels: 1 for grey, 3 for colours; ``None`` to keep theirs.
         coarse_labels: learn the superclasses (of CIFAR-100) instead of the classes.

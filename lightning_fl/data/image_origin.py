@@ -101,7 +101,7 @@ class ImageOrigin:
         found = real_or_standin(card, self.source, lambda: self.find(allow_download=allow_download))
         if found is not None:
             return self.read_found(found, coarse_labels=coarse_labels)
-        standin = digits_standin(list(classes), size=card.size, channels=card.channels)
+        standin = digits_standin(list(classes), size=card.size, channels=card.channels, writers=card.has_writers)
         record = card.describe() | {
             "title": f"STAND-IN ({card.standin_words}) for {card.title}",
             "file": None,

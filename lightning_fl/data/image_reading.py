@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from lightning_fl.data.card_images import ImageCard
+from lightning_fl.data.image_classes import read_class_folders
+from lightning_fl.data.image_leaf import read_leaf
 from lightning_fl.data.image_sources import FoundImages
 from lightning_fl.data.images import ImageDataset, read_npz
 from lightning_fl.data.module import Split
@@ -37,8 +39,14 @@ def read_images(card: ImageCard, found: FoundImages, *, coarse_labels: bool = Fa
     assert found.path is not None
     if found.layout == "torchvision":
         return read_torchvision(card, found.path, coarse_labels=coarse_labels)
+    if found.listing is not None:
+        return (read_leaf if found.layout == "leaf" else read_class_folders)(card, found.listing)
     classes = card.coarse_classes if coarse_labels else card.classes
-    return read_npz(found.path, classes=classes, labels="coarse_labels" if coarse_labels else "labels")
+    parts = read_npz(found.path, classes=classes, labels="coarse_labels" if coarse_labels else "labels")
+    if "val" in parts and card.folder is not None and card.folder.joins_parts:
+        joined = [parts["train"], parts.pop("val")]
+        parts["train"] = ImageDataset.joined(joined, place=f"{found.path}, train and val parts")
+    return parts
 
 
 def read_digits() -> ImageDataset:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
+from lightning_fl.data.image_file import read_image_file
 from lightning_fl.data.image_transform import Augmentation, ImageTransform, check_transform, transform_batch
 from lightning_fl.data.images import ImageDataset, check_geometry, read_npz, resize_images
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
@@ -230,17 +231,7 @@ class ImageFolders(FederatedDataModule):
 
     def _read_image(self, path: str, silo: str) -> Tensor:
         """One image in the common shape, bytes [C, size, size], upright as its camera noted."""
-        from PIL import Image, ImageOps
-        from torchvision.transforms.v2.functional import pil_to_tensor
-
-        try:
-            with Image.open(path) as opened:
-                image = pil_to_tensor(ImageOps.exif_transpose(opened).convert("RGB" if self.channels == 3 else "L"))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # what Pillow raises
-            raise DataError(
-                f"silo {silo}: {path} cannot be read as an image ({type(error).__name__}: {error}): replace it, or"
-                " remove it."
-            ) from error
+        image = read_image_file(path, self.channels, f"silo {silo}")
         return resize_images(image[None], self.size)[0]
 
     def on_after_batch_transfer(self, batch: list[Tensor], dataloader_idx: int) -> list[Tensor]:

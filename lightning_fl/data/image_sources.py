@@ -1,7 +1,8 @@
 """Find the images that a card describes: the user's folders, then the cache, then torchvision's download.
 
-A folder may hold the card's ``.npz`` file or the files of torchvision's data set in torchvision's own layout; the
-former goes first. This module imports neither torch nor torchvision until something is downloaded.
+A folder may hold the card's ``.npz`` file, the files of torchvision's data set in torchvision's own layout, or the
+folder in which the data set is published; the former go first. This module imports neither torch nor torchvision until
+something is downloaded.
 """
 
 import os
@@ -15,6 +16,7 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from lightning_fl.data.card_images import ImageCard, TorchvisionData
+from lightning_fl.data.image_listing import FolderListing, list_folder
 from lightning_fl.data.lookup import (
     cache_folder,
     dataset_cache,
@@ -37,29 +39,50 @@ class FoundImages:
     """Images that are there.
 
     Attributes:
-        layout: ``"npz"`` for a file, ``"torchvision"`` for a folder in torchvision's layout, ``"scikit-learn"`` for the
-            digits that scikit-learn brings along.
+        layout: ``"npz"`` for a file, ``"torchvision"`` for a folder in torchvision's layout, ``"leaf"`` and
+            ``"class-folders"`` for one as published, ``"scikit-learn"`` for the digits that scikit-learn brings along.
         path: the file or folder; ``None`` for scikit-learn's.
-        sha256: name of every file (relative to the folder) to its sum.
+        sha256: name of every file (relative to the folder) to its sum; empty for a folder as published.
         verified: the file's sum is one that the card accepts, or the files came from torchvision's checked download.
         origin: ``"data_root"``, ``"LIGHTNING_FL_DATA"``, ``"cache"``, ``"download"``, ``"path"`` or ``"scikit-learn"``.
+        listing: the files of a folder as published.
     """
 
-    layout: Literal["npz", "torchvision", "scikit-learn"]
+    layout: Literal["npz", "torchvision", "leaf", "class-folders", "scikit-learn"]
     path: Path | None
     sha256: dict[str, str]
     verified: bool
     origin: str
+    listing: FolderListing | None = None
 
     @property
     def place(self) -> str:
         """Where they are, in words."""
         if self.path is None:
             return "scikit-learn"
+        if self.listing is not None:
+            return f"{self.path} ({self.listing.num_files:,} files)"
         return str(self.path) if self.layout == "npz" else f"{self.path} ({', '.join(self.sha256)})"
+
+    @property
+    def sums(self) -> str:
+        """The sums, in words."""
+        if self.listing is not None:
+            return f"{self.listing.sha256} (of names and sizes)"
+        return ", ".join(self.sha256.values())
 
     def record(self) -> dict[str, Any]:
         """Files and sums for a run's record."""
+        if self.listing is not None:
+            return {
+                "file": self.listing.path.name,
+                "sha256": None,
+                "names_and_sizes_sha256": self.listing.sha256,
+                "num_files": self.listing.num_files,
+                "num_bytes": self.listing.num_bytes,
+                "verified": self.verified,
+                "layout": self.layout,
+            }
         return {
             "file": None if self.path is None else ", ".join(self.sha256),
             "sha256": next(iter(self.sha256.values()), None) if len(self.sha256) < 2 else dict(self.sha256),
@@ -84,7 +107,7 @@ def find_images(card: ImageCard, *, data_root: str | Path | None = None, allow_d
     Raises:
         ConfigurationError: ``data_root`` is not a folder.
         DataError: the images are nowhere and cannot be downloaded. The message says where they were looked for, what
-            failed, and where to put which file.
+            failed, and where to put which file. Or the folder in which they are published is not complete.
     """
     if card.file is None:
         return FoundImages("scikit-learn", None, {}, True, "scikit-learn")
@@ -97,16 +120,22 @@ def find_images(card: ImageCard, *, data_root: str | Path | None = None, allow_d
             root = torchvision_cache() if origin == "cache" else folder
             if _holds(root, card.torchvision):
                 return _in_layout(root, card.torchvision, origin, verified=origin == "cache")
+        if card.folder is not None and (listing := list_folder(card, folder)) is not None:
+            return FoundImages(card.folder.layout, listing.path, {}, False, origin, listing)
     failure = _fetch(card, allow_download=allow_download)
     if failure is None:
         assert card.torchvision is not None
         return _in_layout(torchvision_cache(), card.torchvision, "download", verified=True)
     looked = ", ".join(f"{folder} ({'the cache' if origin == 'cache' else origin})" for origin, folder in folders)
-    layout = f" (or {card.torchvision.files[0]} and its like, as torchvision keeps them)" if card.torchvision else ""
-    raise DataError(
-        f"{card.file.name}{layout} of data set {card.name} was not found in {looked}; {failure}. Put {card.file.name}"
-        f" in {own}, or name its folder in data_root or LIGHTNING_FL_DATA."
-    )
+    words = [card.file.name]
+    if card.torchvision is not None:
+        words.append(f"(or {card.torchvision.files[0]} and its like, as torchvision keeps them)")
+    if card.folder is not None:
+        words.append(f"(or {card.folder.in_words})")
+    mend = f"Put {card.file.name} in {own}, or name its folder in data_root or LIGHTNING_FL_DATA"
+    if card.folder is not None:
+        mend += f"; the folder {card.folder.names[0]} may lie in any of these too"
+    raise DataError(f"{' '.join(words)} of data set {card.name} was not found in {looked}; {failure}. {mend}.")
 
 
 def _holds(root: Path, data: TorchvisionData) -> bool:

@@ -1,8 +1,9 @@
 """Stand-in images for a first run without a network: scikit-learn's digits, enlarged, turned or rendered anew.
 
 The digits are 8 x 8 pixels; they are resized to the size of the data set that they stand in for. With more than ten
-classes, class ``c`` is the digit ``c % 10`` after ``c // 10`` quarter turns to the left, so that there are at most
-forty. As domains, every domain shows the same digits in another rendering (:data:`RENDERINGS`).
+classes, class ``c`` is the digit ``c % 10`` after ``c // 10`` quarter turns to the left, from class 40 on seen in a
+mirror, so that there are at most eighty. Where images have writers, made-up ones press more or less hard. As domains,
+every domain shows the same digits in another rendering (:data:`RENDERINGS`).
 """
 
 from collections.abc import Callable
@@ -16,30 +17,43 @@ from lightning_fl.data.images import ImageDataset
 from lightning_fl.errors import DataError
 from lightning_fl.seeding import generator
 
-__all__ = ["MAX_CLASSES", "RENDERINGS", "digits_domain", "digits_standin"]
+__all__ = ["MAX_CLASSES", "NUM_WRITERS", "RENDERINGS", "digits_domain", "digits_standin"]
 
 _DIGITS = 10
-#: Classes that the digits can stand in for: ten digits in four directions.
-MAX_CLASSES = 4 * _DIGITS
+#: Classes that the digits can stand in for: ten digits in four directions, plain and mirrored.
+MAX_CLASSES = 8 * _DIGITS
+#: Made-up writers of a stand-in.
+NUM_WRITERS = 120
 _SEED = 1998
 
 
-def digits_standin(classes: list[str], *, size: int, channels: int) -> ImageDataset:
+def digits_standin(classes: list[str], *, size: int, channels: int, writers: bool = False) -> ImageDataset:
     """Digits in the shape of another data set.
 
     Args:
         classes: names of the classes of the data set that is replaced, at most :data:`MAX_CLASSES`.
         size: height and width in pixels.
         channels: 1 or 3.
+        writers: add a column ``writer`` of :data:`NUM_WRITERS` made-up writers. Like FEMNIST's, they write dark on
+            white; each presses in a way of its own.
     """
     assert len(classes) <= MAX_CLASSES
     digits = read_digits().converted(size=size, channels=channels)
     images, targets = [], []
     for turns in range(-(-len(classes) // _DIGITS)):
         wanted = digits.targets + turns * _DIGITS < len(classes)
-        images.append(digits.images[wanted].rot90(turns, (2, 3)))
+        turned = digits.images[wanted].rot90(turns, (2, 3))
+        images.append(turned if turns < 4 else turned.flip(3))
         targets.append(digits.targets[wanted] + turns * _DIGITS)
-    return ImageDataset(torch.cat(images), torch.cat(targets), classes=classes, place="the stand-in digits")
+    together, place = torch.cat(images), "the stand-in digits"
+    if not writers:
+        return ImageDataset(together, torch.cat(targets), classes=classes, place=place)
+    rng = generator(_SEED, "writers")
+    writer = torch.randint(NUM_WRITERS, (len(together),), generator=rng)
+    pressure = 0.4 + 0.6 * torch.rand(NUM_WRITERS, generator=rng)
+    written = 255 - (together * pressure[writer, None, None, None]).round().to(torch.uint8)
+    names = [f"made_up_{number:03}" for number in writer.tolist()]
+    return ImageDataset(written, torch.cat(targets), classes=classes, columns={"writer": names}, place=place)
 
 
 def digits_domain(index: int, *, size: int) -> ImageDataset:

@@ -134,6 +134,8 @@ class SharedDataModule(FederatedDataModule):
         if self.train_shares is not None:
             _check_length(self.train_shares, num_clients)
         names = self.partitioner.names or [str(client) for client in range(num_clients)]
+        if self.partitioner.names is not None:
+            _check_groups(parts, names)
         for name, indices in zip(names, parts["train"], strict=True):
             if len(indices) == 0:
                 raise DataError(
@@ -283,3 +285,17 @@ def _check_length(train_shares: list[float], num_clients: int) -> None:
         raise ConfigurationError(
             f"train_shares has {len(train_shares)} entries for {num_clients} clients: give one for each client."
         )
+
+
+def _check_groups(parts: Mapping[Split, list[Tensor]], names: list[str]) -> None:
+    """Refuse clients that are groups of which the training data have nothing, or the other parts nothing of any."""
+    for split, of_clients in parts.items():
+        held = [len(indices) > 0 for indices in of_clients]
+        unknown = [name for name, has, train in zip(names, held, parts["train"], strict=True) if has and not len(train)]
+        if unknown or not any(held):
+            who = f"{len(unknown)} clients, such as {unknown[0]}, have" if unknown else "no client has"
+            lack = " but none in the train part" if unknown else ""
+            raise DataError(
+                f"{who} samples in the {split} part of the data{lack}: put the parts together (ImageData's"
+                " pooled: true), or take data whose groups are in every part (of LEAF's, those made with -t sample)."
+            )

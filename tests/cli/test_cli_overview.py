@@ -166,6 +166,26 @@ def test_datasets_shows_images_and_where_they_may_lie(command, monkeypatch, tmp_
     assert out.endswith("; the card knows none to compare with\n")  # its sum is that of a .npz file
 
 
+def test_datasets_shows_folders_as_published(command, monkeypatch, tmp_path):
+    _, out, _ = command("datasets", "femnist")
+    words = " ".join(out.split())
+    assert "folder or a folder femnist or femnist/data or data/femnist/data with train/*.json and test/*.json" in words
+    assert "found not here, a stand-in is; to be fetched by hand" in words
+    for part in ("train", "test"):
+        (tmp_path / "femnist" / part).mkdir(parents=True)
+        (tmp_path / "femnist" / part / "a.json").write_text("{}")
+    monkeypatch.setenv("LIGHTNING_FL_DATA", str(tmp_path))
+    _, out, _ = command("datasets", "femnist")
+    assert f"found here: {tmp_path / 'femnist'} (2 files)" in " ".join(out.split())
+    digest = hashlib.sha256(b"train/a.json\0" + b"2\ntest/a.json\0" + b"2\n").hexdigest()
+    code, out, _ = command("datasets", "femnist", "--check")
+    verdict = f"sha256 {digest} (of names and sizes); the card knows none to compare with"
+    assert (code, out) == (0, f"femnist: {tmp_path / 'femnist'} (2 files), {verdict}\n")
+    (tmp_path / "femnist" / "test" / "a.json").unlink()
+    code, out, _ = command("datasets", "femnist", "--check")
+    assert (code, "femnist/test holds no .json files: run LEAF's preprocess.sh again" in out) == (1, True)
+
+
 def test_an_installation_without_recipes_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(shipped, "_FOLDERS", (tmp_path / "a", tmp_path / "b"))
     with pytest.raises(ConfigurationError, match=r"no recipes found in .*/a or .*/b: install the package again"):

@@ -1,6 +1,8 @@
 """Tiny image files of every kind that is read."""
 
+import json
 import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -42,3 +44,39 @@ def write_mnist(root: Path, name: str = "MNIST", train: int = 12, test: int = 6)
     for part, count in (("train", train), ("t10k", test)):
         write_idx(root / name / "raw" / f"{part}-images-idx3-ubyte", pictures(count, 28, seed=count))
         write_idx(root / name / "raw" / f"{part}-labels-idx1-ubyte", cycle(count, 10))
+
+
+def leaf_content(writers: Mapping[str, int], seed: int = 0, num_classes: int = 62) -> dict[str, object]:
+    """A file of LEAF's FEMNIST: so many images of every writer, which depend on the writer and the seed only."""
+    data = {}
+    for writer, count in writers.items():
+        grey = pictures(count, 28, seed=sum(writer.encode()) + seed).reshape(count, 784)
+        labels = [(number + len(writer)) % num_classes for number in range(count)]
+        data[writer] = {"x": (grey / 255).tolist(), "y": labels}
+    return {"users": list(writers), "num_samples": list(writers.values()), "user_data": data}
+
+
+def write_leaf(folder: Path, parts: Mapping[str, Sequence[Mapping[str, int]]], **kwargs: int) -> Path:
+    """LEAF's folders: for every part the files, each with so many images of its writers."""
+    for number, (part, files) in enumerate(parts.items()):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+        for index, writers in enumerate(files):
+            path = folder / part / f"all_data_{index}_niid_0_keep_0_{part}_9.json"
+            path.write_text(json.dumps(leaf_content(writers, 1000 * number, **kwargs)))
+    return folder
+
+
+CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def write_cinic10(folder: Path, per_class: int = 2, size: int = 32) -> Path:
+    """CINIC-10's folders; every second image is grey."""
+    from PIL import Image
+
+    for number, part in enumerate(("train", "valid", "test")):
+        for label, name in enumerate(CINIC_CLASSES):
+            (folder / part / name).mkdir(parents=True, exist_ok=True)
+            for index in range(per_class):
+                (array,) = pictures(1, size, 1 if index % 2 else 3, seed=100 * number + 10 * label + index)
+                Image.fromarray(array).save(folder / part / name / f"n0{index}_{label}.png")
+    return folder

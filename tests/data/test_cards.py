@@ -44,8 +44,8 @@ def test_every_shipped_card_reads_and_is_named_after_its_file():
     kinds = {
         MoleculeCard: ["chembl_ic50", "drugood_ic50", "esol", "freesolv", "lipophilicity"],
         ImageCard: [
-            *("cifar10", "cifar100", "digits", "emnist_balanced", "emnist_letters", "fashionmnist"),
-            *("mnist", "mnistm", "svhn", "synthdigits", "usps"),
+            *("cifar10", "cifar100", "cinic10", "digits", "emnist_balanced", "emnist_letters", "fashionmnist"),
+            *("femnist", "mnist", "mnistm", "svhn", "synthdigits", "usps"),
         ],
         TableCard: ["adult"],
     }
@@ -61,7 +61,7 @@ def test_every_shipped_card_reads_and_is_named_after_its_file():
         assert all(card.details().values())
         assert card.describe().keys() == {"name", "title", "licence", "citation"}
     assert [name for name in kinds[MoleculeCard] if load_card(name).standin] == ["esol"]
-    assert [name for name in kinds[ImageCard] if not load_card(name).standin] == ["digits", "emnist_balanced"]
+    assert [name for name in kinds[ImageCard] if not load_card(name).standin] == ["digits"]
 
 
 def test_a_card_of_ones_own_is_read_in_full(tmp_path):
@@ -186,11 +186,15 @@ IMAGES = {
     "note": "for tests",
 }
 TORCHVISION = IMAGES["torchvision"]
+FOLDER = {"layout": "leaf", "names": ["mine", "b/mine"], "parts": [{"train": ["train"], "test": ["test"]}]}
+#: Changes to a card of grey images in LEAF's files.
+LEAF = {"folder": FOLDER, "image": {"channels": 1, "size": 28}, "coarse_classes": ...}
 
 
-def write_image_card(folder: Path, **changes: object) -> Path:
-    path = folder / "mine.yaml"
-    path.write_text(yaml.safe_dump(IMAGES | changes))
+def write_image_card(place: Path, **changes: object) -> Path:
+    path = place / "mine.yaml"
+    content = {key: value for key, value in (IMAGES | changes).items() if value is not ...}
+    path.write_text(yaml.safe_dump(content))
     return path
 
 
@@ -215,6 +219,17 @@ def test_what_an_image_card_may_leave_out(tmp_path):
     assert (card.torchvision, card.coarse_classes, card.num_rows, card.can_be_fetched) == (None, (), 5, False)
 
 
+def test_an_image_card_may_name_the_folder_as_published(tmp_path):
+    card = load_card(write_image_card(tmp_path, **LEAF))
+    assert (card.folder.layout, card.folder.names, card.has_writers) == ("leaf", ("mine", "b/mine"), True)
+    assert card.folder.parts == ({"train": ("train",), "test": ("test",)},)
+    assert card.details()["folder"] == "or a folder mine or b/mine with train/*.json and test/*.json"
+    assert not card.folder.joins_parts
+    card = load_card("cinic10")
+    assert (card.folder.joins_parts, card.has_writers, card.num_rows) == (True, False, 270_000)
+    assert card.details()["folder"].endswith(" with train/CLASS/*.png and valid/CLASS/*.png and test/CLASS/*.png")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -235,6 +250,15 @@ def test_what_an_image_card_may_leave_out(tmp_path):
         ({"torchvision": TORCHVISION | {"train": True}}, "train=True: give the arguments of EMNIST"),
         ({"torchvision": TORCHVISION | {"first_label": 2}}, "first_label=2: give 0 or 1"),
         ({"torchvision": {"dataset": "MNIST"}}, "torchvision: missing key 'train'"),
+        ({"folder": FOLDER}, "folder: none of the layouts has superclasses; leave coarse_classes out"),
+        (LEAF | {"image": {"channels": 3, "size": 28}}, "LEAF's JSON files hold grey images; set image.channels to 1"),
+        (LEAF | {"folder": FOLDER | {"layout": "leav"}}, "layout='leav': expected one of leaf, class-folders (did you"),
+        (LEAF | {"folder": FOLDER | {"parts": []}}, "folder, parts is empty: name the folders of the parts"),
+        (LEAF | {"folder": FOLDER | {"parts": [{"test": ["a"]}]}}, "folder, parts[0]: missing key 'train'"),
+        (LEAF | {"folder": FOLDER | {"parts": [{"train": "a"}]}}, "folder, parts[0], train: expected a list, got 'a'"),
+        (LEAF | {"folder": FOLDER | {"names": []}}, "folder, names=[]: give one or more folders"),
+        (LEAF | {"folder": FOLDER | {"names": ["/mine"]}}, "names=['/mine']: give one or more folders, relative and"),
+        (LEAF | {"folder": FOLDER | {"names": ["../x"]}}, "names=['../x']: give one or more folders, relative and"),
     ],
 )
 def test_a_fault_of_an_image_card_is_named(tmp_path, changes, message):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from lightning_fl.data.image_reading import read_digits
-from lightning_fl.data.image_standin import MAX_CLASSES, RENDERINGS, digits_domain, digits_standin
+from lightning_fl.data.image_standin import MAX_CLASSES, NUM_WRITERS, RENDERINGS, digits_domain, digits_standin
 from lightning_fl.errors import DataError
 
 
@@ -24,7 +24,29 @@ def test_more_classes_are_turned_digits():
 def test_fewer_classes_leave_digits_out():
     standin = digits_standin(["zero", "one"], size=8, channels=1)
     assert standin.targets.unique().tolist() == [0, 1]
-    assert MAX_CLASSES == 40
+    assert MAX_CLASSES == 80
+
+
+def test_from_class_40_on_they_are_seen_in_a_mirror():
+    standin = digits_standin([f"class {k}" for k in range(62)], size=8, channels=1)
+    assert (torch.bincount(standin.targets, minlength=62) > 100).all()
+    turned, mirrored = (standin.images[standin.targets == label] for label in (13, 53))
+    assert torch.equal(mirrored, turned.flip(3))
+
+
+def test_made_up_writers_press_more_or_less_hard():
+    plain = digits_standin([str(k) for k in range(20)], size=8, channels=1)
+    standin = digits_standin([str(k) for k in range(20)], size=8, channels=1, writers=True)
+    writers = standin.column("writer")
+    assert torch.equal(standin.targets, plain.targets)
+    assert len(set(writers)) == NUM_WRITERS
+    assert writers == digits_standin([str(k) for k in range(20)], size=8, channels=1, writers=True).column("writer")
+    for writer in ("made_up_000", "made_up_119"):
+        own = torch.tensor([name == writer for name in writers])
+        ink = 255 - standin.images[own].float()
+        share = ink.sum() / plain.images[own].sum()
+        assert 0.39 < share < 1.01
+        assert (ink - share * plain.images[own]).abs().max() < 1.5
 
 
 def test_domains_differ_visibly_and_are_the_same_every_time():

@@ -287,7 +287,14 @@ def test_groups_are_named_clients_known_after_setup():
     assert data.describe() == {
         "source": "measured",
         "num_clients": 3,
-        "partitioner": {"name": "GroupBy", "num_clients": None, "ratios": None, "column": "assay"},
+        "partitioner": {
+            "name": "GroupBy",
+            "num_clients": None,
+            "ratios": None,
+            "column": "assay",
+            "num_groups": None,
+            "min_samples": 0,
+        },
         "split_seed": 0,
         "num_samples": {"train": [2, 2, 2], "val": [1, 1, 0], "test": [1, 1, 0]},
     }

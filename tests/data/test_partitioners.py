@@ -92,7 +92,14 @@ def test_group_names_are_known_after_a_call():
     assert by_assay.names is None
     by_assay(MOLECULES, 0)
     assert by_assay.names == ["a", "b", "c"]
-    assert by_assay.describe() == {"name": "GroupBy", "num_clients": None, "ratios": None, "column": "assay"}
+    assert by_assay.describe() == {
+        "name": "GroupBy",
+        "num_clients": None,
+        "ratios": None,
+        "column": "assay",
+        "num_groups": None,
+        "min_samples": 0,
+    }
     assert Quantity(ratios=[7, 2, 1]).describe() == {
         "name": "Quantity",
         "num_clients": 3,
@@ -144,6 +151,49 @@ def test_a_group_has_one_client_in_all_splits():
     assert by_assay.names == ["a", "b", "c", "d"]
     assert _lists(parts["test"]) == [[0], [2], [1], [3]]
     assert len(parts["train"][3]) == 0
+
+
+ASSAYS = _Molecules(
+    ["C"] * 30, [name for name, count in zip("abcdef", (2, 4, 6, 8, 3, 7), strict=True) for _ in range(count)]
+)
+
+
+def test_some_groups_can_be_drawn():
+    named = set()
+    for seed in range(20):
+        drawn = GroupBy(column="assay", num_groups=3)
+        parts = drawn(ASSAYS, seed)
+        assert len(parts) == 3
+        assert drawn.names == sorted(drawn.names)
+        for name, part in zip(drawn.names, parts, strict=True):
+            assert part.tolist() == [index for index, assay in enumerate(ASSAYS.assays) if assay == name]
+        assert _lists(GroupBy(column="assay", num_groups=3)(ASSAYS, seed)) == _lists(parts)
+        named |= set(drawn.names)
+    assert named == set("abcdef")  # small ones too
+    every = GroupBy(column="assay", num_groups=6)
+    assert _lists(every(ASSAYS, 0)) == _lists(GroupBy(column="assay")(ASSAYS, 1))
+
+
+def test_small_groups_can_be_left_out():
+    large = GroupBy(column="assay", min_samples=6)
+    assert [len(part) for part in large(ASSAYS, 0)] == [6, 8, 7]
+    assert large.names == ["c", "d", "f"]
+    dealt = GroupBy(column="assay", min_samples=6, num_clients=2)(ASSAYS, 0)
+    assert sorted(torch.cat(dealt).tolist()) == [*range(6, 20), *range(23, 30)]
+    with pytest.raises(
+        DataError, match="3 of 6 groups have at least 6 samples for training, but 4 are wanted: ask for"
+    ):
+        GroupBy(column="assay", min_samples=6, num_groups=4)(ASSAYS, 0)
+    with pytest.raises(DataError, match="0 of 6 groups have at least 9 samples for training, but 1 are wanted"):
+        GroupBy(column="assay", min_samples=9)(ASSAYS, 0)
+
+
+def test_groups_are_large_enough_by_their_training_samples():
+    test = _Molecules(["C"] * 12, ["a"] * 9 + ["d"] * 3)
+    large = GroupBy(column="assay", min_samples=7)
+    parts = large.partition_splits({"train": ASSAYS, "test": test}, 0)
+    assert large.names == ["d", "f"]
+    assert _lists(parts["test"]) == [[9, 10, 11], []]
 
 
 def test_stratified_parts_are_alike_and_sizes_leave_the_rest():
@@ -209,6 +259,12 @@ def test_an_error_names_the_split():
         (lambda: Pathological(num_clients=2, classes_per_client=0), "classes_per_client=0"),
         (lambda: GroupBy(column="assay", num_clients=0), "num_clients=0"),
         (lambda: GroupBy(column="assay", ratios=[1, 2]), "the number of clients"),
+        (lambda: GroupBy(column="assay", num_groups=0), "num_groups=0 with num_clients=None: give at least one group"),
+        (
+            lambda: GroupBy(column="assay", num_groups=2, num_clients=3),
+            "num_groups=2 with num_clients=3: give at least",
+        ),
+        (lambda: GroupBy(column="assay", min_samples=-1), "min_samples=-1: give at least 0"),
         (lambda: Scaffold(num_clients=2, ratios=[1, 2, 3]), "one ratio per client"),
         (lambda: Scaffold(num_clients=2, ratios=[1, 0]), "positive number per client"),
     ],

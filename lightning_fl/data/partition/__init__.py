@@ -6,6 +6,7 @@ the function says what is left unused. The same arguments and seed give the same
 
 from lightning_fl.data.partition.groups import (
     by_group,
+    choose_groups,
     deal_groups,
     indices_of_clients,
     murcko_scaffolds,
@@ -36,6 +37,7 @@ __all__ = [
     "by_shares",
     "by_sizes",
     "by_sizes_stratified",
+    "choose_groups",
     "deal_groups",
     "dirichlet",
     "dirichlet_shares",

@@ -1,7 +1,7 @@
 """Partitions by key: assays, writers, molecular scaffolds. A group is never divided."""
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,41 @@ from lightning_fl.data.partition.sizes import apportion, check_num_clients, chec
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.seeding import generator
 
-__all__ = ["by_group", "deal_groups", "indices_of_clients", "murcko_scaffolds", "scaffold", "sorted_groups"]
+__all__ = [
+    "by_group",
+    "choose_groups",
+    "deal_groups",
+    "indices_of_clients",
+    "murcko_scaffolds",
+    "scaffold",
+    "sorted_groups",
+]
+
+
+def choose_groups(
+    sizes: Mapping[Any, int], seed: int, *, num_groups: int | None = None, min_samples: int = 0
+) -> list[Any]:
+    """Some of the groups, in the order in which they are given.
+
+    Args:
+        sizes: samples of every group.
+        seed: seed of the partition.
+        num_groups: so many groups, drawn without preference for large ones; ``None`` for all.
+        min_samples: only groups with at least so many samples.
+
+    Raises:
+        DataError: if there are fewer such groups, or none.
+    """
+    large = [group for group, size in sizes.items() if size >= min_samples]
+    if len(large) < (num_groups or 1):
+        raise DataError(
+            f"{len(large)} of {len(sizes)} groups have at least {min_samples} samples for training, but"
+            f" {num_groups or 1} are wanted: ask for fewer groups (num_groups) or smaller ones (min_samples)."
+        )
+    if num_groups is None:
+        return large
+    drawn = torch.randperm(len(large), generator=generator(seed, "partition", "chosen groups"))[:num_groups]
+    return [large[index] for index in drawn.sort().values.tolist()]
 
 
 def deal_groups(

@@ -1,6 +1,7 @@
 """Partitioners by key: whole groups such as assays, writers or molecular scaffolds."""
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -44,11 +45,17 @@ class _ByKey(Partitioner):
         """One dealing of the groups of all splits."""
         keys = {name: list(self._keys(dataset)) for name, dataset in datasets.items()}
         together = [key for part in keys.values() for key in part]
-        client_of, num_clients = self._deal(together, seed)
+        chosen = self._chosen(partition.sorted_groups(together), next(iter(keys.values())), seed)
+        client_of, num_clients = self._deal([key for key in together if key in chosen], seed)
+        # what belongs to no client is given to one more, who is then left out
         return {
-            name: partition.indices_of_clients([client_of[key] for key in part], num_clients)
+            name: partition.indices_of_clients([client_of.get(key, num_clients) for key in part], num_clients + 1)[:-1]
             for name, part in keys.items()
         }
+
+    def _chosen(self, groups: list[Hashable], train: list[Hashable], seed: int) -> set[Hashable]:
+        """The groups to deal; of all splits ``groups``, of the training samples ``train`` are known."""
+        return set(groups)
 
     def _deal(self, keys: list[Hashable], seed: int) -> tuple[dict[Hashable, int], int]:
         """The client of every group, and the number of clients."""
@@ -68,11 +75,33 @@ class GroupBy(_ByKey):
         column: name of the column, read with ``dataset.column(name)``.
         num_clients: ``None``: each group is a client, named after it. Otherwise groups are dealt to that many clients.
         ratios: the clients' shares of the samples, one positive number each; ``None`` for equal ones.
+        num_groups: use so many groups only, drawn at random; ``None`` for all.
+        min_samples: use groups with at least so many (training) samples only.
+
+    Example:
+        >>> hundred_writers = GroupBy(column="writer", num_groups=100, min_samples=20)
     """
 
-    def __init__(self, *, column: str, num_clients: int | None = None, ratios: list[float] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        column: str,
+        num_clients: int | None = None,
+        ratios: list[float] | None = None,
+        num_groups: int | None = None,
+        min_samples: int = 0,
+    ) -> None:
         super().__init__(num_clients=num_clients, ratios=ratios)
+        if num_groups is not None and num_groups < max(1, num_clients or 1):
+            raise ConfigurationError(
+                f"num_groups={num_groups} with num_clients={num_clients}: give at least one group and one per client,"
+                " or null for all groups."
+            )
+        if min_samples < 0:
+            raise ConfigurationError(f"min_samples={min_samples}: give at least 0.")
         self.column = column
+        self.num_groups = num_groups
+        self.min_samples = min_samples
 
     def _keys(self, dataset: Dataset) -> Sequence[Hashable]:
         return _read(
@@ -80,6 +109,11 @@ class GroupBy(_ByKey):
             lambda base: base.column(self.column) if hasattr(base, "column") else None,
             f"has no method column(name) that returns the {self.column!r} of every sample: GroupBy needs one",
         )
+
+    def _chosen(self, groups: list[Hashable], train: list[Hashable], seed: int) -> set[Hashable]:
+        counts = Counter(train)
+        sizes = {group: counts[group] for group in groups}
+        return set(partition.choose_groups(sizes, seed, num_groups=self.num_groups, min_samples=self.min_samples))
 
 
 class Scaffold(_ByKey):
