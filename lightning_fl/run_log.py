@@ -121,11 +121,14 @@ class RunLog:
                 if hasattr(getattr(logger, "experiment", None), "add_figure"):
                     logger.experiment.add_figure(name, figure, step, close=False)
 
+    @staticmethod
+    def logs_clients(trainer: "FederatedTrainer") -> bool:
+        """Whether every client has curves of its own."""
+        return trainer.num_clients <= _MANY_CLIENTS if trainer.log_per_client is None else trainer.log_per_client
+
     def _scalars(self, trainer: "FederatedTrainer", split: Split) -> dict[str, float]:
         metrics = trainer.metrics.get(split, {})
-        per_client = trainer.log_per_client
-        if per_client is None:
-            per_client = trainer.num_clients <= _MANY_CLIENTS
+        per_client = self.logs_clients(trainer)
         assert trainer.datamodule is not None
         names = trainer.datamodule.client_names()
         scalars: dict[str, float] = {}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback, overrides
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
-from lightning_fl.cohort import Cohort
+from lightning_fl.cohort import Cohort, Participant
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.batches import BatchFactory, ClientBatches
@@ -164,6 +164,7 @@ class FederatedTrainer(Stages):
         self.resting_clients: set[int] = set()
         self.models_are_final = False
         self.round_work: LocalWork | None = None
+        self.participant: Participant | None = None
         self._changed_batches: dict[tuple[int, Split], ClientBatches | None] = {}
         self.loop: LocalLoop  # both are made when a run is set up
         self.batch_factory: BatchFactory

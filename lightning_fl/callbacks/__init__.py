@@ -22,6 +22,7 @@ from lightning_fl.callbacks.parity_figure import ParityFigure
 from lightning_fl.callbacks.personal_layers import PersonalLayers
 from lightning_fl.callbacks.progress import ProgressDisplay
 from lightning_fl.callbacks.sampling_weights_figure import SamplingWeightsFigure
+from lightning_fl.callbacks.shapley_rewards import ShapleyRewards
 
 __all__ = [
     "HCCT",
@@ -46,4 +47,5 @@ __all__ = [
     "PersonalLayers",
     "ProgressDisplay",
     "SamplingWeightsFigure",
+    "ShapleyRewards",
 ]

@@ -1,6 +1,6 @@
 """The hooks of a federated run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +33,7 @@ class Callback:
             on_client_end
             select_collaboration           who collaborates, from what the clients learned (at most one defines it)
             select_collaborators           or whose models each client averages its own with (at most one)
+            on_average_end                 who had which share in the new models
             on_aggregate_end               updates are averaged; set the next Collaboration here
             on_evaluate_end                every check_val_every_n_rounds
           on_round_end
@@ -91,7 +92,7 @@ class Callback:
         """A client took its ``num_steps``-th local optimiser step of the round."""
 
     def on_client_end(self, trainer: "FederatedTrainer", client: int) -> None:
-        """A client's turn is over; ``trainer.client_weights()`` are its weights."""
+        """A client's turn is over; ``trainer.client_weights()`` are its weights, ``trainer.participant`` its part."""
 
     def select_collaboration(
         self, trainer: "FederatedTrainer", weights: "Mapping[int, Weights]"
@@ -115,6 +116,22 @@ class Callback:
         that defines it gives every client a model of its own in ``on_fit_start``.
         """
         raise NotImplementedError
+
+    def on_average_end(
+        self,
+        trainer: "FederatedTrainer",
+        starts: "Sequence[Weights]",
+        shares: "Mapping[int, Mapping[int, float]]",
+    ) -> None:
+        """``trainer.models`` were averaged from what the clients learned; nothing else has changed since.
+
+        Called on every rank, not where clients choose whose models they take in (``select_collaborators``).
+
+        Args:
+            trainer: its collaboration is the one that the average was taken by.
+            starts: the models before the average, one per shared model.
+            shares: model -> client that contributed to it -> its weight, summing to 1 over the model's clients.
+        """
 
     def on_aggregate_end(self, trainer: "FederatedTrainer") -> None:
         """The shared models are averaged."""

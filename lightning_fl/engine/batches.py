@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -51,6 +52,20 @@ class ClientBatches(ABC):
     @abstractmethod
     def shuffled(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[SizedBatch]:
         """``num_batches`` batches in the training order, pass after pass; every draw comes from ``seed_path``."""
+
+    def some(self, seed_path: tuple[int | str, ...], num_samples: int | None) -> Iterator[SizedBatch]:
+        """Batches of ``num_samples`` samples, those of :meth:`once` where there are no more or it is ``None``.
+
+        Where samples cannot be picked, the first whole batches that hold as many.
+        """
+        given = 0
+        for batch, size in self.once(seed_path):
+            yield batch, size
+            if num_samples is None or batch is None:  # an empty batch, which the step is not given
+                continue
+            given += extract_batch_size(batch) if size is None else size
+            if given >= num_samples:
+                return
 
     @property
     def targets(self) -> Tensor:
@@ -137,6 +152,18 @@ class PackedBatches(ClientBatches):
             order = torch.randperm(self.num_samples, generator=draws).to(self._pack.device)
             yield from self._gather(order, self._pack.batches_per_gather, num_batches)
             num_batches -= self.epoch_length()
+
+    def some(self, seed_path: tuple[int | str, ...], num_samples: int | None) -> Iterator[SizedBatch]:
+        """A random subset without replacement; every draw comes from ``seed_path``."""
+        if num_samples is None or num_samples >= self.num_samples:
+            return self.once(seed_path)
+        draws = torch.Generator().manual_seed(derive_seed(*seed_path, "samples"))  # type: ignore[arg-type]
+        chosen = torch.randperm(self.num_samples, generator=draws)[:num_samples].to(self._pack.device)
+        indices = chosen if self._indices is None else self._indices.index_select(0, chosen)
+        subset = PackedBatches(self._pack, indices, batch_size=self._batch_size, shuffle=False)
+        if self._targets is not None:
+            subset.targets = self._targets.index_select(0, chosen)
+        return subset.once(seed_path)
 
     def _sizes(self) -> list[int]:
         length = self.epoch_length()

@@ -1,5 +1,6 @@
 """Training a round's cohort and averaging what it hands over."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -53,10 +54,11 @@ def train_round(trainer: "FederatedTrainer", cohort: Cohort) -> None:
             sums[model].add_(weights, weight / planned[model])
 
     _train_cohort(trainer, cohort, add)
-    models = list(trainer.models)
+    starts, models = trainer.models, list(trainer.models)
     for model, total in sums.items():
         models[model] = _average(trainer, cohort, model, planned[model], total)
     trainer.models = models
+    _after_average(trainer, cohort, starts)
 
 
 def _train_own_models(trainer: "FederatedTrainer", cohort: Cohort, chooser: "Callback") -> None:
@@ -95,7 +97,7 @@ def _train_then_choose(trainer: "FederatedTrainer", cohort: Cohort, chooser: "Ca
         regroup(trainer, collaboration)
     planned = _planned_totals(trainer, cohort)
     contributors = _contributors(trainer, cohort)
-    models = list(trainer.models)
+    starts, models = trainer.models, list(trainer.models)
     for model in sorted(planned):  # one sum at a time: its memory is several times a model's
         total = _empty_sum(trainer, model, contributors[model])
         for participant in cohort.participants:
@@ -104,6 +106,8 @@ def _train_then_choose(trainer: "FederatedTrainer", cohort: Cohort, chooser: "Ca
                 total.add_(kept[participant.client], weight / planned[model])
         models[model] = _average(trainer, cohort, model, planned[model], total)
     trainer.models = models
+    kept.clear()
+    _after_average(trainer, cohort, starts)
 
 
 def regroup(trainer: "FederatedTrainer", collaboration: Collaboration) -> None:
@@ -161,6 +165,28 @@ def _average(
     return trainer.strategy.aggregate(trainer.models[model], total.value(survived))
 
 
+def _after_average(trainer: "FederatedTrainer", cohort: Cohort, starts: Sequence[Weights]) -> None:
+    """Tell callbacks who had which share in the models."""
+    callbacks = trainer.callbacks_with("on_average_end")
+    if not callbacks:
+        return
+    weights: dict[int, dict[int, float]] = {}
+    for participant in cohort.participants:
+        if participant.client in trainer.survivors:
+            for model, weight in _models_of(trainer, participant).items():
+                if not weight:
+                    continue
+                of_model = weights.setdefault(model, {})
+                of_model[participant.client] = of_model.get(participant.client, 0.0) + weight
+    totals = {model: math.fsum(of_model.values()) for model, of_model in weights.items()}
+    shares = {
+        model: {client: weight / totals[model] for client, weight in sorted(weights[model].items())}
+        for model in sorted(weights)
+    }
+    for callback in callbacks:
+        callback.on_average_end(trainer, starts, shares)
+
+
 def _train_cohort(
     trainer: "FederatedTrainer", cohort: Cohort, hand_over: Callable[[Participant, Weights], None]
 ) -> None:
@@ -179,6 +205,7 @@ def _train_cohort(
             continue
         start = trainer.shared_model(client) if participant.model is None else trainer.models[participant.model]
         state = trainer.client_states.setdefault(client, ClientState())
+        trainer.participant = participant
         try:
             for callback in before:
                 callback.on_client_start(trainer, client)

@@ -1,0 +1,608 @@
+"""Contributions in a run: against plain autograd and enumeration, their limits and sums, and what composes with it."""
+
+import json
+import math
+from itertools import pairwise, permutations
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from test_hcct_callback import TwoKinds
+from tiny import TinyClients, TinyModule, same_bits, weights_of
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from torchmetrics import MeanSquaredError
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.callbacks import (
+    HCCT,
+    Callback,
+    CollaborationGraph,
+    DROClientSampling,
+    FedCollab,
+    LocalMixup,
+    PersonalLayers,
+    ShapleyRewards,
+)
+from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.collaboration import Collaboration
+from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.strategies import FedAvg
+
+SIZES = (24, 10, 18)
+
+
+def trainer(*callbacks: Callback, rounds: int = 2, root: Path | None = None, **settings: Any) -> FederatedTrainer:
+    return FederatedTrainer(
+        callbacks=list(callbacks),
+        max_rounds=rounds,
+        enable_progress_bar=False,
+        seed=3,
+        default_root_dir=root,
+        **{"logger": False, "enable_checkpointing": False, "local_steps": 3, **settings},
+    )
+
+
+def fit(*callbacks: Callback, data: Any = None, module: Any = None, **settings: Any) -> FederatedTrainer:
+    run = trainer(*callbacks, **settings)
+    run.fit(module or TinyModule(), data or TinyClients())
+    return run
+
+
+class Watched(Callback):
+    """Keeps what clients learned, and the models before and after the average, as vectors of four weights."""
+
+    def __init__(self) -> None:
+        self.learned: list[dict[int, Tensor]] = []
+        self.starts: list[list[Tensor]] = []
+        self.models: list[list[Tensor]] = []
+        self.shares: list[dict[int, dict[int, float]]] = []
+
+    def on_round_start(self, trainer: FederatedTrainer) -> None:
+        self.learned.append({})
+
+    def on_client_end(self, trainer: FederatedTrainer, client: int) -> None:
+        self.learned[-1][client] = vector(trainer, trainer.client_weights())
+
+    def on_average_end(self, trainer, starts, shares) -> None:
+        self.starts.append([vector(trainer, model) for model in starts])
+        self.models.append([vector(trainer, model) for model in trainer.models])
+        self.shares.append({model: dict(of_model) for model, of_model in shares.items()})
+
+
+def vector(trainer: FederatedTrainer, weights: Any) -> Tensor:
+    spans = [span for span in trainer.loop.flat.spans() if span.trainable]
+    return torch.cat([weights.vectors[span.dtype][span.begin : span.end] for span in spans]).double()
+
+
+def held_out_loss(data: TinyClients, clients: Any, weights: Tensor, split: str = "val") -> Tensor:
+    """The mean over clients of their mean squared errors; bias is the last weight."""
+    losses = []
+    for client in clients:
+        x, y = (tensor.double() for tensor in data.sets[client, split].tensors)  # type: ignore[attr-defined]
+        losses.append((x @ weights[:3, None] + weights[3] - y).square().mean())
+    return torch.stack(losses).mean()
+
+
+def gradient(data: TinyClients, clients: Any, weights: Tensor, split: str = "val") -> Tensor:
+    weights = weights.clone().requires_grad_()
+    return torch.autograd.grad(held_out_loss(data, clients, weights, split), weights)[0]
+
+
+class OneWrong(TinyClients):
+    """Five clients with one target function, one of them with the opposite sign in training and validation."""
+
+    def __init__(self, wrong: int, seed: int) -> None:
+        super().__init__((24,) * 5, seed=seed)
+        draws = torch.Generator().manual_seed(seed)
+        for (client, split), dataset in list(self.sets.items()):
+            x = dataset.tensors[0] - 0.3 * client  # type: ignore[attr-defined]
+            y = x @ torch.tensor([[1.0], [-2.0], [0.5]]) + 0.1 * torch.randn(len(x), 1, generator=draws)
+            self.sets[client, split] = TensorDataset(x, -y if client == wrong else y)
+
+
+# -- against plain computations ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize("split", ["val", "train"])
+def test_first_order_is_the_papers_algorithm(normalized: bool, split: Any) -> None:
+    data, rewards, watched = TinyClients(), ShapleyRewards(normalized=normalized, split=split), Watched()
+    fit(rewards, watched, data=data, rounds=3)
+    assert rewards.rounds == [1, 2, 3]
+    for values, learned, starts, models in zip(
+        rewards.values, watched.learned, watched.starts, watched.models, strict=True
+    ):
+        shares = [size / sum(SIZES) for size in SIZES]
+        slope = gradient(data, range(3), models[0], split)
+        reference = models[0] if normalized else starts[0]
+        for client in range(3):
+            expected = -float(slope @ (shares[client] * (learned[client] - reference)))
+            assert values[client] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        if normalized:
+            assert sum(values.values()) == pytest.approx(0, abs=1e-12)
+        else:  # the loss's drop to first order
+            assert sum(values.values()) == pytest.approx(float(slope @ (starts[0] - models[0])), rel=1e-4)
+    totals = {client: sum(values[client] for values in rewards.values) for client in range(3)}
+    assert rewards.cumulated == pytest.approx(totals)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_exact_is_the_mean_over_all_orders_of_joining(normalized: bool) -> None:
+    data, rewards, watched = TinyClients(), ShapleyRewards(method="exact", normalized=normalized), Watched()
+    fit(rewards, watched, data=data, rounds=2)
+    shares = [size / sum(SIZES) for size in SIZES]
+    for turn, values in enumerate(rewards.values):
+        start, learned = watched.starts[turn][0], watched.learned[turn]
+
+        def value(coalition: tuple[int, ...], start: Tensor = start, learned: dict[int, Tensor] = learned) -> float:
+            if not coalition:
+                return -float(held_out_loss(data, range(3), start))
+            total = sum(shares[i] for i in coalition) if normalized else 1.0
+            model = start + sum(shares[i] / total * (learned[i] - start) for i in coalition)
+            return -float(held_out_loss(data, range(3), model))
+
+        expected = dict.fromkeys(range(3), 0.0)
+        for order in permutations(range(3)):
+            for place, client in enumerate(order):
+                expected[client] += (value(order[: place + 1]) - value(order[:place])) / 6
+        assert values == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        drop = held_out_loss(data, range(3), start) - held_out_loss(data, range(3), watched.models[turn][0])
+        assert sum(values.values()) == pytest.approx(float(drop), rel=1e-4, abs=1e-6)
+
+
+def test_many_permutations_are_the_exact_values() -> None:
+    exact, sampled = ShapleyRewards(method="exact"), ShapleyRewards(method="permutations", num_permutations=4000)
+    fit(exact, rounds=1)
+    run = fit(sampled, rounds=1)
+    error = run.round_metrics["contribution/standard_error"]
+    assert 0 < error < 0.02
+    for client, value in exact.values[0].items():
+        assert sampled.values[0][client] == pytest.approx(value, abs=4 * error)
+    again = ShapleyRewards(method="permutations", num_permutations=4000)
+    fit(again, rounds=1)
+    assert again.values == sampled.values
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def test_first_order_differs_from_exact_by_the_square_of_the_learning_rate() -> None:
+    differences = []
+    for rate in (4e-3, 2e-3, 1e-3):
+        found = []
+        for method in ("first_order", "exact"):
+            rewards = ShapleyRewards(method=method, normalized=False)  # type: ignore[arg-type]
+            fit(rewards, module=TinyModule(rate).double(), data=_double(TinyClients()), rounds=1, precision="64")
+            found.append(rewards.values[0])
+        first, exact = found
+        differences.append(max(abs(first[client] - exact[client]) for client in first))
+        assert first == pytest.approx(exact, rel=30 * rate)
+    orders = [math.log2(a / b) for a, b in pairwise(differences)]
+    assert orders == pytest.approx([2, 2], abs=0.1)
+
+
+def test_normalized_exact_values_are_a_multiple_of_first_orders_about_their_mean() -> None:
+    """Of equal clients in the limit of small steps: by (n H_n - 1) / (n - 1), H_n = 1 + 1/2 + ... + 1/n.
+
+    With a_i = -<∇L, W_i - W_start>, v(C) is the mean of a over C; summing over orders gives
+    psi_i - psi_j = (a_i - a_j) (n H_n - 1) / (n (n - 1)), where first order has (a_i - a_j) / n.
+    """
+    found = []
+    for method in ("first_order", "exact"):
+        rewards = ShapleyRewards(method=method)  # type: ignore[arg-type]
+        data = _double(TinyClients((12, 12, 12)))
+        fit(rewards, module=TinyModule(1e-5).double(), data=data, rounds=1, precision="64")
+        found.append(torch.tensor(list(rewards.values[0].values()), dtype=torch.float64))
+    first, exact = found
+    factor = (3 * (1 + 1 / 2 + 1 / 3) - 1) / 2
+    torch.testing.assert_close(exact - exact.mean(), factor * first, rtol=1e-3, atol=0)
+
+
+def _double(data: TinyClients) -> TinyClients:
+    for key, dataset in data.sets.items():
+        data.sets[key] = TensorDataset(*(tensor.double() for tensor in dataset.tensors))  # type: ignore[attr-defined]
+    return data
+
+
+@pytest.mark.parametrize("method", ["first_order", "exact", "permutations"])
+@pytest.mark.parametrize("normalized", [True, False])
+def test_equal_clients_have_equal_values(method: Any, normalized: bool) -> None:
+    data = TinyClients((16, 16, 12), shuffle=False)
+    for split in ("train", "val"):
+        data.sets[1, split] = data.sets[0, split]
+    rewards = ShapleyRewards(method=method, normalized=normalized)
+    fit(rewards, data=data)
+    if method == "permutations":  # of three players a hundred orders are no exact value
+        return
+    for values in rewards.values:
+        assert values[0] == pytest.approx(values[1], abs=1e-12)
+        assert values[2] != pytest.approx(values[0], abs=1e-6)
+
+
+def test_one_client_alone_is_the_average_client() -> None:
+    rewards = ShapleyRewards()
+    fit(rewards, data=TinyClients((16,)))
+    assert rewards.values == [{0: 0.0}, {0: 0.0}]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("method", ["first_order", "exact", "permutations"])
+def test_a_client_with_wrong_targets_is_last(method: Any, seed: int) -> None:
+    wrong = seed % 5
+    rewards = ShapleyRewards(method=method)
+    fit(rewards, data=OneWrong(wrong, seed), rounds=4)
+    others = [value for client, value in rewards.cumulated.items() if client != wrong]
+    assert rewards.cumulated[wrong] < 0 < min(others)
+
+
+# -- the run is not changed --------------------------------------------------------------------------------------------
+
+
+class Measured(TinyModule):
+    """Counts a torchmetrics metric in training_step, over the steps of a turn."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.error = MeanSquaredError()
+        self.modes: list[tuple[bool, bool, int]] = []
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        prediction = self(batch[0])
+        self.error.update(prediction.detach(), batch[1])
+        self.modes.append((self.training, self.trainer.training, self.current_epoch))
+        loss = nn.functional.mse_loss(prediction, batch[1])
+        self.log("train/loss", loss)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train/error", self.error.compute())
+        if self.current_epoch % 2:  # otherwise it goes on counting, also over the round's end
+            self.error.reset()
+
+
+@pytest.mark.parametrize("method", ["first_order", "exact"])
+def test_models_and_metrics_keep_their_bits(method: Any) -> None:
+    settings = {"optimizer_state": "keep", "rounds": 4}
+    plain, valued = (Measured(dropout=0.3, norm=True) for _ in range(2))
+    one = fit(module=plain, **settings)
+    two = fit(ShapleyRewards(method=method, num_samples=4), module=valued, **settings)
+    assert same_bits(weights_of(plain), weights_of(valued))
+    assert one.metrics == two.metrics
+    assert (False, False, 3) in valued.modes
+    assert [mode for mode in valued.modes if mode[0]] == plain.modes
+    assert all(parameter.requires_grad for parameter in valued.parameters())
+
+
+def test_samples_are_drawn_anew_every_round_and_bound_the_work() -> None:
+    seen: list[int] = []
+
+    class Counting(TinyModule):
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            if not self.training:
+                seen.append(len(batch[0]))
+            return super().training_step(batch, batch_idx)
+
+    few, all_of_them = ShapleyRewards(num_samples=2), ShapleyRewards(num_samples=None)
+    fit(few, module=Counting())
+    assert sum(seen) == 2 * 3 * 2
+    seen.clear()
+    fit(all_of_them, module=Counting())
+    assert sum(seen) == 2 * 3 * 6
+    assert few.values[0] != pytest.approx(all_of_them.values[0], rel=1e-3)
+
+
+def test_proximal_terms_and_mixup_have_no_part_in_it() -> None:
+    class Shifted(FedAvg):
+        def client_loss(self, loss: Tensor, module: nn.Module) -> Tensor:
+            return loss + 0.1 * sum(parameter.square().sum() for parameter in module.parameters())
+
+    data, rewards, watched = TinyClients(), ShapleyRewards(), Watched()
+    fit(rewards, watched, LocalMixup(alpha=0.4), data=data, strategy=Shifted())
+    for turn, values in enumerate(rewards.values):
+        slope = gradient(data, range(3), watched.models[turn][0])
+        for client, value in values.items():
+            update = watched.learned[turn][client] - watched.models[turn][0]
+            assert value == pytest.approx(-SIZES[client] / sum(SIZES) * float(slope @ update), rel=1e-4, abs=1e-6)
+
+
+# -- who takes part ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["first_order", "exact"])
+def test_sampled_clients_only_are_valued_by_their_draws(method: Any) -> None:
+    data, rewards, watched = TinyClients(), ShapleyRewards(method=method, normalized=False), Watched()
+    sampling = DROClientSampling(cohort_size=2)
+    fit(rewards, watched, sampling, data=data, rounds=6)
+    assert any(len(values) < 3 for values in rewards.values)
+    for turn, values in enumerate(rewards.values):
+        shares = watched.shares[turn][0]
+        assert values.keys() == shares.keys() == watched.learned[turn].keys()
+        assert sum(shares.values()) == pytest.approx(1)
+        assert all((2 * share) % 1 == 0 for share in shares.values())
+        if method == "first_order":
+            slope = gradient(data, values, watched.models[turn][0])
+            for client, value in values.items():
+                update = watched.learned[turn][client] - watched.starts[turn][0]
+                assert value == pytest.approx(-shares[client] * float(slope @ update), rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*is left out of round")
+@pytest.mark.parametrize("method", ["first_order", "exact"])
+def test_a_client_that_failed_has_no_value(method: Any) -> None:
+    class Fails(Callback):
+        def on_client_start(self, trainer: FederatedTrainer, client: int) -> None:
+            if client == 1 and trainer.current_round == 1:
+                raise RuntimeError("no power")
+
+    rewards, watched = ShapleyRewards(method=method), Watched()
+    fit(rewards, watched, Fails(), rounds=3, on_client_error="skip")
+    assert [sorted(values) for values in rewards.values] == [[0, 1, 2], [0, 2], [0, 1, 2]]
+    assert watched.shares[1] == {0: {0: pytest.approx(24 / 42), 2: pytest.approx(18 / 42)}}
+    assert rewards.cumulated[1] == pytest.approx(rewards.values[0][1] + rewards.values[2][1])
+
+
+@pytest.mark.parametrize("method", ["first_order", "exact"])
+def test_personal_layers_are_each_clients_own(method: Any) -> None:
+    data, rewards = TinyClients(), ShapleyRewards(method=method, normalized=False)
+    watched = Watched()
+    fit(rewards, watched, PersonalLayers(layers=["linear.bias"]), data=data)
+    for turn, values in enumerate(rewards.values):
+        start, after = watched.starts[turn][0], watched.models[turn][0]
+        learned = watched.learned[turn]
+
+        def loss(shared: Tensor, learned: dict[int, Tensor] = learned) -> Tensor:
+            each = [
+                held_out_loss(data, [client], torch.cat([shared, own[3:]])) for client, own in sorted(learned.items())
+            ]
+            return torch.stack(each).mean()
+
+        if method == "exact":
+            drop = float(loss(start[:3]) - loss(after[:3]))
+            assert sum(values.values()) == pytest.approx(drop, rel=1e-4, abs=1e-6)
+            continue
+        shared = after[:3].clone().requires_grad_()
+        slope = torch.autograd.grad(loss(shared), shared)[0]
+        for client, value in values.items():
+            expected = -SIZES[client] / sum(SIZES) * float(slope @ (learned[client] - start)[:3])
+            assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_coalitions_that_form_in_the_round_are_valued_by_themselves() -> None:
+    data, rewards, watched, hcct = TwoKinds(), ShapleyRewards(), Watched(), HCCT(tradeoff=2.0)
+    run = fit(hcct, rewards, watched, data=data, rounds=4)
+    assert run.collaboration.num_models == 2
+    assert {frozenset(values) for values in rewards.by_model[-1].values()} == {frozenset({0, 1, 2}), frozenset({3, 4})}
+    for turn, models in enumerate(rewards.by_model):
+        for model, values in models.items():
+            assert sum(values.values()) == pytest.approx(0, abs=1e-12)
+            shares, after = watched.shares[turn][model], watched.models[turn][model]
+            slope = gradient(data, values, after)
+            for client, value in values.items():
+                update = watched.learned[turn][client] - after
+                assert value == pytest.approx(-shares[client] * float(slope @ update), rel=1e-4, abs=1e-6)
+
+
+def test_given_coalitions_are_valued_by_themselves() -> None:
+    rewards = ShapleyRewards(method="exact")
+    fedcollab = FedCollab(capacity=1.0, hidden=8, max_rounds=40, learning_rate=0.5)
+    run = fit(fedcollab, rewards, data=TwoKinds(sizes=(40, 40, 40, 40, 40)), rounds=1)
+    groups = {
+        frozenset(client for client, weight in enumerate(row) if weight > 0)
+        for row in run.collaboration.aggregation.tolist()
+    }
+    assert len(groups) > 1
+    assert {frozenset(values) for values in rewards.by_model[0].values()} == groups
+
+
+def test_a_client_of_two_tiers_is_valued_in_both() -> None:
+    class Tiers(Callback):
+        role = "collaboration"
+
+        def on_fit_start(self, trainer: FederatedTrainer) -> None:
+            trainer.collaboration = Collaboration(torch.full((2, 3), 1 / 3), torch.full((3, 2), 0.5))
+
+        def select_clients(self, trainer: FederatedTrainer) -> Cohort:
+            parts = [(0, 0), (1, 0), (1, 1), (2, 1)]
+            return Cohort(tuple(Participant(client, model, 1.0 + client) for client, model in parts))
+
+        def on_aggregate_end(self, trainer: FederatedTrainer) -> None:  # the next round's, before or after valuation
+            trainer.collaboration = Collaboration(torch.full((2, 3), 1 / 3), torch.full((3, 2), 0.5))
+
+    class Learned(Callback):
+        def __init__(self) -> None:
+            self.of: dict[tuple[int, int | None], Tensor] = {}
+
+        def on_client_end(self, trainer: FederatedTrainer, client: int) -> None:
+            assert trainer.participant is not None
+            self.of[client, trainer.participant.model] = vector(trainer, trainer.client_weights())
+
+    data, rewards, learned, watched = TinyClients(), ShapleyRewards(), Learned(), Watched()
+    fit(Tiers(), rewards, learned, watched, data=data, rounds=1)
+    (models,) = rewards.by_model
+    assert {model: sorted(values) for model, values in models.items()} == {0: [0, 1], 1: [1, 2]}
+    assert watched.shares == [{0: {0: 1 / 3, 1: 2 / 3}, 1: {1: 2 / 5, 2: 3 / 5}}]
+    for model, values in models.items():
+        after = watched.models[0][model]
+        slope = gradient(data, values, after)
+        for client, value in values.items():
+            expected = -watched.shares[0][model][client] * float(slope @ (learned.of[client, model] - after))
+            assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert rewards.values[0][1] == pytest.approx(models[0][1] + models[1][1])
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+
+def test_values_are_logged_written_and_ranked(tmp_path: Path) -> None:
+    rewards = ShapleyRewards(every_n_rounds=2)
+    run = fit(rewards, rounds=5, root=tmp_path, logger=True)
+    assert rewards.rounds == [2, 4]
+    folder = Path(run.log_dir)
+    table = pd.read_csv(folder / "contributions.csv")
+    assert list(table.columns) == ["round", "model", "client", "psi", "cumulated"]
+    assert table["round"].tolist() == [2, 2, 2, 4, 4, 4]
+    last = table[table["round"] == 4].set_index("client")
+    summary = json.loads((folder / "summary.json").read_text())["contributions"]
+    assert (summary["method"], summary["normalized"], summary["rounds"]) == ("first_order", True, 2)
+    curves = pd.read_csv(folder / "metrics.csv").set_index("step")
+    order = sorted(range(3), key=lambda client: -rewards.cumulated[client])
+    for client, total in rewards.cumulated.items():
+        name = f"client_{client}"
+        assert last.loc[name, "psi"] == pytest.approx(rewards.values[1][client])
+        assert last.loc[name, "cumulated"] == pytest.approx(total)
+        assert summary["clients"][name] == {"cumulated": total, "rank": order.index(client) + 1}
+        assert curves.loc[4, f"contribution/{name}"] == pytest.approx(rewards.values[1][client])
+        assert curves.loc[4, f"contribution/cumulated/{name}"] == pytest.approx(total)
+    assert curves.loc[2, "contribution/max"] == pytest.approx(max(rewards.values[0].values()))
+    assert curves.loc[2, "contribution/min"] == pytest.approx(min(rewards.values[0].values()))
+    assert math.isnan(curves.loc[3, "contribution/max"])
+
+
+def test_of_many_clients_only_the_range_is_logged() -> None:
+    run = fit(ShapleyRewards(normalized=False), log_per_client=False)
+    names = {name for name in run.round_metrics if name.startswith("contribution")}
+    assert names == {"contribution/mean", "contribution/min", "contribution/max"}
+    assert run.round_metrics["contribution/mean"] != 0
+
+
+def test_a_resumed_run_has_the_values_of_one_that_was_not_interrupted(tmp_path: Path) -> None:
+    settings = {"enable_checkpointing": True, "root": tmp_path}
+    whole, first, second = (ShapleyRewards(num_samples=4) for _ in range(3))
+    fit(whole, rounds=4, **settings)
+    begun = fit(first, rounds=2, **settings)
+    trainer(second, rounds=4, **settings).fit(
+        TinyModule(), TinyClients(), ckpt_path=Path(begun.log_dir) / "checkpoints" / "last.ckpt"
+    )
+    assert (second.rounds, second.by_model) == (whole.rounds, whole.by_model)
+    assert second.cumulated == whole.cumulated
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method": "banzhaf"}, "ShapleyRewards.method='banzhaf': choose one of first_order, exact, permutations"),
+        ({"split": "test"}, "ShapleyRewards.split='test': choose val or train; test samples are for the end"),
+        ({"num_samples": 0}, "ShapleyRewards.num_samples=0: give a number of at least 1"),
+        ({"every_n_rounds": 0}, "ShapleyRewards.every_n_rounds=0: give a number of at least 1"),
+        ({"num_permutations": 10}, "num_permutations=10 has no meaning for method='first_order': leave it out, or set"),
+        ({"method": "permutations", "num_permutations": 5}, "num_permutations=5: they come in pairs, give an even"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        ShapleyRewards(**arguments)
+
+
+def test_a_run_in_which_nothing_would_be_valued_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="every_n_rounds=3: a run of 2 rounds would value none of them"):
+        fit(ShapleyRewards(every_n_rounds=3))
+
+
+def test_models_of_each_clients_own_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="CollaborationGraph gives every client a model of its own: leave one"):
+        fit(CollaborationGraph(graph="full"), ShapleyRewards())
+
+
+def test_two_of_them_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="ShapleyRewards and ShapleyRewards both decide the contribution"):
+        trainer(ShapleyRewards(), ShapleyRewards(method="exact"))
+
+
+def test_manual_optimisation_is_refused() -> None:
+    class Manual(TinyModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+    with pytest.raises(ConfigurationError, match="ShapleyRewards needs the loss .* and Manual optimises manually"):
+        fit(ShapleyRewards(), module=Manual())
+
+
+class WithoutValidation(TinyClients):
+    def client_data(self, client: int, split: Any) -> Any:
+        return None if split == "val" and client else super().client_data(client, split)
+
+
+def test_clients_without_held_out_data_are_refused_and_have_training_data_instead() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"2 of 3 clients have no validation data \(the first is client_1\): .*split=train"
+    ):
+        fit(ShapleyRewards(), data=WithoutValidation())
+    rewards = ShapleyRewards(split="train")
+    fit(rewards, data=WithoutValidation())
+    assert len(rewards.values) == 2
+
+
+def test_too_many_participants_for_enumeration_are_refused_before_training() -> None:
+    class Started(Callback):
+        def on_client_start(self, trainer: FederatedTrainer, client: int) -> None:
+            pytest.fail("a client trains")
+
+    message = "at most 10, and a model has 11: set method=permutations or method=first_order"
+    with pytest.raises(ConfigurationError, match=message):
+        fit(ShapleyRewards(method="exact"), Started(), data=TinyClients((8,) * 11))
+
+
+def test_too_many_drawn_participants_are_refused_when_they_are_known() -> None:
+    class Everybody(Callback):
+        role = "participation"
+
+        def select_clients(self, trainer: FederatedTrainer) -> Cohort:
+            return Cohort.of(range(11))
+
+    with pytest.raises(ConfigurationError, match="a model has 11"):
+        fit(ShapleyRewards(method="exact"), Everybody(), data=TinyClients((8,) * 11))
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("first_order", r"client 1: the loss of client 1 \(client_1\) on its val data in round 1 is nan. Lower the"),
+        ("exact", r"client 1: the loss of client 1 \(client_1\) on its val data in round 1 is nan. Lower the learning"),
+    ],
+)
+def test_a_loss_that_is_not_a_number_is_refused(method: Any, message: str) -> None:
+    data = TinyClients()
+    x, y = data.sets[1, "val"].tensors  # type: ignore[attr-defined]
+    data.sets[1, "val"] = TensorDataset(x, y * math.nan)
+    with pytest.raises(TrainingError, match=message):
+        fit(ShapleyRewards(method=method), data=data)
+
+
+def test_a_gradient_that_is_not_finite_is_refused() -> None:
+    class Cornered(TinyModule):
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            return loss if self.training else loss + (self.linear.bias * 0).abs().sqrt().sum()
+
+    with pytest.raises(TrainingError, match=r"the gradient of the loss of client 0 \(client_0\) on its val .* is not"):
+        fit(ShapleyRewards(), module=Cornered())
+
+
+def test_a_step_without_a_loss_is_refused() -> None:
+    class Silent(TinyModule):
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor | None:
+            return super().training_step(batch, batch_idx) if self.training else None
+
+    with pytest.raises(TrainingError, match="training_step gave no loss for client 0 .* choose the other split"):
+        fit(ShapleyRewards(), module=Silent())
+
+
+def test_other_errors_name_their_kind() -> None:
+    class Broken(TinyModule):
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            if not self.training:
+                raise ValueError("an odd batch")
+            return super().training_step(batch, batch_idx)
+
+    module: LightningModule = Broken()
+    with pytest.raises(TrainingError, match="cannot be valued, client 0: ValueError: an odd batch"):
+        fit(ShapleyRewards(), module=module)
+    assert module.training
