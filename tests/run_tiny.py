@@ -27,6 +27,7 @@ from lightning_fl.callbacks import (
     LocalMixup,
     LocalReference,
     PersonalLayers,
+    ShapleyRewards,
 )
 
 
@@ -50,6 +51,9 @@ def callbacks(seconds: float = 0.0, algorithm: str = "drflm") -> list[Any]:
         return [FedCollab(**small, warm_up_rounds=1, layer="before"), ClientArrivals(rounds={"client_1": 3}), *slow]
     if algorithm == "graph":
         return [CollaborationGraph(budget=2, init_epochs=2), PersonalLayers(layers=["linear.bias"]), *slow]
+    if algorithm.startswith("shapley"):
+        method = algorithm.removeprefix("shapley_")
+        return [ShapleyRewards(method=method, num_samples=4), PersonalLayers(layers=["linear.bias"]), *slow]
     late = [ClientArrivals(rounds={"client_1": 3}), PersonalLayers(layers=["linear.bias"]), LocalReference()]
     return [HCCT(tradeoff=1.0, layer="auto", every_n_rounds=2), *late, FineTuning(steps=2), *slow]
 
@@ -109,6 +113,7 @@ def main() -> None:
         "test": trainer.metrics["test"]["test_loss"].clients,
         "distances": [c.distances.tolist() for c in trainer.callbacks if isinstance(c, FedCollab)],
         "chosen": [c.chosen for c in trainer.callbacks if isinstance(c, CollaborationGraph)],
+        "contributions": [c.by_model for c in trainer.callbacks if isinstance(c, ShapleyRewards)],
         "models": [digest(trainer.models[client]) for client in range(len(trainer.models))],
         "gains": {name: gain.clients for name, gain in trainer.gains.get("test", {}).items()},
         "num_processes": trainer.fabric.world_size,

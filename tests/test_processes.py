@@ -14,7 +14,7 @@ from run_tiny import callbacks, digest, settings
 from tiny import FolderSilo, TinyClients, TinyModule, regression_set
 
 from lightning_fl import FederatedTrainer, Silos
-from lightning_fl.callbacks import CollaborationGraph
+from lightning_fl.callbacks import CollaborationGraph, ShapleyRewards
 
 SCRIPT = Path(__file__).with_name("run_tiny.py")
 pytestmark = pytest.mark.processes
@@ -110,6 +110,19 @@ def test_distances_have_the_same_bits_on_two_processes(tmp_path: Path) -> None:
         assert rank["distances"] == [one.callbacks[1].distances.tolist()]  # type: ignore[attr-defined]
         assert rank["weights"] == digest(one.models[0])
         assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
+
+
+@pytest.mark.parametrize("method", ["first_order", "exact"])
+def test_contributions_have_the_same_bits_on_two_processes(method: str, tmp_path: Path) -> None:
+    """Gradients, losses and coalitions of clients on different ranks."""
+    one = in_this_process(tmp_path, TinyClients(), f"shapley_{method}")
+    ranks = start(tmp_path, "--devices", "2", "--algorithm", f"shapley_{method}")
+    assert [rank["num_processes"] for rank in ranks] == [2, 2]
+    rewards = next(callback for callback in one.callbacks if isinstance(callback, ShapleyRewards))
+    assert len(rewards.by_model) == 4
+    for rank in ranks:
+        assert rank["weights"] == digest(one.models[0])
+        assert rank["contributions"] == [json.loads(json.dumps(rewards.by_model))]
 
 
 def test_two_nodes_give_the_bits_of_one(tmp_path: Path) -> None:
