@@ -6,6 +6,7 @@ from lightning_fl.callbacks.client_arrivals import ClientArrivals
 from lightning_fl.callbacks.coalition_figure import CoalitionFigure
 from lightning_fl.callbacks.collaboration_figure import CollaborationFigure
 from lightning_fl.callbacks.collaboration_graph import CollaborationGraph
+from lightning_fl.callbacks.contribution_figure import ContributionFigure
 from lightning_fl.callbacks.dro_client_sampling import DROClientSampling
 from lightning_fl.callbacks.fedcollab import FedCollab
 from lightning_fl.callbacks.fine_tuning import FineTuning
@@ -32,6 +33,7 @@ __all__ = [
     "CoalitionFigure",
     "CollaborationFigure",
     "CollaborationGraph",
+    "ContributionFigure",
     "DROClientSampling",
     "FedCollab",
     "FineTuning",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_fl.callbacks.progress import STAND_IN_LABEL
 
-__all__ = ["Curve", "draw_client_curves", "draw_learning_curves", "draw_matrix", "draw_parity"]
+__all__ = ["Curve", "draw_client_curves", "draw_contributions", "draw_learning_curves", "draw_matrix", "draw_parity"]
 
 #: Clients with a colour and a place in the legend; the others are grey.
 MOST_NAMES = 12
@@ -99,6 +99,55 @@ def draw_client_curves(
     axes.set_ylabel(ylabel)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(axes)
+    return figure
+
+
+def draw_contributions(
+    rounds: Sequence[int], cumulated: Tensor, names: Sequence[str], *, title: str, ylabel: str, source: str
+) -> Figure:
+    """Cumulated contributions: a line per client over rounds, and the totals as bars, the largest at the top.
+
+    Of more than 12 clients the six with the largest and the six with the least totals are coloured and named.
+
+    Args:
+        rounds: R round numbers.
+        cumulated: [R, N]; NaN where a client has no value yet.
+        names: N client names.
+        title: what is shown.
+        ylabel: the quantity and its unit.
+        source: where the data came from.
+    """
+    table = cumulated.detach().cpu().numpy()
+    clients = [client for client in range(len(names)) if np.isfinite(table[-1, client])]
+    order = sorted(clients, key=lambda client: (-table[-1, client], client))
+    half = MOST_NAMES // 2
+    named = order if len(order) <= MOST_NAMES else [*order[:half], *order[-half:]]
+    colors = dict(zip(sorted(named), _COLORS, strict=False))
+    height = min(max(4.5, 1.5 + 0.22 * len(order)), 14.0)
+    figure = _figure(title, source, (10.0, height))
+    lines, bars = figure.subplots(1, 2, width_ratios=[1.6, 1])
+    for client in order:
+        of_names = client in colors
+        style: dict[str, Any] = {"color": colors.get(client, _GREY), "zorder": 2 if of_names else 1}
+        width = 1.5 if of_names else 0.7
+        label = names[client] if of_names else None
+        lines.plot(
+            rounds, table[:, client], linewidth=width, marker="." if len(rounds) == 1 else "", label=label, **style
+        )
+    if len(named) < len(order):
+        lines.plot([], [], color=_GREY, linewidth=0.7, label=f"{len(order) - len(named)} more")
+    lines.axhline(0, color="black", linewidth=0.8, linestyle=":")
+    lines.set_xlabel("round")
+    lines.set_ylabel(ylabel)
+    lines.xaxis.set_major_locator(MaxNLocator(integer=True))
+    lines.legend(frameon=False, fontsize=8)
+    places = list(range(len(order)))
+    bars.barh(places, [table[-1, client] for client in order], color=[colors.get(i, _GREY) for i in order])
+    bars.axvline(0, color="black", linewidth=0.8)
+    ticks = places[:: -(-len(order) // _MOST_TICKS) or 1]
+    bars.set_yticks(ticks, [names[order[place]] for place in ticks], fontsize=9 if len(ticks) <= 20 else 6)
+    bars.set_ylim(len(order) - 0.4, -0.6)
+    bars.set_xlabel(f"total after round {rounds[-1]}")
     return figure
 
 
