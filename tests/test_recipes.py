@@ -26,6 +26,7 @@ PARTS = {
     "fedavg": {"LocalReference"},
     "finetune": {"FineTuning", "LocalReference"},
     "local": {"LocalTraining"},
+    "shapley": {"LabelNoise", "ShapleyRewards"},
     "dpfl": {"CollaborationGraph", "BestClientModels", "LocalReference"},
 }
 #: Fewer images, for recipes whose numbers of images are those of a paper.
@@ -186,15 +187,18 @@ def test_a_coalition_recipe_runs_a_round(name, capsys):
     assert len(clients) == record["num_clients"]
     assert all(math.isfinite(value) and value >= 0 for value in clients.values())
     figures = {path.name for path in (folder / "figures").iterdir()}
-    assert ("gain_test.png" in figures) == (not name.startswith("local"))
+    judged = "LocalReference" in PARTS[name.partition("_")[0]]
+    assert ("gain_test.png" in figures) == judged
     assert ("distances.png" in figures) == name.startswith("fedcollab")
     assert ("merge_tree.png" in figures) == name.startswith("hcct")
     assert ("graph.png" in figures) == name.startswith("dpfl")
+    assert ("contributions.png" in figures) == name.startswith("shapley")
+    assert ("contributions" in record) == name.startswith("shapley")
     if name.startswith("fedcollab"):
         table = pd.read_csv(folder / "distances.csv", index_col=0)
         assert table.shape == (record["num_clients"],) * 2
         assert (table.to_numpy() >= 0).all()
-    if not name.startswith("local"):
+    if judged:
         assert set(record["gains_over_local_training"]["test"]) >= {metric, "loss"}
 
 

@@ -9,11 +9,19 @@ from torch import nn
 
 from lightning_fl.callbacks import Callback
 from lightning_fl.callbacks.collaboration_figure import CollaborationFigure
-from lightning_fl.callbacks.figures import draw_client_curves, draw_learning_curves, draw_matrix, draw_parity
+from lightning_fl.callbacks.contribution_figure import ContributionFigure
+from lightning_fl.callbacks.figures import (
+    draw_client_curves,
+    draw_contributions,
+    draw_learning_curves,
+    draw_matrix,
+    draw_parity,
+)
 from lightning_fl.callbacks.learning_curves import LearningCurves
 from lightning_fl.callbacks.parity_figure import ParityFigure, paired
 from lightning_fl.callbacks.progress import STAND_IN_LABEL
 from lightning_fl.callbacks.sampling_weights_figure import SamplingWeightsFigure
+from lightning_fl.callbacks.shapley_rewards import ShapleyRewards
 from lightning_fl.cohort import Cohort
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.errors import ConfigurationError
@@ -212,6 +220,40 @@ class TestSamplingWeightsFigure:
     def test_option_is_checked(self):
         with pytest.raises(ConfigurationError, match=r"SamplingWeightsFigure\.every_n_rounds=-2: give a number of at"):
             SamplingWeightsFigure(every_n_rounds=-2)
+
+
+class TestContributionFigure:
+    def test_lines_are_cumulated_and_bars_sorted(self, make_trainer, line_clients, line_module, shown):
+        rewards, figure = ShapleyRewards(), ContributionFigure(every_n_rounds=2)
+        make_trainer(figure, rewards, max_rounds=3).fit(line_module(), line_clients([1.0, 1.5, -1.0]))
+        assert [(name, step) for name, _, step in shown] == [("contributions", 2), ("contributions", 3)]
+        lines, bars = shown[-1][1].axes
+        order = sorted(range(3), key=lambda client: -rewards.cumulated[client])
+        assert order[-1] == 2
+        for line, client in zip(lines.lines, order, strict=False):
+            steps = [values[client] for values in rewards.values]
+            np.testing.assert_allclose(line.get_ydata(), np.cumsum(steps))
+            np.testing.assert_array_equal(line.get_xdata(), [1, 2, 3])
+        np.testing.assert_allclose([bar.get_width() for bar in bars.patches], [rewards.cumulated[i] for i in order])
+        assert [label.get_text() for label in bars.get_yticklabels()] == [f"client_{i}" for i in order]
+        assert "first order, normalised" in shown[-1][1].get_suptitle()
+
+    def test_of_many_clients_both_ends_are_named(self):
+        totals = torch.arange(30.0)
+        totals[7] = math.nan  # never took part
+        figure = draw_contributions([2], totals[None], names_of(30), title="t", ylabel="y", source="measured")
+        lines, bars = figure.axes
+        shown = [f"silo {i}" for i in (29, 28, 27, 26, 25, 24, 5, 4, 3, 2, 1, 0)]
+        assert legend_of(lines) == [*shown, "17 more"]
+        assert len(bars.patches) == 29
+
+    def test_needs_values(self, make_trainer, line_clients, line_module):
+        with pytest.raises(ConfigurationError, match=r"ContributionFigure draws the values of ShapleyRewards: add it"):
+            make_trainer(ContributionFigure(), max_rounds=1).fit(line_module(), line_clients([1.0]))
+
+    def test_option_is_checked(self):
+        with pytest.raises(ConfigurationError, match=r"ContributionFigure\.every_n_rounds=-1: give a number of at"):
+            ContributionFigure(every_n_rounds=-1)
 
 
 class TestParityFigure:
