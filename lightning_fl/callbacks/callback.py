@@ -44,7 +44,7 @@ class Callback:
     and tensors, so that a run that was killed resumes to the same result.
     """
 
-    #: Callbacks that share a role exclude each other: "collaboration", "participation", "fine-tuning".
+    #: Callbacks that share a role exclude each other: "collaboration", "participation", "fine-tuning", "contribution".
     role: str | None = None
 
     def setup(self, trainer: "FederatedTrainer", stage: str) -> None:

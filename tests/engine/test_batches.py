@@ -231,6 +231,25 @@ def test_targets_of_one_client_are_replaced_for_it_alone():
     assert shared.tensors[1].tolist() == list(range(10))
 
 
+def test_some_samples_are_drawn_by_the_seed_path_with_the_client_s_own_targets():
+    batches = made(Subset(numbers(12), range(1, 12)))
+    batches.targets = -batches.targets
+    drawn = [flat(seen(batches.some((seed,), 6))) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    for found, lengths in ((drawn[0], [4, 2]), (drawn[2], [4, 2])):
+        assert len(set(found)) == 6
+        assert set(found) < set(range(-11, 0))
+        assert [size for _, size in batches.some((1,), 6)] == lengths
+    assert flat(seen(batches.some((1,), 6), 0)) == [-10 * target for target in drawn[0]]
+    for number in (11, 50, None):
+        assert flat(seen(batches.some((1,), number))) == list(range(-1, -12, -1))
+
+
+def test_some_samples_of_a_loader_are_its_first_batches():
+    batches = LoaderBatches(DataLoader(Fetched(12), batch_size=4))
+    assert [len(seen(batches.some(PATH, number))) for number in (1, 4, 5, 12, 50, None)] == [1, 1, 2, 3, 3, 3]
+
+
 def test_graph_targets_are_replaced():
     batches = made(Subset(graphs(), [4, 1, 2]))
     assert batches.targets.tolist() == [4, 1, 2]

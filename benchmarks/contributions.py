@@ -1,0 +1,105 @@
+"""What valuing contributions costs: time of first-order Shapley values against one evaluation pass over the same data.
+
+    uv run --group bench python benchmarks/contributions.py [--repeats 8]
+
+LeNet, 20 clients of 250 training and 600 validation images, batches of 100 in both passes, one thread. An arm is a fit
+of its own; in each, every round is evaluated and valued right after another, and the median over rounds of the ratio of
+the two times is given.
+"""
+
+import argparse
+import logging
+import statistics
+import tempfile
+import time
+import warnings
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+from workloads import ImageModule, images
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.callbacks import ShapleyRewards
+from lightning_fl.data import FederatedDataModule
+from lightning_fl.data.module import Split
+
+NUM_CLIENTS, TRAIN, VALIDATION, BATCH = 20, 250, 600, 100
+
+
+class Judged(ImageModule):
+    """LeNet with a validation step."""
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("val/loss", self.loss(batch))
+
+
+class Judging(FederatedDataModule):
+    """Consecutive shares of one data set, split into training and validation."""
+
+    def __init__(self, dataset: TensorDataset) -> None:
+        super().__init__(batch_size=BATCH, eval_batch_size=BATCH, shuffle=False)
+        self.parts = [part.split([TRAIN, VALIDATION]) for part in torch.arange(len(dataset)).chunk(NUM_CLIENTS)]
+        self.dataset = dataset
+
+    @property
+    def num_clients(self) -> int:
+        return NUM_CLIENTS
+
+    def client_sizes(self) -> list[int]:
+        return [TRAIN] * NUM_CLIENTS
+
+    def client_data(self, client: int, split: Split) -> Dataset | None:
+        if split == "test":
+            return None
+        rows = self.parts[client][split == "val"]
+        return TensorDataset(*(tensor[rows] for tensor in self.dataset.tensors))
+
+
+class Timed(ShapleyRewards):
+    """Times its own work and an evaluation of the same models."""
+
+    def __init__(self, num_samples: int | None) -> None:
+        super().__init__(num_samples=num_samples)
+        self.ratios: list[float] = []
+        self.milliseconds: list[float] = []
+
+    def on_average_end(self, trainer, starts, shares) -> None:  # type: ignore[no-untyped-def]
+        before = time.perf_counter()
+        trainer._evaluate("val")
+        between = time.perf_counter()
+        super().on_average_end(trainer, starts, shares)
+        after = time.perf_counter()
+        self.ratios.append((after - between) / (between - before))
+        self.milliseconds.append(1e3 * (after - between))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeats", type=int, default=8)
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning").setLevel(logging.ERROR)
+    data = Judging(images(NUM_CLIENTS * (TRAIN + VALIDATION)))
+    print("| samples of each client's 600 | ms per round | x evaluation pass |\n|---|---|---|")
+    for num_samples in (None, 256, 128):
+        timed = Timed(num_samples)
+        with tempfile.TemporaryDirectory() as root:
+            trainer = FederatedTrainer(
+                max_rounds=arguments.repeats + 1,
+                local_steps=1,
+                callbacks=[timed],
+                accelerator="cpu",
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                check_val_every_n_rounds=0,
+                default_root_dir=root,
+            )
+            trainer.fit(Judged(), data)
+        ratio, spent = (statistics.median(times[1:]) for times in (timed.ratios, timed.milliseconds))
+        print(f"| {num_samples or 'all'} | {spent:.1f} | {ratio:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
