@@ -21,54 +21,22 @@ import warnings
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
-from workloads import ImageModule, images
+from torch import nn
+from workloads import JudgedClients, JudgedImageModule
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback, CollaborationGraph
-from lightning_fl.data import FederatedDataModule
-from lightning_fl.data.module import Split
 
 NUM_CLIENTS, TRAIN, VALIDATION, BATCH, EPOCHS, BUDGET = 100, 240, 60, 16, 5, 10
 
 
-class Judged(ImageModule):
-    """LeNet with a validation step."""
-
-    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        self.log("val/loss", self.loss(batch))
-
-
-class Wide(Judged):
+class Wide(JudgedImageModule):
     """A million weights."""
 
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Flatten()  # type: ignore[assignment]
         self.classifier = nn.Sequential(nn.Linear(3072, 325), nn.ReLU(), nn.Linear(325, 10))
-
-
-class Judging(FederatedDataModule):
-    """Consecutive shares of one data set, split into training and validation."""
-
-    def __init__(self, dataset: TensorDataset) -> None:
-        super().__init__(batch_size=BATCH, shuffle=False)
-        self.parts = [part.split([TRAIN, VALIDATION]) for part in torch.arange(len(dataset)).chunk(NUM_CLIENTS)]
-        self.dataset = dataset
-
-    @property
-    def num_clients(self) -> int:
-        return NUM_CLIENTS
-
-    def client_sizes(self) -> list[int]:
-        return [TRAIN] * NUM_CLIENTS
-
-    def client_data(self, client: int, split: Split) -> Dataset | None:
-        if split == "test":
-            return None
-        rows = self.parts[client][split == "val"]
-        return TensorDataset(*(tensor[rows] for tensor in self.dataset.tensors))
 
 
 class RoundTimes(Callback):
@@ -81,7 +49,9 @@ class RoundTimes(Callback):
         self.ends.append(time.perf_counter())
 
 
-def ours(callbacks: list[Callback], data: Judging, rounds: int, module: Judged, **settings: int) -> list[float]:
+def ours(
+    callbacks: list[Callback], data: JudgedClients, rounds: int, module: JudgedImageModule, **settings: int
+) -> list[float]:
     """Seconds per round."""
     times = RoundTimes()
     with tempfile.TemporaryDirectory() as root:
@@ -98,14 +68,14 @@ def ours(callbacks: list[Callback], data: Judging, rounds: int, module: Judged, 
     return [after - before for before, after in itertools.pairwise(times.ends)]
 
 
-def bare(data: Judging, rounds: int) -> list[float]:
+def bare(data: JudgedClients, rounds: int) -> list[float]:
     """Every client alone, batches cut once."""
     cut = []
     for train, _ in data.parts:
         x, y = (tensor[train] for tensor in data.dataset.tensors)
         cut.append(list(zip(x.split(BATCH), y.split(BATCH), strict=True)))
     torch.manual_seed(7)
-    module = Judged()
+    module = JudgedImageModule()
     states = [{name: value.clone() for name, value in module.state_dict().items()} for _ in range(NUM_CLIENTS)]
     seconds = []
     for _ in range(rounds):
@@ -125,17 +95,17 @@ def bare(data: Judging, rounds: int) -> list[float]:
 
 def measure_time(repeats: int, rounds: int = 3) -> None:
     """Print milliseconds per round and ratios."""
-    data = Judging(images(NUM_CLIENTS * (TRAIN + VALIDATION)))
+    data = JudgedClients(NUM_CLIENTS, TRAIN, VALIDATION, BATCH)
     arms = {
         "bare loop, nobody collaborates": lambda: bare(data, rounds),
         "lightning-fl, nobody collaborates": lambda: ours(
-            [CollaborationGraph(budget=0)], data, rounds, Judged(), local_epochs=EPOCHS
+            [CollaborationGraph(budget=0)], data, rounds, JudgedImageModule(), local_epochs=EPOCHS
         ),
         "lightning-fl, full graph": lambda: ours(
-            [CollaborationGraph(graph="full")], data, rounds, Judged(), local_epochs=EPOCHS
+            [CollaborationGraph(graph="full")], data, rounds, JudgedImageModule(), local_epochs=EPOCHS
         ),
         f"lightning-fl, DPFL, budget {BUDGET}": lambda: ours(
-            [CollaborationGraph(budget=BUDGET)], data, rounds, Judged(), local_epochs=EPOCHS
+            [CollaborationGraph(budget=BUDGET)], data, rounds, JudgedImageModule(), local_epochs=EPOCHS
         ),
     }
     found: dict[str, list[float]] = {name: [] for name in arms}
@@ -179,7 +149,7 @@ def main() -> None:
         callbacks: list[Callback] = [CollaborationGraph(budget=BUDGET)] if arguments.one == "graph" else []
         ours(
             callbacks,
-            Judging(images(NUM_CLIENTS * (TRAIN + VALIDATION))),
+            JudgedClients(NUM_CLIENTS, TRAIN, VALIDATION, BATCH),
             3,
             Wide(),
             local_steps=2,

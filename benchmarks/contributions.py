@@ -14,46 +14,12 @@ import tempfile
 import time
 import warnings
 
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
-from workloads import ImageModule, images
+from workloads import JudgedClients, JudgedImageModule
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import ShapleyRewards
-from lightning_fl.data import FederatedDataModule
-from lightning_fl.data.module import Split
 
 NUM_CLIENTS, TRAIN, VALIDATION, BATCH = 20, 250, 600, 100
-
-
-class Judged(ImageModule):
-    """LeNet with a validation step."""
-
-    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        self.log("val/loss", self.loss(batch))
-
-
-class Judging(FederatedDataModule):
-    """Consecutive shares of one data set, split into training and validation."""
-
-    def __init__(self, dataset: TensorDataset) -> None:
-        super().__init__(batch_size=BATCH, eval_batch_size=BATCH, shuffle=False)
-        self.parts = [part.split([TRAIN, VALIDATION]) for part in torch.arange(len(dataset)).chunk(NUM_CLIENTS)]
-        self.dataset = dataset
-
-    @property
-    def num_clients(self) -> int:
-        return NUM_CLIENTS
-
-    def client_sizes(self) -> list[int]:
-        return [TRAIN] * NUM_CLIENTS
-
-    def client_data(self, client: int, split: Split) -> Dataset | None:
-        if split == "test":
-            return None
-        rows = self.parts[client][split == "val"]
-        return TensorDataset(*(tensor[rows] for tensor in self.dataset.tensors))
 
 
 class Timed(ShapleyRewards):
@@ -80,7 +46,7 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning").setLevel(logging.ERROR)
-    data = Judging(images(NUM_CLIENTS * (TRAIN + VALIDATION)))
+    data = JudgedClients(NUM_CLIENTS, TRAIN, VALIDATION, BATCH)
     print("| samples of each client's 600 | ms per round | x evaluation pass |\n|---|---|---|")
     for num_samples in (None, 256, 128):
         timed = Timed(num_samples)
@@ -96,7 +62,7 @@ def main() -> None:
                 check_val_every_n_rounds=0,
                 default_root_dir=root,
             )
-            trainer.fit(Judged(), data)
+            trainer.fit(JudgedImageModule(), data)
         ratio, spent = (statistics.median(times[1:]) for times in (timed.ratios, timed.milliseconds))
         print(f"| {num_samples or 'all'} | {spent:.1f} | {ratio:.2f} |")
 

@@ -62,6 +62,35 @@ class ImageModule(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.hparams.learning_rate, momentum=self.hparams.momentum)
 
 
+class JudgedImageModule(ImageModule):
+    """With a validation step."""
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("val/loss", self.loss(batch))
+
+
+class JudgedClients(FederatedDataModule):
+    """Random images in consecutive equal shares, each divided into training and validation samples."""
+
+    def __init__(self, num_clients: int, num_train: int, num_val: int, batch_size: int) -> None:
+        super().__init__(batch_size=batch_size, shuffle=False)
+        self.dataset = images(num_clients * (num_train + num_val))
+        self.parts = [part.split([num_train, num_val]) for part in torch.arange(len(self.dataset)).chunk(num_clients)]
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.parts)
+
+    def client_sizes(self) -> list[int]:
+        return [len(train) for train, _ in self.parts]
+
+    def client_data(self, client: int, split: Split) -> Dataset | None:
+        if split == "test":
+            return None
+        rows = self.parts[client][split == "val"]
+        return TensorDataset(*(tensor[rows] for tensor in self.dataset.tensors))
+
+
 class GraphModule(LightningModule):
     """Three GCN layers of width 128, mean pooling, a linear head."""
 

@@ -8,7 +8,7 @@ equations 11 and 12.
 import math
 import re
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from lightning_fl.engine.results import LoggedValue
@@ -17,6 +17,7 @@ __all__ = [
     "ClientMetrics",
     "GainSummary",
     "MetricSummary",
+    "default_metric",
     "gains",
     "higher_is_better",
     "incentivized_participation_rate",
@@ -134,6 +135,12 @@ def metric_name(name: str, split: str) -> str:
         if name.startswith(prefix):
             return name.removeprefix(prefix)
     return name
+
+
+def default_metric(names: Iterable[str]) -> str | None:
+    """The metric to go by where none is named: the first one with "loss" in its name, else the first, if any."""
+    logged = list(names)
+    return next((name for name in logged if "loss" in name), logged[0] if logged else None)
 
 
 def higher_is_better(name: str, stated: bool | None = None) -> bool:

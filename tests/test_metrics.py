@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from lightning_fl.engine.results import LoggedValue
 from lightning_fl.metrics import (
+    default_metric,
     gains,
     higher_is_better,
     incentivized_participation_rate,
@@ -177,3 +178,9 @@ class TestGains:
         shifted = {client: gain + shift for client, gain in found.items()}
         assert reward_standard_deviation(shifted) == pytest.approx(reward_standard_deviation(found), abs=1e-9)
         assert reward_standard_deviation(found) == pytest.approx(np.std(list(found.values())), abs=1e-9)
+
+
+def test_the_first_loss_is_the_metric_to_go_by():
+    assert default_metric(["val/acc", "val/loss", "val/other_loss"]) == "val/loss"
+    assert default_metric(["val/acc", "val/f1"]) == "val/acc"
+    assert default_metric([]) is None

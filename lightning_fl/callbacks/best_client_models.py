@@ -8,7 +8,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.data.module import Split
 from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import ClientMetrics, higher_is_better
+from lightning_fl.metrics import ClientMetrics, default_metric, higher_is_better
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
@@ -86,8 +86,8 @@ class BestClientModels(Callback):
             self._keep_better(trainer, client, value, metric.higher_is_better, model, trainer.current_round)
 
     def _metric(self, logged: Collection[str]) -> str:
-        name = self.monitor or next((name for name in logged if "loss" in name), next(iter(logged)))
-        if name not in logged:
+        name = self.monitor or default_metric(logged)
+        if name is None or name not in logged:
             raise ConfigurationError(
                 f"BestClientModels.monitor={name!r} is not logged in validation. Logged are: {', '.join(logged)}."
             )

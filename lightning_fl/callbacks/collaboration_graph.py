@@ -34,7 +34,7 @@ from lightning_fl.engine.local import LocalWork
 from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.functional.dpfl import Collaborators, Model, batched_greedy_collaborators
-from lightning_fl.metrics import higher_is_better
+from lightning_fl.metrics import default_metric, higher_is_better
 from lightning_fl.seeding import generator
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ class CollaborationGraph(Callback):
 
     Works with any strategy's local objective, with sampled clients (who takes no part keeps its model and is nobody's
     collaborator in that round), with ``PersonalLayers`` and with ``ClientArrivals`` (a newcomer chooses among all who
-    are there; the others' candidates stay). Writes ``communication.csv``: how many models and
-    bytes each client received from which other in every round, and whether it chose that one.
+    are there; the others' candidates stay). Writes ``communication.csv``: how many models and bytes each client
+    received from which other in every round, and whether it chose that one.
 
     Args:
         budget: B_c, the most collaborators a client has: a number, a share of the N clients (0.1), or ``None`` for no
@@ -255,8 +255,8 @@ class CollaborationGraph(Callback):
             trainer.personal.insert_(weights, personal)
         report = trainer.loop.evaluate(client, weights, "val")
         assert report is not None
-        name = self.monitor or next((n for n in report.metrics if "loss" in n), next(iter(report.metrics), None))
-        if name not in report.metrics:
+        name = self.monitor or default_metric(report.metrics)
+        if name is None or name not in report.metrics:
             raise ConfigurationError(
                 f"CollaborationGraph.monitor={self.monitor!r} is not logged in validation. Logged are:"
                 f" {', '.join(report.metrics) or 'no metrics'}."

@@ -10,7 +10,7 @@ from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
 from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import ClientMetrics
+from lightning_fl.metrics import ClientMetrics, default_metric
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
@@ -132,7 +132,7 @@ class ModelCheckpoint(Callback):
             save_atomically(state, Path(trainer.log_dir) / "checkpoints" / f"{name}.ckpt")
 
     def _monitored(self, metrics: ClientMetrics) -> tuple[float, bool]:
-        name = self.monitor or next((name for name in metrics if "loss" in name), next(iter(metrics)))
+        name = self.monitor or default_metric(metrics) or ""
         base, _, aggregate = name.rpartition("/")
         if name in metrics:
             metric, value = metrics[name], metrics[name].mean

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import ClientMetrics, MetricSummary
+from lightning_fl.metrics import ClientMetrics, MetricSummary, default_metric
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
@@ -260,7 +260,7 @@ def leading_metric(metrics: ClientMetrics, monitor: str | None = None) -> str | 
         for name in (monitor, monitor.rpartition("/")[0]):
             if name in metrics:
                 return name
-    return next((name for name in metrics if "loss" in name), next(iter(metrics), None))
+    return default_metric(metrics)
 
 
 def _title(trainer: "FederatedTrainer") -> str:

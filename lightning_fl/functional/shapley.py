@@ -24,7 +24,7 @@ First order, ψ_i says by how much client i lowers the loss L, from one gradient
   updates ``w_i - w`` this is the drop of the loss in the round, L(w) - L(W_M), to first order, exactly for a linear
   loss. Of models it is the drop from the model with all weights zero, what equation 1 says to the letter.
 
-Differs from the paper: nothing. Its v({S ∪ {m}}) and S ∈ A - {m} of equation 18 are v(S ∪ {m}) and S ⊆ A - {m}.
+The paper writes v({S ∪ {m}}) and S ∈ A - {m} in equation 18 for v(S ∪ {m}) and S ⊆ A - {m}.
 """
 
 import math
