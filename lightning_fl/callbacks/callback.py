@@ -113,7 +113,8 @@ class Callback:
 
         Called on every rank, and the same on every rank, after the clients' turns: ``trainer.models[i]`` is what
         client i has just learned (``trainer.survivors`` say who took part), without its personal layers. A callback
-        that defines it gives every client a model of its own in ``on_fit_start``.
+        that defines it gives every client a model of its own in ``on_fit_start``. The models are overwritten in every
+        round: clone what is to be kept.
         """
         raise NotImplementedError
 

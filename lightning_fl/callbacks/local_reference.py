@@ -58,7 +58,7 @@ class LocalReference(Callback):
         if self.run is not None:
             self._figures = _read_figures(Path(self.run), trainer)
             return
-        start = trainer.models[0].state_dict()
+        start = trainer.models[0].clone().state_dict()
         for client in trainer.hosted_clients:
             trainer.client_store(_STORE)[client] = {"weights": start, "state": ClientState().state_dict()}
 

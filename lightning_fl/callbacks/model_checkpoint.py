@@ -79,7 +79,7 @@ class ModelCheckpoint(Callback):
         improved, self._improved = self._improved, False
         if improved:
             self._best = {
-                "models": [model.state_dict() for model in trainer.models],
+                "models": [model.clone().state_dict() for model in trainer.models],
                 "collaboration": trainer.collaboration.state_dict(),
             }
         state = trainer.state_dict()

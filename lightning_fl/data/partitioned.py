@@ -39,7 +39,8 @@ class Partitioned(FederatedDataModule):
             a loader for, in proportion.
         split_seed: seed of the partition and of the splits; ``None`` for the run's seed.
         batch_size: samples in a local training step; ``None`` for the training loader's own, or 32 for a data set.
-        eval_batch_size: samples in an evaluation step; ``None`` for the evaluation loader's own, or ``batch_size``.
+        eval_batch_size: samples in an evaluation step; ``None`` for the evaluation loader's own, or four
+            times ``batch_size``.
         shuffle: a fresh order every round; ``None`` for what the training loader does, or true for a data set.
         drop_last: leave out a last training batch that is not full; ``None`` for what the training loader does, or
             false for a data set.
@@ -156,7 +157,7 @@ class Partitioned(FederatedDataModule):
             )
             if split == "train":
                 self.batch_size = given["batch_size"] or loader.batch_size or self.batch_size
-                self.eval_batch_size = given["eval_batch_size"] or self.batch_size
+                self.eval_batch_size = given["eval_batch_size"] or 4 * self.batch_size
                 self.shuffle = is_shuffled(loader) if given["shuffle"] is None else self.shuffle
                 self.drop_last = loader.drop_last if given["drop_last"] is None else self.drop_last
             elif given["eval_batch_size"] is None:

@@ -20,10 +20,25 @@ __all__ = ["average_in_place", "finish_personal_round", "keep_own_model"]
 _COLUMNS = 1 << 14
 
 
-def keep_own_model(trainer: "FederatedTrainer", participant: Participant, weights: Weights) -> None:
-    """What a client learned takes the place of its model: N models are in memory, not 2N."""
-    check_finite(weights, trainer.models[participant.client])
-    trainer.models[participant.client] = weights.clone()
+def keep_own_model(
+    trainer: "FederatedTrainer", participant: Participant, weights: Weights, *, keep_start: bool = False
+) -> None:
+    """What a client learned takes the place of its model: N models are in memory, not 2N.
+
+    Their memory is used again, round after round; new vectors each time would leave holes between the old ones.
+
+    Args:
+        trainer: model i belongs to client i.
+        participant: whose turn it was.
+        weights: what it learned; copied.
+        keep_start: leave the model that it started from as it is, for somebody who still refers to it.
+    """
+    own = trainer.models[participant.client]
+    check_finite(weights, own)
+    if keep_start or sum(model is own for model in trainer.models) > 1:  # all start from one
+        trainer.models[participant.client] = weights.clone()
+    else:
+        own.copy_(weights)
 
 
 def finish_personal_round(trainer: "FederatedTrainer", chooser: "Callback", starts: list[Weights] | None) -> None:

@@ -68,7 +68,7 @@ def _train_own_models(trainer: "FederatedTrainer", cohort: Cohort, chooser: "Cal
     starts = list(trainer.models) if changes_average else None
 
     def keep(participant: Participant, weights: Weights) -> None:
-        keep_own_model(trainer, participant, weights)
+        keep_own_model(trainer, participant, weights, keep_start=starts is not None)
 
     _train_cohort(trainer, cohort, keep)
     finish_personal_round(trainer, chooser, starts)

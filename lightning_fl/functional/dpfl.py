@@ -99,8 +99,12 @@ def double_greedy(
         return Collaborators(chosen, reward, reward_alone)
     of_rest = _worst_if_nan(rewards.everybody())
     draws = torch.rand(len(candidates), dtype=torch.float64, generator=generator).tolist()
+    last = candidates[-1]
     for candidate, draw in zip(candidates, draws, strict=True):
-        with_it, without_it = _worst_if_nan(rewards.added(candidate)), _worst_if_nan(rewards.removed(candidate))
+        if candidate == last:  # X with it is Y, and Y without it is X
+            with_it, without_it = of_rest, reward
+        else:
+            with_it, without_it = _worst_if_nan(rewards.added(candidate)), _worst_if_nan(rewards.removed(candidate))
         if draw < _probability(_gain(with_it, reward), _gain(without_it, of_rest)):
             rewards.keep(candidate)
             chosen.append(candidate)
@@ -128,7 +132,7 @@ def greedy_collaborators(
     """The clients to collaborate with, by greedy graph construction (GGC, algorithm 2).
 
     Args:
-        reward: of a set of collaborators, larger is better; 2n + 2 calls at most.
+        reward: of a set of collaborators, larger is better; at most 2n calls, or 1.
         candidates: clients to choose from, without the client itself; n of them.
         budget: B_c, the most collaborators; ``None`` for no limit.
         generator: of the order and of the draws.

@@ -17,6 +17,7 @@ from lightning_fl.callbacks import (
     ClientArrivals,
     CollaborationGraph,
     LocalTraining,
+    ModelCheckpoint,
     PersonalLayers,
 )
 from lightning_fl.cohort import Cohort
@@ -315,6 +316,35 @@ def test_a_strategy_that_changes_the_average_has_both_models():
     plain = trainer(CollaborationGraph(graph="full"), rounds=1)
     plain.fit(TinyModule(), TwoKinds())
     torch.testing.assert_close(of_client(run, 1), (vector(TinyModule()) + of_client(plain, 1)) / 2)
+
+
+def test_a_strategy_that_refuses_every_average_keeps_the_models_of_the_start():
+    class Refuses(FedAvg):
+        def aggregate(self, start, average):
+            return start
+
+    run = trainer(CollaborationGraph(graph="full"), rounds=3, strategy=Refuses())
+    run.fit(TinyModule(), TwoKinds())
+    assert all(torch.equal(of_client(run, client), vector(TinyModule())) for client in range(NUM))
+
+
+def test_the_models_memory_is_used_again(tmp_path):
+    places: list[set[int]] = []
+
+    class Watch(Callback):
+        def on_round_end(self, trainer):
+            places.append({vector.data_ptr() for model in trainer.models for vector in model.vectors.values()})
+
+    checkpoint = ModelCheckpoint(monitor="val_loss", mode="max")  # the worst round is the first, an early one
+    run = trainer(CollaborationGraph(graph="full"), Watch(), checkpoint, rounds=4, root=tmp_path, enable_checkpointing=True)
+    run.fit(TinyModule(), TwoKinds())
+    assert len(places[0]) == NUM
+    assert places[0] == places[1] == places[3]
+    assert checkpoint.best_round == 1
+    one = trainer(CollaborationGraph(graph="full"), rounds=1)
+    one.fit(TinyModule(), TwoKinds())
+    models, _ = checkpoint.best_models(run)  # not those of the later rounds in the same memory
+    assert all(kept.equal(first) for kept, first in zip(models, one.models, strict=True))
 
 
 def test_failing_clients_are_left_out():

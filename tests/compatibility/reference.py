@@ -38,7 +38,8 @@ class Clients(FederatedDataModule):
         data: Callable[[int, Split], Any] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(batch_size=batch_size, shuffle=False, **options)
+        options = {"eval_batch_size": batch_size, "shuffle": False} | options  # the batches of Lightning's loaders
+        super().__init__(batch_size=batch_size, **options)
         self.sizes = list(sizes)
         self._data = data
 

@@ -107,7 +107,7 @@ def test_a_data_set_is_shared_out_and_split_inside_each_client():
     }  # fmt: skip
     assert data.client_sizes() == [56, 16, 8]
     assert data.num_clients == 3
-    assert (data.batch_size, data.eval_batch_size, data.shuffle, data.drop_last) == (32, 32, True, False)
+    assert (data.batch_size, data.eval_batch_size, data.shuffle, data.drop_last) == (32, 128, True, False)
     assert data.client_names() == ["client_0", "client_1", "client_2"]
     # A client's union is what the partitioner gave it.
     parts = Quantity(ratios=[7, 2, 1])(DATA, 1)
@@ -191,9 +191,9 @@ def test_a_split_with_share_zero_is_absent():
 
 def test_settings_come_from_the_loaders_or_the_arguments():
     data = _ready(OnlyTraining(), IID(num_clients=2))
-    assert (data.batch_size, data.eval_batch_size, data.shuffle, data.drop_last) == (5, 5, True, True)
+    assert (data.batch_size, data.eval_batch_size, data.shuffle, data.drop_last) == (5, 20, True, True)
     data = _ready(OnlyTraining(), IID(num_clients=2), batch_size=7, shuffle=False, drop_last=False)
-    assert (data.batch_size, data.eval_batch_size, data.shuffle, data.drop_last) == (7, 7, False, False)
+    assert (data.batch_size, data.eval_batch_size, data.shuffle, data.drop_last) == (7, 28, False, False)
     data = _ready(Random(), IID(num_clients=2))
     assert (data.batch_size, data.eval_batch_size) == (4, 16)
     assert _ready(Random(), IID(num_clients=2), eval_batch_size=3).eval_batch_size == 3

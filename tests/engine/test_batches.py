@@ -152,7 +152,7 @@ def test_drop_last_leaves_out_the_rest_but_never_all():
     assert [len(batch) for batch in seen(made(numbers(3), drop_last=True).shuffled(PATH, 2))] == [3, 3]
     assert made(numbers(8), drop_last=True).epoch_length() == 2
     # Evaluation leaves out nothing.
-    assert made(numbers(10), "val", drop_last=True).epoch_length() == 3
+    assert made(numbers(10), "val", drop_last=True, eval_batch_size=4).epoch_length() == 3
 
 
 def test_without_shuffling_batches_come_in_order_and_are_gathered_once(monkeypatch):
@@ -167,7 +167,7 @@ def test_without_shuffling_batches_come_in_order_and_are_gathered_once(monkeypat
 
 @pytest.mark.parametrize("inference", [False, True])
 def test_what_a_step_does_to_its_batch_is_not_there_the_next_time(inference):
-    batches = made(numbers(6), "val")
+    batches = made(numbers(6), "val", eval_batch_size=4)
     with torch.inference_mode(inference):
         for batch, _ in batches.once(PATH):
             batch[0] = batch[0] + 1000
@@ -176,7 +176,7 @@ def test_what_a_step_does_to_its_batch_is_not_there_the_next_time(inference):
     assert seen(batches.once(PATH), 0) == [[0, 10, 20, 30], [40, 50]]
     assert seen(batches.once(PATH), 1) == [[0, 1, 2, 3], [4, 5]]
 
-    batches = made(graphs(), "val")
+    batches = made(graphs(), "val", eval_batch_size=4)
     for batch, _ in batches.once(PATH):
         batch.y = batch.y - 3
         batch.extra = 1
@@ -191,6 +191,8 @@ def test_what_a_step_does_to_its_batch_is_not_there_the_next_time(inference):
 
 
 def test_evaluation_batch_size():
+    assert made(numbers(10), "val", batch_size=4).epoch_length() == 1  # four times as many, without gradients
+    assert made(numbers(10), "val", batch_size=2).epoch_length() == 2
     assert made(numbers(10), "val", batch_size=4, eval_batch_size=10).epoch_length() == 1
     assert made(numbers(10), "train", batch_size=4, eval_batch_size=10).epoch_length() == 3
 
