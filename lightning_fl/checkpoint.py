@@ -20,7 +20,7 @@ from lightning_fl.errors import CheckpointError
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
 
-__all__ = ["export_models", "load_checkpoint", "resolve_checkpoint", "save_atomically"]
+__all__ = ["export_models", "load_checkpoint", "model_checkpoint", "resolve_checkpoint", "save_atomically"]
 
 
 def save_atomically(content: dict[str, Any], path: Path) -> None:
@@ -131,7 +131,7 @@ def export_models(
     for k, model in enumerate(models):
         path = directory / f"shared_{k}.ckpt"
         trainer.loop.flat.load(model)
-        save_atomically(_model_checkpoint(trainer.module, current_round), path)
+        save_atomically(model_checkpoint(trainer.module, current_round), path)
         shared.append(path)
     for client, name in enumerate(trainer.datamodule.client_names()):
         path = directory / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.ckpt"
@@ -148,7 +148,7 @@ def export_models(
             trainer.loop.flat.load(mixture(collaboration.personalisation[client].tolist(), models))
             if personal is not None and trainer.personal is not None:
                 trainer.personal.insert_(trainer.loop.flat.weights, personal)
-        save_atomically(_model_checkpoint(trainer.module, current_round), path)
+        save_atomically(model_checkpoint(trainer.module, current_round), path)
 
 
 def _link(source: Path, target: Path) -> None:
@@ -158,7 +158,8 @@ def _link(source: Path, target: Path) -> None:
         target.write_bytes(source.read_bytes())
 
 
-def _model_checkpoint(module: LightningModule, current_round: int) -> dict[str, Any]:
+def model_checkpoint(module: LightningModule, current_round: int) -> dict[str, Any]:
+    """What Lightning saves of a module, so that ``load_from_checkpoint`` opens it."""
     checkpoint: dict[str, Any] = {
         "epoch": current_round,
         "global_step": 0,

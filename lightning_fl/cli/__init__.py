@@ -40,6 +40,9 @@ COMMANDS = {
     "validate": Command(_RUN, "Evaluate a checkpoint on every client's validation data."),
     "test": Command(_RUN, "Evaluate a checkpoint on every client's test data."),
     "predict": Command(_RUN, "Write a checkpoint's predictions for every client's test data as CSV."),
+    "personalize": Command(
+        "lightning_fl.cli.personalize", "Mix a finished run's shared models for a new client's data, without training."
+    ),
     "recipes": Command("lightning_fl.cli.recipes", "List, print or copy the recipes that come with the package."),
     "datasets": Command("lightning_fl.cli.datasets", "List data sets, fetch them, check their files."),
     "completion": Command("lightning_fl.cli.completion", "Print the completion script for a shell."),

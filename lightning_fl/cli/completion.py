@@ -23,6 +23,8 @@ Shell = Literal["bash", "zsh"]
 
 _RECIPE = "_lightning_fl_recipe"
 _CHECKPOINT = "_lightning_fl_checkpoint"
+#: What shtab calls a place in the file system.
+_PATHS = {"folders": "DIRECTORY", "files": "FILE"}
 
 
 def add_arguments(parser: ArgumentParser, command: str) -> None:
@@ -74,8 +76,9 @@ def _add(
 
     if nargs == 0:
         parser.add_argument(*names, action="store_true", help=help)
-    elif values == "folders":
-        parser.add_argument(*names, nargs=nargs, help=help).complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+    elif values in _PATHS:
+        kind = getattr(shtab, _PATHS[values])
+        parser.add_argument(*names, nargs=nargs, help=help).complete = kind  # type: ignore[attr-defined]
     elif isinstance(values, str):
         shells = {"bash": values, "zsh": values}
         parser.add_argument(*names, nargs=nargs, help=help).complete = shells  # type: ignore[attr-defined]
@@ -89,6 +92,8 @@ def _values(command: str) -> dict[str, Iterable[str] | str]:
         return {"name": available_recipes(), "copy": "folders"}
     if command == "datasets":
         return {"name": available_cards()}
+    if command == "personalize":
+        return {"run": "folders", "file": "files", "out": "files", "accelerator": ("auto", "cpu", "cuda")}
     if command == "completion":
         return {"shell": get_args(Shell)}
     from lightning_fl.trainer import FederatedTrainer

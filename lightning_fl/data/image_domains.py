@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.data.image_module import SharedImages
 from lightning_fl.data.image_origin import ImageOrigin
@@ -150,6 +150,10 @@ class ImageDomains(SharedImages):
             "samples_per_client": self.samples_per_client,
         }
         return self._opened_images({"train": joined}, lambda: joined.images, source, record)
+
+    def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
+        """A ``.npz`` file in MedMNIST's layout, all its parts together: a domain of its own."""
+        return self._newcomer(path, record, size=self.size, channels=self.channels)
 
     def _read(self, allow_download: bool) -> tuple[dict[str, ImageDataset], str, dict[str, Any]]:
         """All images of the domains that are used, where they come from, and the record of each."""

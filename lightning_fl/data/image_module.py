@@ -1,6 +1,7 @@
 """A federated data module of one set of labelled images: from a card, or from a ``.npz`` file of one's own."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from lightning_fl.data.image_transform import (
     check_transform,
     transform_batch,
 )
-from lightning_fl.data.images import ImageDataset, check_geometry
+from lightning_fl.data.images import ImageDataset, check_geometry, read_npz
 from lightning_fl.data.lookup import Source, check_source
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition import apportion
@@ -92,6 +93,28 @@ class SharedImages(SharedDataModule):
             "augment": list(self.augment),
         }
         return OpenedData(dict(parts), source, {**record, **own})
+
+    def _newcomer(
+        self, path: str, record: Mapping[str, Any], *, size: int | None, channels: int | None, labels: str = "labels"
+    ) -> TensorDataset:
+        """The images of all parts of a ``.npz`` file, in the run's shape; batches are normalised as the run's were."""
+        if not path.endswith(".npz"):
+            raise ConfigurationError(f"{path!r}: expected a file of images that ends in .npz, in MedMNIST's layout.")
+        if not Path(path).expanduser().is_file():
+            raise DataError(f"{path!r} is no file: check the name and the folder.")
+        parts = read_npz(Path(path).expanduser(), classes=record["classes"], labels=labels, place=path)
+        images = ImageDataset.joined(
+            [part.converted(size=size, channels=channels) for part in parts.values()], place=path
+        )
+        shape, expected = list(images.images.shape[1:]), record["image_shape"]
+        if shape != expected:
+            raise DataError(
+                f"{path}: the images have the shape {shape} (channels, height, width), those of the run {expected}:"
+                " convert them first."
+            )
+        known = record["normalization"]
+        self._transform = ImageTransform(known["mean"], known["std"])
+        return images.tensors()
 
     def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
         return {split: self._images(dataset).tensors() for split, dataset in datasets.items()}
@@ -201,6 +224,11 @@ class ImageData(SharedImages):
             return (train if chosen is read.parts else self._converted(read.parts["train"])).images
 
         return self._opened_images(parts, whole, read.source, read.record | own)
+
+    def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
+        """A ``.npz`` file in MedMNIST's layout, all its parts together, without the run's shifts."""
+        labels = "coarse_labels" if self.coarse_labels else "labels"
+        return self._newcomer(path, record, size=self.size, channels=self.channels, labels=labels)
 
     def _converted(self, part: ImageDataset) -> ImageDataset:
         return part.converted(size=self.size, channels=self.channels)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Subset
+from torch.utils.data import Subset, TensorDataset
 
 from lightning_fl.data.image_file import read_image_file
 from lightning_fl.data.image_transform import Augmentation, ImageTransform, check_transform, transform_batch
@@ -189,6 +189,13 @@ class ImageFolders(FederatedDataModule):
             split: Subset(held[split if split in held else "train"], of_split.tolist())
             for split, of_split in indices.items()
         }
+
+    def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
+        """The folder of a further silo, all its parts together."""
+        self._classes = record["classes"]
+        # An absolute folder stays itself below any root.
+        parts = self._read(str(Path(path).expanduser().absolute()))
+        return ImageDataset.joined(list(parts.values()), place=f"silo {path}").tensors()
 
     def _read(self, silo: str) -> dict[Split, ImageDataset]:
         folder = self._folder(silo)

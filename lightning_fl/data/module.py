@@ -74,6 +74,25 @@ class FederatedDataModule(LightningDataModule, ABC):
         """Samples of every client in a split. Opens the data of every client: for use in one process."""
         return [_count(self.client_data(client, split)) for client in range(self.num_clients)]
 
+    def newcomer_data(self, path: str, record: Mapping[str, Any]) -> Dataset:
+        """The samples of a client that was not in a run, from a file of its own, as the run's clients saw theirs.
+
+        The run's data are not opened: what is to be known of them, such as means, deviations and classes, stands in its
+        record. Called on a module that is not set up, for an evaluation of the run's models.
+
+        Args:
+            path: the client's file.
+            record: what :meth:`describe` said in the run, read back from JSON.
+
+        Raises:
+            ConfigurationError: the class cannot read such a file, or the record is too old.
+            DataError: the file is missing or damaged, or does not fit the run.
+        """
+        raise ConfigurationError(
+            f"{type(self).__name__} reads no file of a new client: define newcomer_data(path, record) in it, or call"
+            " lightning_fl.personalization.personalize with a data set."
+        )
+
     def describe(self) -> Mapping[str, Any]:
         """What the run's record says of the data: plain numbers, strings, lists and dicts."""
         return {"source": self.source, "num_clients": self.num_clients}

@@ -44,6 +44,8 @@ class MoleculeDataModule(SharedDataModule):
     """
 
     sample_noun = "molecule"
+    #: The column of SMILES.
+    smiles_column: str = "smiles"
 
     def __init__(self, *, invalid: Invalid = "refuse", **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -59,6 +61,19 @@ class MoleculeDataModule(SharedDataModule):
         opened = self._open_table(allow_download=allow_download)
         dataset = MoleculeDataset(opened.table, invalid=self.invalid, cache=cache_folder() / "molecules")
         return OpenedData({"train": dataset}, opened.source, opened.record | {"molecules": len(dataset)})
+
+    def newcomer_data(self, path: str, record: Mapping[str, Any]) -> MoleculeDataset:
+        """A CSV file with the run's columns of SMILES and targets."""
+        if not path.endswith((".csv", ".csv.gz")):
+            raise ConfigurationError(f"{path!r}: expected a file of molecules that ends in .csv or .csv.gz.")
+        table = read_table(
+            _existing(path),
+            file_format="csv.gz" if path.endswith(".gz") else "csv",
+            smiles=self.smiles_column,
+            targets=record["target_names"],
+            units=record["target_units"],
+        )
+        return MoleculeDataset(table, invalid=self.invalid, cache=cache_folder() / "molecules")
 
     @property
     def dataset(self) -> MoleculeDataset:
@@ -114,6 +129,7 @@ class MoleculeNet(MoleculeDataModule):
         if source not in SOURCES:
             raise ConfigurationError(f"source={source!r}: expected one of {', '.join(SOURCES)}.")
         self.card = _with_columns(expect_kind(load_card(name), MoleculeCard), smiles_column, target_columns)
+        self.smiles_column = self.card.smiles
         self.source_choice: Source = source
         self.data_root = data_root
 
@@ -159,6 +175,7 @@ class DrugOOD(MoleculeDataModule):
             raise ConfigurationError(
                 f"card={card!r} describes a file of format {self.card.format}, not drugood-json: use MoleculeNet."
             )
+        self.smiles_column = self.card.smiles
         self.path = path
         self.data_root = data_root
         self.parts = parts

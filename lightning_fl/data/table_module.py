@@ -20,6 +20,7 @@ from lightning_fl.data.tables import (
     TableSchema,
     class_indices,
     class_names,
+    column_statistics,
     pick_columns,
     read_c45,
     read_csv,
@@ -107,6 +108,7 @@ class TableData(SharedDataModule):
         self.columns = columns
         self.drop = drop
         self.categorical = categorical
+        self._standardization: dict[str, list[float]] = {}
 
     @property
     def _table(self) -> TableDataset:
@@ -184,21 +186,12 @@ class TableData(SharedDataModule):
         for split, file in zip(parts, card.files, strict=False):
             found = find_file(card, file, data_root=self.data_root, allow_download=allow_download)
             found_files.append({"file": found.path.name, "sha256": found.sha256, "verified": found.verified})
-            frame = read_c45(found.path, card.columns)
-            for derived in card.derived:
-                inside = frame[derived.column].isin(derived.values)
-                frame[derived.name] = np.where(inside, derived.label, derived.other)
-                frame.loc[frame[derived.column].isna(), derived.name] = None
-            frames[split] = frame
+            frames[split] = _with_derived(read_c45(found.path, card.columns), card)
         return _Read(frames, "measured", card.describe() | {"files": found_files})
 
     def _read_own(self) -> _Read:
         """The user's file."""
-        path = Path(str(self.path)).expanduser()
-        if not path.is_file():
-            raise DataError(
-                f"path={self.path!r} is no file (looked for {path.absolute()}): check the name and the folder."
-            )
+        path = _existing(str(self.path))
         return _Read({"train": read_csv(path)}, "user", {"file": path.name, "sha256": file_sha256(path)})
 
     def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
@@ -206,10 +199,59 @@ class TableData(SharedDataModule):
         schema = self._table.schema
         tables = {split: dataset for split, dataset in datasets.items() if isinstance(dataset, TableDataset)}
         numbers = {split: schema.numbers(table.frame) for split, table in tables.items()}
-        training = numbers["train"][torch.cat([of_client["train"] for of_client in shares])]
+        mean, std = column_statistics(numbers["train"][torch.cat([of_client["train"] for of_client in shares])])
+        self._standardization = {"mean": mean.tolist(), "std": std.tolist()}
         return {
             split: TensorDataset(
-                torch.cat([standardize(numbers[split], training), schema.one_hot(table.frame)], dim=1), table.targets
+                torch.cat([standardize(numbers[split], mean, std), schema.one_hot(table.frame)], dim=1), table.targets
             )
             for split, table in tables.items()
         }
+
+    def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
+        """A CSV file with a header and the run's columns; a card's derived columns are derived here too."""
+        if not path.endswith((".csv", ".csv.gz")):
+            raise ConfigurationError(f"{path!r}: expected a table that ends in .csv or .csv.gz.")
+        encoding = record.get("encoding")
+        if encoding is None:
+            raise ConfigurationError(
+                "the run's summary.json does not say how the columns were encoded: an older version made the run;"
+                " train it again."
+            )
+        frame, target = read_csv(_existing(path)), record["target"]
+        if self.card is not None:
+            frame = _with_derived(frame, self.card)
+        schema = TableSchema(
+            tuple(encoding["numeric"]), {name: tuple(of) for name, of in encoding["categories"].items()}
+        )
+        schema.check(frame, path)
+        pick_columns([frame], [target], path)
+        mean, std = (torch.tensor(encoding[name], dtype=torch.float64) for name in ("mean", "std"))
+        features = torch.cat([standardize(schema.numbers(frame), mean, std), schema.one_hot(frame)], dim=1)
+        return TensorDataset(features, class_indices(frame[target], record["classes"], path))
+
+    def describe(self) -> Mapping[str, Any]:
+        """Origin, columns and how they are encoded, partition, division and sizes, for the run's record."""
+        schema = self._table.schema
+        columns = {
+            "numeric": list(schema.numeric),
+            "categories": {name: list(of) for name, of in schema.categories.items()},
+        }
+        return {**super().describe(), "encoding": columns | self._standardization}
+
+
+def _existing(path: str) -> Path:
+    found = Path(path).expanduser()
+    if not found.is_file():
+        raise DataError(f"path={path!r} is no file (looked for {found.absolute()}): check the name and the folder.")
+    return found
+
+
+def _with_derived(frame: pd.DataFrame, card: TableCard) -> pd.DataFrame:
+    """The rows with the card's derived columns, where what these are derived from is there."""
+    for derived in card.derived:
+        if derived.column in frame.columns and derived.name not in frame.columns:
+            inside = frame[derived.column].isin(derived.values)
+            frame[derived.name] = np.where(inside, derived.label, derived.other)
+            frame.loc[frame[derived.column].isna(), derived.name] = None
+    return frame

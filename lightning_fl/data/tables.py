@@ -22,6 +22,7 @@ __all__ = [
     "TableSchema",
     "class_indices",
     "class_names",
+    "column_statistics",
     "pick_columns",
     "read_c45",
     "read_csv",
@@ -96,6 +97,29 @@ class TableSchema:
         columns = [pd.to_numeric(frame[name]).to_numpy(dtype=np.float64) for name in self.numeric]
         return torch.from_numpy(np.stack(columns, axis=1)) if columns else torch.empty(len(frame), 0).double()
 
+    def check(self, frame: pd.DataFrame, place: str) -> None:
+        """Refuse rows that are not of this schema, such as those of a later file.
+
+        Raises:
+            DataError: a column is not there, a number is none, or a value is none of the categories.
+        """
+        pick_columns([frame], [*self.numeric, *self.categories], place)
+        for name in (*self.numeric, *self.categories):
+            cells = frame[name]
+            if name in self.categories:
+                wrong = cells[~cells.fillna(MISSING).isin(self.categories[name])].fillna(MISSING)
+                what = "are none of the values that the column had in training"
+            else:
+                numbers = pd.to_numeric(cells, errors="coerce").astype(float)
+                wrong = cells[cells.notna() & ~np.isfinite(numbers)]
+                what = "are not finite numbers"
+            if len(wrong):
+                listed = list_rows(list(map(int, wrong.index)), wrong.tolist())
+                raise DataError(
+                    f"{place}, column {name!r}: {len(wrong)} values {what}: {listed}. Correct them, or leave the rows"
+                    " out."
+                )
+
     def one_hot(self, frame: pd.DataFrame) -> Tensor:
         """The categorical columns one-hot, float32 [n, K]."""
         blocks = []
@@ -145,22 +169,34 @@ class TableDataset(Dataset):
         return values.tolist()
 
 
-def standardize(numbers: Tensor, training: Tensor) -> Tensor:
+def column_statistics(training: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and population standard deviation of the training rows' numbers.
+
+    Args:
+        training: float64 [m, Q], NaN where missing.
+
+    Returns:
+        Two float64 [Q]; the deviation is 0 where a column is constant, and both are 0 where it has no value.
+    """
+    mean = training.nanmean(dim=0)
+    std = (training - mean).square().nanmean(dim=0).sqrt()
+    return mean.nan_to_num(nan=0.0), torch.where(std > 1e-12 * mean.abs(), std, 0.0)
+
+
+def standardize(numbers: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Numbers less the training rows' mean, divided by their standard deviation.
 
     A missing number becomes 0, the mean; so does every number of a column that is constant in the training rows.
 
     Args:
         numbers: float64 [n, Q], NaN where missing.
-        training: the training rows' numbers, float64 [m, Q], NaN where missing.
+        mean: see :func:`column_statistics`.
+        std: likewise.
 
     Returns:
         float32 [n, Q].
     """
-    mean = training.nanmean(dim=0)
-    std = (training - mean).square().nanmean(dim=0).sqrt()
-    constant = ~(std > 1e-12 * mean.abs())  # NaN too: a column with no training value
-    return torch.where(constant, 0.0, (numbers - mean) / std).nan_to_num(nan=0.0).float()
+    return torch.where(std == 0, 0.0, (numbers - mean) / std).nan_to_num(nan=0.0).float()
 
 
 def read_c45(path: Path, columns: Sequence[str]) -> pd.DataFrame:

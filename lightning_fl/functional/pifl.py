@@ -88,7 +88,8 @@ def importance_weights(correct: Tensor, num_samples: int | Sequence[int] | Tenso
     A client for whom no tier model predicts anything correctly gives all tiers the same share, 1/K.
 
     Args:
-        correct: n, samples that each tier model predicts correctly, shape [N, K], or [K] for one client.
+        correct: n, samples that each tier model predicts correctly, shape [N, K], or [K] for one client; or any score
+            from 0 to 1, with one sample.
         num_samples: m, positive, length N, or a number for one client.
 
     Raises:
@@ -112,7 +113,7 @@ def importance_weights(correct: Tensor, num_samples: int | Sequence[int] | Tenso
             " can be predicted correctly."
         )
     total = hits.sum(-1, keepdim=True)
-    shares = torch.where(total > 0, hits / total.clamp_min(1), 1 / hits.shape[-1])
+    shares = torch.where(total > 0, hits / total.masked_fill(total == 0, 1.0), 1 / hits.shape[-1])
     return ImportanceWeights(hits / counts.unsqueeze(-1), shares)
 
 

@@ -1,0 +1,204 @@
+"""``lightning-fl personalize``: a personal model for a new data file from a finished run's shared models."""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jsonargparse import ArgumentParser, Namespace
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lightning_fl.cli.diagnosis import load_recipe
+from lightning_fl.errors import CheckpointError, ConfigurationError
+
+if TYPE_CHECKING:
+    from lightning_fl.personalization import Personalization
+
+__all__ = ["add_arguments", "run"]
+
+_SHARED = re.compile(r"shared_(\d+)\.ckpt")
+#: Models shown one by one; of more, those with the largest shares.
+_MOST_ROWS = 30
+
+
+def add_arguments(parser: ArgumentParser, command: str) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("run", type=str, help="Folder of a finished run: the one with config.yaml and summary.json.")
+    parser.add_argument(
+        "file",
+        type=str,
+        help="Labelled samples of one client, of the kind that the run was trained on: a CSV file of molecules or of a"
+        " table with the run's columns, a .npz file of images, or a silo's folder of images.",
+    )
+    parser.add_argument(
+        "--out",
+        type=str | None,
+        default=None,
+        help="Where the personal model goes, an ordinary Lightning checkpoint (default: RUN/personal/FILE.ckpt).",
+    )
+    parser.add_argument("--force", action="store_true", help="Replace that file if it is there.")
+    parser.add_argument(
+        "--holdout",
+        type=float,
+        default=0.5,
+        help="Share of the samples that models are measured on; the others decide the shares. 0: all do both.",
+    )
+    parser.add_argument(
+        "--monitor",
+        type=str | None,
+        default=None,
+        help="Metric of the validation that decides the shares, such as val/acc: from 0 to 1 if more is better, at"
+        " least 0 if less is better, then exp(-value) counts (default: the first with loss in its name).",
+    )
+    parser.add_argument("--seed", type=int | None, default=None, help="Seed of the holdout (default: the run's).")
+    parser.add_argument("--accelerator", type=str, default="auto", help="cpu, cuda or auto.")
+
+
+def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
+    """Mix, write, print."""
+    folder = Path(config.run).expanduser()
+    recipe, summary, shared = _read_run(folder)
+    _refuse_personal_layers(recipe)
+    data = Path(config.file).expanduser()
+    out = folder / "personal" / f"{data.name.partition('.')[0]}.ckpt" if config.out is None else Path(config.out)
+    if out.exists() and not config.force:
+        raise ConfigurationError(f"{out} is there already: name another file with --out, or replace it with --force.")
+
+    from lightning import seed_everything
+
+    from lightning_fl.cli import make_parser
+    from lightning_fl.cli.run import instantiate
+    from lightning_fl.personalization import personalize
+
+    seed = summary["seed"] if config.seed is None else config.seed
+    seed_everything(summary["seed"], verbose=False)
+    fit = make_parser("fit")
+    kept = {"num_threads", "precision", "deterministic"}
+    settings = {key: value for key, value in recipe.get("trainer", {}).items() if key in kept}
+    made = instantiate(
+        fit,
+        fit.parse_object(
+            {
+                "model": recipe["model"],
+                "data": recipe["data"],
+                "trainer": {**settings, "accelerator": config.accelerator, "devices": 1, "logger": False},
+            }
+        ),
+    )
+    dataset = made.data.newcomer_data(str(data), summary["data"])
+    found = personalize(
+        made.model,
+        shared,
+        dataset,
+        out=out,
+        monitor=config.monitor,
+        holdout=config.holdout,
+        seed=seed,
+        like=made.data,
+        accelerator=config.accelerator,
+        **settings,
+    )
+    _print(found, summary, folder, data, out)
+    return 0
+
+
+def _read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
+    """The run's recipe, its summary and its shared models in their order.
+
+    Raises:
+        ConfigurationError: there is no such run, it is not finished, was not started by the command line or kept no
+            models.
+        CheckpointError: its summary is damaged, or a model is missing.
+    """
+    if not folder.is_dir():
+        raise ConfigurationError(f"{folder} is not a folder: give a run's, such as runs/drflm_esol/version_0.")
+    if not (folder / "config.yaml").is_file():
+        below = sorted(path.parent for path in folder.glob("*/config.yaml"))
+        mend = (
+            f"give one of the runs in it, such as {below[-1]}"
+            if below
+            else "give the folder that lightning-fl fit named; for a run started from Python there is"
+            " lightning_fl.personalization.personalize"
+        )
+        raise ConfigurationError(f"{folder} is no run of lightning-fl fit, it has no config.yaml: {mend}.")
+    summary_file = folder / "summary.json"
+    try:
+        summary = json.loads(summary_file.read_text(encoding="utf-8")) if summary_file.is_file() else {}
+        finished = "rounds" in summary and "data" in summary
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{summary_file} is damaged ({error}): copy it again, or train again.") from error
+    if not finished:
+        raise ConfigurationError(
+            f"the run {folder} is not finished, its summary.json {'is missing' if not summary else 'is of no fit'}: end"
+            f" it with lightning-fl fit --config {folder / 'config.yaml'} --ckpt_path"
+            f" {folder / 'checkpoints' / 'last.ckpt'}, and give the folder of that run."
+        )
+    found = {int(match[1]): path for path in folder.glob("models/*") if (match := _SHARED.fullmatch(path.name))}
+    if not found:
+        raise ConfigurationError(
+            f"{folder / 'models'} holds no shared_*.ckpt: the run kept no models; train with ModelCheckpoint's"
+            " save_models (and trainer.enable_checkpointing) true."
+        )
+    missing = sorted(set(range(max(found) + 1)).difference(found))
+    if missing:
+        raise CheckpointError(f"{folder / 'models' / f'shared_{missing[0]}.ckpt'} is missing: copy the run again.")
+    return load_recipe(folder / "config.yaml"), summary, [found[k] for k in sorted(found)]
+
+
+def _refuse_personal_layers(recipe: dict[str, Any]) -> None:
+    """Shared models have no layers of use where clients keep some for themselves."""
+    callbacks = recipe.get("trainer", {}).get("callbacks") or []
+    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
+        if str(callback.get("class_path", "")).rpartition(".")[2] == "PersonalLayers":
+            layers = callback.get("init_args", {}).get("layers")
+            raise ConfigurationError(
+                f"the run's clients kept the layers {layers} for themselves (PersonalLayers), nobody trained these in"
+                " the shared models: train them on the new client's data, or give a run without PersonalLayers."
+            )
+
+
+def _print(found: "Personalization", summary: dict[str, Any], folder: Path, data: Path, out: Path) -> None:
+    from lightning_fl.callbacks.progress import STAND_IN_LABEL
+    from lightning_fl.metrics import metric_name
+
+    console = Console()
+    if summary.get("data_source") == "stand-in":
+        console.print(Text(f" {STAND_IN_LABEL} ", "bold black on yellow"))
+    if summary.get("interrupted"):
+        console.print(f"the run was interrupted after round {summary['rounds']}")
+    title = f"{len(found.values)} shared models of {folder} on {data.name}: shares by {found.monitor} of"
+    console.print(Text(f"{title} {found.num_scored} samples, metrics of {_others(found)}", "bold"), soft_wrap=True)
+    raw, shares = found.weights.raw.tolist(), found.weights.shares.tolist()
+    table = Table()
+    table.add_column("model")
+    score = metric_name(found.monitor, "val")
+    table.add_column(Text(f"score υ\n{score if found.higher_is_better else f'exp(-{score})'}"), justify="right")
+    table.add_column("share", justify="right")
+    for name, metric in found.shared.items():
+        direction = "higher" if metric.higher_is_better else "lower"
+        table.add_column(Text(f"{metric_name(name, 'val')}\n{direction} is better"), justify="right")
+    order = sorted(range(len(shares)), key=lambda k: (-shares[k], k))
+    shown = sorted(order[:_MOST_ROWS])
+    for k in shown:
+        values = [_number(metric.clients.get(k, math.nan)) for metric in found.shared.values()]
+        table.add_row(f"shared_{k}", _number(raw[k]), f"{shares[k]:.1%}", *values)
+    if len(shown) < len(shares):
+        rest = f"{1 - math.fsum(shares[k] for k in shown):.1%}"
+        table.add_row(f"... and {len(shares) - len(shown)} more", "", rest, *([""] * len(found.shared)))
+    table.add_section()
+    for label, values, style in (("uniform mixture", found.uniform, ""), ("personal model", found.personal, "bold")):
+        table.add_row(label, "", "", *(_number(values.get(name, math.nan)) for name in found.shared), style=style)
+    console.print(table)
+    console.print(Text(f"personal model: {out}"), soft_wrap=True)
+
+
+def _others(found: "Personalization") -> str:
+    return f"{found.num_measured} others" if found.num_measured != found.num_scored else f"{found.num_measured}"
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}"
