@@ -37,7 +37,7 @@ from lightning_fl.data.partitioned import BATCH_HOOKS
 from lightning_fl.engine.local import ClientReport
 from lightning_fl.engine.run import Run
 from lightning_fl.engine.weights import WeightedSum, Weights
-from lightning_fl.errors import CheckpointError, ConfigurationError, DataError
+from lightning_fl.errors import CheckpointError, ConfigurationError, DataError, TrainingError
 from lightning_fl.functional.pifl import ImportanceWeights, importance_weights, importance_weights_from_losses
 from lightning_fl.metrics import ClientMetrics, MetricSummary, default_metric, summarize
 from lightning_fl.seeding import generator
@@ -74,8 +74,8 @@ class Newcomer(FederatedDataModule):
         held_out = min(max(1, round(holdout * count)), count - 1) if holdout else 0
         if count < 1 or (holdout and held_out < 1):
             raise DataError(
-                f"{count} samples are too few to hold some out: give more, or holdout 0 to measure on those by which the"
-                " models are scored."
+                f"{count} samples are too few to hold some out: give more, or holdout 0 to measure models on those by"
+                " which they are scored."
             )
         order = torch.randperm(count, generator=generator(seed, "holdout"))
         parts = (order[held_out:], order[:held_out])
@@ -105,9 +105,9 @@ class Personalization:
         values: the metric of each shared model on the scored samples, length K.
         weights: υ, raw and as shares that sum to 1, float64, shape [K].
         num_scored: samples that the models are scored on.
-        num_measured: samples behind ``shared``, ``uniform`` and ``personal``: those held out, else the scored ones.
+        num_held_out: samples behind ``shared``, ``uniform`` and ``personal``; where it is 0, the scored ones are.
         shared: metrics of each shared model, metric -> model -> value.
-        uniform: metrics of the mixture of all shared models in equal shares.
+        uniform: metrics of the mixture of all shared models in equal shares; empty where one of them diverged.
         personal: metrics of the personal model.
     """
 
@@ -116,7 +116,7 @@ class Personalization:
     values: list[float]
     weights: ImportanceWeights
     num_scored: int
-    num_measured: int
+    num_held_out: int
     shared: ClientMetrics
     uniform: dict[str, float]
     personal: dict[str, float]
@@ -204,8 +204,11 @@ def _mix(trainer: FederatedTrainer, shared: list[Path], out: Path | None, monito
     reports = [_evaluate(trainer, _load(trainer, path)) for path in shared]
     scored = summarize({k: of_model[_SCORED].metrics for k, of_model in enumerate(reports)})
     name, metric, weights = _score(scored, monitor, len(shared))
-    uniform = _evaluate(trainer, _mixture(trainer, shared, [1.0] * len(shared)))
     personal_weights = _mixture(trainer, shared, weights.shares.tolist())
+    try:
+        uniform = _evaluate(trainer, _mixture(trainer, shared, [1.0] * len(shared)))
+    except CheckpointError:  # a model that diverged is no reason to refuse one in which it has no part
+        uniform = [ClientReport()] * len(reports[0])
     personal = _evaluate(trainer, personal_weights)
     if out is not None:
         trainer.loop.flat.load(personal_weights)
@@ -218,7 +221,7 @@ def _mix(trainer: FederatedTrainer, shared: list[Path], out: Path | None, monito
         values=[metric.clients.get(k, math.nan) for k in range(len(shared))],
         weights=weights,
         num_scored=counts[_SCORED],
-        num_measured=counts[part],
+        num_held_out=counts[_HELD_OUT],
         shared=summarize({k: of_model[part].metrics for k, of_model in enumerate(reports)}),
         uniform={key: logged.value for key, logged in uniform[part].metrics.items()},
         personal={key: logged.value for key, logged in personal[part].metrics.items()},
@@ -253,9 +256,14 @@ def _mixture(trainer: FederatedTrainer, shared: Sequence[Path], shares: Sequence
     chosen = [(path, share) for path, share in zip(shared, shares, strict=True) if share > 0]
     reference = _load(trainer, chosen[0][0])
     total = WeightedSum(reference)
-    total.add_(reference, chosen[0][1])
-    for path, share in chosen[1:]:
-        total.add_(_load(trainer, path), share)
+    for path, share in chosen:
+        try:
+            total.add_(_load(trainer, path), share)
+        except TrainingError as error:
+            raise CheckpointError(
+                f"{path} cannot be averaged with {chosen[0][0].name}: one of them has weights that are not finite or"
+                " beyond all measure, its training diverged. Leave it out, or train again."
+            ) from error
     return total.value(math.fsum(share for _, share in chosen))
 
 

@@ -68,15 +68,17 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     if out.exists() and not config.force:
         raise ConfigurationError(f"{out} is there already: name another file with --out, or replace it with --force.")
 
+    from lightning_fl.cli import make_parser
+
+    fit = make_parser("fit")  # imports torch and what depends on it, without their warnings
+
     from lightning import seed_everything
 
-    from lightning_fl.cli import make_parser
     from lightning_fl.cli.run import instantiate
     from lightning_fl.personalization import personalize
 
     seed = summary["seed"] if config.seed is None else config.seed
     seed_everything(summary["seed"], verbose=False)
-    fit = make_parser("fit")
     kept = {"num_threads", "precision", "deterministic"}
     settings = {key: value for key, value in recipe.get("trainer", {}).items() if key in kept}
     made = instantiate(
@@ -132,10 +134,11 @@ def _read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{summary_file} is damaged ({error}): copy it again, or train again.") from error
     if not finished:
+        last = folder / "checkpoints" / "last.ckpt"
+        resume = f"lightning-fl fit --config {folder / 'config.yaml'}{f' --ckpt_path {last}' if last.is_file() else ''}"
         raise ConfigurationError(
-            f"the run {folder} is not finished, its summary.json {'is missing' if not summary else 'is of no fit'}: end"
-            f" it with lightning-fl fit --config {folder / 'config.yaml'} --ckpt_path"
-            f" {folder / 'checkpoints' / 'last.ckpt'}, and give the folder of that run."
+            f"the run {folder} is not finished, it has no summary.json{' of a fit' if summary else ''}:"
+            f" end it with {resume}, and give the folder that this names."
         )
     found = {int(match[1]): path for path in folder.glob("models/*") if (match := _SHARED.fullmatch(path.name))}
     if not found:
@@ -170,11 +173,12 @@ def _print(found: "Personalization", summary: dict[str, Any], folder: Path, data
         console.print(Text(f" {STAND_IN_LABEL} ", "bold black on yellow"))
     if summary.get("interrupted"):
         console.print(f"the run was interrupted after round {summary['rounds']}")
-    title = f"{len(found.values)} shared models of {folder} on {data.name}: shares by {found.monitor} of"
-    console.print(Text(f"{title} {found.num_scored} samples, metrics of {_others(found)}", "bold"), soft_wrap=True)
+    measured = f"metrics of {found.num_held_out} others" if found.num_held_out else "and so are the metrics"
+    title = f"{folder} on {data.name}: shares by {found.monitor} of {found.num_scored} samples, {measured}"
+    console.print(Text(title, "bold"), soft_wrap=True)
     raw, shares = found.weights.raw.tolist(), found.weights.shares.tolist()
     table = Table()
-    table.add_column("model")
+    table.add_column("model", no_wrap=True)
     score = metric_name(found.monitor, "val")
     table.add_column(Text(f"score υ\n{score if found.higher_is_better else f'exp(-{score})'}"), justify="right")
     table.add_column("share", justify="right")
@@ -194,10 +198,6 @@ def _print(found: "Personalization", summary: dict[str, Any], folder: Path, data
         table.add_row(label, "", "", *(_number(values.get(name, math.nan)) for name in found.shared), style=style)
     console.print(table)
     console.print(Text(f"personal model: {out}"), soft_wrap=True)
-
-
-def _others(found: "Personalization") -> str:
-    return f"{found.num_measured} others" if found.num_measured != found.num_scored else f"{found.num_measured}"
 
 
 def _number(value: float) -> str:

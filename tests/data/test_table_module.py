@@ -11,7 +11,7 @@ from lightning_fl import FederatedTrainer
 from lightning_fl.data.cards import TableCard, load_card
 from lightning_fl.data.partitioners import IID, GroupBy
 from lightning_fl.data.table_module import TableData
-from lightning_fl.data.tables import TableSchema, read_c45, read_csv, standardize
+from lightning_fl.data.tables import TableSchema, column_statistics, read_c45, read_csv, standardize
 from lightning_fl.errors import ConfigurationError, DataError
 
 # UCI Adult's layout: blanks after commas, missing values, a full stop after test rows, a blank line at the end.
@@ -194,7 +194,9 @@ def test_a_federation_learns_from_a_table(table, tmp_path):
 def test_standardize_by_hand():
     training = torch.tensor([[1.0, 4.0, float("nan")], [3.0, 4.0, float("nan")]], dtype=torch.float64)
     numbers = torch.tensor([[1.0, 9.0, 5.0], [float("nan"), 4.0, float("nan")]], dtype=torch.float64)
-    standardized = standardize(numbers, training)
+    mean, std = column_statistics(training)
+    assert (mean.tolist(), std.tolist()) == ([2.0, 4.0, 0.0], [1.0, 0.0, 0.0])
+    standardized = standardize(numbers, mean, std)
     assert standardized.dtype == torch.float32
     assert standardized.tolist() == [[-1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
 

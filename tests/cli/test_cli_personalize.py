@@ -1,0 +1,251 @@
+"""``lightning-fl personalize`` on real runs of molecules, images and tables."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from lightning_fl.models import ClassificationModel, MoleculeModel
+
+TRAINER = {
+    "callbacks": [{"class_path": "LocalTraining"}],
+    "max_rounds": 2,
+    "local_steps": 2,
+    "logger": False,
+    "accelerator": "cpu",
+    "devices": 1,
+    "enable_progress_bar": False,
+}
+MLP = {"class_path": "ClassificationModel", "init_args": {"network": "mlp", "hidden_sizes": [4], "num_classes": 3}}
+
+
+def write_recipe(model, data, **trainer):
+    recipe = {"seed_everything": 3, "trainer": TRAINER | trainer, "model": model, "data": data}
+    Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return "recipe.yaml"
+
+
+def write_molecules(path, lengths, header="smiles,activity,lab"):
+    rows = [f"{'C' * length}{end},{0.3 * length:.2f},{end}" for length in lengths for end in "ONF"]
+    Path(path).write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run on molecules, to be copied."""
+    return {"folder": tmp_path_factory.mktemp("finished")}
+
+
+@pytest.fixture
+def run(finished, command, tmp_path):
+    """A finished run on molecules, three models, and a new client's file."""
+    write_molecules("new.csv", range(4, 10))
+    if "run" not in finished:
+        data = {"path": write_molecules("run.csv", range(1, 9)), "target_columns": ["activity"], "group_column": "lab"}
+        model = {"class_path": "MoleculeModel", "init_args": {"hidden_dim": 4, "num_layers": 1, "learning_rate": 0.1}}
+        recipe = write_recipe(model, {"class_path": "MoleculeCSV", "init_args": data})
+        assert command("fit", "--config", recipe)[0] == 0
+        finished["run"] = shutil.copytree("runs/version_0", finished["folder"] / "run")
+    Path("run.csv").unlink(missing_ok=True)  # the run's own data are not needed any more
+    return shutil.copytree(finished["run"], tmp_path / "run")
+
+
+def shares_of(out):
+    rows = [line.split("│") for line in out.splitlines() if "shared_" in line]
+    return torch.tensor([float(row[3].strip().rstrip("%")) / 100 for row in rows])
+
+
+def assert_is_the_mixture(folder, out, shares):
+    """The written weights are the mixture of the files in ``models`` by the shares that were printed."""
+    states = [
+        torch.load(path, weights_only=True)["state_dict"] for path in sorted(Path(folder, "models").glob("shared_*"))
+    ]
+    own = torch.load(out, weights_only=True)["state_dict"]
+    assert len(states) == len(shares)
+    assert list(own) == list(states[0])
+    for name, value in own.items():
+        parts = torch.stack([state[name] for state in states])
+        if value.is_floating_point():
+            expected = torch.einsum("k,k...->...", shares.double() / shares.sum(), parts.double())
+            torch.testing.assert_close(value.double(), expected, atol=2e-3, rtol=2e-3)
+        else:
+            assert torch.equal(value, parts.amax(0))
+
+
+def test_molecules(run, command):
+    code, out, err = command("personalize", run, "new.csv", "--monitor", "val/rmse")
+    assert (code, err) == (0, "")
+    assert "shares by val/rmse of 9 samples, metrics of 9 others" in out
+    assert "uniform mixture" in out
+    shares = shares_of(out)
+    assert float(shares.sum()) == pytest.approx(1, abs=2e-3)
+    target = run / "personal" / "new.ckpt"
+    assert f"personal model: {target}" in out
+    assert_is_the_mixture(run, target, shares)
+    module = MoleculeModel.load_from_checkpoint(target, map_location="cpu")
+    shared = MoleculeModel.load_from_checkpoint(run / "models" / "shared_0.ckpt", map_location="cpu")
+    torch.testing.assert_close(module.target_mean, shared.target_mean)  # of the run, not of the new file
+    assert module.hparams["hidden_dim"] == 4
+
+
+def test_the_same_command_gives_the_same_model_and_overwrites_nothing(run, command):
+    words = ("personalize", run, "new.csv", "--out", "mine.ckpt")
+    code, first, _ = command(*words)
+    assert code == 0
+    before = torch.load("mine.ckpt", weights_only=True)["state_dict"]
+    code, _, err = command(*words)
+    assert code == 2
+    assert err == "error: mine.ckpt is there already: name another file with --out, or replace it with --force.\n"
+    code, again, _ = command(*words, "--force")
+    assert (code, again) == (0, first)
+    after = torch.load("mine.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    code, other, _ = command(*words, "--force", "--seed", "8")
+    assert code == 0
+    assert other != first
+
+
+def test_in_a_process_of_its_own(run):
+    words = [sys.executable, "-m", "lightning_fl", "personalize", str(run), "new.csv", "--holdout", "0"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "of 18 samples, and so are the metrics" in done.stdout
+    assert_is_the_mixture(run, run / "personal" / "new.ckpt", shares_of(done.stdout))
+
+
+def test_images(command):
+    rng = np.random.default_rng(0)
+    for name, count in (("scans", 60), ("new", 30)):
+        images = rng.integers(0, 256, (count, 4, 4), dtype=np.uint8)
+        np.savez(f"{name}.npz", train_images=images, train_labels=np.arange(count) % 3)
+    data = {
+        "name": "scans.npz",
+        "source": "real",
+        "partitioner": {"class_path": "IID", "init_args": {"num_clients": 2}},
+    }
+    model = {**MLP, "init_args": MLP["init_args"] | {"in_shape": [1, 4, 4]}}
+    assert command("fit", "--config", write_recipe(model, {"class_path": "ImageData", "init_args": data}))[0] == 0
+    Path("scans.npz").unlink()
+    words = ("personalize", "runs/version_0", "new.npz", "--monitor", "val/acc", "--out", "mine.ckpt")
+    code, out, err = command(*words, "--holdout", "0")
+    assert (code, err) == (0, "")
+    shares = shares_of(out)
+    assert_is_the_mixture("runs/version_0", "mine.ckpt", shares)
+    # the accuracies by hand, with the mean and the deviation of the run's images
+    known = json.loads(Path("runs/version_0/summary.json").read_text())["data"]["normalization"]
+    new = np.load("new.npz")
+    pixels = (torch.tensor(new["train_images"])[:, None] / 255 - known["mean"][0]) / known["std"][0]
+    right = []
+    for k in range(2):
+        module = ClassificationModel.load_from_checkpoint(f"runs/version_0/models/shared_{k}.ckpt", map_location="cpu")
+        right.append(float((module.eval()(pixels).argmax(1) == torch.tensor(new["train_labels"])).float().mean()))
+    torch.testing.assert_close(shares, torch.tensor(right) / sum(right), atol=2e-3, rtol=0)
+
+
+def test_tables(command):
+    for name, count in (("run", 60), ("new", 20)):
+        rows = [f"{i % 7},{'uv'[i % 2]},{'xyz'[i % 3]}" for i in range(count)]
+        Path(f"{name}.csv").write_text("\n".join(["number,kind,class", *rows]) + "\n")
+    data = {"path": "run.csv", "target": "class", "partitioner": {"class_path": "IID", "init_args": {"num_clients": 3}}}
+    model = {**MLP, "init_args": MLP["init_args"] | {"in_shape": [3]}}
+    assert command("fit", "--config", write_recipe(model, {"class_path": "TableData", "init_args": data}))[0] == 0
+    Path("run.csv").unlink()
+    code, out, err = command("personalize", "runs/version_0", "new.csv")
+    assert (code, err) == (0, "")
+    assert_is_the_mixture("runs/version_0", "runs/version_0/personal/new.ckpt", shares_of(out))
+    Path("new.csv").write_text("number,class\n1,x\n2,y\n")
+    code, _, err = command("personalize", "runs/version_0", "new.csv", "--force")
+    assert (code, err) == (2, "error: new.csv has no column 'kind'. It has number, class.\n")
+
+
+def test_faults_of_the_run(run, command, tmp_path):
+    def fault(*words):
+        code, out, err = command("personalize", *words)
+        assert (code, out) == (2, "")
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        return err
+
+    assert "gone is not a folder: give a run's" in fault("gone", "new.csv")
+    (tmp_path / "empty").mkdir()
+    assert "has no config.yaml: give the folder that lightning-fl fit named" in fault("empty", "new.csv")
+    assert f"has no config.yaml: give one of the runs in it, such as {run}." in fault(tmp_path, "new.csv")
+    assert "missing.csv' is no file" in fault(run, "missing.csv")
+    write_molecules("other.csv", [1, 2], header="smiles,potency,lab")
+    assert "other.csv has no column 'activity'" in fault(run, "other.csv")
+    Path("unlabelled.csv").write_text("smiles,activity\nCC,\nCCC,\n")
+    assert "target column 'activity' is empty" in fault(run, "unlabelled.csv")
+
+    model = run / "models" / "shared_1.ckpt"
+    whole = model.read_bytes()
+    model.unlink()
+    assert "shared_1.ckpt is missing: copy the run again" in fault(run, "new.csv")
+    model.write_bytes(whole[:200])
+    assert "shared_1.ckpt is damaged or not a model's checkpoint" in fault(run, "new.csv")
+    model.write_bytes(whole)
+
+    config = run / "config.yaml"
+    recipe = yaml.safe_load(config.read_text())
+    text = config.read_text()
+    config.write_text(text.replace("hidden_dim: 4", "hidden_dim: 5"))
+    assert "shared_0.ckpt is of another model than MoleculeModel" in fault(run, "new.csv")
+    recipe["trainer"]["callbacks"] = [{"class_path": "PersonalLayers", "init_args": {"layers": ["head"]}}]
+    config.write_text(yaml.safe_dump(recipe))
+    assert "kept the layers ['head'] for themselves (PersonalLayers)" in fault(run, "new.csv")
+    config.write_text(text)
+
+    record = run / "summary.json"
+    content = json.loads(record.read_text())
+    record.write_text("{")
+    assert "summary.json is damaged" in fault(run, "new.csv")
+    record.write_text(json.dumps({"data": {}}))
+    assert "is not finished, it has no summary.json of a fit: end it with lightning-fl fit" in fault(run, "new.csv")
+    record.unlink()
+    assert f"--ckpt_path {run / 'checkpoints' / 'last.ckpt'}" in fault(run, "new.csv")
+    record.write_text(json.dumps(content))
+    shutil.rmtree(run / "models")
+    assert "models holds no shared_*.ckpt: the run kept no models" in fault(run, "new.csv")
+
+
+def test_what_the_run_was_is_said(run, command):
+    record = run / "summary.json"
+    content = json.loads(record.read_text()) | {"data_source": "stand-in", "interrupted": True}
+    record.write_text(json.dumps(content))
+    code, out, _ = command("personalize", run, "new.csv")
+    assert code == 0
+    assert "STAND-IN" in out
+    assert "the run was interrupted after round 2" in out
+
+
+def test_of_many_models_those_with_the_largest_shares_are_shown(capsys):
+    from lightning_fl.cli.personalize import _print
+    from lightning_fl.functional.pifl import ImportanceWeights
+    from lightning_fl.metrics import MetricSummary
+    from lightning_fl.personalization import Personalization
+
+    shares = torch.linspace(1, 40, 40).double()
+    clients = dict.fromkeys(range(40), 0.5)
+    found = Personalization(
+        monitor="val/acc",
+        higher_is_better=True,
+        values=[0.5] * 40,
+        weights=ImportanceWeights(shares / 40, shares / shares.sum()),
+        num_scored=5,
+        num_held_out=5,
+        shared={"val/acc": MetricSummary.of(clients, higher_is_better=True)},
+        uniform={"val/acc": float("nan")},
+        personal={"val/acc": 0.75},
+    )
+    _print(found, {"rounds": 1}, Path("run"), Path("new.csv"), Path("mine.ckpt"))
+    out = capsys.readouterr().out
+    assert "shared_9 " not in out  # the ten least, 1 + ... + 10 of 820
+    assert "shared_10 " in out
+    assert "... and 10 more" in out
+    assert f"{55 / 820:.1%}" in out
