@@ -24,6 +24,7 @@ from lightning_fl.callbacks.personal_layers import PersonalLayers
 from lightning_fl.callbacks.progress import ProgressDisplay
 from lightning_fl.callbacks.sampling_weights_figure import SamplingWeightsFigure
 from lightning_fl.callbacks.shapley_rewards import ShapleyRewards
+from lightning_fl.callbacks.tier_figure import TierFigures
 
 __all__ = [
     "HCCT",
@@ -50,4 +51,5 @@ __all__ = [
     "ProgressDisplay",
     "SamplingWeightsFigure",
     "ShapleyRewards",
+    "TierFigures",
 ]

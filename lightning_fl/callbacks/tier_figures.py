@@ -24,14 +24,16 @@ from lightning_fl.functional.tokens import UNITS_PER_TOKEN
 
 __all__ = ["draw_balances", "draw_cdf", "draw_payments", "draw_tier_contributions", "draw_tier_membership"]
 
-#: What flows into a pool is drawn above zero, what flows out of it below; in this order, others after them.
+#: What flows into a pool is drawn above zero, what flows out of it below; in this order, others after them. None of the
+#: colours is a tier's.
 _FLOWS = {
-    "bid": ("bids", "tab:blue"),
-    "reward": ("rewards", "tab:green"),
-    "reimbursement": ("reimbursements", "tab:orange"),
-    "refund": ("refunds", "tab:purple"),
+    "bid": ("bids", "#4c5b7a"),
+    "reward": ("rewards", "#2a9d8f"),
+    "reimbursement": ("reimbursements", "#e9c46a"),
+    "refund": ("refunds", "#b58fd0"),
     "retirement": ("retired", "0.6"),
 }
+_LEFT = "crimson"
 #: A cell of the picture of who trained which tier is so many lines high: two, three and four tiers share it evenly.
 _LINES = 12
 _MOST_TIERS = 12
@@ -91,7 +93,7 @@ def draw_balances(
 def draw_payments(transactions: Sequence[Mapping[str, Any]], *, title: str, source: str) -> Figure:
     """What was paid into each tier's pool in every round (above zero) and out of it (below), in tokens.
 
-    The black line is what is left in the pool after a round. Of more than 12 tiers those with the largest payments are
+    The red line is what is left in the pool after a round. Of more than 12 tiers those with the largest payments are
     shown.
 
     Args:
@@ -133,7 +135,7 @@ def draw_payments(transactions: Sequence[Mapping[str, Any]], *, title: str, sour
             axes.bar(span, values, width=0.8 if len(span) <= 60 else 1.0, bottom=heights[above], color=color)
             heights[above] = heights[above] + values
         pool = np.cumsum(heights[True] + heights[False])
-        axes.plot(span, pool, color="black", linewidth=1.0, marker="." if len(span) == 1 else "")
+        axes.plot(span, pool, color=_LEFT, linewidth=1.0, marker="." if len(span) == 1 else "")
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set_ylabel(f"tier {tier}", color=colors[tier], weight="bold")
         axes.yaxis.set_major_locator(MaxNLocator(4))
@@ -142,7 +144,7 @@ def draw_payments(transactions: Sequence[Mapping[str, Any]], *, title: str, sour
     _open(*panels)
     figure.supylabel("tokens into (+) and out of (-) the pool", fontsize=9)
     handles: list[Any] = [Patch(color=color, label=label) for label, color in style.values()]
-    handles.append(panels[0].plot([], [], color="black", linewidth=1.0, label="left in the pool")[0])
+    handles.append(panels[0].plot([], [], color=_LEFT, linewidth=1.0, label="left in the pool")[0])
     if len(tiers) < len(flows):
         handles.append(Patch(color="none", label=f"{len(flows) - len(tiers)} tiers more"))
     panels[0].legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)

@@ -194,8 +194,8 @@ def _print(found: "Personalization", summary: dict[str, Any], folder: Path, data
         rest = f"{1 - math.fsum(shares[k] for k in shown):.1%}"
         table.add_row(f"... and {len(shares) - len(shown)} more", "", rest, *([""] * len(found.shared)))
     table.add_section()
-    for label, values, style in (("uniform mixture", found.uniform, ""), ("personal model", found.personal, "bold")):
-        table.add_row(label, "", "", *(_number(values.get(name, math.nan)) for name in found.shared), style=style)
+    for label, mixed, style in (("uniform mixture", found.uniform, ""), ("personal model", found.personal, "bold")):
+        table.add_row(label, "", "", *(_number(mixed.get(name, math.nan)) for name in found.shared), style=style)
     console.print(table)
     console.print(Text(f"personal model: {out}"), soft_wrap=True)
 

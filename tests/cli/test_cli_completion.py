@@ -44,6 +44,8 @@ def test_bash_knows_the_script(script):
         (("fit", "--data.source", ""), ["auto", "real", "standin"]),
         (("fit", "--trainer.callbacks", "DRO"), ["DROClientSampling"]),
         (("fit", "--trainer.strategy", "feda"), ["fedavg"]),
+        (("personalize", "run", "new.csv", "--accelerator", "cu"), ["cuda"]),
+        (("personalize", "run", "new.csv", "--ho"), ["--holdout"]),
         (("recipes", "--c"), ["--copy"]),
         (("datasets", "fre"), ["freesolv"]),
         (("completion", ""), ["bash", "zsh"]),

@@ -33,6 +33,11 @@ class TestImportanceWeights:
         assert found.raw.tolist() == [0.375, 0.125, 0.0]
         assert found.shares.tolist() == [0.75, 0.25, 0.0]
 
+    def test_any_score_from_0_to_1(self):
+        found = importance_weights(torch.tensor([0.1, 0.3], dtype=torch.float64), 1)  # they sum to less than 1
+        assert found.raw.tolist() == [0.1, 0.3]
+        assert found.shares.tolist() == pytest.approx([0.25, 0.75])
+
     def test_shares_sum_to_one(self):
         correct = torch.randint(0, 50, (30, 4), generator=generator(0))
         shares = importance_weights(correct, [50] * 30).shares
