@@ -76,7 +76,7 @@ def _add(
 
     if nargs == 0:
         parser.add_argument(*names, action="store_true", help=help)
-    elif values in _PATHS:
+    elif isinstance(values, str) and values in _PATHS:
         kind = getattr(shtab, _PATHS[values])
         parser.add_argument(*names, nargs=nargs, help=help).complete = kind  # type: ignore[attr-defined]
     elif isinstance(values, str):
