@@ -2,7 +2,7 @@
 
     uv run --group bench python benchmarks/contributions.py [--repeats 8]
 
-LeNet, 20 clients of 250 training and 600 validation images, batches of 100 in both passes, one thread. An arm is a fit
+LeNet, 20 clients of 250 training and 600 validation images, batches of 400 in both passes, one thread. An arm is a fit
 of its own; in each, every round is evaluated and valued right after another, and the median over rounds of the ratio of
 the two times is given.
 """
