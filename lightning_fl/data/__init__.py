@@ -17,6 +17,7 @@ _EXPORTS = {
     "Inversion": "shifts",
     "LabelPermutation": "shifts",
     "LabelTypes": "partitioners",
+    "Mixture": "partitioners",
     "MoleculeCSV": "molecule_module",
     "MoleculeNet": "molecule_module",
     "OneClassShards": "partitioners",
@@ -29,6 +30,7 @@ _EXPORTS = {
     "Shift": "shifts",
     "Silos": "silos",
     "Sizes": "partitioners",
+    "SyntheticMixture": "synthetic_mixture",
     "TableData": "table_module",
 }
 
@@ -46,6 +48,7 @@ __all__ = [
     "Inversion",
     "LabelPermutation",
     "LabelTypes",
+    "Mixture",
     "MoleculeCSV",
     "MoleculeNet",
     "OneClassShards",
@@ -58,6 +61,7 @@ __all__ = [
     "Shift",
     "Silos",
     "Sizes",
+    "SyntheticMixture",
     "TableData",
 ]
 
@@ -74,6 +78,7 @@ if TYPE_CHECKING:
         FedCollabLabelShift,
         GroupBy,
         LabelTypes,
+        Mixture,
         OneClassShards,
         Partitioner,
         Pathological,
@@ -83,6 +88,7 @@ if TYPE_CHECKING:
     )
     from lightning_fl.data.shifts import FedCollabConceptShift, Inversion, LabelPermutation, Rotation, Shift
     from lightning_fl.data.silos import Silos
+    from lightning_fl.data.synthetic_mixture import SyntheticMixture
     from lightning_fl.data.table_module import TableData
 
 

@@ -1,6 +1,5 @@
 """One data set, or the data of an ordinary ``LightningDataModule``, shared out among simulated clients."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,9 +12,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from lightning_fl.data.loaders import find_loader, has_plain_batches, is_shuffled, loader_like, sampled_dataset
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
-from lightning_fl.data.partition import split_indices
 from lightning_fl.data.partition.sizes import check_fractions
 from lightning_fl.data.partitioners import Partitioner
+from lightning_fl.data.shared import cut_splits
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.seeding import run_seed, seed_default_generators
 
@@ -117,10 +116,9 @@ class Partitioned(FederatedDataModule):
             self._datasets["train"] = self.data
         if isinstance(source := getattr(self.data, "source", None), str):
             self.source = source
-        own = list(self._datasets)
-        parts = self.partitioner.partition_splits(self._datasets, seed)
+        parts = self.partitioner.partition_clients(self._datasets, self.split, seed)
         self._names = self.partitioner.names
-        indices = [{split: parts[split][client] for split in own} for client in range(len(parts["train"]))]
+        indices = [{split: part[client] for split, part in parts.items()} for client in range(len(parts["train"]))]
         for client, of_client in enumerate(indices):
             if len(of_client["train"]) == 0:
                 name = self._names[client] if self._names else client
@@ -128,7 +126,7 @@ class Partitioned(FederatedDataModule):
                     f"client {name} has no training samples: take fewer clients, another partitioner or another"
                     " split_seed."
                 )
-            of_client.update(self._cut(of_client["train"], own, seed, client))
+            of_client.update(cut_splits(of_client["train"], self.split, seed, client, own=list(parts)))
         self._indices, self._seed = indices, seed
 
     def _open(self, datamodule: LightningDataModule, seed: int) -> None:
@@ -163,13 +161,6 @@ class Partitioned(FederatedDataModule):
             elif given["eval_batch_size"] is None:
                 self.eval_batch_size = loader.batch_size or self.batch_size
             self._loaders[split] = loader
-
-    def _cut(self, train: Tensor, own: Sequence[Split], seed: int, client: int) -> dict[Split, Tensor]:
-        """The client's training samples divided into those and the splits that have no data set of their own."""
-        kept = {split: split == "train" or split not in own for split in SPLITS}
-        shares = [share if kept[split] else 0.0 for split, share in zip(SPLITS, self.split, strict=True)]
-        parts = split_indices(train, [share / math.fsum(shares) for share in shares], seed, client)
-        return {split: part for split, part in parts.items() if kept[split]}
 
     @property
     def num_clients(self) -> int:

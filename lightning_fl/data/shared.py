@@ -1,6 +1,5 @@
 """One data set held in memory, shared out among clients by a partitioner and then divided inside every client."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from torch.utils.data import Dataset, Subset
 
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition import split_indices
-from lightning_fl.data.partition.sizes import check_fractions
+from lightning_fl.data.partition.sizes import check_fractions, remaining_fractions
 from lightning_fl.data.partition.stratified import check_classes, split_stratified, stratified_parts
 from lightning_fl.data.partitioners import Partitioner
 from lightning_fl.data.targets import dataset_targets
@@ -58,7 +57,8 @@ class SharedDataModule(FederatedDataModule):
             parts of their own, the shares of the others are used in proportion.
         split_seed: seed of partition and division; ``None`` for the run's seed.
         stratified: the division inside a client keeps the proportions of its classes as nearly as integers allow
-            (:func:`~lightning_fl.data.partition.stratified.stratified_parts`); needs class labels.
+            (:func:`~lightning_fl.data.partition.stratified.stratified_parts`); needs class labels, and a partitioner
+            that leaves the division to this module.
         train_shares: for every client the share in (0, 1] of its training samples that it keeps, at least one sample;
             the others are used by nobody. Stratified if ``stratified``. ``None`` to keep all.
         **kwargs: ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
@@ -66,7 +66,7 @@ class SharedDataModule(FederatedDataModule):
 
     Raises:
         ConfigurationError: from the constructor, if an argument is not allowed; from ``setup``, if ``train_shares``
-            does not fit the number of clients that the data tell.
+            does not fit the number of clients that the data tell, or the partitioner leaves nothing to stratify.
         DataError: from ``prepare_data`` and ``setup``, if the data are missing or damaged, a client gets no sample, or
             they are to be stratified and have no classes.
     """
@@ -129,7 +129,12 @@ class SharedDataModule(FederatedDataModule):
             return
         datasets = self._load(allow_download=False).datasets
         self._seed = seed = self.partition_seed
-        parts = self.partitioner.partition_splits(datasets, seed)
+        parts = self.partitioner.partition_clients(datasets, self.split, seed)
+        if self.stratified and self.train_shares is None and len(parts) == len(SPLITS) > len(datasets):
+            raise ConfigurationError(
+                f"stratified=True: {type(self.partitioner).__name__} divides every client's {self.sample_noun}s itself,"
+                " nothing is left to be divided by class. Leave stratified out."
+            )
         num_clients = len(parts["train"])
         if self.train_shares is not None:
             _check_length(self.train_shares, num_clients)
@@ -144,8 +149,8 @@ class SharedDataModule(FederatedDataModule):
                 )
         labels = class_labels(datasets["train"]) if self.stratified else None
         shares = [
-            {split: parts[split][client] for split in datasets}
-            | cut_splits(parts["train"][client], self.split, seed, client, own=list(datasets), labels=labels)
+            {split: part[client] for split, part in parts.items()}
+            | cut_splits(parts["train"][client], self.split, seed, client, own=list(parts), labels=labels)
             for client in range(num_clients)
         ]
         if self.train_shares is not None:
@@ -263,21 +268,18 @@ def cut_splits(
         fractions: shares of train, val and test; of these, the shares of what is divided are used in proportion.
         seed: seed of the partition.
         client: number of the client.
-        own: splits with data of their own, "train" among them.
+        own: splits that have their samples, "train" among them.
         labels: classes of all training data, integers, to keep their proportions; ``None`` to divide at random.
 
     Returns:
         Ascending indices under "train" and under every split that is not in ``own``.
     """
-    kept = {split: split == "train" or split not in own for split in SPLITS}
-    shares = [share if kept[split] else 0.0 for split, share in zip(SPLITS, fractions, strict=True)]
-    # as they are where nothing is left out: a quotient could differ in the last digit
-    shares = list(fractions) if all(kept.values()) else [share / math.fsum(shares) for share in shares]
+    shares = remaining_fractions(fractions, own)
     if labels is None:
         parts = split_indices(train, shares, seed, client)
     else:
         parts = split_stratified(train, labels[train], shares, seed, client)
-    return {split: part for split, part in parts.items() if kept[split]}
+    return {split: part for split, part in parts.items() if split == "train" or split not in own}
 
 
 def _check_length(train_shares: list[float], num_clients: int) -> None:

@@ -24,6 +24,7 @@ from lightning_fl.data.partition.labels import (
     pathological_shares,
     type_shares,
 )
+from lightning_fl.data.partition.mixtures import by_mixture, largest_mixture, mixture_counts, mixture_shares
 from lightning_fl.data.partition.shards import by_shards, half_normal_counts, one_class_shards, shard_holdings
 from lightning_fl.data.partition.sizes import apportion, by_sizes, iid, quantity, quantity_sizes, split_indices
 from lightning_fl.data.partition.stratified import split_stratified, stratified_parts
@@ -33,6 +34,7 @@ __all__ = [
     "bin_targets",
     "by_counts",
     "by_group",
+    "by_mixture",
     "by_shards",
     "by_shares",
     "by_sizes",
@@ -44,6 +46,9 @@ __all__ = [
     "half_normal_counts",
     "iid",
     "indices_of_clients",
+    "largest_mixture",
+    "mixture_counts",
+    "mixture_shares",
     "murcko_scaffolds",
     "one_class_shards",
     "pathological",

@@ -20,7 +20,9 @@ __all__ = [
     "iid",
     "quantity",
     "quantity_sizes",
+    "remaining_fractions",
     "split_indices",
+    "split_sizes",
 ]
 
 
@@ -125,15 +127,45 @@ def split_indices(indices: Tensor, fractions: Sequence[float], seed: int, client
     check_fractions(fractions)
     if len(indices) == 0:
         raise DataError(f"client {client} has no samples to split: take fewer clients or a more even partition.")
-    sizes = apportion(len(indices), fractions)
-    wanted = [split for split, fraction in enumerate(fractions) if fraction > 0] if len(indices) >= len(SPLITS) else [0]
-    for split in wanted:
-        if sizes[split] == 0:
-            sizes[sizes.index(max(sizes))] -= 1
-            sizes[split] = 1
+    sizes = split_sizes(len(indices), fractions)
     order = torch.randperm(len(indices), generator=generator(seed, "split", client))
     parts = indices.sort().values[order].split(sizes)
     return {split: part.sort().values for split, part in zip(SPLITS, parts, strict=True)}
+
+
+def split_sizes(num_samples: int, fractions: Sequence[float]) -> list[int]:
+    """Sizes of the parts of one client, the first for training, by largest remainder.
+
+    There is always a training sample and, from three samples on, one in each part with a positive fraction.
+
+    Args:
+        num_samples: of the client, at least 1.
+        fractions: shares of the parts, the first > 0, the others >= 0, with sum 1; three at most.
+    """
+    sizes = apportion(num_samples, fractions)
+    wanted = [part for part, fraction in enumerate(fractions) if fraction > 0] if num_samples >= len(SPLITS) else [0]
+    for part in wanted:
+        if sizes[part] == 0:
+            sizes[sizes.index(max(sizes))] -= 1
+            sizes[part] = 1
+    return sizes
+
+
+def remaining_fractions(fractions: Sequence[float], given: Sequence[Split]) -> list[float]:
+    """Shares of train, val and test in what is divided among training and the splits that are not given already.
+
+    Args:
+        fractions: shares of train, val and test.
+        given: splits that have their samples.
+
+    Returns:
+        Three shares with sum 1, that of a given split 0; those of the others (and of "train") in proportion.
+    """
+    kept = [split == "train" or split not in given for split in SPLITS]
+    if all(kept):
+        return list(fractions)  # as they are: a quotient could differ in the last digit
+    shares = [share if keep else 0.0 for keep, share in zip(kept, fractions, strict=True)]
+    return [share / math.fsum(shares) for share in shares]
 
 
 def check_num_clients(num_clients: int) -> None:

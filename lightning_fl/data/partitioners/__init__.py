@@ -9,6 +9,7 @@ from lightning_fl.data.partitioners.labels import (
     OneClassShards,
     Pathological,
 )
+from lightning_fl.data.partitioners.mixtures import Mixture
 from lightning_fl.data.partitioners.sizes import IID, Quantity, Sizes
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "FedCollabLabelShift",
     "GroupBy",
     "LabelTypes",
+    "Mixture",
     "OneClassShards",
     "Partitioner",
     "Pathological",

@@ -1,20 +1,20 @@
 """What a partitioner is, and how it reads what it goes by: labels, keys, the number of samples."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition import bin_targets
 from lightning_fl.data.targets import dataset_targets
 from lightning_fl.errors import DataError
 
-__all__ = ["Partitioner", "class_labels", "faults_of"]
+__all__ = ["Partitioner", "class_labels", "faults_of", "read_column", "read_keys"]
 
 
 class Partitioner(ABC):
@@ -50,6 +50,29 @@ class Partitioner(ABC):
             with faults_of(split):
                 parts[split] = self(dataset, seed)
         return parts
+
+    def partition_clients(
+        self, datasets: Mapping[Split, Dataset], fractions: Sequence[float], seed: int
+    ) -> dict[Split, list[Tensor]]:
+        """What every client holds of each split, as far as the partitioner settles it: what data modules call.
+
+        By default :meth:`partition_splits`: a split without data of its own is left to the data module, which cuts it
+        from every client's training samples. A partitioner whose clients differ between their splits overrides this
+        and gives such splits too, as indices of the training data that no other split holds.
+
+        Args:
+            datasets: name of the split to data set, the training data first.
+            fractions: shares of train, val and test in a client's samples; of these, those of the splits that are cut
+                from the training data are used in proportion.
+            seed: seed of the partition.
+
+        Returns:
+            Name of the split to the ascending sample indices of every client; at least the splits in ``datasets``.
+
+        Raises:
+            DataError: if the data cannot be partitioned.
+        """
+        return self.partition_splits(datasets, seed)
 
     def describe(self) -> dict[str, Any]:
         """Name and arguments, for the run's record."""
@@ -89,6 +112,49 @@ def faults_of(split: Split) -> Iterator[None]:
         yield
     except DataError as error:
         raise DataError(f"{split} data: {error}") from error
+
+
+def read_column(dataset: Dataset, name: str, reader: str) -> Sequence[Any]:
+    """The values of a column, one per sample.
+
+    Args:
+        dataset: has a method ``column(name)``.
+        name: of the column.
+        reader: who needs it, for the message.
+
+    Raises:
+        DataError: there is no such method or column.
+    """
+    return read_keys(
+        dataset,
+        lambda base: base.column(name) if hasattr(base, "column") else None,
+        f"has no method column(name) that returns the {name!r} of every sample: {reader} needs one",
+    )
+
+
+def read_keys(dataset: Any, read: Callable[[Any], Sequence[Any] | None], problem: str) -> Sequence[Any]:
+    """One entry per sample, read from the data set, or from the one below a ``Subset``.
+
+    Args:
+        dataset: the data set.
+        read: gives the entries of a data set; ``None`` if it has none.
+        problem: what to say then, after the name of the data set's class.
+
+    Raises:
+        DataError: there are none, or not one per sample.
+    """
+    if type(dataset) is Subset:
+        values = read_keys(dataset.dataset, read, problem)
+        return [values[index] for index in dataset.indices]
+    found = read(dataset)
+    if found is None:
+        raise DataError(f"{type(dataset).__name__} {problem}.")
+    if len(found) != len(dataset):
+        raise DataError(
+            f"{type(dataset).__name__} has {len(dataset)} samples but {len(found)} keys to partition by: there must be"
+            " one per sample."
+        )
+    return found
 
 
 def _column(dataset: Dataset, target: int | None, mend: str) -> Tensor:

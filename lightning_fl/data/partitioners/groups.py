@@ -2,17 +2,16 @@
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
 
 from torch import Tensor
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset
 
 from lightning_fl.data import partition
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.sizes import check_num_clients, check_ratios
-from lightning_fl.data.partitioners.base import Partitioner
-from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.data.partitioners.base import Partitioner, read_column, read_keys
+from lightning_fl.errors import ConfigurationError
 
 __all__ = ["GroupBy", "Scaffold"]
 
@@ -104,11 +103,7 @@ class GroupBy(_ByKey):
         self.min_samples = min_samples
 
     def _keys(self, dataset: Dataset) -> Sequence[Hashable]:
-        return _read(
-            dataset,
-            lambda base: base.column(self.column) if hasattr(base, "column") else None,
-            f"has no method column(name) that returns the {self.column!r} of every sample: GroupBy needs one",
-        )
+        return read_column(dataset, self.column, "GroupBy")
 
     def _chosen(self, groups: list[Hashable], train: list[Hashable], seed: int) -> set[Hashable]:
         counts = Counter(train)
@@ -130,25 +125,9 @@ class Scaffold(_ByKey):
         super().__init__(num_clients=num_clients, ratios=ratios)
 
     def _keys(self, dataset: Dataset) -> Sequence[Hashable]:
-        smiles = _read(
+        smiles = read_keys(
             dataset,
             lambda base: getattr(base, "smiles", None),
             "has no attribute smiles with the SMILES of every sample: Scaffold needs molecules",
         )
         return partition.murcko_scaffolds(smiles)
-
-
-def _read(dataset: Any, read: Callable[[Any], Sequence[Any] | None], problem: str) -> Sequence[Any]:
-    """One entry per sample, read from the data set, or from the one below a ``Subset``."""
-    if type(dataset) is Subset:
-        values = _read(dataset.dataset, read, problem)
-        return [values[index] for index in dataset.indices]
-    found = read(dataset)
-    if found is None:
-        raise DataError(f"{type(dataset).__name__} {problem}.")
-    if len(found) != len(dataset):
-        raise DataError(
-            f"{type(dataset).__name__} has {len(dataset)} samples but {len(found)} keys to partition by: there must be"
-            " one per sample."
-        )
-    return found

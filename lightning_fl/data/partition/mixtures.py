@@ -1,0 +1,190 @@
+"""Mixtures of two distributions: every client holds a share of D_A and the rest of D_B, all clients equally much.
+
+The heterogeneous clients of FedSoft and PI-FL: Ruan, Joe-Wong, "FedSoft: Soft Clustered Federated Learning with
+Proximal Local Updating", AAAI 2022, https://arxiv.org/abs/2112.06053; Khan et al., PI-FL, 2023,
+https://arxiv.org/abs/2304.07514, section 4.1. What the share of D_A is, client by client, is said by one word, see
+:func:`mixture_shares`.
+
+In PI-FL's experiments on images a client is tested on the inverse of what it trains on: with a share a of D_A among
+its training samples, 1 - a among its test samples.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_fl.data.partition.labels import by_counts
+from lightning_fl.data.partition.sizes import check_num_clients, split_sizes
+from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.seeding import generator
+
+__all__ = ["by_mixture", "check_mixture", "largest_mixture", "mixture_counts", "mixture_shares"]
+
+#: How far products of shares and sizes may be off by rounding.
+_TOLERANCE = 1e-9
+
+
+def mixture_shares(mixture: str, num_clients: int, seed: int) -> Tensor:
+    """Every client's share of D_A.
+
+    ============  ====================================================================================
+    ``"10:90"``   p:q, two percentages: q % for the first half of the clients, p % for the others
+    ``"linear"``  (k + 1/2) / N for client k of N: (0.5 + k) % of a hundred clients
+    ``"random"``  drawn uniformly from 0 to 1 for each client by itself, the same whatever N is
+    ============  ====================================================================================
+
+    Args:
+        mixture: one of these; any p and q >= 0 that add to 100.
+        num_clients: N. Of an odd number the first half is the larger.
+        seed: seed of the partition, used by ``"random"``.
+
+    Returns:
+        Shares from 0 to 1, float64, shape [N].
+
+    Raises:
+        ConfigurationError: if the mixture is none of these, or N is less than 1.
+
+    >>> mixture_shares("10:90", 4, 0).tolist()
+    [0.9, 0.9, 0.1, 0.1]
+    """
+    check_num_clients(num_clients)
+    percentages = check_mixture(mixture)
+    clients = torch.arange(num_clients, dtype=torch.float64)
+    if percentages is not None:
+        p, q = percentages
+        return torch.where(2 * clients < num_clients, q / 100, p / 100)
+    if mixture == "linear":
+        return (clients + 0.5) / num_clients
+    draws = [
+        torch.rand((), generator=generator(seed, "partition", "mixture", client), dtype=torch.float64)
+        for client in range(num_clients)
+    ]
+    return torch.stack(draws)
+
+
+def check_mixture(mixture: str) -> tuple[float, float] | None:
+    """The percentages p and q of a mixture ``"p:q"``, or ``None`` for ``"linear"`` and ``"random"``.
+
+    Raises:
+        ConfigurationError: if it is none of these.
+    """
+    if mixture in ("linear", "random"):
+        return None
+    try:
+        p, q = map(float, mixture.split(":"))
+    except ValueError:
+        raise ConfigurationError(
+            f"mixture={mixture!r}: give two percentages that add to 100, such as '10:90', or linear, or random."
+        ) from None
+    if not (p >= 0 and q >= 0 and abs(p + q - 100) < _TOLERANCE):
+        raise ConfigurationError(
+            f"mixture={mixture!r}: the percentages must be >= 0 and add to 100, these add to {p + q:g}."
+        )
+    return p, q
+
+
+def mixture_counts(shares: Tensor, sizes: Sequence[int], inverted: Sequence[bool]) -> Tensor:
+    """How many samples of D_A and D_B every client holds in each of its parts.
+
+    A part of m samples has a·m of D_A, rounded to the nearest whole number; halves go to the distribution with the
+    larger share, and to D_A where both are equal. An inverted part swaps the two numbers, so that it is exactly the
+    mirror of a part of the same size.
+
+    Args:
+        shares: share a of D_A for every client, from 0 to 1, shape [N].
+        sizes: samples of every part, the same for all clients.
+        inverted: for every part, whether its mixture is the inverse.
+
+    Returns:
+        int64, shape [2, N, parts]; D_A first.
+
+    >>> mixture_counts(torch.tensor([0.9, 0.1]), [10, 5], [False, True])[0].tolist()  # of D_A
+    [[9, 0], [1, 5]]
+    """
+    size = torch.tensor(sizes, dtype=torch.long)
+    exact = shares.double()[:, None] * size
+    upwards = (exact + 0.5 + _TOLERANCE).floor()
+    downwards = (exact - 0.5 - _TOLERANCE).ceil()
+    counts = torch.where(shares[:, None] >= 0.5, upwards, downwards).long()
+    of_a = torch.where(torch.tensor(inverted), size - counts, counts)
+    return torch.stack([of_a, size - of_a])
+
+
+def largest_mixture(
+    available: Sequence[int], shares: Tensor, fractions: Sequence[float], inverted: Sequence[bool]
+) -> int:
+    """The largest number of samples per client for which no sample is needed twice.
+
+    Found by trying: from the samples there are, divided by the clients, downwards. (A client's parts round in ways that
+    do not always grow with it, so that no formula gives it.)
+
+    Args:
+        available: samples of D_A and of D_B.
+        shares: share of D_A for every client, shape [N].
+        fractions: the parts' shares of a client's samples, with sum 1; see
+            :func:`~lightning_fl.data.partition.sizes.split_sizes`.
+        inverted: for every part, whether its mixture is the inverse.
+
+    Returns:
+        The number; 0 if there is none.
+    """
+    limit = torch.tensor(available)
+    for size in range(sum(available) // len(shares), 0, -1):
+        if (_needed(size, shares, fractions, inverted) <= limit).all():
+            return size
+    return 0
+
+
+def by_mixture(
+    of_b: Tensor,
+    shares: Tensor,
+    seed: int,
+    *,
+    fractions: Sequence[float] = (1.0,),
+    inverted: Sequence[bool] = (False,),
+    samples_per_client: int | None = None,
+) -> list[list[Tensor]]:
+    """Deal the samples of two distributions to clients of one size, each in its mixture, in parts.
+
+    Which samples of a distribution a client gets is random, so its classes inside each are as they come. What is left
+    over is nobody's.
+
+    Args:
+        of_b: 0 for a sample of D_A, 1 for one of D_B, 2 for one of neither, integers, shape [n].
+        shares: share of D_A for every client, from 0 to 1, shape [N].
+        seed: seed of the partition.
+        fractions: shares of a client's samples in each of its parts, with sum 1.
+        inverted: for every part, whether its mixture is the inverse.
+        samples_per_client: the size, all parts together; ``None`` for the largest.
+
+    Returns:
+        For every part one ascending index tensor per client.
+
+    Raises:
+        DataError: if a distribution has no sample, or the two have too few.
+    """
+    counts = torch.bincount(of_b, minlength=3)
+    available = counts[:2].tolist()
+    if 0 in available:
+        raise DataError(
+            f"distribution {'AB'[available.index(0)]} has none of the {len(of_b)} samples: name the classes or values"
+            " of each so that both have some."
+        )
+    size = samples_per_client or largest_mixture(available, shares, fractions, inverted)
+    needed = _needed(max(size, 1), shares, fractions, inverted).tolist()
+    if size == 0 or any(need > have for need, have in zip(needed, available, strict=True)):
+        raise DataError(
+            f"{len(shares)} clients with {max(size, 1)} samples each need {needed[0]} samples of distribution A and"
+            f" {needed[1]} of B, there are {available[0]} and {available[1]}: take fewer clients"
+            f"{' or samples_per_client' if samples_per_client else ''}."
+        )
+    wanted = mixture_counts(shares, split_sizes(size, fractions), inverted)  # [2, N, parts]
+    table = torch.cat([wanted.flatten(1), torch.zeros(1, wanted[0].numel(), dtype=torch.long)])
+    dealt = by_counts(of_b, table, seed)  # client by client, each part after part
+    return [dealt[part :: len(fractions)] for part in range(len(fractions))]
+
+
+def _needed(size: int, shares: Tensor, fractions: Sequence[float], inverted: Sequence[bool]) -> Tensor:
+    """Samples of D_A and of D_B that clients of this size need together, shape [2]."""
+    return mixture_counts(shares, split_sizes(size, fractions), inverted).sum((1, 2))
