@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import string
 import sys
 from pathlib import Path
 
@@ -28,8 +29,9 @@ PARTS = {
     "local": {"LocalTraining"},
     "shapley": {"LabelNoise", "ShapleyRewards"},
     "dpfl": {"CollaborationGraph", "BestClientModels", "LocalReference"},
+    "pifl": set(),
 }
-#: Fewer images, for recipes whose numbers of images are those of a paper.
+#: Fewer images and clients, by the name of the recipe or of what follows the algorithm's.
 SMALLER = {
     "label_shift": ["--data.train_shares", "null"],
     "feature_shift": ["--data.partitioner.train", str([12] * 10 + [6] * 10)],
@@ -42,6 +44,14 @@ SMALLER = {
     "label_flipping": ["--data.pooled", "true", "--data.split", "[0.5, 0.25, 0.25]", "--data.stratified", "false"],
     "femnist": ["--data.partitioner.num_groups", "6"],
     "cinic10": ["--data.partitioner.num_clients", "6"],
+    "pifl_cifar10": ["--data.partitioner.num_clients", "10"],
+    "pifl_fmnist": ["--data.partitioner.num_clients", "10"],
+    "pifl_emnist": ["--data.partitioner.num_clients", "4", "--data.partitioner.samples_per_client", "50"],
+    "pifl_chembl_families": [
+        *("--data.partitioner.num_clients", "4", "--model.hidden_dim", "4"),
+        *("--data.partitioner.values_a", "[target_chembl_id_0, target_chembl_id_1]"),
+        *("--data.partitioner.values_b", "[target_chembl_id_2, target_chembl_id_3]"),
+    ],
 }
 PAPER = {  # DRFLM, Table 1, GCN: average and worst-client RMSE
     "fedavg_esol": ("0.976", "1.232"),
@@ -66,17 +76,18 @@ def data_root(tmp_path_factory):
     chosen = range(0, len(table.smiles), len(table.smiles) // 60)
     names = {yaml.safe_load(RECIPES[name].read_text())["data"]["init_args"]["name"] for name in DRFLM}
     draws = np.random.default_rng(0)
-    for name, shape in {
-        "fashionmnist": (28, 28),
-        "mnist": (28, 28),
-        "usps": (16, 16),
-        "mnistm_subset": (32, 32, 3),
-        "cifar10": (32, 32, 3),
+    for name, (num_classes, *shape) in {
+        "fashionmnist": (10, 28, 28),
+        "mnist": (10, 28, 28),
+        "usps": (10, 16, 16),
+        "mnistm_subset": (10, 32, 32, 3),
+        "cifar10": (10, 32, 32, 3),
+        "emnist_byclass": (62, 28, 28),
     }.items():
         parts = {}
         for part, count in (("train", 600), ("test", 200)):
             parts[f"{part}_images"] = draws.integers(0, 256, (count, *shape), dtype=np.uint8)
-            parts[f"{part}_labels"] = np.resize(np.arange(10, dtype=np.uint8), (count, 1))
+            parts[f"{part}_labels"] = np.resize(np.arange(num_classes, dtype=np.uint8), (count, 1))
         np.savez(folder / f"{name}.npz", **parts)
     _write_leaf_and_class_folders(folder, draws)
     for card in map(load_card, sorted(names)):
@@ -177,11 +188,11 @@ def test_coalition_recipes_are_what_their_names_say(name, parser):
 def test_a_coalition_recipe_runs_a_round(name, capsys):
     rounds = 11 if name == "fedcollab_concept_shift" else 1  # ten to warm up
     words = ["fit", "--config", name, "--trainer.max_rounds", str(rounds), "--trainer.devices", "1"]
-    words += SMALLER.get(name.partition("_")[2], [])
+    words += SMALLER.get(name) or ([] if name.startswith("pifl") else SMALLER.get(name.partition("_")[2], []))
     assert main(words) == 0, capsys.readouterr().err
     folder = Path("runs") / name / "version_0"
     record = json.loads((folder / "summary.json").read_text())
-    assert (record["data_source"], record["rounds"]) == ("measured", rounds)
+    assert (record["data_source"], record["rounds"]) == ("synthetic" if "synthetic" in name else "measured", rounds)
     metric = "rmse" if "chembl" in name else "acc"
     clients = record["metrics"]["test"][metric]["clients"]
     assert len(clients) == record["num_clients"]
@@ -200,6 +211,20 @@ def test_a_coalition_recipe_runs_a_round(name, capsys):
         assert (table.to_numpy() >= 0).all()
     if judged:
         assert set(record["gains_over_local_training"]["test"]) >= {metric, "loss"}
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("pifl")])
+def test_pifl_recipes_mix_two_distributions(name, parser):
+    data = instantiate(parser, parser.parse_args(["--config", name])).data
+    mixing = data if name == "pifl_synthetic" else data.partitioner
+    assert mixing.mixture == "10:90"
+    assert mixing.num_clients == {"pifl_digits": 20, "pifl_chembl_families": 12}.get(name, 100)
+    # of the paper's data, those of images only are tested on the inverse
+    assert mixing.invert_test == mixing.invert_validation == (name not in ("pifl_synthetic", "pifl_chembl_families"))
+    if name == "pifl_emnist":
+        classes = data.origin.card.classes
+        lower, upper = ("".join(classes[label] for label in of) for of in (mixing.classes_a, mixing.classes_b))
+        assert (lower, upper) == (string.ascii_lowercase, string.ascii_uppercase)
 
 
 @pytest.mark.parametrize("name", DRFLM)

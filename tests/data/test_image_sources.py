@@ -3,6 +3,7 @@ import hashlib
 import pickle
 import re
 import socket
+import string
 import threading
 from dataclasses import replace
 
@@ -221,6 +222,17 @@ def test_emnists_letters_begin_at_zero(own_folder):
     card = load_card("emnist_letters")
     train = read_images(card, find_images(card))["train"]
     assert train.column("label")[:3] + train.column("label")[-1:] == ["a", "b", "c", "z"]
+
+
+def test_emnist_by_class_has_letters_of_either_case(own_folder):
+    for part in ("train", "test"):
+        prefix = own_folder / "EMNIST" / "raw" / f"emnist-byclass-{part}"
+        write_idx(prefix.with_name(f"{prefix.name}-images-idx3-ubyte"), pictures(62, 28))
+        write_idx(prefix.with_name(f"{prefix.name}-labels-idx1-ubyte"), cycle(62, 62))
+    card = load_card("emnist_byclass")
+    assert "".join(card.classes) == string.digits + string.ascii_uppercase + string.ascii_lowercase
+    train = read_images(card, find_images(card))["train"]
+    assert [train.column("label")[label] for label in (9, 10, 35, 36, 61)] == ["9", "A", "Z", "a", "z"]
 
 
 def test_usps_is_read(own_folder):

@@ -19,7 +19,7 @@ from lightning_fl.data.partition.sizes import check_num_clients, split_sizes
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.seeding import generator
 
-__all__ = ["by_mixture", "check_mixture", "largest_mixture", "mixture_counts", "mixture_shares"]
+__all__ = ["by_mixture", "check_mixture", "largest_mixture", "mixture_counts", "mixture_share", "mixture_shares"]
 
 #: How far products of shares and sizes may be off by rounding.
 _TOLERANCE = 1e-9
@@ -49,18 +49,20 @@ def mixture_shares(mixture: str, num_clients: int, seed: int) -> Tensor:
     [0.9, 0.9, 0.1, 0.1]
     """
     check_num_clients(num_clients)
+    shares = [mixture_share(mixture, client, num_clients, seed) for client in range(num_clients)]
+    return torch.tensor(shares, dtype=torch.float64)
+
+
+def mixture_share(mixture: str, client: int, num_clients: int, seed: int) -> float:
+    """One client's share of D_A; see :func:`mixture_shares`."""
     percentages = check_mixture(mixture)
-    clients = torch.arange(num_clients, dtype=torch.float64)
     if percentages is not None:
         p, q = percentages
-        return torch.where(2 * clients < num_clients, q / 100, p / 100)
+        return (q if 2 * client < num_clients else p) / 100
     if mixture == "linear":
-        return (clients + 0.5) / num_clients
-    draws = [
-        torch.rand((), generator=generator(seed, "partition", "mixture", client), dtype=torch.float64)
-        for client in range(num_clients)
-    ]
-    return torch.stack(draws)
+        return (client + 0.5) / num_clients
+    rng = generator(seed, "partition", "mixture", client)
+    return float(torch.rand((), generator=rng, dtype=torch.float64))
 
 
 def check_mixture(mixture: str) -> tuple[float, float] | None:
@@ -92,14 +94,14 @@ def mixture_counts(shares: Tensor, sizes: Sequence[int], inverted: Sequence[bool
     mirror of a part of the same size.
 
     Args:
-        shares: share a of D_A for every client, from 0 to 1, shape [N].
+        shares: share a of D_A for every client, from 0 to 1, float64, shape [N].
         sizes: samples of every part, the same for all clients.
         inverted: for every part, whether its mixture is the inverse.
 
     Returns:
         int64, shape [2, N, parts]; D_A first.
 
-    >>> mixture_counts(torch.tensor([0.9, 0.1]), [10, 5], [False, True])[0].tolist()  # of D_A
+    >>> mixture_counts(mixture_shares("10:90", 2, 0), [10, 5], [False, True])[0].tolist()  # of D_A
     [[9, 0], [1, 5]]
     """
     size = torch.tensor(sizes, dtype=torch.long)

@@ -150,10 +150,9 @@ class Mixture(Partitioner):
             name, of_a, of_b = ("values", self.values_a, self.values_b)
         for letter, named in (("a", of_a), ("b", of_b)):
             if unknown := [key for key in named or [] if key not in known]:
-                raise DataError(
-                    f"{name}_{letter}: the data have no {unknown[0]!r}. They have"
-                    f" {', '.join(map(str, sorted(known)[:_MAX_NAMED]))}{', ...' if len(known) > _MAX_NAMED else ''}."
-                )
+                listed = ", ".join(map(str, sorted(known)[:_MAX_NAMED]))
+                more = f" and {len(known) - _MAX_NAMED} more" if len(known) > _MAX_NAMED else ""
+                raise DataError(f"{name}_{letter}: the data have no {unknown[0]!r}. They have {listed}{more}.")
         in_a = set(range((max(known) + 1) // 2) if of_a is None else of_a)
         number = {key: 0 if key in in_a else 1 if of_b is None or key in of_b else 2 for key in known}
         return {split: torch.tensor([number[key] for key in part]) for split, part in keys.items()}
