@@ -145,9 +145,10 @@ class Mixture(Partitioner):
         """For every sample 0 for D_A, 1 for D_B, 2 for neither, int64, shape [n] each."""
         keys = self._keys(datasets)
         known = set().union(*keys.values())
-        name, of_a, of_b = ("classes", self.classes_a, self.classes_b)
-        if self.column is not None:
-            name, of_a, of_b = ("values", self.values_a, self.values_b)
+        by_class = self.column is None
+        name = "classes" if by_class else "values"
+        of_a: Sequence[Hashable] | None = self.classes_a if by_class else self.values_a
+        of_b: Sequence[Hashable] | None = self.classes_b if by_class else self.values_b
         for letter, named in (("a", of_a), ("b", of_b)):
             if unknown := [key for key in named or [] if key not in known]:
                 listed = ", ".join(map(str, sorted(known)[:_MAX_NAMED]))
