@@ -271,6 +271,8 @@ def test_data_that_do_not_fit_are_refused():
         Mixture(num_clients=2, classes_a=[99])(labelled(2, 30), 0)
     with pytest.raises(DataError, match="train data: distribution A has none of the 5 samples"):
         Mixture(num_clients=2)(TensorDataset(torch.zeros(5, dtype=torch.long)), 0)
+    with pytest.raises(DataError, match="distribution A has none of the 0 samples"):
+        Mixture(num_clients=2)(TensorDataset(torch.zeros(0, dtype=torch.long)), 0)
     with pytest.raises(DataError, match="TensorDataset has no method column.*'target'.*: Mixture needs one"):
         Mixture(num_clients=2, column="target", values_a=["x"])(labelled(5), 0)
     with pytest.raises(DataError, match="name a column and values_a to tell the distributions apart"):

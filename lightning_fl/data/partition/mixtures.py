@@ -173,7 +173,9 @@ def by_mixture(
             f"distribution {'AB'[available.index(0)]} has none of the {len(of_b)} samples: name the classes or values"
             " of each so that both have some."
         )
-    size = samples_per_client or largest_mixture(available, shares, fractions, inverted)
+    size = samples_per_client
+    if size is None:
+        size = largest_mixture(available, shares, fractions, inverted)
     needed = _needed(max(size, 1), shares, fractions, inverted).tolist()
     if size == 0 or any(need > have for need, have in zip(needed, available, strict=True)):
         raise DataError(

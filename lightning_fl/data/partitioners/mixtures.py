@@ -154,9 +154,9 @@ class Mixture(Partitioner):
                 listed = ", ".join(map(str, sorted(known)[:_MAX_NAMED]))
                 more = f" and {len(known) - _MAX_NAMED} more" if len(known) > _MAX_NAMED else ""
                 raise DataError(f"{name}_{letter}: the data have no {unknown[0]!r}. They have {listed}{more}.")
-        in_a = set(range((max(known) + 1) // 2) if of_a is None else of_a)
+        in_a = set(range((max(known, default=-1) + 1) // 2) if of_a is None else of_a)
         number = {key: 0 if key in in_a else 1 if of_b is None or key in of_b else 2 for key in known}
-        return {split: torch.tensor([number[key] for key in part]) for split, part in keys.items()}
+        return {split: torch.tensor([number[key] for key in part], dtype=torch.long) for split, part in keys.items()}
 
     def _keys(self, datasets: Mapping[Split, Dataset]) -> dict[Split, list[Any]]:
         """What every sample is told apart by: its class, or the text of its value in the column."""
