@@ -160,7 +160,7 @@ def read_keys(dataset: Any, read: Callable[[Any], Sequence[Any] | None], problem
 def _column(dataset: Dataset, target: int | None, mend: str) -> Tensor:
     """The targets to go by, shape [n]."""
     targets = dataset_targets(dataset)
-    columns = targets.reshape(len(targets), -1)
+    columns = targets.flatten(1) if targets.ndim > 1 else targets[:, None]
     if target is None and columns.shape[1] != 1:
         mend = mend or f"choose one of the {columns.shape[1]} columns with target=0..{columns.shape[1] - 1}"
         raise DataError(
