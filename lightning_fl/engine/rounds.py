@@ -1,6 +1,7 @@
 """Training a round's cohort and averaging what it hands over."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from lightning_fl.collaboration import Collaboration
 from lightning_fl.engine.local import ClientReport
 from lightning_fl.engine.optimization import ClientState
 from lightning_fl.engine.personal_rounds import finish_personal_round, keep_own_model
+from lightning_fl.engine.turns import combine_reports
 from lightning_fl.engine.weights import SoleContribution, WeightedSum, Weights, check_finite
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.strategies.federated import FederatedStrategy
@@ -53,12 +55,12 @@ def train_round(trainer: "FederatedTrainer", cohort: Cohort) -> None:
         for model, weight in _models_of(trainer, participant).items():
             sums[model].add_(weights, weight / planned[model])
 
-    _train_cohort(trainer, cohort, add)
+    arrived = _train_cohort(trainer, cohort, add)
     starts, models = trainer.models, list(trainer.models)
     for model, total in sums.items():
-        models[model] = _average(trainer, cohort, model, planned[model], total)
+        models[model] = _average(trainer, arrived, model, planned[model], total)
     trainer.models = models
-    _after_average(trainer, cohort, starts)
+    _after_average(trainer, arrived, starts)
 
 
 def _train_own_models(trainer: "FederatedTrainer", cohort: Cohort, chooser: "Callback") -> None:
@@ -91,7 +93,7 @@ def _train_then_choose(trainer: "FederatedTrainer", cohort: Cohort, chooser: "Ca
         check_finite(weights, trainer.shared_model(participant.client))
         kept[participant.client] = weights.clone()
 
-    _train_cohort(trainer, cohort, keep)
+    arrived = _train_cohort(trainer, cohort, keep)
     collaboration = chooser.select_collaboration(trainer, kept)
     if collaboration is not None:
         regroup(trainer, collaboration)
@@ -104,10 +106,10 @@ def _train_then_choose(trainer: "FederatedTrainer", cohort: Cohort, chooser: "Ca
             weight = _models_of(trainer, participant).get(model)
             if weight is not None and participant.client in kept:
                 total.add_(kept[participant.client], weight / planned[model])
-        models[model] = _average(trainer, cohort, model, planned[model], total)
+        models[model] = _average(trainer, arrived, model, planned[model], total)
     trainer.models = models
     kept.clear()
-    _after_average(trainer, cohort, starts)
+    _after_average(trainer, arrived, starts)
 
 
 def regroup(trainer: "FederatedTrainer", collaboration: Collaboration) -> None:
@@ -151,13 +153,14 @@ def _empty_sum(trainer: "FederatedTrainer", model: int, clients: list[int]) -> W
 
 
 def _average(
-    trainer: "FederatedTrainer", cohort: Cohort, model: int, planned: float, total: WeightedSum | SoleContribution
+    trainer: "FederatedTrainer",
+    arrived: Sequence[Participant],
+    model: int,
+    planned: float,
+    total: WeightedSum | SoleContribution,
 ) -> Weights:
     """The next shared model; one whose participants all failed stays as it is."""
-    survived = 0.0
-    for participant in cohort.participants:
-        if participant.client in trainer.survivors:
-            survived += _models_of(trainer, participant).get(model, 0.0) / planned
+    survived = sum(_models_of(trainer, participant).get(model, 0.0) / planned for participant in arrived)
     if not survived:
         return trainer.models[model]
     if trainer.fabric.world_size > 1:
@@ -165,19 +168,18 @@ def _average(
     return trainer.strategy.aggregate(trainer.models[model], total.value(survived))
 
 
-def _after_average(trainer: "FederatedTrainer", cohort: Cohort, starts: Sequence[Weights]) -> None:
+def _after_average(trainer: "FederatedTrainer", arrived: Sequence[Participant], starts: Sequence[Weights]) -> None:
     """Tell callbacks who had which share in the models."""
     callbacks = trainer.callbacks_with("on_average_end")
     if not callbacks:
         return
     weights: dict[int, dict[int, float]] = {}
-    for participant in cohort.participants:
-        if participant.client in trainer.survivors:
-            for model, weight in _models_of(trainer, participant).items():
-                if not weight:
-                    continue
-                of_model = weights.setdefault(model, {})
-                of_model[participant.client] = of_model.get(participant.client, 0.0) + weight
+    for participant in arrived:
+        for model, weight in _models_of(trainer, participant).items():
+            if not weight:
+                continue
+            of_model = weights.setdefault(model, {})
+            of_model[participant.client] = of_model.get(participant.client, 0.0) + weight
     totals = {model: math.fsum(of_model.values()) for model, of_model in weights.items()}
     shares = {
         model: {client: weight / totals[model] for client, weight in sorted(weights[model].items())}
@@ -189,17 +191,22 @@ def _after_average(trainer: "FederatedTrainer", cohort: Cohort, starts: Sequence
 
 def _train_cohort(
     trainer: "FederatedTrainer", cohort: Cohort, hand_over: Callable[[Participant, Weights], None]
-) -> None:
+) -> list[Participant]:
     """Every hosted participant's turn, each handed over at once; sets ``client_reports`` and ``survivors``.
+
+    A client that trains several models has a turn for each, and each may fail by itself.
+
+    Returns:
+        The participants, on whatever rank, whose turns did not fail.
 
     Raises:
         TrainingError: on every rank, if a client's turn fails and the run's policy is to fail, or all fail.
     """
     hosted = set(trainer.hosted_clients)
     before, after = trainer.callbacks_with("on_client_start"), trainer.callbacks_with("on_client_end")
-    reports: dict[int, ClientReport] = {}
+    reports: dict[int, ClientReport] = {}  # by place in the cohort
     failure: Exception | None = None
-    for participant in cohort.participants:
+    for place, participant in enumerate(cohort.participants):
         client = participant.client
         if client not in hosted or failure is not None:
             continue
@@ -209,18 +216,22 @@ def _train_cohort(
         try:
             for callback in before:
                 callback.on_client_start(trainer, client)
-            reports[client] = trainer.loop.train(client, start, state)
+            reports[place] = trainer.loop.train(client, start, state)
             _hand_over(trainer, participant, start, hand_over)
         except Exception as error:
-            reports[client] = ClientReport(error=f"{type(error).__name__}: {error}")
+            reports[place] = ClientReport(error=f"{type(error).__name__}: {error}")
             failure = error if trainer.on_client_error == "fail" else None
             continue
         for callback in after:  # the client's part in the sums stands: from here on nothing may leave it out
             callback.on_client_end(trainer, client)
     reports = trainer.strategy.exchange(reports)
-    _judge_failures(trainer, reports, failure)
-    trainer.client_reports = reports
-    trainer.survivors = {client for client, report in reports.items() if report.error is None}
+    _judge_failures(trainer, cohort, reports, failure)
+    of_client: dict[int, list[ClientReport]] = {}
+    for place, report in reports.items():
+        of_client.setdefault(cohort.participants[place].client, []).append(report)
+    trainer.client_reports = {client: combine_reports(turns) for client, turns in sorted(of_client.items())}
+    trainer.survivors = {client for client, report in trainer.client_reports.items() if report.error is None}
+    return [cohort.participants[place] for place, report in reports.items() if report.error is None]
 
 
 def _hand_over(
@@ -240,14 +251,25 @@ def _hand_over(
     trainer.personal.insert_(weights, own)
 
 
-def _judge_failures(trainer: "FederatedTrainer", reports: dict[int, ClientReport], own: Exception | None) -> None:
-    failed = {client: report.error for client, report in reports.items() if report.error is not None}
+def _judge_failures(
+    trainer: "FederatedTrainer", cohort: Cohort, reports: dict[int, ClientReport], own: Exception | None
+) -> None:
+    failed = {place: report.error for place, report in reports.items() if report.error is not None}
     if not failed:
         return
     assert trainer.datamodule is not None
     names = trainer.datamodule.client_names()
-    client, reason = next(iter(failed.items()))
-    text = f"client {client} ({names[client]}) failed in round {trainer.current_round + 1}: {reason}"
+    turns = Counter(participant.client for participant in cohort.participants)
+
+    def turn(place: int) -> tuple[str, str]:
+        """The client, and which of its turns where it has several."""
+        client, model = cohort.participants[place].client, cohort.participants[place].model
+        return f"client {client} ({names[client]})", f"model {model} in " if turns[client] > 1 else ""
+
+    done = trainer.current_round + 1
+    place, reason = next(iter(failed.items()))
+    who, what = turn(place)
+    text = f"{who} failed in {what and f'the training of {what}'}round {done}: {reason}"
     if trainer.on_client_error == "fail":
         raise TrainingError(
             f"{text} Nothing is lost: the last checkpoint is untouched. Set trainer.on_client_error=skip to leave"
@@ -255,5 +277,6 @@ def _judge_failures(trainer: "FederatedTrainer", reports: dict[int, ClientReport
         ) from own
     if len(failed) == len(reports):
         raise TrainingError(f"every client of the round failed; the first: {text}")
-    for client, reason in failed.items():
-        rank_zero_warn(f"client {client} ({names[client]}) is left out of round {trainer.current_round + 1}: {reason}")
+    for place, reason in failed.items():
+        who, what = turn(place)
+        rank_zero_warn(f"{who} is left out of {what}round {done}: {reason}")
