@@ -301,6 +301,15 @@ def test_two_callbacks_with_one_role_are_refused() -> None:
         FederatedTrainer(callbacks=callbacks)  # type: ignore[arg-type]
 
 
+def test_two_callbacks_that_select_clients_are_refused() -> None:
+    class Everybody(Callback):
+        def select_clients(self, trainer: FederatedTrainer) -> Cohort:
+            return Cohort.of(range(trainer.num_clients))
+
+    with pytest.raises(ConfigurationError, match="Everybody and DROClientSampling both select the clients of a round"):
+        FederatedTrainer(callbacks=[Everybody(), DROClientSampling()])
+
+
 def test_callbacks_of_lightning_are_refused() -> None:
     from lightning.pytorch.callbacks import EarlyStopping
 

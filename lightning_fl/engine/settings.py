@@ -9,7 +9,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.strategies import STRATEGY_REGISTRY
 from lightning.pytorch import LightningModule
 
-from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.callback import Callback, overrides
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.errors import ConfigurationError
@@ -94,6 +94,11 @@ def complete_callbacks(
             raise ConfigurationError(
                 f"{' and '.join(same)} both decide the {role} of clients: keep one of them in trainer.callbacks."
             )
+    choosers = [type(callback).__name__ for callback in given if overrides(callback, "select_clients")]
+    if len(choosers) > 1:
+        raise ConfigurationError(
+            f"{' and '.join(choosers)} both select the clients of a round: keep one of them in trainer.callbacks."
+        )
     if progress:
         from lightning_fl.callbacks.progress import ProgressDisplay
 

@@ -43,7 +43,7 @@ from lightning_fl.functional.shapley import (
 )
 from lightning_fl.functional.tokens import (
     UNITS_PER_TOKEN,
-    TokenLedger,
+    Ledger,
     Transaction,
     replay,
     split_units,
@@ -54,12 +54,12 @@ __all__ = [
     "UNITS_PER_TOKEN",
     "FirstOrderShapley",
     "ImportanceWeights",
+    "Ledger",
     "Merge",
     "Partition",
     "Settlement",
     "ShapleyEstimate",
     "TierCohort",
-    "TokenLedger",
     "Transaction",
     "batched_greedy_collaborators",
     "choose_bids",

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.pifl import rank_shares, reimbursement_share
-from lightning_fl.functional.tokens import TokenLedger
+from lightning_fl.functional.tokens import Ledger
 
 __all__ = ["Settlement", "collect_bids", "settle_round"]
 
@@ -45,7 +45,7 @@ class Settlement(NamedTuple):
     refunded: dict[int, int]
 
 
-def collect_bids(ledger: TokenLedger, round: int, tier: int, payers: Sequence[int], price: int) -> None:
+def collect_bids(ledger: Ledger, round: int, tier: int, payers: Sequence[int], price: int) -> None:
     """Before the training of a tier: every payer pays the price of its bid, or nobody does (equations 6 and 7).
 
     Raises:
@@ -65,7 +65,7 @@ def collect_bids(ledger: TokenLedger, round: int, tier: int, payers: Sequence[in
 
 
 def settle_round(
-    ledger: TokenLedger,
+    ledger: Ledger,
     round: int,
     tier: int,
     contributions: Mapping[int, float],

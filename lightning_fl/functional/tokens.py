@@ -6,10 +6,10 @@ section 3.2; the payments of a round are in ``functional/settlement.py``.
 ==============================  ==========================================  ===============
 paper                           here                                        unit
 ==============================  ==========================================  ===============
-τ_i, tokens of client i         ``TokenLedger.balances()[i]``               units of tokens
-τ_ar, available pool            ``TokenLedger.pools()``, one per tier       units of tokens
-R_t = θ τ_ar (equation 10)      :meth:`TokenLedger.reimburse`               units of tokens
-α τ_ar / β (equation 14)        :meth:`TokenLedger.reward`                  units of tokens
+τ_i, tokens of client i         ``Ledger.balances()[i]``                    units of tokens
+τ_ar, available pool            ``Ledger.pools()``, one per tier            units of tokens
+R_t = θ τ_ar (equation 10)      :meth:`Ledger.reimburse`                    units of tokens
+α τ_ar / β (equation 14)        :meth:`Ledger.reward`                       units of tokens
 ==============================  ==========================================  ===============
 
 Amounts are whole units, a million to the token, so that sums are exact. What does not divide evenly is dealt out by
@@ -34,7 +34,7 @@ from lightning_fl.errors import CheckpointError, ConfigurationError
 
 __all__ = [
     "UNITS_PER_TOKEN",
-    "TokenLedger",
+    "Ledger",
     "Transaction",
     "replay",
     "split_units",
@@ -63,11 +63,11 @@ class Transaction(NamedTuple):
     """Units of tokens, >= 0."""
 
 
-class TokenLedger:
+class Ledger:
     """Accounts of clients, a pool per tier, and every transaction between them.
 
     Example:
-        >>> ledger = TokenLedger()
+        >>> ledger = Ledger()
         >>> for client in (0, 1):
         ...     ledger.open(client, to_units(10), round=0)
         >>> ledger.pay(0, to_units(4), round=1, tier=0)
@@ -222,7 +222,7 @@ class TokenLedger:
         Raises:
             CheckpointError: if a transaction does not follow from those before it.
         """
-        fresh = TokenLedger()
+        fresh = Ledger()
         for row in state["transactions"]:
             try:
                 one = Transaction(*row)

@@ -136,7 +136,7 @@ def test_no_failure_no_warning() -> None:
     assert {client: report.num_steps for client, report in run.client_reports.items()} == {0: 2, 1: 4, 2: 2}
 
 
-# -- several turns as one report -----------------------------------------------------------------------------------------
+# -- several turns as one report --------------------------------------------------------------------------------------
 
 
 def test_one_turn_is_its_own_report() -> None:

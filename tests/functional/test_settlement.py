@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.functional import TokenLedger, choose_bids, collect_bids, replay, schedule, settle_round
+from lightning_fl.functional import Ledger, choose_bids, collect_bids, replay, schedule, settle_round
 from lightning_fl.seeding import generator
 
 
-def opened(*balances: int) -> TokenLedger:
-    ledger = TokenLedger()
+def opened(*balances: int) -> Ledger:
+    ledger = Ledger()
     for client, balance in enumerate(balances):
         ledger.open(client, balance, round=0)
     return ledger
@@ -128,7 +128,7 @@ def test_no_token_moves_where_a_number_is_wrong(change, message):
 def test_nothing_is_lost_in_500_rounds(seed, num_tiers, price, eta, failing):
     """Clients join, leave before and during training, and fail; tokens are conserved, and none is owed."""
     rng = np.random.default_rng(seed)
-    ledger, given_out, taken_along = TokenLedger(), 0, 0
+    ledger, given_out, taken_along = Ledger(), 0, 0
     participations = [Counter[int]() for _ in range(num_tiers)]
     for number in range(500):
         if rng.random() < 0.05 or number == 0:
@@ -164,6 +164,6 @@ def test_nothing_is_lost_in_500_rounds(seed, num_tiers, price, eta, failing):
         assert ledger.retired >= taken_along
     assert replay(ledger.transactions) == ledger.balances()
     assert [one.number for one in ledger.transactions] == list(range(len(ledger.transactions)))
-    resumed = TokenLedger()
+    resumed = Ledger()
     resumed.load_state_dict(ledger.state_dict())
     assert resumed.balances() == ledger.balances()

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from lightning_fl.errors import CheckpointError, ConfigurationError
-from lightning_fl.functional import UNITS_PER_TOKEN, TokenLedger, Transaction, replay, split_units, to_units
+from lightning_fl.functional import UNITS_PER_TOKEN, Ledger, Transaction, replay, split_units, to_units
 from lightning_fl.seeding import generator
 
 
-def opened(*balances: int) -> TokenLedger:
-    ledger = TokenLedger()
+def opened(*balances: int) -> Ledger:
+    ledger = Ledger()
     for client, balance in enumerate(balances):
         ledger.open(client, balance, round=0)
     return ledger
@@ -114,7 +114,7 @@ class TestLedger:
         file = io.BytesIO()
         torch.save(ledger.state_dict(), file)
         file.seek(0)
-        resumed = TokenLedger()
+        resumed = Ledger()
         resumed.load_state_dict(torch.load(file, weights_only=True))
         for one in (ledger, resumed):
             assert one.refund(0, round=2) == {}
