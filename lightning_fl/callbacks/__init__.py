@@ -1,6 +1,7 @@
 """Callbacks: who collaborates, who takes part, on what data, for what reward; and watching and keeping a run."""
 
 from lightning_fl.callbacks.best_client_models import BestClientModels
+from lightning_fl.callbacks.bidding import BiddingPolicy, HidingBidding, HonestBidding, OverBidding, RandomBidding
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.client_arrivals import ClientArrivals
 from lightning_fl.callbacks.coalition_figure import CoalitionFigure
@@ -24,11 +25,15 @@ from lightning_fl.callbacks.personal_layers import PersonalLayers
 from lightning_fl.callbacks.progress import ProgressDisplay
 from lightning_fl.callbacks.sampling_weights_figure import SamplingWeightsFigure
 from lightning_fl.callbacks.shapley_rewards import ShapleyRewards
+from lightning_fl.callbacks.soft_averaging import SoftAveraging
+from lightning_fl.callbacks.tier_bidding import TierBidding
 from lightning_fl.callbacks.tier_figure import TierFigures
+from lightning_fl.callbacks.token_ledger import TokenLedger
 
 __all__ = [
     "HCCT",
     "BestClientModels",
+    "BiddingPolicy",
     "Callback",
     "ClientArrivals",
     "CoalitionFigure",
@@ -40,16 +45,23 @@ __all__ = [
     "FineTuning",
     "GainFigure",
     "GraphFigure",
+    "HidingBidding",
+    "HonestBidding",
     "LabelNoise",
     "LearningCurves",
     "LocalMixup",
     "LocalReference",
     "LocalTraining",
     "ModelCheckpoint",
+    "OverBidding",
     "ParityFigure",
     "PersonalLayers",
     "ProgressDisplay",
+    "RandomBidding",
     "SamplingWeightsFigure",
     "ShapleyRewards",
+    "SoftAveraging",
+    "TierBidding",
     "TierFigures",
+    "TokenLedger",
 ]

@@ -6,6 +6,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch import Tensor
 from torchmetrics import Metric
@@ -18,7 +19,7 @@ from lightning_fl.seeding import seed_default_generators
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
 
-__all__ = ["HeldOutLoss"]
+__all__ = ["HeldOutLoss", "metric_states"]
 
 
 class HeldOutLoss:
@@ -136,7 +137,6 @@ class HeldOutLoss:
         shim = loop.module_trainer
         fn, stage = shim.state.fn, shim.state.stage
         assert fn is not None
-        metrics = [(metric, _state(metric)) for metric in loop.module.modules() if isinstance(metric, Metric)]
         loop._load(client, weights, own=True)
         loop._strategy_loss = False
         seed_default_generators(*path)  # type: ignore[arg-type]
@@ -145,18 +145,28 @@ class HeldOutLoss:
         shim.begin_turn(client, loop._global_step(client))
         loop._mode.capture(loop.module)
         loop.module.eval()
-        try:
-            yield
-        finally:
-            loop._mode.restore(loop.module)
-            shim.end_turn()
-            shim.collector.begin()
-            shim.set_stage(fn, stage)
-            for metric, state in metrics:
-                vars(metric).update(state)
+        with metric_states(loop.module):
+            try:
+                yield
+            finally:
+                loop._mode.restore(loop.module)
+                shim.end_turn()
+                shim.collector.begin()
+                shim.set_stage(fn, stage)
 
 
 _MEND = "Lower the learning rate, set trainer.gradient_clip_val, or look at this client's data."
+
+
+@contextmanager
+def metric_states(module: LightningModule) -> Iterator[None]:
+    """What a module's torchmetrics have counted is afterwards what it was before."""
+    metrics = [(metric, _state(metric)) for metric in module.modules() if isinstance(metric, Metric)]
+    try:
+        yield
+    finally:
+        for metric, state in metrics:
+            vars(metric).update(state)
 
 
 def _state(metric: Metric) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_fl.data.module import Split
 from lightning_fl.engine.batch_transfer import BatchTransfer
-from lightning_fl.engine.batches import BatchFactory, ClientBatches
+from lightning_fl.engine.batches import BatchFactory, ClientBatches, SizedBatch
 from lightning_fl.engine.module_trainer import ModuleTrainer
 from lightning_fl.engine.optimization import ClientState, Optimization
 from lightning_fl.engine.results import LoggedValue
@@ -306,33 +306,50 @@ class LocalLoop:
         """Whether the module has a step for this split."""
         return self.overridden(f"{_STAGES[split][2]}_step")
 
-    def evaluate(self, client: int, weights: Weights, split: Split) -> ClientReport | None:
-        """A client's held-out data under ``weights``; ``None`` where it has none."""
+    def evaluate(
+        self, client: int, weights: Weights, split: Split, samples: Iterator[SizedBatch] | None = None
+    ) -> ClientReport | None:
+        """A client's held-out data under ``weights``; ``None`` where it has none.
+
+        Args:
+            client: a hosted client.
+            weights: of the model that is evaluated.
+            split: whose step is taken; training data are validated.
+            samples: batches of the split instead of all, outside the run's own validations.
+        """
         batches = self.batches(client, split)
         if batches is None:
             return None
-        fn, stage, word = _STAGES[split]
+        fn, stage, word = _STAGES["val" if split == "train" else split]
         shim = self.module_trainer
-        shim.set_stage(TrainerFn.FITTING if self.trainer.fitting else fn, stage)
-        setattr(shim, f"num_{split}_batches", [batches.epoch_length() or float("inf")])
+        shim.set_stage(TrainerFn.FITTING if self.trainer.fitting and samples is None else fn, stage)
+        setattr(shim, f"num_{stage.dataloader_prefix}_batches", [batches.epoch_length() or float("inf")])
         if self.trainer.fitting:
             self.call("on_validation_model_zero_grad")
-        for _ in self._evaluation_turn(client, weights, batches, split, word):
+        for _ in self._evaluation_turn(client, weights, batches, split, word, samples):
             pass
         return ClientReport(batches.num_samples, 0, shim.collector.reduce(batches.num_samples))
 
-    def predict(self, client: int, weights: Weights, split: Split) -> list[Any]:
-        """``predict_step``'s output for every batch of a client's split, on the CPU."""
+    def predict(
+        self, client: int, weights: Weights, split: Split, samples: Iterator[SizedBatch] | None = None
+    ) -> list[Any]:
+        """``predict_step``'s output for every batch of a client's split, or of some samples of it, on the CPU."""
         batches = self.batches(client, split)
         if batches is None:
             return []
         self.module_trainer.set_stage(TrainerFn.PREDICTING, RunningStage.PREDICTING)
         self.module_trainer.num_predict_batches = [batches.epoch_length() or float("inf")]
-        outputs = self._evaluation_turn(client, weights, batches, split, "predict")
+        outputs = self._evaluation_turn(client, weights, batches, split, "predict", samples)
         return [move_data_to_device(output, "cpu") for output in outputs]
 
     def _evaluation_turn(
-        self, client: int, weights: Weights, batches: ClientBatches, split: str, word: str
+        self,
+        client: int,
+        weights: Weights,
+        batches: ClientBatches,
+        split: str,
+        word: str,
+        samples: Iterator[SizedBatch] | None = None,
     ) -> Iterator[Any]:
         shim = self.module_trainer
         path = (self.trainer.seed, self.trainer.current_round, client, split)
@@ -347,7 +364,7 @@ class LocalLoop:
         try:
             with torch.no_grad():
                 self.call(f"on_{word}_epoch_start")
-                for index, (batch, size) in enumerate(batches.once(path)):
+                for index, (batch, size) in enumerate(batches.once(path) if samples is None else samples):
                     batch = self.move(batch, batches.on_device)
                     shim.collector.batch, shim.collector.batch_size = batch, size
                     shim.batch_idx = index

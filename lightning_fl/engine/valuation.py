@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lightning_fl.engine.held_out_loss import HeldOutLoss
 from lightning_fl.engine.local_parameters import trainable_spans
+from lightning_fl.engine.on_hosts import compute_on_hosts
 from lightning_fl.engine.weights import Span, WeightedSum, Weights
-from lightning_fl.errors import TrainingError
 from lightning_fl.functional.shapley import FirstOrderShapley
 
 if TYPE_CHECKING:
@@ -135,19 +135,4 @@ class ModelValuation:
 
     def _of_hosted(self, compute: Callable[[int], T]) -> dict[int, T]:
         """What each client's rank computes, on all ranks; an error on one is raised on all."""
-        found: dict[int, tuple[T | None, str]] = {}
-        failure: Exception | None = None
-        for client in self._hosted():
-            try:
-                found[client] = (compute(client), "")
-            except Exception as error:  # the other ranks wait for this one
-                text = str(error) if isinstance(error, TrainingError) else f"{type(error).__name__}: {error}"
-                found[client], failure = (None, text), error
-                break
-        everyone = self._trainer.strategy.exchange(found)
-        for client, (_, problem) in everyone.items():
-            if problem:
-                raise TrainingError(f"the contributions to a model cannot be valued, client {client}: {problem}") from (
-                    failure
-                )
-        return {client: result for client, (result, _) in everyone.items()}  # type: ignore[misc]
+        return compute_on_hosts(self._trainer, self.shares, compute, "the contributions to a model cannot be valued")

@@ -49,6 +49,7 @@ __all__ = [
     "ImportanceWeights",
     "TierCohort",
     "choose_bids",
+    "f1_scores",
     "importance_weights",
     "importance_weights_from_losses",
     "improvement",
@@ -292,6 +293,27 @@ def rank_shares(contributions: Mapping[int, float], participations: Mapping[int,
     beta = len(order) * (len(order) + 1) // 2
     shares = {client: Fraction(rank, beta) for rank, client in enumerate(order, start=1)}
     return dict(sorted(shares.items()))
+
+
+def f1_scores(true_positives: Tensor, false_positives: Tensor, false_negatives: Tensor) -> Tensor:
+    """F1 of every class from counts, ``2 TP / (2 TP + FP + FN)``; 0 for a class that nobody has or predicts.
+
+    Args:
+        true_positives: samples of the class that are predicted as such, shape [..., C].
+        false_positives: other samples predicted as the class, shape [..., C].
+        false_negatives: samples of the class predicted as another, shape [..., C].
+
+    Returns:
+        float64, shape [..., C].
+
+    Raises:
+        ConfigurationError: if a count is negative.
+    """
+    counts = torch.stack([true_positives, false_positives, false_negatives]).double()
+    if (counts < 0).any():
+        raise ConfigurationError("true_positives, false_positives, false_negatives: counts are at least 0.")
+    hits, others = 2 * counts[0], counts[1] + counts[2]
+    return hits / (hits + others).clamp_min(1)
 
 
 def initial_tiers(f1: Tensor, num_tiers: int, rho: int, seed: int) -> list[int]:

@@ -1,0 +1,178 @@
+"""How clients choose the tiers that they bid for, and what they pay with.
+
+Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514,
+algorithm 1; random bids are those of its section 4.3.4. Silent and greedy clients are no part of the paper: they show
+what the scheduler and the tokens make of clients that do not play by its rules.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.dpfl import shuffled
+from lightning_fl.functional.pifl import choose_bids
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["BidView", "BiddingPolicy", "HidingBidding", "HonestBidding", "OverBidding", "Payments", "RandomBidding"]
+
+
+@dataclass(frozen=True)
+class BidView:
+    """What a client knows when it bids.
+
+    Args:
+        client: its number.
+        round: the round that it bids for, counted from 1.
+        importance: υ of each tier, its score in [0, 1] on the client's own samples, length K.
+        past_rewards: what each tier brought it so far, rewards and reimbursements less payments, in units of tokens,
+            length K; zeros where nothing is paid.
+        threshold: T_h.
+        balance: units of tokens that it has; ``None`` where nothing is paid.
+        price: units of tokens that a bid costs; 0 where nothing is paid.
+    """
+
+    client: int
+    round: int
+    importance: tuple[float, ...]
+    past_rewards: tuple[int, ...]
+    threshold: float
+    balance: int | None
+    price: int
+
+    @property
+    def num_tiers(self) -> int:
+        """K."""
+        return len(self.importance)
+
+    @property
+    def num_affordable(self) -> int:
+        """For how many tiers it can bid."""
+        if self.balance is None or not self.price:
+            return self.num_tiers
+        return min(self.num_tiers, self.balance // self.price)
+
+
+class BiddingPolicy(ABC):
+    """A client's way to bid. A policy of one's own needs :meth:`bid` only."""
+
+    @abstractmethod
+    def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
+        """The tiers that a client bids for, where its data are.
+
+        Args:
+            view: what the client knows.
+            generator: of this client and round, on the CPU; all that is drawn comes from it.
+
+        Returns:
+            Distinct tiers 0..K-1, the one it prefers first; empty to keep silent. Those at the end that the client
+            cannot pay for are left out.
+        """
+
+
+class HonestBidding(BiddingPolicy):
+    """PI-FL's algorithm 1: tiers that are worth it and within its means, where it was rewarded best before first."""
+
+    def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
+        """The tiers whose υ exceeds the threshold."""
+        balance = 0 if view.balance is None else view.balance
+        return choose_bids(view.importance, view.past_rewards, view.threshold, balance, view.price)
+
+
+class RandomBidding(BiddingPolicy):
+    """Tiers in a random order, as many as the client can pay for up to a number: bids without any incentive.
+
+    Args:
+        num_bids: the most tiers in a round; ``None`` for all that it can pay for.
+
+    Raises:
+        ConfigurationError: the number is less than 1.
+    """
+
+    def __init__(self, *, num_bids: int | None = 1) -> None:
+        if num_bids is not None and num_bids < 1:
+            raise ConfigurationError(f"RandomBidding.num_bids={num_bids}: give a number of at least 1, or null.")
+        self.num_bids = num_bids
+
+    def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
+        """The first tiers of a random order."""
+        order = shuffled(range(view.num_tiers), generator)
+        return order[: min(view.num_affordable, self.num_bids or view.num_tiers)]
+
+
+class HidingBidding(BiddingPolicy):
+    """Keeps silent in some rounds, and bids honestly in the others.
+
+    Args:
+        probability: of silence in a round, from 0 to 1.
+
+    Raises:
+        ConfigurationError: the probability is out of range.
+    """
+
+    def __init__(self, *, probability: float) -> None:
+        if not 0 <= probability <= 1:
+            raise ConfigurationError(f"HidingBidding.probability={probability}: give a number from 0 to 1.")
+        self.probability = probability
+        self._honest = HonestBidding()
+
+    def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
+        """Nothing, or what an honest client bids."""
+        if float(torch.rand((), dtype=torch.float64, generator=generator)) < self.probability:
+            return []
+        return self._honest.bid(view, generator)
+
+
+class OverBidding(BiddingPolicy):
+    """Bids for every tier that it can pay for, whatever it is worth to the client."""
+
+    def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
+        """As an honest client to whom all tiers are worth it; a υ of 0 too."""
+        order = sorted(range(view.num_tiers), key=lambda k: (-view.past_rewards[k], -view.importance[k], k))
+        return order[: view.num_affordable]
+
+
+class Payments(Callback):
+    """What ``TierBidding`` asks of a callback that keeps accounts. All is called on every rank, and alike."""
+
+    role = "payment"
+
+    #: Of a bid, units of tokens.
+    price_units: int = 0
+
+    @abstractmethod
+    def begin_round(self, trainer: "FederatedTrainer") -> None:
+        """Before bids: see who is there."""
+
+    @abstractmethod
+    def balance(self, client: int) -> int:
+        """Units that a present client has."""
+
+    @abstractmethod
+    def past_rewards(self, client: int, num_tiers: int) -> tuple[int, ...]:
+        """Units that each tier brought a client so far, less what it paid."""
+
+    @abstractmethod
+    def collect(self, trainer: "FederatedTrainer", payers: Mapping[int, Sequence[int]]) -> None:
+        """Before the training: the bidders (tier -> clients) that were selected pay."""
+
+    @abstractmethod
+    def settle(
+        self,
+        trainer: "FederatedTrainer",
+        contributions: Mapping[int, Mapping[int, float]],
+        accuracies: Sequence[float],
+    ) -> None:
+        """After the training: pay back and reward.
+
+        Args:
+            trainer: in the round.
+            contributions: tier -> client whose update arrived -> ψ.
+            accuracies: of each new tier model, mean over the clients whose updates arrived; NaN where there is none.
+        """

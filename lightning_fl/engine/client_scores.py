@@ -1,0 +1,111 @@
+"""How well any weights do on a client's own samples, as a number from 0 to 1; nothing is trained or logged."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from lightning_fl.data.module import Split
+from lightning_fl.engine.held_out_loss import metric_states
+from lightning_fl.engine.results import LoggedValue
+from lightning_fl.engine.weights import Weights
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.pifl import ImportanceWeights, importance_weights, importance_weights_from_losses
+from lightning_fl.metrics import default_metric, higher_is_better
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["ClientScores"]
+
+#: More of them is better, but they may be negative: no scores unless asked for.
+_SIGNED = ("r2", "pearson", "spearman", "mcc", "matthews", "kappa")
+
+
+class ClientScores:
+    """Scores in [0, 1] by a metric that ``validation_step`` logs: accuracy as it is, a loss x as ``exp(-x)``.
+
+    In eval mode, with the client's personal layers. What the module logs meanwhile is dropped, its torchmetrics keep
+    their states. In one round the samples and random draws are the same at all weights.
+
+    Args:
+        trainer: in a fit.
+        split: whose samples; training samples are validated too.
+        num_samples: of each client, drawn anew in every round; ``None`` for all. Of data that come from a
+            ``DataLoader``, its first batches that hold as many.
+        monitor: the metric. ``None`` for the first of which more is better and that cannot be negative (by its name:
+            R2 and correlations can), else the first with "loss" in its name, else the first.
+        purpose: of the random draws.
+
+    Raises:
+        ConfigurationError: the module has no ``validation_step``; when a score is asked for, the metric is not logged,
+            or is no share between 0 and 1 and no loss of at least 0.
+    """
+
+    def __init__(
+        self, trainer: "FederatedTrainer", split: Split, num_samples: int | None, monitor: str | None, purpose: str
+    ) -> None:
+        if not trainer.loop.evaluates("val"):
+            raise ConfigurationError(
+                f"models are scored by what validation_step logs: give {type(trainer.module).__name__} one."
+            )
+        self._trainer = trainer
+        self._split = split
+        self._num_samples = num_samples
+        self._monitor = monitor
+        self._purpose = purpose
+
+    def has_samples(self, client: int) -> bool:
+        """Whether a hosted client has samples in the split."""
+        return self._trainer.client_batches(client, self._split) is not None
+
+    def score(self, client: int, weights: Weights) -> float:
+        """The score of some weights on a hosted client's samples; a metric that is NaN scores 0."""
+        return float(self.importance(client, [weights]).raw[0])
+
+    def importance(self, client: int, models: Sequence[Weights]) -> ImportanceWeights:
+        """The scores of several models on a hosted client's samples, and the shares that they give, shape [K]."""
+        seen: dict[int, tuple[float, bool]] = {}  # models that are one object are evaluated once
+        for model in models:
+            if id(model) not in seen:
+                seen[id(model)] = self._value(client, model)
+        values = torch.tensor([seen[id(model)][0] for model in models], dtype=torch.float64)
+        if all(better for _, better in seen.values()):
+            return importance_weights(values.nan_to_num(0.0), 1)
+        return importance_weights_from_losses(values)
+
+    def _value(self, client: int, model: Weights) -> tuple[float, bool]:
+        """The metric, and whether more of it is better."""
+        trainer, loop = self._trainer, self._trainer.loop
+        path = (trainer.seed, trainer.current_round, client, self._purpose)
+        batches = loop.batches(client, self._split)
+        own = trainer.client_stores.get("personal_layers", {}).get(client)
+        if trainer.personal is not None and own is not None:
+            model = trainer.personal.insert_(model.clone(), own)
+        with metric_states(loop.module):
+            report = loop.evaluate(client, model, self._split, batches.some(path, self._num_samples))
+        assert report is not None
+        name = self._monitor or _default(report.metrics)
+        if name is None or name not in report.metrics:
+            raise ConfigurationError(
+                f"monitor={self._monitor!r} is not logged in validation. Logged are:"
+                f" {', '.join(report.metrics) or 'no metrics'}."
+            )
+        logged = report.metrics[name]
+        value, better = logged.value, higher_is_better(name, logged.higher_is_better)
+        if not math.isnan(value) and (value < 0 or (better and value > 1)):
+            raise ConfigurationError(
+                f"{name} is {value:.6g}, and cannot be made a score from 0 to 1: set monitor to a share, such as an"
+                f" accuracy, or to a loss of at least 0. Logged are: {', '.join(report.metrics)}."
+            )
+        return value, better
+
+
+def _default(metrics: Mapping[str, LoggedValue]) -> str | None:
+    shares = (
+        name
+        for name, logged in metrics.items()
+        if higher_is_better(name, logged.higher_is_better) and not any(word in name.lower() for word in _SIGNED)
+    )
+    return next(shares, default_metric(metrics))

@@ -1,0 +1,52 @@
+"""Computing something for every client where its data are."""
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, TypeVar
+
+from lightning_fl.errors import ConfigurationError, DataError, TrainingError
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["compute_on_hosts"]
+
+T = TypeVar("T")
+
+_OURS = {kind.__name__: kind for kind in (ConfigurationError, DataError, TrainingError)}
+
+
+def compute_on_hosts(
+    trainer: "FederatedTrainer", clients: Collection[int], compute: Callable[[int], T], problem: str
+) -> dict[int, T]:
+    """What each client's rank computes for it, on all ranks; to be called on every rank.
+
+    Args:
+        trainer: in a fit.
+        clients: who is wanted, on whatever rank.
+        compute: of a hosted client; plain values or CPU tensors. It may not wait for other ranks.
+        problem: what to say before an error.
+
+    Returns:
+        client -> value, in ascending order.
+
+    Raises:
+        ConfigurationError, DataError, TrainingError: ``compute`` raised it for a client; any other error becomes a
+            ``TrainingError``. It is raised on all ranks, so that none waits for another.
+    """
+    found: dict[int, tuple[T | None, str, str]] = {}
+    failure: Exception | None = None
+    for client in sorted(clients):
+        if trainer.client_ranks[client] != trainer.fabric.global_rank:
+            continue
+        try:
+            found[client] = (compute(client), "", "")
+        except Exception as error:  # the other ranks wait for this one
+            kind = type(error).__name__
+            text = str(error) if kind in _OURS else f"{kind}: {error}"
+            found[client], failure = (None, kind, text), error
+            break
+    everyone = trainer.strategy.exchange(found)
+    for client, (_, kind, text) in everyone.items():
+        if kind:
+            raise _OURS.get(kind, TrainingError)(f"{problem}, client {client}: {text}") from failure
+    return {client: value for client, (value, _, _) in everyone.items()}  # type: ignore[misc]
