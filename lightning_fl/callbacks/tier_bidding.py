@@ -74,6 +74,9 @@ class TierBidding(TierHistory):
         policies: client's number -> its policy, for those that bid otherwise.
         initial_tiers: who trains what in the first round: "random" deals clients out; "f1" lets every client train
             alone first and groups them by the classes that their models know.
+        initial_rounds: rounds, at least 1, for which clients stay in these tiers before they bid, N_p + N_r of each in
+            turn: what the models are worth is known only when they have learned something. Who arrives meanwhile gets a
+            tier at random.
         pretraining_rounds: of "f1", default 5: turns that each client trains alone.
         rho: of "f1": how many of the most varying classes are compared; default all.
         f1_samples: of "f1": samples of each client on which all models are scored; default all.
@@ -102,6 +105,7 @@ class TierBidding(TierHistory):
         policy: BiddingPolicy | None = None,
         policies: dict[int, BiddingPolicy] | None = None,
         initial_tiers: Literal["random", "f1"] = "random",
+        initial_rounds: int = 1,
         pretraining_rounds: int | None = None,
         rho: int | None = None,
         f1_samples: int | None = None,
@@ -110,7 +114,7 @@ class TierBidding(TierHistory):
         personal_split: Literal["train", "val"] = "val",
         num_samples: int | None = 256,
     ) -> None:
-        for name, value in (("num_tiers", num_tiers), ("num_samples", num_samples)):
+        for name, value in (("num_tiers", num_tiers), ("initial_rounds", initial_rounds), ("num_samples", num_samples)):
             if value is not None and value < 1:
                 raise ConfigurationError(f"TierBidding.{name}={value}: give a number of at least 1.")
         if num_best < 0 or num_random < 0 or not num_best + num_random:
@@ -144,6 +148,7 @@ class TierBidding(TierHistory):
         self.policy = policy or HonestBidding()
         self.policies = policies or {}
         self.initial_tiers = initial_tiers
+        self.initial_rounds = initial_rounds
         self.pretraining_rounds = pretraining_rounds or _PRETRAINING_ROUNDS
         self.rho = rho
         self.f1_samples = f1_samples
@@ -192,11 +197,19 @@ class TierBidding(TierHistory):
         payments = self._payments(trainer)
         if payments is not None:
             payments.begin_round(trainer)
-        if trainer.current_round == 0:
+        if trainer.current_round < self.initial_rounds:
             bids: dict[int, list[int]] = {}
-            members = self._first_tiers(trainer, present)
+            self._place(trainer, present)
             cohorts = [
-                self._scheduled(trainer, tier, [], {}, 0, self.num_best + self.num_random, members[tier])
+                self._scheduled(
+                    trainer,
+                    tier,
+                    [],
+                    {},
+                    0,
+                    self.num_best + self.num_random,
+                    [client for client in present if client in self.members[tier]],
+                )
                 for tier in range(self.num_tiers)
             ]
         else:
@@ -284,11 +297,17 @@ class TierBidding(TierHistory):
 
     # -- who trains what -----------------------------------------------------------------------------------------
 
-    def _first_tiers(self, trainer: "FederatedTrainer", present: list[int]) -> dict[int, list[int]]:
-        """tier -> clients, each in one."""
+    def _place(self, trainer: "FederatedTrainer", present: list[int]) -> None:
+        """Put everybody who is there for the first time into one tier."""
+        if self.members:
+            for client in set(present).difference(*self.members.values()):  # nothing is known of a newcomer
+                tier = shuffled(range(self.num_tiers), trainer.generator("first tier", client))[0]
+                self.members[tier] = sorted([*self.members[tier], client])
+            return
         if self.initial_tiers == "random" or self.num_tiers == 1:
             order = shuffled(present, trainer.generator("first tiers"))
-            return {tier: sorted(order[tier :: self.num_tiers]) for tier in range(self.num_tiers)}
+            self.members = {tier: sorted(order[tier :: self.num_tiers]) for tier in range(self.num_tiers)}
+            return
         scores = class_scores(
             trainer,
             present,
@@ -298,7 +317,7 @@ class TierBidding(TierHistory):
         )
         seed = derive_seed(trainer.seed, "first tiers")
         labels = initial_tiers(scores, self.num_tiers, self.rho or scores.shape[1], seed)
-        return {
+        self.members = {
             tier: [client for client, label in zip(present, labels, strict=True) if label == tier]
             for tier in range(self.num_tiers)
         }

@@ -22,6 +22,9 @@ class TierHistory(Callback):
     Args:
         num_tiers: K.
 
+    Attributes:
+        members: tier -> clients that were put into it at first.
+
     Attributes (a list entry per round):
         rounds: rounds done.
         bids: client -> tiers, the preferred one first; only clients that bid.
@@ -36,6 +39,7 @@ class TierHistory(Callback):
         self._reset()
 
     def _reset(self) -> None:
+        self.members: dict[int, list[int]] = {}
         self.rounds: list[int] = []
         self.bids: list[dict[int, list[int]]] = []
         self.cohorts: list[dict[int, dict[str, list[int]]]] = []
@@ -49,6 +53,7 @@ class TierHistory(Callback):
     def state_dict(self) -> dict[str, Any]:
         """The history."""
         return {
+            "members": self.members,
             "rounds": self.rounds,
             "bids": self.bids,
             "cohorts": self.cohorts,
@@ -60,6 +65,7 @@ class TierHistory(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up the history."""
+        self.members = {tier: list(clients) for tier, clients in state["members"].items()}
         self.rounds = list(state["rounds"])
         self.bids = [{client: list(tiers) for client, tiers in bids.items()} for bids in state["bids"]]
         self.cohorts = [
