@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tier_tiny import CornerModule, FailingTurns, MixedClients
 from tiny import FolderSilo, TinyClients, TinyModule
 
 from lightning_fl import FederatedTrainer, Silos
@@ -28,6 +29,9 @@ from lightning_fl.callbacks import (
     LocalReference,
     PersonalLayers,
     ShapleyRewards,
+    SoftAveraging,
+    TierBidding,
+    TokenLedger,
 )
 
 
@@ -54,6 +58,13 @@ def callbacks(seconds: float = 0.0, algorithm: str = "drflm") -> list[Any]:
     if algorithm.startswith("shapley"):
         method = algorithm.removeprefix("shapley_")
         return [ShapleyRewards(method=method, num_samples=4), PersonalLayers(layers=["linear.bias"]), *slow]
+    if algorithm == "tiers":
+        arguments: dict[str, Any] = {"num_best": 2, "threshold": 0.3, "num_samples": 5, "initial_tiers": "f1"}
+        paid = [ShapleyRewards(num_samples=4), TokenLedger(initial_balance=4, price=1)]
+        failing = FailingTurns((2, 1, 0), (2, 2, 1), (3, 0, 0), (3, 1, 1), (4, 3, 0), (4, 4, 1))
+        return [TierBidding(num_tiers=2, pretraining_rounds=2, **arguments), *paid, failing, *slow]
+    if algorithm == "soft":
+        return [SoftAveraging(num_models=2, num_samples=5), ClientArrivals(rounds={"client_1": 3}), *slow]
     late = [ClientArrivals(rounds={"client_1": 3}), PersonalLayers(layers=["linear.bias"]), LocalReference()]
     return [HCCT(tradeoff=1.0, layer="auto", every_n_rounds=2), *late, FineTuning(steps=2), *slow]
 
@@ -68,6 +79,13 @@ def settings(root: str, rounds: int) -> dict[str, Any]:
         "enable_progress_bar": False,
         "seed": 5,
     }
+
+
+def federation(algorithm: str) -> tuple[Any, Any]:
+    """The module and the data."""
+    if algorithm in ("tiers", "soft"):
+        return CornerModule(), MixedClients()
+    return TinyModule(dropout=0.2, norm=True), TinyClients()
 
 
 def digest(model: Any) -> str:
@@ -95,26 +113,28 @@ def main() -> None:
         devices=arguments.devices,
         num_nodes=arguments.num_nodes,
         callbacks=[*callbacks(arguments.seconds, arguments.algorithm), ModelCheckpoint(every_n_rounds=1)],
+        on_client_error="skip" if arguments.algorithm == "tiers" else "fail",
         **settings(arguments.root, arguments.rounds),
     )
-    module = TinyModule(dropout=0.2, norm=True)
+    module, data = federation(arguments.algorithm)
     opened: set[str] = set()
     if arguments.silos:
         sys.addaudithook(lambda event, details: opened.add(str(details[0])) if event == "open" else None)
         trainer.launch()
         folder = Path(arguments.silos) / f"rank_{trainer.fabric.global_rank}"
-        data: Any = Silos([FolderSilo(str(folder / f"silo_{i}.pt")) for i in range(4)])
-    else:
-        data = TinyClients()
+        data = Silos([FolderSilo(str(folder / f"silo_{i}.pt")) for i in range(4)])
     trainer.fit(module, data)
     trainer.test(module, data)
     record = {
         "weights": digest(trainer.models[0]),
-        "test": trainer.metrics["test"]["test_loss"].clients,
+        "test": next(iter(trainer.metrics["test"].values())).clients,
         "distances": [c.distances.tolist() for c in trainer.callbacks if isinstance(c, FedCollab)],
         "chosen": [c.chosen for c in trainer.callbacks if isinstance(c, CollaborationGraph)],
         "contributions": [c.by_model for c in trainer.callbacks if isinstance(c, ShapleyRewards)],
-        "models": [digest(trainer.models[client]) for client in range(len(trainer.models))],
+        "models": [digest(model) for model in trainer.models],
+        "shares": trainer.collaboration.personalisation.tolist(),
+        "tiers": [[c.members, c.bids, c.cohorts] for c in trainer.callbacks if isinstance(c, TierBidding)],
+        "tokens": [c.balances for c in trainer.callbacks if isinstance(c, TokenLedger)],
         "gains": {name: gain.clients for name, gain in trainer.gains.get("test", {}).items()},
         "num_processes": trainer.fabric.world_size,
         "hosted": trainer.hosted_clients,

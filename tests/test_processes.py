@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from run_tiny import callbacks, digest, settings
-from tiny import FolderSilo, TinyClients, TinyModule, regression_set
+from run_tiny import callbacks, digest, federation, settings
+from tier_tiny import MixedClients
+from tiny import FolderSilo, TinyClients, regression_set
 
 from lightning_fl import FederatedTrainer, Silos
-from lightning_fl.callbacks import CollaborationGraph, ShapleyRewards
+from lightning_fl.callbacks import CollaborationGraph, ShapleyRewards, TierBidding, TokenLedger
 
 SCRIPT = Path(__file__).with_name("run_tiny.py")
 pytestmark = pytest.mark.processes
@@ -51,10 +52,11 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def in_this_process(folder: Path, data: Any, algorithm: str = "drflm") -> FederatedTrainer:
+def in_this_process(folder: Path, data: Any, algorithm: str = "drflm", **more: Any) -> FederatedTrainer:
     made = callbacks(algorithm=algorithm)
-    trainer = FederatedTrainer(callbacks=made, accelerator="cpu", devices=1, **settings(str(folder / "one"), 4))
-    module = TinyModule(dropout=0.2, norm=True)
+    given = settings(str(folder / "one"), 4) | more
+    trainer = FederatedTrainer(callbacks=made, accelerator="cpu", devices=1, **given)
+    module, _ = federation(algorithm)
     trainer.fit(module, data)
     trainer.test(module, data)
     return trainer
@@ -123,6 +125,25 @@ def test_contributions_have_the_same_bits_on_two_processes(method: str, tmp_path
     for rank in ranks:
         assert rank["weights"] == digest(one.models[0])
         assert rank["contributions"] == [json.loads(json.dumps(rewards.by_model))]
+
+
+@pytest.mark.filterwarnings("ignore:.*left out of.*")
+@pytest.mark.parametrize("algorithm", ["tiers", "soft"])
+def test_tiers_and_tokens_have_the_same_bits_on_two_processes(algorithm: str, tmp_path: Path) -> None:
+    """Models trained alone, scores, bids, and turns of clients on different ranks, some of which fail in one tier."""
+    skip = {"on_client_error": "skip"} if algorithm == "tiers" else {}
+    one = in_this_process(tmp_path, MixedClients(), algorithm, **skip)
+    ranks = start(tmp_path, "--devices", "2", "--algorithm", algorithm)
+    assert [rank["num_processes"] for rank in ranks] == [2, 2]
+    tiers = [[c.members, c.bids, c.cohorts] for c in one.callbacks if isinstance(c, TierBidding)]
+    tokens = [c.balances for c in one.callbacks if isinstance(c, TokenLedger)]
+    assert len(tiers) == len(tokens) == (algorithm == "tiers")
+    for rank in ranks:
+        assert rank["models"] == [digest(model) for model in one.models]
+        assert rank["shares"] == one.collaboration.personalisation.tolist()
+        assert rank["tiers"] == json.loads(json.dumps(tiers))
+        assert rank["tokens"] == json.loads(json.dumps(tokens))
+        assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test/acc"].clients.items()}
 
 
 def test_two_nodes_give_the_bits_of_one(tmp_path: Path) -> None:

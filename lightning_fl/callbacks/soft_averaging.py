@@ -106,15 +106,7 @@ class SoftAveraging(Callback):
             raise ConfigurationError(
                 f"SoftAveraging.num_models={self.num_models} for {count} clients: give at most one model a client."
             )
-        scores = self._scores(trainer)
-        have = compute_on_hosts(trainer, range(count), scores.has_samples, "data cannot be read")
-        missing = [client for client, has in have.items() if not has]
-        if missing:
-            assert trainer.datamodule is not None
-            raise ConfigurationError(
-                f"SoftAveraging.split={self.split!r}: {len(missing)} of {count} clients have no such data (the first is"
-                f" {trainer.datamodule.client_names()[missing[0]]}); set split=train."
-            )
+        self._scores(trainer).check_samples("SoftAveraging.split")
         order = shuffled(range(count), generator(trainer.seed, "first parts"))
         labels = [0] * count
         for place, client in enumerate(order):

@@ -42,7 +42,7 @@ from lightning_fl.engine.on_hosts import compute_on_hosts
 from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.functional.dpfl import shuffled
-from lightning_fl.functional.pifl import TierCohort, initial_tiers, schedule
+from lightning_fl.functional.pifl import initial_tiers, schedule
 from lightning_fl.seeding import derive_seed
 
 if TYPE_CHECKING:
@@ -171,20 +171,7 @@ class TierBidding(TierHistory):
             raise ConfigurationError(
                 f"TierBidding.policies are for the clients {sorted(self.policies)}: there are 0..{count - 1} only."
             )
-        self._scores(trainer, self.bid_split)
-        have = compute_on_hosts(
-            trainer,
-            range(count),
-            lambda client: trainer.client_batches(client, self.bid_split) is not None,
-            "data cannot be read",
-        )
-        missing = [client for client, has in have.items() if not has]
-        if missing:
-            assert trainer.datamodule is not None
-            raise ConfigurationError(
-                f"TierBidding.bid_split={self.bid_split!r}: {len(missing)} of {count} clients have no such data (the"
-                f" first is {trainer.datamodule.client_names()[missing[0]]}); set bid_split=train."
-            )
+        self._scores(trainer, self.bid_split).check_samples("TierBidding.bid_split")
         beta = torch.tensor(trainer.num_samples, dtype=torch.float64)
         aggregation = (beta / beta.sum()).expand(self.num_tiers, count)
         trainer.collaboration = Collaboration(
@@ -197,36 +184,27 @@ class TierBidding(TierHistory):
         payments = self._payments(trainer)
         if payments is not None:
             payments.begin_round(trainer)
+        tiers = range(self.num_tiers)
         if trainer.current_round < self.initial_rounds:
             bids: dict[int, list[int]] = {}
             self._place(trainer, present)
-            cohorts = [
-                self._scheduled(
-                    trainer,
-                    tier,
-                    [],
-                    {},
-                    0,
-                    self.num_best + self.num_random,
-                    [client for client in present if client in self.members[tier]],
-                )
-                for tier in range(self.num_tiers)
-            ]
+            best, drawn, contributions = 0, self.num_best + self.num_random, {}
+            available = [[client for client in present if client in self.members[tier]] for tier in tiers]
         else:
             bids = self._bids(trainer, present, payments)
-            contributions = self._contributions(trainer)
-            cohorts = [
-                self._scheduled(
-                    trainer,
-                    tier,
-                    [client for client in present if tier in bids[client]],
-                    contributions.get(tier, {}),
-                    self.num_best,
-                    self.num_random,
-                    present,
-                )
-                for tier in range(self.num_tiers)
-            ]
+            best, drawn, contributions = self.num_best, self.num_random, self._contributions(trainer)
+            available = [present] * self.num_tiers
+        cohorts = [
+            schedule(
+                [client for client in present if tier in bids.get(client, ())],
+                contributions.get(tier, {}),
+                best,
+                drawn,
+                trainer.generator("cohort", tier),
+                available=available[tier],
+            )
+            for tier in tiers
+        ]
         if not any(cohort.clients for cohort in cohorts):
             raise TrainingError(
                 f"nobody bids for any tier in round {trainer.current_round + 1}: lower TierBidding.threshold, give"
@@ -241,11 +219,11 @@ class TierBidding(TierHistory):
                 },
             )
         self.rounds.append(trainer.current_round + 1)
-        self.bids.append({client: tiers for client, tiers in bids.items() if tiers})
+        self.bids.append({client: of_client for client, of_client in bids.items() if of_client})
         self.cohorts.append({tier: cohort._asdict() for tier, cohort in enumerate(cohorts)})
         for tier, cohort in enumerate(cohorts):
             trainer.log(f"tier/{tier}/clients", len(cohort.clients))
-            trainer.log(f"tier/{tier}/bidders", sum(tier in tiers for tiers in bids.values()))
+            trainer.log(f"tier/{tier}/bidders", sum(tier in of_client for of_client in bids.values()))
         samples = torch.tensor(trainer.num_samples, dtype=torch.float64)
         beta = (samples / samples.sum()).tolist()
         return Cohort(
@@ -321,19 +299,6 @@ class TierBidding(TierHistory):
             tier: [client for client, label in zip(present, labels, strict=True) if label == tier]
             for tier in range(self.num_tiers)
         }
-
-    def _scheduled(
-        self,
-        trainer: "FederatedTrainer",
-        tier: int,
-        bidders: list[int],
-        contributions: Mapping[int, float],
-        num_best: int,
-        num_random: int,
-        available: list[int],
-    ) -> TierCohort:
-        draws = trainer.generator("cohort", tier)
-        return schedule(bidders, contributions, num_best, num_random, draws, available=available)
 
     def _bids(self, trainer: "FederatedTrainer", present: list[int], payments: Payments | None) -> dict[int, list[int]]:
         """client -> tiers, as its policy says where its data are."""
