@@ -77,12 +77,25 @@ class BiddingPolicy(ABC):
 
 
 class HonestBidding(BiddingPolicy):
-    """PI-FL's algorithm 1: tiers that are worth it and within its means, where it was rewarded best before first."""
+    """PI-FL's algorithm 1: tiers that are worth it and within its means, where it was rewarded best before first.
+
+    Args:
+        at_least_one: a client that no tier is worth its threshold bids for the one that serves it best. No part of the
+            paper's algorithm, by which it keeps silent: in the first rounds, when the models have learned little, that
+            can be everybody, and tiers are left to the clients that are drawn; later, a kind of clients that no tier
+            serves would never get one.
+    """
+
+    def __init__(self, *, at_least_one: bool = True) -> None:
+        self.at_least_one = at_least_one
 
     def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
-        """The tiers whose υ exceeds the threshold."""
+        """The tiers whose υ exceeds the threshold; else the one with the largest, of equals the first."""
         balance = 0 if view.balance is None else view.balance
-        return choose_bids(view.importance, view.past_rewards, view.threshold, balance, view.price)
+        bids = choose_bids(view.importance, view.past_rewards, view.threshold, balance, view.price)
+        if bids or not self.at_least_one:
+            return bids
+        return [max(range(view.num_tiers), key=lambda tier: view.importance[tier])][: view.num_affordable]
 
 
 class RandomBidding(BiddingPolicy):

@@ -18,10 +18,11 @@ Acc_kr                  ``accuracies``, mean υ over those who trained the tier 
 P_r, ρ (equation 5)     ``pretraining_rounds``, ``rho``
 ======================  =======================================================  ========
 
-Differs from the paper: whoever is drawn at random comes from all clients, and pays only if it bid; in the first round,
-before there is anything to bid by, nobody pays. A client's personal model goes by samples of its own choice, which may
-be of another kind than those it trains on. F1 scores are taken on samples of all clients, which stay where they are,
-instead of a common test set.
+Differs from the paper: an honest client that no tier is worth the threshold bids for the best one, unless its policy
+says otherwise (``HonestBidding``). Whoever is drawn at random comes from all clients, and pays only if it bid; in the
+first round, before there is anything to bid by, nobody pays. A client's personal model goes by samples of its own
+choice, which may be of another kind than those it trains on. F1 scores are taken on samples of all clients, which stay
+where they are, instead of a common test set.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,7 +70,8 @@ class TierBidding(TierHistory):
         num_tiers: K, at most the number of clients.
         num_best: N_p, bidders with the largest contributions that train a tier.
         num_random: N_r, clients drawn at random that train a tier besides.
-        threshold: T_h, between 0 and 1: an honest client bids for tiers with a larger importance weight.
+        threshold: T_h, between 0 and 1: an honest client bids for tiers with a larger importance weight, or for the
+            best if there is none.
         policy: how clients bid; default ``HonestBidding``.
         policies: client's number -> its policy, for those that bid otherwise.
         initial_tiers: who trains what in the first round: "random" deals clients out; "f1" lets every client train

@@ -30,7 +30,14 @@ def test_honest_bids_go_by_reward_then_importance_above_the_threshold() -> None:
     assert HonestBidding().bid(VIEW, draws()) == [2, 0, 3]
     paying = replace(VIEW, balance=250, price=100)
     assert HonestBidding().bid(paying, draws()) == [2, 0]
-    assert HonestBidding().bid(replace(VIEW, threshold=0.95), draws()) == []
+
+
+def test_a_client_that_no_tier_is_worth_the_threshold_bids_for_the_best_or_keeps_silent() -> None:
+    picky = replace(VIEW, threshold=0.95)
+    assert HonestBidding().bid(picky, draws()) == [0]
+    assert HonestBidding().bid(replace(picky, importance=(0.2, 0.4, 0.4, 0.1)), draws()) == [1]
+    assert HonestBidding(at_least_one=False).bid(picky, draws()) == []
+    assert HonestBidding().bid(replace(picky, balance=99, price=100), draws()) == []
 
 
 def test_over_bidding_wants_every_tier_it_can_pay_for() -> None:

@@ -20,6 +20,7 @@ from lightning_fl.callbacks import (
     Callback,
     ClientArrivals,
     HidingBidding,
+    HonestBidding,
     ModelCheckpoint,
     OverBidding,
     PersonalLayers,
@@ -64,9 +65,12 @@ def plain_accuracy(module: nn.Module, data: MixedClients, client: int, split: st
 # -- against plain computations ----------------------------------------------------------------------------------------
 
 
-def test_a_run_is_the_papers_algorithms() -> None:
+@pytest.mark.parametrize("at_least_one", [True, False])
+def test_a_run_is_the_papers_algorithms(at_least_one: bool) -> None:
     """Algorithms 1 and 3 with torch alone; who is drawn at random is taken from the run."""
-    data, tiers = MixedClients(), TierBidding(num_tiers=2, num_best=2, num_random=1, threshold=0.4, **ALL)
+    policy = HonestBidding(at_least_one=at_least_one)
+    tiers = TierBidding(num_tiers=2, num_best=2, num_random=1, threshold=0.4, policy=policy, **ALL)
+    data = MixedClients()
     run = fit(tiers, data=data, max_rounds=5)
     models: list[nn.Module] = [CornerModule(), CornerModule()]
     importance = [[0.0, 0.0]] * 6
@@ -77,6 +81,8 @@ def test_a_run_is_the_papers_algorithms() -> None:
             assert sorted(i for cohort in tiers.cohorts[0].values() for i in cohort["random"]) == list(range(6))
         else:
             wanted = {i: [k for k in (0, 1) if importance[i][k] > 0.4] for i in range(6)}
+            if at_least_one:
+                wanted = {i: of or [0 if importance[i][0] >= importance[i][1] else 1] for i, of in wanted.items()}
             bids = {i: sorted(of, key=lambda k, i=i: -importance[i][k]) for i, of in wanted.items() if of}  # type: ignore[misc]
             for k, cohort in tiers.cohorts[turn].items():
                 bidders = {i for i, of in bids.items() if k in of}

@@ -6,11 +6,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import adjusted_rand_score
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import adjusted_rand_score, f1_score
 
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.functional import (
     choose_bids,
+    f1_scores,
     importance_weights,
     importance_weights_from_losses,
     improvement,
@@ -280,3 +283,28 @@ class TestInitialTiers:
             initial_tiers(scores.fill_(math.nan), 2, 2, seed=0)
         with pytest.raises(DataError, match="scores of 4 clients are of 1 kinds, too few for 2 tiers"):
             initial_tiers(torch.ones(4, 3), 2, 2, seed=0)
+
+
+# -- F1 scores ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30))
+def test_f1_scores_are_those_of_sklearn(pairs):
+    targets, predictions = (torch.tensor(column) for column in zip(*pairs, strict=True))
+    counts = [
+        torch.stack([((targets == k) & (predictions == k)).sum() for k in range(4)]),
+        torch.stack([((targets != k) & (predictions == k)).sum() for k in range(4)]),
+        torch.stack([((targets == k) & (predictions != k)).sum() for k in range(4)]),
+    ]
+    expected = f1_score(targets, predictions, labels=range(4), average=None, zero_division=0)
+    assert f1_scores(*counts).tolist() == pytest.approx(expected.tolist())
+
+
+def test_negative_counts_have_no_f1():
+    with pytest.raises(ConfigurationError, match="counts are at least 0"):
+        f1_scores(torch.tensor([-1]), torch.tensor([0]), torch.tensor([0]))
+
+
+def test_accuracies_of_less_than_one_have_shares_too():
+    found = importance_weights(torch.tensor([[0.2, 0.3], [0.0, 0.0]]), [1, 1])
+    assert found.shares.tolist() == [pytest.approx([0.4, 0.6]), [0.5, 0.5]]
