@@ -79,7 +79,9 @@ def main() -> None:
                 f"| {'all clean' if clean else 'one corrupted'} | {arm.partition(', ')[2] or 'normalised'} |"
                 f" {statistics.fmean(medians):.3f} | {min(medians):.3f}, {max(medians):.3f} | {lowest:.3f} |"
             )
-    print("\n| values | corrupted client last by cumulated value | last in so many rounds (median seed) |\n|---|---|---|")
+    print(
+        "\n| values | corrupted client last by cumulated value | last in so many rounds (median seed) |\n|---|---|---|"
+    )
     for arm in ARMS:
         tables = [values[arm, False, seed] for seed in arguments.seeds]
         name = f"client_{corrupted}"

@@ -29,6 +29,7 @@ from lightning_fl.callbacks.soft_averaging import SoftAveraging
 from lightning_fl.callbacks.tier_bidding import TierBidding
 from lightning_fl.callbacks.tier_figure import TierFigures
 from lightning_fl.callbacks.token_ledger import TokenLedger
+from lightning_fl.callbacks.uniform_sampling import UniformSampling
 
 __all__ = [
     "HCCT",
@@ -64,4 +65,5 @@ __all__ = [
     "TierBidding",
     "TierFigures",
     "TokenLedger",
+    "UniformSampling",
 ]

@@ -1,7 +1,7 @@
 """Pictures of tiers, tokens and contributions during and after a run."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,7 +15,10 @@ from lightning_fl.callbacks.tier_figures import (
     draw_tier_contributions,
     draw_tier_membership,
 )
+from lightning_fl.callbacks.tier_history import TierHistory
+from lightning_fl.callbacks.token_ledger import TokenLedger
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.tokens import UNITS_PER_TOKEN
 from lightning_fl.metrics import metric_name
 
 if TYPE_CHECKING:
@@ -24,31 +27,6 @@ if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["TierFigures"]
-
-
-@runtime_checkable
-class _Tiers(Protocol):
-    """What keeps who trained which tier, such as ``TierBidding``."""
-
-    rounds: list[int]
-    """Rounds done when each entry of the lists below was made."""
-    cohorts: list[dict[int, dict[str, list[int]]]]
-    """Tier -> ``{"best": clients, "random": clients}``."""
-    importance: list[Tensor]
-    """υ of every client and tier, raw, [N, K]."""
-
-
-class _Ledger(Protocol):
-    def rows(self) -> list[dict[str, int | str | None]]: ...
-
-
-@runtime_checkable
-class _Tokens(Protocol):
-    """What keeps who paid whom, such as ``TokenLedger``."""
-
-    ledger: _Ledger
-    balances: list[dict[int, float]]
-    """Client -> tokens after each round."""
 
 
 class TierFigures(Callback):
@@ -76,7 +54,11 @@ class TierFigures(Callback):
         """Refuse a run in which nothing can be drawn."""
         if stage != "fit":
             return
-        drawn = [callback for callback in trainer.callbacks if isinstance(callback, (_Tiers, _Tokens, ShapleyRewards))]
+        drawn = [
+            callback
+            for callback in trainer.callbacks
+            if isinstance(callback, (TierHistory, TokenLedger, ShapleyRewards))
+        ]
         if not drawn:
             raise ConfigurationError(
                 "TierFigures draws what TierBidding, TokenLedger and ShapleyRewards keep: add one of them to"
@@ -104,9 +86,9 @@ class TierFigures(Callback):
         assert trainer.datamodule is not None
         figures: dict[str, Figure] = {}
         for callback in trainer.callbacks:
-            if isinstance(callback, _Tiers):
+            if isinstance(callback, TierHistory):
                 figures |= _of_tiers(trainer, callback)
-            if isinstance(callback, _Tokens):
+            if isinstance(callback, TokenLedger):
                 figures |= _of_tokens(trainer, callback)
             if isinstance(callback, ShapleyRewards) and any(callback.by_model):
                 figures["tier_contributions"] = draw_tier_contributions(
@@ -120,7 +102,7 @@ class TierFigures(Callback):
             trainer.run_log.log_figure(name, figure, trainer.current_round)
 
 
-def _of_tiers(trainer: "FederatedTrainer", tiers: _Tiers) -> "dict[str, Figure]":
+def _of_tiers(trainer: "FederatedTrainer", tiers: TierHistory) -> "dict[str, Figure]":
     assert trainer.datamodule is not None
     source, figures = trainer.datamodule.source, {}
     if tiers.cohorts:
@@ -145,14 +127,13 @@ def _of_tiers(trainer: "FederatedTrainer", tiers: _Tiers) -> "dict[str, Figure]"
     return figures
 
 
-def _of_tokens(trainer: "FederatedTrainer", tokens: _Tokens) -> "dict[str, Figure]":
+def _of_tokens(trainer: "FederatedTrainer", tokens: TokenLedger) -> "dict[str, Figure]":
     assert trainer.datamodule is not None
     source, figures = trainer.datamodule.source, {}
     if tokens.balances:
-        done = trainer.current_round  # the last entry is of this round; one more than rounds begins before the first
         figures["token_balances"] = draw_balances(
-            range(done - len(tokens.balances) + 1, done + 1),
-            tokens.balances,
+            tokens.rounds,
+            [{client: units / UNITS_PER_TOKEN for client, units in of.items()} for of in tokens.balances],
             trainer.datamodule.client_names(),
             title="Balances of tokens",
             source=source,

@@ -336,7 +336,8 @@ def test_the_models_memory_is_used_again(tmp_path):
             places.append({vector.data_ptr() for model in trainer.models for vector in model.vectors.values()})
 
     checkpoint = ModelCheckpoint(monitor="val_loss", mode="max")  # the worst round is the first, an early one
-    run = trainer(CollaborationGraph(graph="full"), Watch(), checkpoint, rounds=4, root=tmp_path, enable_checkpointing=True)
+    callbacks = [CollaborationGraph(graph="full"), Watch(), checkpoint]
+    run = trainer(*callbacks, rounds=4, root=tmp_path, enable_checkpointing=True)
     run.fit(TinyModule(), TwoKinds())
     assert len(places[0]) == NUM
     assert places[0] == places[1] == places[3]

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.colors import same_color, to_rgb
+from tier_tiny import SIZES, fit
 
-from lightning_fl.callbacks import Callback, ShapleyRewards, TierFigures
+from lightning_fl.callbacks import Callback, ShapleyRewards, TierBidding, TierFigures, TokenLedger
 from lightning_fl.callbacks.progress import STAND_IN_LABEL
 from lightning_fl.callbacks.tier_figures import (
     draw_balances,
@@ -16,7 +17,7 @@ from lightning_fl.callbacks.tier_figures import (
     draw_tier_membership,
 )
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.functional.tokens import TokenLedger, to_units
+from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Ledger, to_units
 
 WORDS = {"title": "title", "source": "measured"}
 BLUE, ORANGE = to_rgb("tab:blue"), to_rgb("tab:orange")
@@ -64,7 +65,7 @@ class TestBalances:
 
 class TestPayments:
     def ledger(self):
-        ledger = TokenLedger()
+        ledger = Ledger()
         for client in range(3):
             ledger.open(client, to_units(100), 0)
         ledger.pay(0, to_units(6), 1, 0)
@@ -101,7 +102,7 @@ class TestPayments:
         assert second.lines[0].get_ydata()[-1] == pytest.approx(0)
 
     def test_of_many_tiers_those_with_the_largest_payments(self):
-        ledger = TokenLedger()
+        ledger = Ledger()
         ledger.open(0, to_units(1000), 0)
         for tier in range(15):
             ledger.pay(0, to_units(tier + 1), 1, tier)
@@ -110,7 +111,7 @@ class TestPayments:
         assert legend_of(axes[0])[-1] == "3 tiers more"
 
     def test_nothing_to_draw(self):
-        ledger = TokenLedger()
+        ledger = Ledger()
         ledger.open(0, 5, 0)
         with pytest.raises(ConfigurationError, match="none is of a tier"):
             draw_payments(ledger.rows(), **WORDS)
@@ -211,67 +212,40 @@ class TestCdf:
         assert figure._supxlabel.get_text() == STAND_IN_LABEL
 
 
-class KeepsTiers(Callback):
-    """Keeps what a bidding would keep."""
-
-    def __init__(self):
-        self.rounds, self.cohorts, self.importance = [], [], []
-
-    def on_round_end(self, trainer):
-        self.rounds.append(trainer.current_round)
-        self.cohorts.append({0: {"best": [0], "random": []}, 1: {"best": [1], "random": [0]}})
-        self.importance.append(torch.tensor([[0.9, 0.1], [0.2, 0.8]]))
-
-
-class KeepsTokens(Callback):
-    """Keeps what a ledger's callback would keep."""
-
-    def __init__(self):
-        self.ledger, self.balances = TokenLedger(), []
-
-    def on_fit_start(self, trainer):
-        for client in range(2):
-            self.ledger.open(client, to_units(10), 0)
-
-    def on_round_end(self, trainer):
-        self.ledger.pay(0, to_units(1), trainer.current_round, 0)
-        self.ledger.reward(0, {1: 1}, trainer.current_round)
-        self.balances.append({client: units / 1e6 for client, units in self.ledger.balances().items()})
-
-
 class TestCallback:
-    def test_draws_what_is_there(self, make_trainer, line_module, line_clients):
+    def test_draws_what_is_there(self):
         drawn = []
-        trainer = make_trainer(
-            KeepsTiers(), KeepsTokens(), ShapleyRewards(), TierFigures(every_n_rounds=2), max_rounds=3
-        )
-        trainer.run_log.log_figure = lambda name, figure, step: drawn.append((name, step))
-        trainer.fit(line_module(), line_clients([1.0, 2.0]))
+
+        class Record(Callback):
+            def setup(self, trainer, stage):
+                trainer.run_log.log_figure = lambda name, figure, step: drawn.append((name, step, figure))
+
+        tiers, ledger = TierBidding(num_tiers=2, num_best=1, num_samples=None), TokenLedger(initial_balance=5)
+        fit(Record(), ledger, tiers, ShapleyRewards(), TierFigures(every_n_rounds=2))
         names = [
-            "tier_membership",
-            "tier_importance",
-            "token_balances",
-            "token_payments",
-            "tier_contributions",
-            "personal_rmse",
+            *("token_balances", "token_payments", "tier_membership", "tier_importance", "tier_contributions"),
+            "personal_acc",
         ]
-        assert drawn == [(name, step) for step in (2, 3) for name in names]
+        assert [(name, step) for name, step, _ in drawn] == [(name, step) for step in (2, 3) for name in names]
+        lines, total = drawn[6][2].axes  # the balances at the end
+        shown = {line.get_label(): line.get_ydata() for line in lines.lines}
+        for client in range(len(SIZES)):
+            units = [of[client] for of in ledger.balances]
+            np.testing.assert_allclose(shown[f"client_{client}"], np.array(units) / UNITS_PER_TOKEN)
+        np.testing.assert_allclose(total.lines[0].get_ydata(), 5 * len(SIZES))
 
-    def test_files(self, make_trainer, line_module, line_clients):
-        trainer = make_trainer(KeepsTokens(), TierFigures(), max_rounds=2)
-        trainer.fit(line_module(), line_clients([1.0, 2.0]))
-        files = sorted(path.name for path in Path(trainer.log_dir, "figures").iterdir())
-        assert files == ["personal_rmse.png", "token_balances.png", "token_payments.png"]
+    def test_files(self, tmp_path):
+        run = fit(ShapleyRewards(), TierFigures(), default_root_dir=tmp_path)
+        files = sorted(path.name for path in Path(run.log_dir, "figures").iterdir())
+        assert files == ["personal_acc.png", "tier_contributions.png"]
 
-    def test_refuses_a_run_with_nothing_to_draw(self, make_trainer, line_module, line_clients):
-        trainer = make_trainer(TierFigures(), max_rounds=1)
+    def test_refuses_a_run_with_nothing_to_draw(self):
         with pytest.raises(ConfigurationError, match="TierFigures draws what TierBidding, TokenLedger and"):
-            trainer.fit(line_module(), line_clients([1.0, 2.0]))
+            fit(TierFigures())
 
-    def test_comes_after_what_it_draws(self, make_trainer, line_module, line_clients):
-        trainer = make_trainer(KeepsTokens(), TierFigures(), KeepsTiers(), max_rounds=1)
-        with pytest.raises(ConfigurationError, match="what KeepsTiers kept of a round: put it after them"):
-            trainer.fit(line_module(), line_clients([1.0, 2.0]))
+    def test_comes_after_what_it_draws(self):
+        with pytest.raises(ConfigurationError, match="what TierBidding kept of a round: put it after them"):
+            fit(ShapleyRewards(), TierFigures(), TierBidding(num_tiers=2))
 
     def test_range(self):
         with pytest.raises(ConfigurationError, match=r"TierFigures.every_n_rounds=-1: give a number of at least 0"):

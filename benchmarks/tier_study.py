@@ -1,0 +1,156 @@
+"""PI-FL's tables 2 to 4: what each tier serves, and what its clients get of it, against soft averaging and FedAvg.
+
+Runs every arm of a task over mixtures and seeds as ``lightning-fl fit`` on the shipped recipe, each with the same
+number of turns in a round, and prints Markdown: accuracy of every shared model on test images of either distribution,
+and of the clients' personal models on their own test images, mean and standard deviation over seeds, with paired
+differences and 95 % t-intervals. What is finished is not run again::
+
+    LIGHTNING_FL_DATA=DATA uv run python benchmarks/tier_study.py cifar10 --mixtures 10:90 30:70 --seeds 0 1 2
+"""
+
+import argparse
+import json
+import logging
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from collaboration_study import interval, spread
+
+RECIPES = {"digits": "pifl_digits", "cifar10": "pifl_cifar10", "fmnist": "pifl_fmnist"}
+ARMS = ("pifl", "no incentive", "soft averaging", "fedavg")
+
+
+def callbacks(recipe: dict[str, Any], arm: str) -> list[dict[str, Any]]:
+    """The recipe's, with what the arm changes; nothing is drawn."""
+    tiers, rewards, tokens = recipe["trainer"]["callbacks"][:3]
+    settings = tiers["init_args"]
+    if arm == "no incentive":
+        tiers = {**tiers, "init_args": {**settings, "policy": {"class_path": "RandomBidding"}}}
+    if arm in ("pifl", "no incentive"):
+        return [tiers, rewards, tokens]
+    turns = settings["num_tiers"] * (settings["num_best"] + settings["num_random"])
+    sampling = {"class_path": "UniformSampling", "init_args": {"cohort_size": turns}}
+    if arm == "fedavg":
+        return [sampling]
+    kept = {"num_models": settings["num_tiers"], **{name: settings[name] for name in ("monitor", "num_samples")}}
+    return [sampling, {"class_path": "SoftAveraging", "init_args": kept}]
+
+
+def run(task: str, mixture: str, arm: str, seed: int, arguments: argparse.Namespace) -> Path:
+    """One fit and the test of its shared models on either distribution; the folder of the run."""
+    root = Path(arguments.out) / task / mixture.replace(":", "_") / arm.replace(" ", "_") / f"seed_{seed}"
+    done = sorted(root.glob("version_*/distributions.json"))
+    if done:
+        return done[-1].parent
+    path = Path(__file__).parents[1] / "recipes" / f"{RECIPES[task]}.yaml"
+    recipe = yaml.safe_load(path.read_text())
+    trainer: dict[str, Any] = {"callbacks": callbacks(recipe, arm), "enable_progress_bar": False}
+    trainer |= {"default_root_dir": str(root), "check_val_every_n_rounds": arguments.check_val_every_n_rounds}
+    trainer |= {"max_rounds": arguments.rounds} if arguments.rounds else {}
+    root.mkdir(parents=True, exist_ok=True)
+    override = root / "override.yaml"
+    override.write_text(yaml.safe_dump({"trainer": trainer}))
+    words = [sys.executable, "-m", "lightning_fl", "fit", "--config", str(path), "--config", str(override)]
+    words += ["--seed_everything", str(seed), "--data.source", "real", "--data.partitioner.mixture", mixture]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for command in (words, [sys.executable, __file__, task, "--judge", str(root)]):
+        result = subprocess.run(command, capture_output=True, text=True, env=environment)
+        if result.returncode:
+            raise SystemExit(f"{' '.join(command)}\n{result.stderr[-3000:]}")
+    return sorted(root.glob("version_*/distributions.json"))[-1].parent
+
+
+def judge(task: str, root: Path) -> None:
+    """Write the accuracy of each shared model of a run on test images of D_A and D_B, [K][2]."""
+    from lightning_fl import FederatedTrainer
+    from lightning_fl.data import ImageData, Mixture
+    from lightning_fl.models import ClassificationModel
+
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    settings = yaml.safe_load((Path(__file__).parents[1] / "recipes" / f"{RECIPES[task]}.yaml").read_text())["data"]
+    classes = settings["init_args"].pop("partitioner")["init_args"]["classes_a"]
+    data = ImageData(**settings["init_args"], partitioner=Mixture(num_clients=2, mixture="100:0", classes_a=classes))
+    folder = sorted(root.glob("version_*"))[-1]
+    found = []
+    for path in sorted((folder / "models").glob("shared_*.ckpt")):
+        with tempfile.TemporaryDirectory() as scratch:
+            trainer = FederatedTrainer(
+                default_root_dir=scratch, logger=False, enable_checkpointing=False, enable_progress_bar=False
+            )
+            metrics = trainer.test(ClassificationModel.load_from_checkpoint(path), data)
+        found.append([metrics["test/acc"].clients[client] for client in (0, 1)])
+    (folder / "distributions.json").write_text(json.dumps(found))
+
+
+def serves(models: Sequence[Sequence[float]]) -> str:
+    """Which distribution each model is best on."""
+    return "".join("A" if of_a > of_b else "B" for of_a, of_b in models)
+
+
+def separation(models: Sequence[Sequence[float]]) -> float:
+    """Mean over models of the accuracy on the better distribution less that on the other, in points."""
+    return 100 * statistics.fmean(abs(of_a - of_b) for of_a, of_b in models)
+
+
+def personal(folder: Path) -> float:
+    """Mean accuracy of the clients' personal models on their own test images, in percent."""
+    return 100 * float(json.loads((folder / "summary.json").read_text())["metrics"]["test"]["acc"]["mean"])
+
+
+def main() -> None:
+    """Run what is not there yet and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=RECIPES)
+    parser.add_argument("--mixtures", nargs="+", default=["10:90", "30:70", "linear", "random"])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rounds", type=int, help="instead of the recipe's")
+    parser.add_argument("--check-val-every-n-rounds", type=int, default=0, help="0 for the end only")
+    parser.add_argument("--workers", type=int, default=2, help="fits at once")
+    parser.add_argument("--out", default="runs/tier_study")
+    parser.add_argument("--judge", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.judge:
+        judge(arguments.task, arguments.judge)
+        return
+    keys = [(m, arm, seed) for seed in arguments.seeds for m in arguments.mixtures for arm in arguments.arms]
+    with ThreadPoolExecutor(arguments.workers) as pool:
+        futures = {key: pool.submit(run, arguments.task, *key, arguments) for key in keys}
+        folders = {key: future.result() for key, future in futures.items()}
+    models = {key: json.loads((folder / "distributions.json").read_text()) for key, folder in folders.items()}
+    print(f"{arguments.task}, seeds {arguments.seeds}, {arguments.rounds or 'all'} rounds; accuracy in percent\n")
+    print("| mixture | arm | best model on D_A | best model on D_B | models serve (by seed) | separation | personal |")
+    print("|---|---|---|---|---|---|---|")
+    for mixture in arguments.mixtures:
+        for arm in arguments.arms:
+            of_seeds = [models[mixture, arm, seed] for seed in arguments.seeds]
+            best = [spread([100 * max(model[side] for model in of) for of in of_seeds]) for side in (0, 1)]
+            own = spread([personal(folders[mixture, arm, seed]) for seed in arguments.seeds])
+            apart = spread([separation(of) for of in of_seeds])
+            served = ", ".join(serves(of) for of in of_seeds)
+            print(f"| {mixture} | {arm} | {best[0]} | {best[1]} | {served} | {apart} | {own} |")
+    print("\n| mixture | personal accuracy, pifl less | points [95 % interval] |\n|---|---|---|")
+    for mixture in arguments.mixtures:
+        for arm in arguments.arms:
+            if arm != "pifl" and "pifl" in arguments.arms:
+                pairs = [
+                    personal(folders[mixture, "pifl", seed]) - personal(folders[mixture, arm, seed])
+                    for seed in arguments.seeds
+                ]
+                print(f"| {mixture} | {arm} | {interval(pairs)} |")
+
+
+if __name__ == "__main__":
+    main()

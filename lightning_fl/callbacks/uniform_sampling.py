@@ -1,0 +1,54 @@
+"""Some of the clients in every round, drawn uniformly, as in FedAvg.
+
+McMahan et al.: "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017
+(https://arxiv.org/abs/1602.05629), algorithm 1: ``m = max(C K, 1)`` of K clients, weighted by their samples.
+"""
+
+from typing import TYPE_CHECKING
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.cohort import Cohort
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.dpfl import shuffled
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["UniformSampling"]
+
+
+class UniformSampling(Callback):
+    """Draws each round's clients without replacement, from those that are there.
+
+    Each trains the model that it uses, and counts in the average by its samples. Works with any strategy and any
+    callback that sets the collaboration but not the clients.
+
+    Args:
+        cohort_size: clients of a round, as a number of at least 1 or as a share of the clients below 1; all, where
+            fewer are there.
+
+    Raises:
+        ConfigurationError: the size is out of range.
+    """
+
+    role = "participation"
+
+    def __init__(self, *, cohort_size: float) -> None:
+        if not (0 < cohort_size < 1 or (cohort_size >= 1 and float(cohort_size).is_integer())):
+            raise ConfigurationError(
+                f"UniformSampling.cohort_size={cohort_size}: give a number of clients, or a share of them between 0 and"
+                " 1."
+            )
+        self.cohort_size = cohort_size
+
+    def num_participants(self, num_clients: int) -> int:
+        """The cohort's size as a number of clients."""
+        if self.cohort_size >= 1:
+            return int(self.cohort_size)
+        return max(1, round(self.cohort_size * num_clients))
+
+    def select_clients(self, trainer: "FederatedTrainer") -> Cohort:
+        """The first clients of a random order."""
+        possible = [client for client in trainer.present_clients if client not in trainer.resting_clients]
+        drawn = shuffled(possible, trainer.generator("cohort"))[: self.num_participants(trainer.num_clients)]
+        return Cohort.of(sorted(drawn))
