@@ -34,19 +34,19 @@ from torch.utils.data import Dataset, Subset
 from lightning_fl.checkpoint import model_checkpoint, save_atomically
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.data.partitioned import BATCH_HOOKS
+from lightning_fl.engine.client_scores import default_score
 from lightning_fl.engine.local import ClientReport
 from lightning_fl.engine.run import Run
 from lightning_fl.engine.weights import WeightedSum, Weights
 from lightning_fl.errors import CheckpointError, ConfigurationError, DataError, TrainingError
-from lightning_fl.functional.pifl import ImportanceWeights, importance_weights, importance_weights_from_losses
-from lightning_fl.metrics import ClientMetrics, MetricSummary, default_metric, summarize
+from lightning_fl.functional.pifl import ImportanceWeights, importance_weights_from_metric
+from lightning_fl.metrics import ClientMetrics, MetricSummary, summarize
 from lightning_fl.seeding import generator
 from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["Newcomer", "Personalization", "load_model_checkpoint", "personalize"]
 
 _SCORED, _HELD_OUT = 0, 1
-_ROUNDING = 1e-6
 
 
 class Newcomer(FederatedDataModule):
@@ -145,8 +145,8 @@ def personalize(
         dataset: labelled samples of the client.
         out: where the personal model is written, as an ordinary Lightning checkpoint; ``None`` for nowhere.
         monitor: the metric to score by: one of which more is better and that lies in 0..1, or one of which less is
-            better and that is at least 0. ``None`` for the first that ``validation_step`` logs with "loss" in its
-            name, else the first.
+            better and that is at least 0. ``None`` for the first of which more is better and that cannot be negative,
+            else the first with "loss" in its name, as in ``TierBidding``.
         holdout: see :class:`Newcomer`.
         seed: of the division.
         like: see :class:`Newcomer`.
@@ -271,7 +271,7 @@ def _score(
     metrics: ClientMetrics, monitor: str | None, num_models: int
 ) -> tuple[str, MetricSummary, ImportanceWeights]:
     """The metric that models are scored by, and their importance weights."""
-    name = monitor or default_metric(metrics)
+    name = monitor or default_score(metrics)
     if name is None or name not in metrics:
         raise ConfigurationError(
             f"monitor={name!r} is not logged by validation_step on these samples. Logged are:"
@@ -279,17 +279,9 @@ def _score(
         )
     metric = metrics[name]
     values = torch.tensor([metric.clients.get(k, math.nan) for k in range(num_models)], dtype=torch.float64)
-    if not metric.higher_is_better:
-        if (values < 0).any() or values.isnan().all():
-            raise ConfigurationError(
-                f"monitor={name!r} is {values.tolist()} for the shared models: a metric of which less is better is"
-                " scored as exp(-value), so that it must be at least 0; name another one."
-            )
-        return name, metric, importance_weights_from_losses(values)
-    # A mean over batches of a share that is 1 in each may be off in its last digit.
-    if not ((values >= 0) & (values <= 1 + _ROUNDING)).all():
+    if values.isnan().all():
         raise ConfigurationError(
-            f"monitor={name!r} is {values.tolist()} for the shared models: a metric of which more is better is the"
-            " score itself, so that it must lie in 0..1; name another one."
+            f"{name} is NaN for all {num_models} shared models on these samples: look at the labels, or name another"
+            " metric (monitor)."
         )
-    return name, metric, importance_weights(values.clamp(max=1.0), 1)
+    return name, metric, importance_weights_from_metric(name, values, metric.higher_is_better)

@@ -80,7 +80,7 @@ def test_scores_of_which_more_is_better_are_the_shares(tmp_path):
 
 def test_scores_of_which_less_is_better_go_through_exp(tmp_path):
     paths = write(tmp_path, [0.5, 2.0, math.inf])
-    found = personalize(Constant(), paths[:2], SAMPLES, accelerator="cpu")
+    found = personalize(Constant(), paths[:2], SAMPLES, monitor="val/loss", accelerator="cpu")
     expected = torch.tensor([0.5, 2.0], dtype=torch.float64).neg().exp()
     torch.testing.assert_close(found.weights.raw, expected)
     torch.testing.assert_close(found.weights.shares, expected / expected.sum())
@@ -92,7 +92,7 @@ def test_a_model_that_diverged(tmp_path):
     found = personalize(Constant(names=("val/loss",)), paths, SAMPLES, accelerator="cpu")
     assert found.weights.shares[0] == 0
     assert found.uniform == {}
-    fine = personalize(Constant(), paths[1:], SAMPLES, accelerator="cpu")
+    fine = personalize(Constant(names=("val/loss",)), paths[1:], SAMPLES, accelerator="cpu")
     assert found.personal["val/loss"] == fine.personal["val/loss"]
     paths = write(tmp_path, [0.5, 0.25])
     broken = torch.load(paths[1], weights_only=True)
@@ -131,15 +131,16 @@ def test_one_model_is_the_personal_one_to_the_bit(tmp_path):
 def test_nothing_fits_and_all_have_the_same_share(tmp_path):
     found = personalize(Constant(), write(tmp_path, [0.0, 0.0]), SAMPLES, monitor="val/acc", accelerator="cpu")
     assert found.weights.shares.tolist() == [0.5, 0.5]
+    found = personalize(Constant(), write(tmp_path, [0.5, math.nan]), SAMPLES, accelerator="cpu")
+    assert (found.monitor, found.weights.shares.tolist()) == ("val/acc", [1.0, 0.0])
 
 
 @pytest.mark.parametrize(
     ("values", "monitor", "message"),
     [
-        ([0.5, 1.5], "val/acc", r"monitor='val/acc' is \[0.5, 1.5\] .* it must lie in 0..1; name another one"),
-        ([0.5, math.nan], "val/acc", r"monitor='val/acc' is \[0.5, nan\]"),
-        ([0.5, -1.0], None, r"monitor='val/loss' is \[0.5, -1.0\] .* it must be at least 0; name another one"),
-        ([math.nan, math.nan], None, r"monitor='val/loss' is \[nan, nan\]"),
+        ([0.5, 1.5], "val/acc", "val/acc is 0.5, 1.5, and cannot be made a score from 0 to 1: set monitor to a share"),
+        ([0.5, -1.0], "val/loss", "val/loss is 0.5, -1, and cannot be made a score .* or to a loss of at least 0"),
+        ([math.nan, math.nan], None, "val/acc is NaN for all 2 shared models on these samples: look at the labels"),
         ([0.5, 0.5], "acc", r"monitor='acc' is not logged .* Logged are: val/loss, val/acc"),
     ],
 )

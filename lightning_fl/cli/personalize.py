@@ -52,7 +52,7 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         type=str | None,
         default=None,
         help="Metric of the validation that decides the shares, such as val/acc: from 0 to 1 if more is better, at"
-        " least 0 if less is better, then exp(-value) counts (default: the first with loss in its name).",
+        " least 0 if less is better, then exp(-value) counts (default: an accuracy or the like, else a loss).",
     )
     parser.add_argument("--seed", type=int | None, default=None, help="Seed of the holdout (default: the run's).")
     parser.add_argument("--accelerator", type=str, default="auto", help="cpu, cuda or auto.")

@@ -1,6 +1,5 @@
 """How well any weights do on a client's own samples, as a number from 0 to 1; nothing is trained or logged."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,13 +11,13 @@ from lightning_fl.engine.on_hosts import compute_on_hosts
 from lightning_fl.engine.results import LoggedValue
 from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.functional.pifl import ImportanceWeights, importance_weights, importance_weights_from_losses
-from lightning_fl.metrics import default_metric, higher_is_better
+from lightning_fl.functional.pifl import ImportanceWeights, importance_weights_from_metric
+from lightning_fl.metrics import ClientMetrics, default_metric, higher_is_better
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
 
-__all__ = ["ClientScores"]
+__all__ = ["ClientScores", "default_score"]
 
 #: More of them is better, but they may be negative: no scores unless asked for.
 _SIGNED = ("r2", "pearson", "spearman", "mcc", "matthews", "kappa")
@@ -83,17 +82,16 @@ class ClientScores:
 
     def importance(self, client: int, models: Sequence[Weights]) -> ImportanceWeights:
         """The scores of several models on a hosted client's samples, and the shares that they give, shape [K]."""
-        seen: dict[int, tuple[float, bool]] = {}  # models that are one object are evaluated once
+        seen: dict[int, tuple[str, float, bool]] = {}  # models that are one object are evaluated once
         for model in models:
             if id(model) not in seen:
                 seen[id(model)] = self._value(client, model)
-        values = torch.tensor([seen[id(model)][0] for model in models], dtype=torch.float64)
-        if all(better for _, better in seen.values()):
-            return importance_weights(values.nan_to_num(0.0), 1)
-        return importance_weights_from_losses(values)
+        values = torch.tensor([seen[id(model)][1] for model in models], dtype=torch.float64)
+        name, _, better = seen[id(models[0])]
+        return importance_weights_from_metric(name, values, better)
 
-    def _value(self, client: int, model: Weights) -> tuple[float, bool]:
-        """The metric, and whether more of it is better."""
+    def _value(self, client: int, model: Weights) -> tuple[str, float, bool]:
+        """The metric's name, its value, and whether more of it is better."""
         trainer, loop = self._trainer, self._trainer.loop
         path = (trainer.seed, trainer.current_round, client, self._purpose)
         batches = loop.batches(client, self._split)
@@ -103,23 +101,18 @@ class ClientScores:
         with metric_states(loop.module):
             report = loop.evaluate(client, model, self._split, batches.some(path, self._num_samples))
         assert report is not None
-        name = self._monitor or _default(report.metrics)
+        name = self._monitor or default_score(report.metrics)
         if name is None or name not in report.metrics:
             raise ConfigurationError(
                 f"monitor={self._monitor!r} is not logged in validation. Logged are:"
                 f" {', '.join(report.metrics) or 'no metrics'}."
             )
         logged = report.metrics[name]
-        value, better = logged.value, higher_is_better(name, logged.higher_is_better)
-        if not math.isnan(value) and (value < 0 or (better and value > 1)):
-            raise ConfigurationError(
-                f"{name} is {value:.6g}, and cannot be made a score from 0 to 1: set monitor to a share, such as an"
-                f" accuracy, or to a loss of at least 0. Logged are: {', '.join(report.metrics)}."
-            )
-        return value, better
+        return name, logged.value, higher_is_better(name, logged.higher_is_better)
 
 
-def _default(metrics: Mapping[str, LoggedValue]) -> str | None:
+def default_score(metrics: Mapping[str, LoggedValue] | ClientMetrics) -> str | None:
+    """The first metric of which more is better and that cannot be negative, else what stands for all metrics."""
     shares = (
         name
         for name, logged in metrics.items()

@@ -52,12 +52,17 @@ __all__ = [
     "f1_scores",
     "importance_weights",
     "importance_weights_from_losses",
+    "importance_weights_from_metric",
     "improvement",
     "initial_tiers",
     "rank_shares",
     "reimbursement_share",
     "schedule",
 ]
+
+
+#: A mean over batches of a share that is 1 in each may be off in its last digit.
+_ROUNDING = 1e-6
 
 
 class ImportanceWeights(NamedTuple):
@@ -136,6 +141,28 @@ def importance_weights_from_losses(losses: Tensor) -> ImportanceWeights:
     values = values.nan_to_num(nan=math.inf, posinf=math.inf)
     hopeless = values.isinf().all(-1, keepdim=True)
     return ImportanceWeights((-values).exp(), (-values.masked_fill(hopeless, 0.0)).softmax(-1))
+
+
+def importance_weights_from_metric(name: str, values: Tensor, higher_is_better: bool) -> ImportanceWeights:
+    """Importance weights of the tier models from any metric: a share as it is, a loss as exp(-loss).
+
+    Args:
+        name: the metric's, for messages.
+        values: of each tier model on one client's data, shape [K]; NaN, of a model that diverged, is the worst.
+        higher_is_better: then they are shares in [0, 1], such as accuracies; else losses >= 0.
+
+    Raises:
+        ConfigurationError: if a value is out of its range.
+    """
+    known = values[~values.isnan()]
+    if (known < 0).any() or (higher_is_better and (known > 1 + _ROUNDING).any()):
+        raise ConfigurationError(
+            f"{name} is {', '.join(f'{value:.6g}' for value in values.tolist())}, and cannot be made a score from 0 to"
+            " 1: set monitor to a share, such as an accuracy, or to a loss of at least 0."
+        )
+    if not higher_is_better:
+        return importance_weights_from_losses(values)
+    return importance_weights(values.nan_to_num(0.0).clamp(max=1.0), 1)
 
 
 def choose_bids(

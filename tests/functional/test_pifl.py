@@ -16,6 +16,7 @@ from lightning_fl.functional import (
     f1_scores,
     importance_weights,
     importance_weights_from_losses,
+    importance_weights_from_metric,
     improvement,
     initial_tiers,
     rank_shares,
@@ -308,3 +309,22 @@ def test_negative_counts_have_no_f1():
 def test_accuracies_of_less_than_one_have_shares_too():
     found = importance_weights(torch.tensor([[0.2, 0.3], [0.0, 0.0]]), [1, 1])
     assert found.shares.tolist() == [pytest.approx([0.4, 0.6]), [0.5, 0.5]]
+
+
+def test_importance_weights_from_any_metric():
+    shares = importance_weights_from_metric("acc", torch.tensor([0.2, math.nan, 0.6], dtype=torch.float64), True)
+    assert shares.raw.tolist() == [0.2, 0.0, 0.6]
+    assert shares.shares.tolist() == pytest.approx([0.25, 0.0, 0.75])
+    whole = importance_weights_from_metric("acc", torch.tensor([1 + 1e-7, 0.5], dtype=torch.float64), True)
+    assert whole.raw.tolist() == [1.0, 0.5]  # a rounding error of the metric's
+    losses = torch.tensor([0.0, math.log(4), math.nan, math.inf], dtype=torch.float64)
+    worth = importance_weights_from_metric("loss", losses, False)
+    assert worth.raw.tolist() == pytest.approx([1.0, 0.25, 0.0, 0.0])
+    assert worth.shares.tolist() == pytest.approx([0.8, 0.2, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(("values", "better"), [([0.5, 1.5], True), ([-0.1, 0.5], True), ([1.5, -2.0], False)])
+def test_a_metric_out_of_range_is_named(values, better):
+    words = f"r2 is {values[0]:g}, {values[1]:g}, and cannot be made a score from 0 to 1: set monitor to a share"
+    with pytest.raises(ConfigurationError, match=words):
+        importance_weights_from_metric("r2", torch.tensor(values, dtype=torch.float64), better)
