@@ -157,6 +157,10 @@ def _faults_of_value(value: object, path: str, bases: Mapping[str, type]) -> Ite
             yield from _faults_of_value(item, f"{path}[{number}]", bases)
     elif isinstance(value, Mapping) and isinstance(value.get("class_path"), str):
         yield from _faults_of_class(value, path, bases)
+    elif isinstance(value, Mapping):
+        for number, item in value.items():
+            if isinstance(number, int):  # a client's, as in ``policies: {3: ...}``
+                yield from _faults_of_value(item, f"{path}[{number}]", bases)
 
 
 def _faults_of_class(entry: Mapping[str, Any], path: str, bases: Mapping[str, type]) -> Iterator[str]:

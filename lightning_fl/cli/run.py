@@ -93,7 +93,7 @@ def explain(error: ArgumentError, command: str, parser: ArgumentParser, argument
     from lightning.fabric.loggers.logger import Logger
     from lightning.pytorch import LightningModule
 
-    from lightning_fl.callbacks import Callback
+    from lightning_fl.callbacks import BiddingPolicy, Callback
     from lightning_fl.data import FederatedDataModule, Partitioner
     from lightning_fl.strategies import FederatedStrategy
 
@@ -104,6 +104,8 @@ def explain(error: ArgumentError, command: str, parser: ArgumentParser, argument
         "data": FederatedDataModule,
         "data.init_args.partitioner": Partitioner,
         "trainer.callbacks": Callback,
+        "trainer.callbacks.init_args.policy": BiddingPolicy,
+        "trainer.callbacks.init_args.policies": BiddingPolicy,
         "trainer.strategy": FederatedStrategy,
         "trainer.logger": Logger,
     }

@@ -86,6 +86,25 @@ def test_wrong_settings(tiny, command, overrides, lines):
         assert line.startswith(expected)
 
 
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        (
+            "policy: {class_path: HonstBidding}",
+            ".policy.class_path='HonstBidding': there is no such class (did you mean 'Hon",
+        ),
+        ("policies: {3: {class_path: HCCT}}", ".policies[3].class_path='HCCT': there is no such class"),
+    ],
+)
+def test_wrong_policies(tiny, command, setting, line):
+    Path("policy.yaml").write_text(
+        f"trainer: {{callbacks: [{{class_path: TierBidding, init_args: {{num_tiers: 2, {setting}}}}}]}}"
+    )
+    code, _, err = command("fit", "--config", "tiny.yaml", "--config", "policy.yaml")
+    assert code == 2
+    assert err.startswith(f"error: trainer.callbacks[0].init_args{line}"), err
+
+
 def test_a_missing_recipe_suggests_a_shipped_one(command):
     _, _, err = command("fit", "--config", "drfa_esl")
     assert "(did you mean 'drfa_esol'?). `lightning-fl recipes` lists those." in err
