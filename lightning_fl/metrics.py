@@ -8,10 +8,11 @@ equations 11 and 12.
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from lightning_fl.engine.results import LoggedValue
+from lightning_fl.errors import ConfigurationError
 
 __all__ = [
     "ClientMetrics",
@@ -22,6 +23,7 @@ __all__ = [
     "higher_is_better",
     "incentivized_participation_rate",
     "metric_name",
+    "monitored_metric",
     "reward_standard_deviation",
     "share_harmed",
     "summarize",
@@ -141,6 +143,26 @@ def default_metric(names: Iterable[str]) -> str | None:
     """The metric to go by where none is named: the first one with "loss" in its name, else the first, if any."""
     logged = list(names)
     return next((name for name in logged if "loss" in name), logged[0] if logged else None)
+
+
+def monitored_metric(logged: Collection[str], monitor: str | None, default: str | None, owner: str) -> str:
+    """The metric to go by: the one that was named, else a default.
+
+    Args:
+        logged: names of what validation logged.
+        monitor: the user's choice.
+        default: what to go by without one; ``None`` if there is nothing.
+        owner: whose choice it is, for the message.
+
+    Raises:
+        ConfigurationError: it is not logged.
+    """
+    name = monitor or default
+    if name is None or name not in logged:
+        raise ConfigurationError(
+            f"{owner}.monitor={name!r} is not logged in validation. Logged are: {', '.join(logged) or 'no metrics'}."
+        )
+    return name
 
 
 def higher_is_better(name: str, stated: bool | None = None) -> bool:

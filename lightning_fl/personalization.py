@@ -40,7 +40,7 @@ from lightning_fl.engine.run import Run
 from lightning_fl.engine.weights import WeightedSum, Weights
 from lightning_fl.errors import CheckpointError, ConfigurationError, DataError, TrainingError
 from lightning_fl.functional.pifl import ImportanceWeights, importance_weights_from_metric
-from lightning_fl.metrics import ClientMetrics, MetricSummary, summarize
+from lightning_fl.metrics import ClientMetrics, MetricSummary, monitored_metric, summarize
 from lightning_fl.seeding import generator
 from lightning_fl.trainer import FederatedTrainer
 
@@ -271,12 +271,7 @@ def _score(
     metrics: ClientMetrics, monitor: str | None, num_models: int
 ) -> tuple[str, MetricSummary, ImportanceWeights]:
     """The metric that models are scored by, and their importance weights."""
-    name = monitor or default_score(metrics)
-    if name is None or name not in metrics:
-        raise ConfigurationError(
-            f"monitor={name!r} is not logged by validation_step on these samples. Logged are:"
-            f" {', '.join(metrics) or 'nothing'}."
-        )
+    name = monitored_metric(metrics, monitor, default_score(metrics), "personalize")
     metric = metrics[name]
     values = torch.tensor([metric.clients.get(k, math.nan) for k in range(num_models)], dtype=torch.float64)
     if values.isnan().all():

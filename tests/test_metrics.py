@@ -7,12 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_fl.engine.results import LoggedValue
+from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import (
     default_metric,
     gains,
     higher_is_better,
     incentivized_participation_rate,
     metric_name,
+    monitored_metric,
     reward_standard_deviation,
     share_harmed,
     summarize,
@@ -184,3 +186,12 @@ def test_the_first_loss_is_the_metric_to_go_by():
     assert default_metric(["val/acc", "val/loss", "val/other_loss"]) == "val/loss"
     assert default_metric(["val/acc", "val/f1"]) == "val/acc"
     assert default_metric([]) is None
+
+
+def test_a_metric_to_go_by_is_logged():
+    assert monitored_metric(["a", "b"], "b", "a", "Owner") == "b"
+    assert monitored_metric(["a", "b"], None, "a", "Owner") == "a"
+    with pytest.raises(ConfigurationError, match=r"Owner\.monitor='c' is not logged in validation. Logged are: a, b"):
+        monitored_metric(["a", "b"], "c", "a", "Owner")
+    with pytest.raises(ConfigurationError, match=r"Owner\.monitor=None is not logged .* Logged are: no metrics"):
+        monitored_metric([], None, None, "Owner")

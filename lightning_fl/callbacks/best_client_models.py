@@ -8,7 +8,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.data.module import Split
 from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import ClientMetrics, default_metric, higher_is_better
+from lightning_fl.metrics import ClientMetrics, default_metric, higher_is_better, monitored_metric
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
@@ -86,12 +86,7 @@ class BestClientModels(Callback):
             self._keep_better(trainer, client, value, metric.higher_is_better, model, trainer.current_round)
 
     def _metric(self, logged: Collection[str]) -> str:
-        name = self.monitor or default_metric(logged)
-        if name is None or name not in logged:
-            raise ConfigurationError(
-                f"BestClientModels.monitor={name!r} is not logged in validation. Logged are: {', '.join(logged)}."
-            )
-        return name
+        return monitored_metric(logged, self.monitor, default_metric(logged), "BestClientModels")
 
     def _keep_better(
         self, trainer: "FederatedTrainer", client: int, value: float, higher: bool, weights: Weights, turn: int

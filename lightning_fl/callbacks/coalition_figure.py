@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.coalition_figures import draw_distances, draw_merge_tree, draw_partition
 from lightning_fl.callbacks.hcct import HCCT
+from lightning_fl.callbacks.round_figure import RoundFigure
 from lightning_fl.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["CoalitionFigure"]
 
 
-class CoalitionFigure(Callback):
+class CoalitionFigure(RoundFigure):
     """What the callback that forms coalitions found, in TensorBoard and in ``figures/``.
 
     ``distances.png`` where it measures distances between clients (``FedCollab``): drawn before the first round, with
@@ -31,9 +31,7 @@ class CoalitionFigure(Callback):
     """
 
     def __init__(self, *, every_n_rounds: int = 0) -> None:
-        if every_n_rounds < 0:
-            raise ConfigurationError(f"CoalitionFigure.every_n_rounds={every_n_rounds}: give a number of at least 0.")
-        self.every_n_rounds = every_n_rounds
+        super().__init__(every_n_rounds=every_n_rounds)
         #: Rounds done, and every client's coalition then; kept when coalitions change, and in the last round.
         self.rounds: list[int] = []
         self.assignments: list[list[int]] = []
@@ -58,13 +56,7 @@ class CoalitionFigure(Callback):
         labels = [_label(trainer, client) for client in range(trainer.num_clients)]
         self.rounds.append(trainer.current_round)
         self.assignments.append(labels)
-        done = trainer.current_round
-        if self.every_n_rounds and done % self.every_n_rounds == 0 and done < trainer.max_rounds:
-            self._draw(trainer)
-
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
-        """Draw the whole history."""
-        self._draw(trainer)
+        super().on_round_end(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """The history."""
@@ -75,7 +67,8 @@ class CoalitionFigure(Callback):
         self.rounds = list(state["rounds"])
         self.assignments = [list(labels) for labels in state["assignments"]]
 
-    def _draw(self, trainer: "FederatedTrainer") -> None:
+    def draw(self, trainer: "FederatedTrainer") -> None:
+        """Draw the whole history."""
         if not trainer.is_global_zero or not self.rounds:
             return
         assert trainer.datamodule is not None

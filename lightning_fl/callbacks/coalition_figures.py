@@ -203,17 +203,7 @@ def draw_partition(
         aspect="auto",
         interpolation="nearest",
     )
-    every = -(-len(rounds) // 25)
-    axes.set_xticks(range(0, len(rounds), every), [str(number) for number in rounds[::every]])
-    axes.set_xlabel("round")
-    axes.set_ylabel(_name_clients(axes, "y", order, names, None))
-    # White lines between the cells, where there is room for them.
-    if count <= 60:
-        axes.set_yticks(np.arange(count - 1) + 0.5, minor=True)
-    if len(rounds) <= 60:
-        axes.set_xticks(np.arange(len(rounds) - 1) + 0.5, minor=True)
-    axes.grid(which="minor", color="white", linewidth=0.8)
-    axes.tick_params(which="minor", length=0)
+    _label_rounds(axes, rounds, order, names)
     handles = [Patch(color=color, label=f"coalition {label}") for label, color in zip(shown, palette, strict=True)]
     _legend(axes, handles, bool(alone.any()))
     return figure
@@ -348,6 +338,19 @@ def _lay_out(
     return order, joints
 
 
+def _label_rounds(axes: Axes, rounds: Sequence[int], order: Sequence[int], names: Sequence[str]) -> None:
+    """Rounds along x and clients along y of an image, with white lines between the cells where there is room."""
+    every = -(-len(rounds) // 25)
+    axes.set_xticks(range(0, len(rounds), every), [str(number) for number in rounds[::every]])
+    axes.set_xlabel("round")
+    axes.set_ylabel(_name_clients(axes, "y", order, names, None))
+    for count, set_ticks in ((len(order), axes.set_yticks), (len(rounds), axes.set_xticks)):
+        if count <= 60:
+            set_ticks(np.arange(count - 1) + 0.5, minor=True)
+    axes.grid(which="minor", color="white", linewidth=1.0)
+    axes.tick_params(which="minor", length=0)
+
+
 def _name_clients(
     axes: Axes, along: Literal["x", "y"], order: Sequence[int], names: Sequence[str], labels: Sequence[int] | None
 ) -> str:
@@ -371,15 +374,12 @@ def _name_clients(
 
 def _drawable(values: Sequence[float]) -> np.ndarray:
     """The values, NaN for those without a place on an axis: the loss of a client that diverged is infinite."""
-    array = np.array(values, dtype=np.float64)
-    return np.where(np.isfinite(array), array, np.nan)
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 def _dot(face: ColorType, edge: ColorType, label: str) -> Line2D:
     """A dot for a legend."""
-    return Line2D(
-        [], [], linestyle="", marker="o", markersize=6, markerfacecolor=face, markeredgecolor=edge, label=label
-    )
+    return Line2D([], [], ls="", marker="o", ms=6, markerfacecolor=face, markeredgecolor=edge, label=label)
 
 
 def _coalition_legend(axes: Axes, labels: Sequence[int]) -> None:

@@ -2,9 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.figures import draw_matrix
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.callbacks.round_figure import RoundFigure
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
@@ -12,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["CollaborationFigure"]
 
 
-class CollaborationFigure(Callback):
+class CollaborationFigure(RoundFigure):
     """The collaboration matrix ``P A`` [N, N] as a heat map, in TensorBoard and as ``figures/collaboration.png``.
 
     Row i shows how much of each client's update is in what client i uses. Drawn at the end of the fit.
@@ -24,24 +23,8 @@ class CollaborationFigure(Callback):
         ConfigurationError: ``every_n_rounds`` is negative.
     """
 
-    def __init__(self, *, every_n_rounds: int = 0) -> None:
-        if every_n_rounds < 0:
-            raise ConfigurationError(
-                f"CollaborationFigure.every_n_rounds={every_n_rounds}: give a number of at least 0."
-            )
-        self.every_n_rounds = every_n_rounds
-
-    def on_round_end(self, trainer: "FederatedTrainer") -> None:
-        """Draw what is due; the last round is drawn by :meth:`on_fit_end`."""
-        done = trainer.current_round
-        if self.every_n_rounds and done % self.every_n_rounds == 0 and done < trainer.max_rounds:
-            self._draw(trainer)
-
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
-        """Draw the last collaboration."""
-        self._draw(trainer)
-
-    def _draw(self, trainer: "FederatedTrainer") -> None:
+    def draw(self, trainer: "FederatedTrainer") -> None:
+        """Draw the collaboration of now."""
         if not trainer.is_global_zero:
             return
         assert trainer.datamodule is not None

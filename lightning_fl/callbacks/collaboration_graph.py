@@ -34,7 +34,7 @@ from lightning_fl.engine.local import LocalWork
 from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.functional.dpfl import Collaborators, Model, batched_greedy_collaborators
-from lightning_fl.metrics import default_metric, higher_is_better
+from lightning_fl.metrics import default_metric, higher_is_better, monitored_metric
 from lightning_fl.seeding import generator
 
 if TYPE_CHECKING:
@@ -255,12 +255,7 @@ class CollaborationGraph(Callback):
             trainer.personal.insert_(weights, personal)
         report = trainer.loop.evaluate(client, weights, "val")
         assert report is not None
-        name = self.monitor or default_metric(report.metrics)
-        if name is None or name not in report.metrics:
-            raise ConfigurationError(
-                f"CollaborationGraph.monitor={self.monitor!r} is not logged in validation. Logged are:"
-                f" {', '.join(report.metrics) or 'no metrics'}."
-            )
+        name = monitored_metric(report.metrics, self.monitor, default_metric(report.metrics), "CollaborationGraph")
         metric = report.metrics[name]
         return metric.value if higher_is_better(name, metric.higher_is_better) else -metric.value
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.figures import draw_contributions
+from lightning_fl.callbacks.round_figure import RoundFigure
 from lightning_fl.callbacks.shapley_rewards import ShapleyRewards
 from lightning_fl.errors import ConfigurationError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["ContributionFigure"]
 
 
-class ContributionFigure(Callback):
+class ContributionFigure(RoundFigure):
     """The clients' cumulated contributions, as lines over rounds and as sorted bars, in TensorBoard and as a file.
 
     They are those of ``ShapleyRewards``. Drawn at the end of the fit as ``figures/contributions.png``.
@@ -29,29 +29,13 @@ class ContributionFigure(Callback):
             callbacks.
     """
 
-    def __init__(self, *, every_n_rounds: int = 0) -> None:
-        if every_n_rounds < 0:
-            raise ConfigurationError(
-                f"ContributionFigure.every_n_rounds={every_n_rounds}: give a number of at least 0."
-            )
-        self.every_n_rounds = every_n_rounds
-
     def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
         """Refuse a run in which nothing can be drawn."""
         if stage == "fit":
             _rewards(trainer)
 
-    def on_round_end(self, trainer: "FederatedTrainer") -> None:
-        """Draw what is due; the last round is drawn by :meth:`on_fit_end`."""
-        done = trainer.current_round
-        if self.every_n_rounds and done % self.every_n_rounds == 0 and done < trainer.max_rounds:
-            self._draw(trainer)
-
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def draw(self, trainer: "FederatedTrainer") -> None:
         """Draw the whole history."""
-        self._draw(trainer)
-
-    def _draw(self, trainer: "FederatedTrainer") -> None:
         rewards = _rewards(trainer)
         if not trainer.is_global_zero or not rewards.rounds:
             return

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.figures import draw_client_curves
+from lightning_fl.callbacks.round_figure import RoundFigure
 from lightning_fl.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["SamplingWeightsFigure"]
 
 
-class SamplingWeightsFigure(Callback):
+class SamplingWeightsFigure(RoundFigure):
     """The sampling weights lambda [N] over rounds, a line per client, in TensorBoard and as a file.
 
     They are read after every round from the callback that decides the participation and has ``weights`` (such as
@@ -30,11 +30,7 @@ class SamplingWeightsFigure(Callback):
     """
 
     def __init__(self, *, every_n_rounds: int = 0) -> None:
-        if every_n_rounds < 0:
-            raise ConfigurationError(
-                f"SamplingWeightsFigure.every_n_rounds={every_n_rounds}: give a number of at least 0."
-            )
-        self.every_n_rounds = every_n_rounds
+        super().__init__(every_n_rounds=every_n_rounds)
         #: Rounds done when each row of :attr:`history` was read.
         self.rounds: list[int] = []
         self._rows: list[Tensor] = []
@@ -58,13 +54,7 @@ class SamplingWeightsFigure(Callback):
     def on_round_end(self, trainer: "FederatedTrainer") -> None:
         """Keep the round's weights; draw what is due."""
         self._record(trainer)
-        done = trainer.current_round
-        if self.every_n_rounds and done % self.every_n_rounds == 0 and done < trainer.max_rounds:
-            self._draw(trainer)
-
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
-        """Draw the whole history."""
-        self._draw(trainer)
+        super().on_round_end(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """The history."""
@@ -78,7 +68,8 @@ class SamplingWeightsFigure(Callback):
         self.rounds.append(trainer.current_round)
         self._rows.append(_sampling_weights(trainer).detach().to("cpu", torch.float64, copy=True))
 
-    def _draw(self, trainer: "FederatedTrainer") -> None:
+    def draw(self, trainer: "FederatedTrainer") -> None:
+        """Draw the whole history."""
         if not trainer.is_global_zero or not self.rounds:
             return
         assert trainer.datamodule is not None

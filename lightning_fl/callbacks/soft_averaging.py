@@ -135,7 +135,7 @@ class SoftAveraging(Callback):
             trainer.log(f"soft_averaging/{model}/importance", mean)
 
     def _scores(self, trainer: "FederatedTrainer") -> ClientScores:
-        return ClientScores(trainer, self.split, self.num_samples, self.monitor, "soft averaging")
+        return ClientScores(trainer, "SoftAveraging", self.split, self.num_samples, self.monitor)
 
     def state_dict(self) -> dict[str, Any]:
         """The history; what is in use is the run's collaboration."""

@@ -348,7 +348,7 @@ class TierBidding(TierHistory):
     # -- importance, personal models -----------------------------------------------------------------------------
 
     def _scores(self, trainer: "FederatedTrainer", split: Split) -> ClientScores:
-        return ClientScores(trainer, split, self.num_samples, self.monitor, f"tiers by {split}")
+        return ClientScores(trainer, "TierBidding", split, self.num_samples, self.monitor)
 
     def _importance(self, trainer: "FederatedTrainer", clients: list[int], split: Split) -> tuple[Tensor, Tensor]:
         """υ and its shares of some clients [N, K]; NaN for the others, and for those without samples in the split."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.round_figure import RoundFigure
 from lightning_fl.callbacks.shapley_rewards import ShapleyRewards
 from lightning_fl.callbacks.tier_figures import (
     draw_balances,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["TierFigures"]
 
 
-class TierFigures(Callback):
+class TierFigures(RoundFigure):
     """What happened in a run of PI-FL, in TensorBoard and as files in ``figures/``; drawn at the end of the fit.
 
     Of ``TierBidding``: ``tier_membership.png``, who trained which tier in which round, and ``tier_importance.png``, how
@@ -44,11 +44,6 @@ class TierFigures(Callback):
         ConfigurationError: ``every_n_rounds`` is negative; at the start of a fit, none of the callbacks named above is
             there, or one comes after this one.
     """
-
-    def __init__(self, *, every_n_rounds: int = 0) -> None:
-        if every_n_rounds < 0:
-            raise ConfigurationError(f"TierFigures.every_n_rounds={every_n_rounds}: give a number of at least 0.")
-        self.every_n_rounds = every_n_rounds
 
     def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
         """Refuse a run in which nothing can be drawn."""
@@ -70,17 +65,8 @@ class TierFigures(Callback):
                 f"TierFigures draws what {' and '.join(late)} kept of a round: put it after them in trainer.callbacks."
             )
 
-    def on_round_end(self, trainer: "FederatedTrainer") -> None:
-        """Draw what is due; the last round is drawn by :meth:`on_fit_end`."""
-        done = trainer.current_round
-        if self.every_n_rounds and done % self.every_n_rounds == 0 and done < trainer.max_rounds:
-            self._draw(trainer)
-
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def draw(self, trainer: "FederatedTrainer") -> None:
         """Draw the whole history."""
-        self._draw(trainer)
-
-    def _draw(self, trainer: "FederatedTrainer") -> None:
         if not trainer.is_global_zero:
             return
         assert trainer.datamodule is not None

@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from lightning_fl.callbacks.coalition_figures import _name_clients, _palette
+from lightning_fl.callbacks.coalition_figures import _label_rounds, _name_clients, _palette
 from lightning_fl.callbacks.figures import _COLORS, _GREY, MOST_NAMES, MOST_VALUES, _figure, _legend
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN
@@ -256,16 +256,7 @@ def draw_tier_membership(
     figure = _figure(title, source, (min(3.6 + 0.28 * len(rounds), 13.0), min(2.2 + 0.19 * count, 13.0)))
     axes = figure.add_subplot()
     axes.imshow(image, aspect="auto", interpolation="nearest", extent=(-0.5, len(rounds) - 0.5, count - 0.5, -0.5))
-    every = -(-len(rounds) // 20)
-    axes.set_xticks(range(0, len(rounds), every), [str(number) for number in rounds[::every]])
-    axes.set_xlabel("round")
-    axes.set_ylabel(_name_clients(axes, "y", order, names, None))
-    if count <= 60:
-        axes.set_yticks(np.arange(count - 1) + 0.5, minor=True)
-    if len(rounds) <= 60:
-        axes.set_xticks(np.arange(len(rounds) - 1) + 0.5, minor=True)
-    axes.grid(which="minor", color="white", linewidth=1.2)
-    axes.tick_params(which="minor", length=0)
+    _label_rounds(axes, rounds, order, names)
     handles = [Patch(color=colors[tier], label=f"tier {tier}") for tier in tiers[:_MOST_TIERS]]
     if len(tiers) > _MOST_TIERS:
         handles.append(Patch(color="none", label=f"{len(tiers) - _MOST_TIERS} more"))

@@ -12,7 +12,7 @@ from lightning_fl.engine.results import LoggedValue
 from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.pifl import ImportanceWeights, importance_weights_from_metric
-from lightning_fl.metrics import ClientMetrics, default_metric, higher_is_better
+from lightning_fl.metrics import ClientMetrics, default_metric, higher_is_better, monitored_metric
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
@@ -31,12 +31,12 @@ class ClientScores:
 
     Args:
         trainer: in a fit.
+        owner: whose scores they are: of the random draws, and for messages.
         split: whose samples; training samples are validated too.
         num_samples: of each client, drawn anew in every round; ``None`` for all. Of data that come from a
             ``DataLoader``, its first batches that hold as many.
         monitor: the metric. ``None`` for the first of which more is better and that cannot be negative (by its name:
             R2 and correlations can), else the first with "loss" in its name, else the first.
-        purpose: of the random draws.
 
     Raises:
         ConfigurationError: the module has no ``validation_step``; when a score is asked for, the metric is not logged,
@@ -44,7 +44,7 @@ class ClientScores:
     """
 
     def __init__(
-        self, trainer: "FederatedTrainer", split: Split, num_samples: int | None, monitor: str | None, purpose: str
+        self, trainer: "FederatedTrainer", owner: str, split: Split, num_samples: int | None, monitor: str | None
     ) -> None:
         if not trainer.loop.evaluates("val"):
             raise ConfigurationError(
@@ -54,7 +54,7 @@ class ClientScores:
         self._split = split
         self._num_samples = num_samples
         self._monitor = monitor
-        self._purpose = purpose
+        self._owner = owner
 
     def has_samples(self, client: int) -> bool:
         """Whether a hosted client has samples in the split."""
@@ -93,7 +93,7 @@ class ClientScores:
     def _value(self, client: int, model: Weights) -> tuple[str, float, bool]:
         """The metric's name, its value, and whether more of it is better."""
         trainer, loop = self._trainer, self._trainer.loop
-        path = (trainer.seed, trainer.current_round, client, self._purpose)
+        path = (trainer.seed, trainer.current_round, client, f"{self._owner} by {self._split}")
         batches = loop.batches(client, self._split)
         own = trainer.client_stores.get("personal_layers", {}).get(client)
         if trainer.personal is not None and own is not None:
@@ -101,12 +101,7 @@ class ClientScores:
         with metric_states(loop.module):
             report = loop.evaluate(client, model, self._split, batches.some(path, self._num_samples))
         assert report is not None
-        name = self._monitor or default_score(report.metrics)
-        if name is None or name not in report.metrics:
-            raise ConfigurationError(
-                f"monitor={self._monitor!r} is not logged in validation. Logged are:"
-                f" {', '.join(report.metrics) or 'no metrics'}."
-            )
+        name = monitored_metric(report.metrics, self._monitor, default_score(report.metrics), self._owner)
         logged = report.metrics[name]
         return name, logged.value, higher_is_better(name, logged.higher_is_better)
 

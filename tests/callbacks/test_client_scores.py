@@ -20,7 +20,7 @@ def scores_of(monitor: str | None, module: Any = None, split: Any = "train", **s
 
     class Asked(SoftAveraging):
         def on_aggregate_end(self, trainer: FederatedTrainer) -> None:
-            scores = ClientScores(trainer, split, None, monitor, "test")
+            scores = ClientScores(trainer, "Test", split, None, monitor)
             found.extend(scores.score(client, trainer.models[0]) for client in range(6))
 
     fit(Asked(num_models=1), module=module, max_rounds=1, **settings)

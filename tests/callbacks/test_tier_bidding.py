@@ -484,5 +484,5 @@ def test_what_does_not_fit_the_data_is_named() -> None:
         fit(TierBidding(num_tiers=2, policies={6: OverBidding()}))
     with pytest.raises(ConfigurationError, match=r"bid_split='val': 5 of 6 clients .*the first is client_0\)"):
         fit(TierBidding(num_tiers=2, bid_split="val"), data=MixedClients(with_val={3}))
-    with pytest.raises(ConfigurationError, match="TierBidding cannot score the tiers, client 0: monitor='nothing'"):
+    with pytest.raises(ConfigurationError, match="cannot score the tiers, client 0: TierBidding.monitor='nothing'"):
         fit(TierBidding(num_tiers=2, monitor="nothing"))

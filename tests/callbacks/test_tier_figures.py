@@ -175,7 +175,7 @@ class TestMembership:
         cohorts = [{tier: {"best": [tier]} for tier in range(20)}] * 200
         axes = draw_tier_membership(range(1, 201), cohorts, names_of(100), **WORDS).axes[0]
         assert legend_of(axes)[-2:] == ["8 more", "in no tier"]
-        assert len(axes.get_xticklabels()) == 20
+        assert len(axes.get_xticklabels()) == 25
         assert axes.get_ylabel() == "client (1 in 2 is named)"
 
     def test_rounds_without_cohorts(self):

@@ -1,0 +1,43 @@
+"""What pictures of a run have in common: they are drawn at its end, and every few rounds if wanted."""
+
+from typing import TYPE_CHECKING
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["RoundFigure"]
+
+
+class RoundFigure(Callback):
+    """Base of callbacks that draw what has happened up to a round.
+
+    Args:
+        every_n_rounds: also draw every n rounds; 0 for the end of the fit only.
+
+    Raises:
+        ConfigurationError: ``every_n_rounds`` is negative.
+    """
+
+    def __init__(self, *, every_n_rounds: int = 0) -> None:
+        if every_n_rounds < 0:
+            raise ConfigurationError(
+                f"{type(self).__name__}.every_n_rounds={every_n_rounds}: give a number of at least 0."
+            )
+        self.every_n_rounds = every_n_rounds
+
+    def on_round_end(self, trainer: "FederatedTrainer") -> None:
+        """Draw what is due; the last round is drawn by :meth:`on_fit_end`."""
+        done = trainer.current_round
+        if self.every_n_rounds and done % self.every_n_rounds == 0 and done < trainer.max_rounds:
+            self.draw(trainer)
+
+    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+        """Draw all that happened."""
+        self.draw(trainer)
+
+    def draw(self, trainer: "FederatedTrainer") -> None:
+        """Draw and log the figures, on rank zero; called on every rank."""
+        raise NotImplementedError
