@@ -67,7 +67,7 @@ class Newcomer(FederatedDataModule):
     def __init__(
         self, dataset: Dataset, *, holdout: float = 0.5, seed: int = 0, like: FederatedDataModule | None = None
     ) -> None:
-        super().__init__(batch_size=like.eval_batch_size if like is not None else 32)
+        super().__init__(eval_batch_size=None if like is None else like.eval_batch_size)
         if not 0 <= holdout < 1:
             raise ConfigurationError(f"holdout={holdout}: give a share from 0 (nothing is held out) to below 1.")
         count = len(dataset)  # type: ignore[arg-type]

@@ -188,3 +188,9 @@ def test_few_samples():
     assert Newcomer(one, holdout=0).num_samples("val") == [1, 0]
     two = TensorDataset(torch.ones(2, 1))
     assert [Newcomer(two, holdout=share).num_samples("val") for share in (0.01, 0.99)] == [[1, 1], [1, 1]]
+
+
+def test_batches_are_as_large_as_the_runs_evaluation_batches():
+    like = Newcomer(SAMPLES)
+    like.eval_batch_size = 3
+    assert Newcomer(SAMPLES, like=like).eval_batch_size == 3
