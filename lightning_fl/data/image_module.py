@@ -1,7 +1,6 @@
 """A federated data module of one set of labelled images: from a card, or from a ``.npz`` file of one's own."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from lightning_fl.data.partition import apportion
 from lightning_fl.data.partition.stratified import stratified_parts
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
 from lightning_fl.data.shifts import Shift
+from lightning_fl.data.user_file import existing_file
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.seeding import generator
 
@@ -100,9 +100,7 @@ class SharedImages(SharedDataModule):
         """The images of all parts of a ``.npz`` file, in the run's shape; batches are normalised as the run's were."""
         if not path.endswith(".npz"):
             raise ConfigurationError(f"{path!r}: expected a file of images that ends in .npz, in MedMNIST's layout.")
-        if not Path(path).expanduser().is_file():
-            raise DataError(f"{path!r} is no file: check the name and the folder.")
-        parts = read_npz(Path(path).expanduser(), classes=record["classes"], labels=labels, place=path)
+        parts = read_npz(existing_file(path), classes=record["classes"], labels=labels, place=path)
         images = ImageDataset.joined(
             [part.converted(size=size, channels=channels) for part in parts.values()], place=path
         )

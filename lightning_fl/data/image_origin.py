@@ -11,7 +11,8 @@ from lightning_fl.data.image_standin import MAX_CLASSES, digits_standin
 from lightning_fl.data.images import ImageDataset, read_npz
 from lightning_fl.data.lookup import Source, file_sha256, real_or_standin
 from lightning_fl.data.module import Split
-from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.data.user_file import existing_file
+from lightning_fl.errors import ConfigurationError
 
 __all__ = ["ImageOrigin", "ReadImages"]
 
@@ -82,9 +83,7 @@ class ImageOrigin:
         """
         if self.card is not None:
             return find_images(self.card, data_root=self.data_root, allow_download=allow_download)
-        path = Path(self.name).expanduser()
-        if not path.is_file():
-            raise DataError(f"{self.name!r} is no file (looked for {path.absolute()}): check the name and the folder.")
+        path = existing_file(self.name, argument="")
         return FoundImages("npz", path, {path.name: file_sha256(path)}, False, "path")
 
     def read(self, *, allow_download: bool, coarse_labels: bool = False) -> ReadImages:

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from lightning_fl.data.cards import CardTarget, MoleculeCard, expect_kind, load_card
@@ -13,7 +12,8 @@ from lightning_fl.data.molecules import INVALID_POLICIES, Invalid, MoleculeDatas
 from lightning_fl.data.partitioners import GroupBy, Partitioner
 from lightning_fl.data.shared import OpenedData, SharedDataModule
 from lightning_fl.data.standin import esol_standin
-from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.data.user_file import existing_file
+from lightning_fl.errors import ConfigurationError
 
 __all__ = ["DrugOOD", "MoleculeCSV", "MoleculeDataModule", "MoleculeNet"]
 
@@ -67,7 +67,7 @@ class MoleculeDataModule(SharedDataModule):
         if not path.endswith((".csv", ".csv.gz")):
             raise ConfigurationError(f"{path!r}: expected a file of molecules that ends in .csv or .csv.gz.")
         table = read_table(
-            _existing(path),
+            existing_file(path),
             file_format="csv.gz" if path.endswith(".gz") else "csv",
             smiles=self.smiles_column,
             targets=record["target_names"],
@@ -185,7 +185,7 @@ class DrugOOD(MoleculeDataModule):
             found = resolve_source(self.card, source="real", data_root=self.data_root, allow_download=allow_download)
             assert found is not None  # "real" finds the file or raises
             return _open_card(self.card, found, parts=self.parts)
-        path = _existing(self.path)
+        path = existing_file(self.path)
         digest = file_sha256(path)
         card = replace(self.card, name=path.stem, title=f"DrugOOD file {path.name}")
         return _open_card(card, FoundFile(path, digest, digest in card.file.sha256, "path"), parts=self.parts)
@@ -236,7 +236,7 @@ class MoleculeCSV(MoleculeDataModule):
         self.group_column = group_column
 
     def _open_table(self, *, allow_download: bool) -> _OpenedTable:
-        path = _existing(self.path)
+        path = existing_file(self.path)
         table = read_table(
             path,
             file_format="csv.gz" if path.suffix == ".gz" else "csv",
@@ -246,13 +246,6 @@ class MoleculeCSV(MoleculeDataModule):
             required=[self.group_column] if self.group_column else [],
         )
         return _OpenedTable(table, "user", {"file": path.name, "sha256": file_sha256(path), "rows": len(table.smiles)})
-
-
-def _existing(path: str) -> Path:
-    found = Path(path).expanduser()
-    if not found.is_file():
-        raise DataError(f"path={path!r} is no file (looked for {found.absolute()}): check the name and the folder.")
-    return found
 
 
 def _with_columns(card: MoleculeCard, smiles: str | None, targets: list[str] | None) -> MoleculeCard:

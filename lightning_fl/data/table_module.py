@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from lightning_fl.data.tables import (
     read_csv,
     standardize,
 )
+from lightning_fl.data.user_file import existing_file
 from lightning_fl.errors import ConfigurationError, DataError
 
 __all__ = ["TableData"]
@@ -191,7 +191,7 @@ class TableData(SharedDataModule):
 
     def _read_own(self) -> _Read:
         """The user's file."""
-        path = _existing(str(self.path))
+        path = existing_file(str(self.path))
         return _Read({"train": read_csv(path)}, "user", {"file": path.name, "sha256": file_sha256(path)})
 
     def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
@@ -218,7 +218,7 @@ class TableData(SharedDataModule):
                 "the run's summary.json does not say how the columns were encoded: an older version made the run;"
                 " train it again."
             )
-        frame, target = read_csv(_existing(path)), record["target"]
+        frame, target = read_csv(existing_file(path)), record["target"]
         if self.card is not None:
             frame = _with_derived(frame, self.card)
         schema = TableSchema(
@@ -238,13 +238,6 @@ class TableData(SharedDataModule):
             "categories": {name: list(of) for name, of in schema.categories.items()},
         }
         return {**super().describe(), "encoding": columns | self._standardization}
-
-
-def _existing(path: str) -> Path:
-    found = Path(path).expanduser()
-    if not found.is_file():
-        raise DataError(f"path={path!r} is no file (looked for {found.absolute()}): check the name and the folder.")
-    return found
 
 
 def _with_derived(frame: pd.DataFrame, card: TableCard) -> pd.DataFrame:
