@@ -31,8 +31,9 @@ from torch import Tensor
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.engine.local import LocalWork
+from lightning_fl.engine.on_hosts import clients_without, compute_on_hosts
 from lightning_fl.engine.weights import Weights
-from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.dpfl import Collaborators, Model, batched_greedy_collaborators
 from lightning_fl.metrics import default_metric, higher_is_better, monitored_metric
 from lightning_fl.seeding import generator
@@ -171,35 +172,32 @@ class CollaborationGraph(Callback):
         self, trainer: "FederatedTrainer", clients: list[int], newcomers: list[int], due: bool, received: Tensor
     ) -> dict[int, list[int]]:
         """C_k of every client: of newcomers with their candidates, of the others anew where that is due."""
-        hosted = [client for client in clients if trainer.client_ranks[client] == trainer.fabric.global_rank]
+        hosted = set(trainer.hosted_clients)
         total = self._sum(trainer, clients) if any(client in newcomers for client in hosted) else None
-        found: dict[int, Any] = {}
-        try:
-            for client in hosted:
-                if client in self.loners:
-                    found[client] = ([], [], [])
-                elif client in newcomers:
-                    others = [other for other in clients if other != client]
-                    result, asked = self._choose(trainer, client, others, total)
-                    found[client] = (result.chosen, result.chosen, [*others, *asked])
-                elif due:
-                    possible = [other for other in self.candidates[client] if other in trainer.survivors]
-                    result, _ = self._choose(trainer, client, possible, None)
-                    found[client] = (result.never_worse if self.never_worse else result.chosen, None, possible)
-        except Exception as error:  # the other ranks are waiting for this one
-            trainer.strategy.exchange({trainer.fabric.global_rank: f"{type(error).__name__}: {error}"})
-            raise
-        failures = [text for text in trainer.strategy.exchange({trainer.fabric.global_rank: ""}).values() if text]
-        if failures:
-            raise TrainingError(f"choosing collaborators failed on another process: {failures[0]}")
-        found = trainer.strategy.exchange(found)
+
+        def choose(client: int) -> tuple[list[int], list[int] | None, list[int]] | None:
+            """C_k, the candidates of a newcomer, and whose models were asked for; ``None`` to stay as it is."""
+            if client in self.loners:
+                return [], [], []
+            if client in newcomers:
+                others = [other for other in clients if other != client]
+                result, asked = self._choose(trainer, client, others, total)
+                return result.chosen, result.chosen, [*others, *asked]
+            if not due:
+                return None
+            possible = [other for other in self.candidates[client] if other in trainer.survivors]
+            result, _ = self._choose(trainer, client, possible, None)
+            return result.never_worse if self.never_worse else result.chosen, None, possible
+
+        found = compute_on_hosts(trainer, clients, choose, "choosing collaborators failed")
         last = self.chosen[-1] if self.chosen else {}
         chosen: dict[int, list[int]] = {}
         for client in clients:
-            if client not in found:
+            choice = found[client]
+            if choice is None:
                 chosen[client] = [other for other in self._last_of(client, last) if other in trainer.survivors]
                 continue
-            chosen[client], candidates, asked = found[client]
+            chosen[client], candidates, asked = choice
             if candidates is not None:
                 self.candidates[client] = candidates
             for other in asked:
@@ -268,17 +266,11 @@ class CollaborationGraph(Callback):
                 f"CollaborationGraph chooses by validation loss: give {type(trainer.module).__name__} a"
                 " validation_step, or CollaborationGraph a graph."
             )
-        missing = {
-            client: True
-            for client in trainer.hosted_clients
-            if client not in self.loners and trainer.client_batches(client, "val") is None
-        }
-        missing = trainer.strategy.exchange(missing)
+        missing = clients_without(trainer, "val", set(range(trainer.num_clients)).difference(self.loners))
         if missing:
-            names = trainer.datamodule.client_names()
             raise ConfigurationError(
                 f"CollaborationGraph chooses by validation loss, and {len(missing)} of {trainer.num_clients} clients"
-                f" have no validation data (the first is {names[min(missing)]}): give the data a validation split."
+                f" have no validation data (the first is {missing[0]}): give the data a validation split."
             )
 
     def _given(self, trainer: "FederatedTrainer") -> dict[int, list[int]]:

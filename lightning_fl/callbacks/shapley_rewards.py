@@ -28,6 +28,7 @@ import pandas as pd
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.engine.held_out_loss import HeldOutLoss
+from lightning_fl.engine.on_hosts import clients_without
 from lightning_fl.engine.valuation import ModelValuation
 from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import ConfigurationError
@@ -165,15 +166,11 @@ class ShapleyRewards(Callback):
                 f"ShapleyRewards needs the loss that training_step returns, and {type(trainer.module).__name__}"
                 " optimises manually: use automatic optimisation, or remove ShapleyRewards."
             )
-        missing = {
-            client: True for client in trainer.hosted_clients if trainer.client_batches(client, self.split) is None
-        }
-        missing = trainer.strategy.exchange(missing)
+        missing = clients_without(trainer, self.split, range(trainer.num_clients))
         if missing:
-            names = trainer.datamodule.client_names()
             raise ConfigurationError(
                 f"ShapleyRewards values contributions by held-out loss, and {len(missing)} of {trainer.num_clients}"
-                f" clients have no validation data (the first is {names[min(missing)]}): give the data a validation"
+                f" clients have no validation data (the first is {missing[0]}): give the data a validation"
                 " split, or set ShapleyRewards.split=train."
             )
 

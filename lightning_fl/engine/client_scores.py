@@ -7,7 +7,7 @@ import torch
 
 from lightning_fl.data.module import Split
 from lightning_fl.engine.held_out_loss import metric_states
-from lightning_fl.engine.on_hosts import compute_on_hosts
+from lightning_fl.engine.on_hosts import clients_without
 from lightning_fl.engine.results import LoggedValue
 from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import ConfigurationError
@@ -67,13 +67,11 @@ class ClientScores:
             ConfigurationError: naming the argument that chose the split.
         """
         trainer = self._trainer
-        have = compute_on_hosts(trainer, range(trainer.num_clients), self.has_samples, "data cannot be read")
-        missing = [client for client, has in have.items() if not has]
+        missing = clients_without(trainer, self._split, range(trainer.num_clients))
         if missing:
-            assert trainer.datamodule is not None
             raise ConfigurationError(
                 f"{argument}={self._split!r}: {len(missing)} of {trainer.num_clients} clients have no such data (the"
-                f" first is {trainer.datamodule.client_names()[missing[0]]}); set it to train."
+                f" first is {missing[0]}); set it to train."
             )
 
     def score(self, client: int, weights: Weights) -> float:

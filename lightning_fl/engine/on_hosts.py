@@ -3,12 +3,13 @@
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, TypeVar
 
+from lightning_fl.data.module import Split
 from lightning_fl.errors import ConfigurationError, DataError, TrainingError
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
 
-__all__ = ["compute_on_hosts"]
+__all__ = ["clients_without", "compute_on_hosts"]
 
 T = TypeVar("T")
 
@@ -50,3 +51,13 @@ def compute_on_hosts(
         if kind:
             raise _OURS.get(kind, TrainingError)(f"{problem}, client {client}: {text}") from failure
     return {client: value for client, (value, _, _) in everyone.items()}  # type: ignore[misc]
+
+
+def clients_without(trainer: "FederatedTrainer", split: Split, clients: Collection[int]) -> list[str]:
+    """The names of those clients that have no samples in a split, in the clients' order; to be called on every rank."""
+    assert trainer.datamodule is not None
+    have = compute_on_hosts(
+        trainer, clients, lambda client: trainer.client_batches(client, split) is not None, "data cannot be read"
+    )
+    names = trainer.datamodule.client_names()
+    return [names[client] for client, has in have.items() if not has]
