@@ -1,4 +1,4 @@
-"""How clients choose the tiers that they bid for, and what they pay with.
+"""How clients choose the tiers that they bid for.
 
 Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514,
 algorithm 1; random bids are those of its section 4.3.4. Silent and greedy clients are no part of the paper: they show
@@ -6,21 +6,19 @@ what the scheduler and the tokens make of clients that do not play by its rules.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from lightning_fl.callbacks.callback import Callback
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.dpfl import shuffled
 from lightning_fl.functional.pifl import choose_bids
 
 if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+    pass
 
-__all__ = ["BidView", "BiddingPolicy", "HidingBidding", "HonestBidding", "OverBidding", "Payments", "RandomBidding"]
+__all__ = ["BidView", "BiddingPolicy", "HidingBidding", "HonestBidding", "OverBidding", "RandomBidding"]
 
 
 @dataclass(frozen=True)
@@ -149,43 +147,3 @@ class OverBidding(BiddingPolicy):
         """As an honest client to whom all tiers are worth it; a υ of 0 too."""
         order = sorted(range(view.num_tiers), key=lambda k: (-view.past_rewards[k], -view.importance[k], k))
         return order[: view.num_affordable]
-
-
-class Payments(Callback):
-    """What ``TierBidding`` asks of a callback that keeps accounts. All is called on every rank, and alike."""
-
-    role = "payment"
-
-    #: Of a bid, units of tokens.
-    price_units: int = 0
-
-    @abstractmethod
-    def begin_round(self, trainer: "FederatedTrainer") -> None:
-        """Before bids: see who is there."""
-
-    @abstractmethod
-    def balance(self, client: int) -> int:
-        """Units that a present client has."""
-
-    @abstractmethod
-    def past_rewards(self, client: int, num_tiers: int) -> tuple[int, ...]:
-        """Units that each tier brought a client so far, less what it paid."""
-
-    @abstractmethod
-    def collect(self, trainer: "FederatedTrainer", payers: Mapping[int, Sequence[int]]) -> None:
-        """Before the training: the bidders (tier -> clients) that were selected pay."""
-
-    @abstractmethod
-    def settle(
-        self,
-        trainer: "FederatedTrainer",
-        contributions: Mapping[int, Mapping[int, float]],
-        accuracies: Sequence[float],
-    ) -> None:
-        """After the training: pay back and reward.
-
-        Args:
-            trainer: in the round.
-            contributions: tier -> client whose update arrived -> ψ.
-            accuracies: of each new tier model, mean over the clients whose updates arrived; NaN where there is none.
-        """

@@ -44,7 +44,8 @@ class Callback:
     and tensors, so that a run that was killed resumes to the same result.
     """
 
-    #: Callbacks that share a role exclude each other: "collaboration", "participation", "fine-tuning", "contribution".
+    #: Callbacks that share a role exclude each other: "collaboration", "participation", "fine-tuning", "contribution",
+    #: "payment".
     role: str | None = None
 
     def setup(self, trainer: "FederatedTrainer", stage: str) -> None:

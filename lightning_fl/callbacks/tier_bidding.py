@@ -31,9 +31,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from lightning_fl.callbacks.bidding import BiddingPolicy, BidView, HonestBidding, Payments
+from lightning_fl.callbacks.bidding import BiddingPolicy, BidView, HonestBidding
 from lightning_fl.callbacks.shapley_rewards import ShapleyRewards
 from lightning_fl.callbacks.tier_history import TierHistory
+from lightning_fl.callbacks.token_ledger import TokenLedger
 from lightning_fl.cohort import Cohort, Participant
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
@@ -302,7 +303,9 @@ class TierBidding(TierHistory):
             for tier in range(self.num_tiers)
         }
 
-    def _bids(self, trainer: "FederatedTrainer", present: list[int], payments: Payments | None) -> dict[int, list[int]]:
+    def _bids(
+        self, trainer: "FederatedTrainer", present: list[int], ledger: TokenLedger | None
+    ) -> dict[int, list[int]]:
         """client -> tiers, as its policy says where its data are."""
         importance = self.importance[-1]
         newcomers = [client for client in present if importance[client].isnan().any()]
@@ -316,12 +319,10 @@ class TierBidding(TierHistory):
                 client=client,
                 round=trainer.current_round + 1,
                 importance=tuple(importance[client].tolist()),
-                past_rewards=(0,) * self.num_tiers
-                if payments is None
-                else payments.past_rewards(client, self.num_tiers),
+                past_rewards=(0,) * self.num_tiers if ledger is None else ledger.past_rewards(client, self.num_tiers),
                 threshold=self.threshold,
-                balance=None if payments is None else payments.balance(client),
-                price=0 if payments is None else payments.price_units,
+                balance=None if ledger is None else ledger.balance(client),
+                price=0 if ledger is None else ledger.price_units,
             )
             tiers = policy.bid(view, trainer.generator("bid", client))
             if len(set(tiers)) != len(tiers) or not set(tiers) <= set(range(self.num_tiers)):
@@ -379,8 +380,8 @@ class TierBidding(TierHistory):
         self._personal_round = done
 
     @staticmethod
-    def _payments(trainer: "FederatedTrainer") -> Payments | None:
-        return next((one for one in trainer.callbacks if isinstance(one, Payments)), None)
+    def _payments(trainer: "FederatedTrainer") -> TokenLedger | None:
+        return next((one for one in trainer.callbacks if isinstance(one, TokenLedger)), None)
 
 
 def _present(trainer: "FederatedTrainer") -> list[int]:

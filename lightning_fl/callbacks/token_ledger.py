@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from lightning_fl.callbacks.bidding import Payments
+from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.shapley_rewards import ShapleyRewards
-from lightning_fl.callbacks.tier_bidding import TierBidding
+from lightning_fl.callbacks.tier_history import TierHistory
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.settlement import collect_bids, settle_round
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Account, Ledger, to_units
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["TokenLedger"]
 
 
-class TokenLedger(Payments):
+class TokenLedger(Callback):
     """Accounts of clients, beside ``TierBidding`` and ``ShapleyRewards``: one pays to bid and earns by contributing.
 
     What the bidders of a tier pay for a round is paid out after it: the less the tier's model has improved, the more
@@ -68,6 +68,8 @@ class TokenLedger(Payments):
         ConfigurationError: a value is out of range; at the start of a run, ``TierBidding`` or ``ShapleyRewards`` is not
             among the callbacks, or does not value every round.
     """
+
+    role = "payment"
 
     def __init__(
         self, *, initial_balance: float = 100.0, price: float = 1.0, eta: float = 0.5, gamma: float = 0.1
@@ -112,12 +114,12 @@ class TokenLedger(Payments):
         """Refuse what cannot work before anything is read."""
         if stage != "fit":
             return
-        for kind, why in (
-            (TierBidding, "whose bids are paid for (num_tiers: 1 gives payments in FedAvg)"),
-            (ShapleyRewards, "whose values decide the rewards"),
+        for kind, name, why in (
+            (TierHistory, "TierBidding", "whose bids are paid for (num_tiers: 1 gives payments in FedAvg)"),
+            (ShapleyRewards, "ShapleyRewards", "whose values decide the rewards"),
         ):
             if not any(isinstance(callback, kind) for callback in trainer.callbacks):
-                raise ConfigurationError(f"TokenLedger needs {kind.__name__}, {why}: add it to trainer.callbacks.")
+                raise ConfigurationError(f"TokenLedger needs {name}, {why}: add it to trainer.callbacks.")
         rewards = next(callback for callback in trainer.callbacks if isinstance(callback, ShapleyRewards))
         if rewards.every_n_rounds != 1:
             raise ConfigurationError(
@@ -185,7 +187,9 @@ class TokenLedger(Payments):
         accounts = set(self.ledger.balances())
         for client in sorted(accounts - present):
             self.ledger.close(client, turn)
-        taken_along = {one.sender: one.amount for one in self.ledger.transactions if one.kind == "close"}
+        if not present - accounts:
+            return
+        taken_along = {one.sender: one.amount for one in self.ledger.since(0) if one.kind == "close"}
         for client in sorted(present - accounts):
             self.ledger.open(client, taken_along.get(client, to_units(self.initial_balance)), turn)
 
@@ -195,14 +199,14 @@ class TokenLedger(Payments):
 
     def past_rewards(self, client: int, num_tiers: int) -> tuple[int, ...]:
         """Rewards, reimbursements and refunds of a client less its payments, in each tier, units."""
-        transactions = self.ledger.transactions
-        for one in transactions[self._counted :]:
+        new = self.ledger.since(self._counted)
+        for one in new:
             if one.tier is not None:
                 if isinstance(one.sender, int):
                     self._earned[one.sender, one.tier] -= one.amount
                 if isinstance(one.recipient, int):
                     self._earned[one.recipient, one.tier] += one.amount
-        self._counted = len(transactions)
+        self._counted += len(new)
         return tuple(self._earned[client, tier] for tier in range(num_tiers))
 
     def collect(self, trainer: "FederatedTrainer", payers: Mapping[int, Sequence[int]]) -> None:

@@ -89,6 +89,10 @@ class Ledger:
         """All so far, a new list."""
         return list(self._transactions)
 
+    def since(self, number: int) -> list[Transaction]:
+        """Those from a number on."""
+        return self._transactions[number:]
+
     @property
     def issued(self) -> int:
         """Units that ever came into circulation."""
