@@ -24,8 +24,8 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     Args:
         batch_size: samples in a local training step.
-        eval_batch_size: samples in an evaluation step; ``None`` for four times ``batch_size``: without gradients they
-            need no more memory, and small models spend less time between operations.
+        eval_batch_size: samples in an evaluation step; ``None`` for four times ``batch_size``: nothing is kept for a
+            backward pass, and small models spend less time between operations.
         shuffle: a fresh order of the client's training samples every round.
         drop_last: leave out a last training batch that is not full (never the only one).
     """
