@@ -159,13 +159,7 @@ class ShapleyRewards(Callback):
     def on_fit_start(self, trainer: "FederatedTrainer") -> None:
         """Forget an earlier run; check that there is a loss, and something to take it on."""
         self._reset()
-        assert trainer.module is not None
-        assert trainer.datamodule is not None
-        if not trainer.module.automatic_optimization:
-            raise ConfigurationError(
-                f"ShapleyRewards needs the loss that training_step returns, and {type(trainer.module).__name__}"
-                " optimises manually: use automatic optimisation, or remove ShapleyRewards."
-            )
+        HeldOutLoss.check_module(trainer, "ShapleyRewards")
         missing = clients_without(trainer, self.split, range(trainer.num_clients))
         if missing:
             raise ConfigurationError(

@@ -1,26 +1,29 @@
-"""Several models, each the average of all clients weighted by how well it serves them: a baseline for tiers.
+"""Several models, each the average of all clients weighted by how much of their data it explains best.
 
-Like FedSoft (Ruan, Joe-Wong: "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating", AAAI 2022,
-https://arxiv.org/abs/2112.06053) without its local objective:
+FedSoft: Ruan, Joe-Wong, "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating", AAAI 2022,
+https://arxiv.org/abs/2112.06053.
 
-=====================  ==========================================  ======
-FedSoft                here                                        shape
-=====================  ==========================================  ======
-c_s, cluster models    ``trainer.models``, ``num_models``          S x [P]
-u_ks                   ``importance``, rows sum to 1               [N, S]
-n_k                    ``trainer.num_samples``                     [N]
+=====================  =============================================================  ========
+paper                  here                                                           shape
+=====================  =============================================================  ========
+c_s, cluster models    ``trainer.models``, ``num_models`` of them                     S x [P]
+l(c_s; x, y)           the loss of ``training_step`` on one sample                    [S, n]
+u_ks                   ``importance``, :func:`smallest_loss_shares`                   [N, S]
+n_k                    ``trainer.num_samples``                                        [N]
 tau                    ``every_n_rounds``
-=====================  ==========================================  ======
+=====================  =============================================================  ========
 
-A client trains once from its mixture ``sum_s u_ks c_s``, and its weights count ``u_ks n_k`` in model s.
+A client trains once from its mixture ``sum_s u_ks c_s``, and its weights count ``u_ks n_k`` in model s. The paper's
+proximal term ``lambda/2 sum_s u_ks |w - c_s|^2`` is that of ``fedprox`` with ``mu = lambda``: u sums to 1, so it is
+``lambda/2 |w - sum_s u_ks c_s|^2`` and a constant.
 
-Differs from FedSoft: u is by each model's score on the client's samples, not the share of samples for which the model
-has the smallest loss of all; a client descends its own loss from the mixture, without a proximal term to every model
-(take a strategy that has one); all clients of the round count in all models, while FedSoft draws clients for each
-cluster by importance. Models that are equal would stay equal: in the first round clients are dealt out at random, and
-each model is the average of its part.
+Differs from the paper: all clients of a round count in all models by their importance, while it draws clients for each
+cluster by importance; u has no lower bound. Where the paper's models start from different initial weights, which an
+average of networks does not get out of, here all start from the module's: in the first ``initial_rounds`` clients are
+dealt out at random and each model is the average of its part.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -29,8 +32,9 @@ from torch import Tensor
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
-from lightning_fl.engine.client_scores import ClientScores
-from lightning_fl.engine.on_hosts import compute_on_hosts
+from lightning_fl.engine.held_out_loss import HeldOutLoss
+from lightning_fl.engine.on_hosts import clients_without, compute_on_hosts
+from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.dpfl import shuffled
 from lightning_fl.seeding import generator
@@ -42,27 +46,31 @@ __all__ = ["SoftAveraging"]
 
 
 class SoftAveraging(Callback):
-    """K shared models that every client uses, and contributes to, in proportion to how well they serve its data.
+    """Shared models that every client uses and contributes to, by how much of its data each of them explains best.
 
     Works with any strategy, with sampled clients, ``PersonalLayers`` and ``ClientArrivals``: a newcomer uses and feeds
     the models as the others do until its importance weights are first estimated. A model of no use to anybody is the
     average of all clients by samples until it is.
 
     Args:
-        num_models: K, at most the number of clients.
-        every_n_rounds: rounds between two estimates of the importance weights; the first is after the first round.
-        monitor: validation metric that scores a model: a share such as an accuracy, or a loss x as ``exp(-x)``.
-            Default: the first of which more is better, else the first loss.
-        num_samples: of each client, drawn anew for every estimate; ``None`` for all.
-        split: samples that models are scored on, "train" or "val".
+        num_models: S, at most the number of clients.
+        every_n_rounds: rounds between two estimates of the importance weights; the first is after the first
+            ``initial_rounds``.
+        initial_rounds: rounds, at least 1, for which clients stay in the parts that they are dealt out to at random.
+        num_samples: of each client, drawn anew for every estimate, each given to ``training_step`` as a batch of its
+            own under every model; ``None`` for all. Of data that come from a ``DataLoader``, its first batches that
+            hold as many, each compared as a whole.
+        split: samples that models are compared on, "train" or "val".
 
     Attributes (a list entry per estimate):
         rounds: rounds done.
-        importance: u, float64 [N, K], rows sum to 1.
+        importance: u, float64 [N, S], rows sum to 1.
 
     Raises:
-        ConfigurationError: a value is out of range; at the start of a run, there are more models than clients, the
-            module has no ``validation_step`` or a client has no samples in the split; later, a metric gives no score.
+        ConfigurationError: a value is out of range; at the start of a run, there are more models than clients or
+            more initial rounds than rounds, the module optimises manually or a client has no samples in the
+            split.
+        TrainingError: the loss of a sample is not finite.
     """
 
     role = "collaboration"
@@ -72,13 +80,14 @@ class SoftAveraging(Callback):
         *,
         num_models: int,
         every_n_rounds: int = 1,
-        monitor: str | None = None,
+        initial_rounds: int = 1,
         num_samples: int | None = 256,
         split: Literal["train", "val"] = "train",
     ) -> None:
         for name, value in (
             ("num_models", num_models),
             ("every_n_rounds", every_n_rounds),
+            ("initial_rounds", initial_rounds),
             ("num_samples", num_samples),
         ):
             if value is not None and value < 1:
@@ -89,7 +98,7 @@ class SoftAveraging(Callback):
             )
         self.num_models = num_models
         self.every_n_rounds = every_n_rounds
-        self.monitor = monitor
+        self.initial_rounds = initial_rounds
         self.num_samples = num_samples
         self.split: Split = split
         self._reset()
@@ -106,7 +115,18 @@ class SoftAveraging(Callback):
             raise ConfigurationError(
                 f"SoftAveraging.num_models={self.num_models} for {count} clients: give at most one model a client."
             )
-        self._scores(trainer).check_samples("SoftAveraging.split")
+        if self.initial_rounds > trainer.max_rounds:
+            raise ConfigurationError(
+                f"SoftAveraging.initial_rounds={self.initial_rounds}: a run of {trainer.max_rounds} rounds would never"
+                " estimate the importance weights; give a smaller number."
+            )
+        HeldOutLoss.check_module(trainer, "SoftAveraging")
+        missing = clients_without(trainer, self.split, range(count))
+        if missing:
+            raise ConfigurationError(
+                f"SoftAveraging.split={self.split!r}: {len(missing)} of {count} clients have no such data (the first is"
+                f" {missing[0]}); set it to train."
+            )
         order = shuffled(range(count), generator(trainer.seed, "first parts"))
         labels = [0] * count
         for place, client in enumerate(order):
@@ -115,15 +135,16 @@ class SoftAveraging(Callback):
 
     def on_aggregate_end(self, trainer: "FederatedTrainer") -> None:
         """Estimate the importance weights anew, where that is due."""
-        if trainer.current_round % self.every_n_rounds:
+        since = trainer.current_round + 1 - self.initial_rounds
+        if since < 0 or since % self.every_n_rounds:
             return
-        scores = self._scores(trainer)
+        loss = HeldOutLoss(trainer, self.split, self.num_samples, "soft averaging")
         present = [client for client in trainer.present_clients if client not in trainer.resting_clients]
         shares = compute_on_hosts(
             trainer,
             present,
-            lambda client: scores.importance(client, trainer.models).shares.tolist(),
-            "SoftAveraging cannot score the models",
+            lambda client: _shares(loss, client, trainer.models),
+            "SoftAveraging cannot compare the models",
         )
         importance = torch.full((trainer.num_clients, self.num_models), 1 / self.num_models, dtype=torch.float64)
         for client, row in shares.items():
@@ -133,9 +154,6 @@ class SoftAveraging(Callback):
         self.importance.append(importance)
         for model, mean in enumerate(importance[list(shares)].mean(0).tolist()):
             trainer.log(f"soft_averaging/{model}/importance", mean)
-
-    def _scores(self, trainer: "FederatedTrainer") -> ClientScores:
-        return ClientScores(trainer, "SoftAveraging", self.split, self.num_samples, self.monitor)
 
     def state_dict(self) -> dict[str, Any]:
         """The history; what is in use is the run's collaboration."""
@@ -147,12 +165,32 @@ class SoftAveraging(Callback):
         self.importance = [one.clone() for one in state["importance"]]
 
 
-def soft_collaboration(importance: Tensor, num_samples: list[int]) -> Collaboration:
-    """``A_ki = u_ik m_i / sum_j u_jk m_j`` and ``P = u``; a model that nobody uses is the average of all by samples.
+def _shares(loss: HeldOutLoss, client: int, models: Sequence[Weights]) -> list[float]:
+    found = [loss.of_samples(client, model) for model in models]
+    return smallest_loss_shares(torch.stack([losses for losses, _ in found]), found[0][1]).tolist()
+
+
+def smallest_loss_shares(losses: Tensor, num_samples: Tensor | None = None) -> Tensor:
+    """``u_s``: the share of samples of which model s has the smallest loss; equal ones share a sample.
 
     Args:
-        importance: u, [N, K], rows sum to 1.
-        num_samples: m, length N.
+        losses: of every model on every sample, shape [S, n].
+        num_samples: samples behind each loss, shape [n]; one each unless given.
+
+    Returns:
+        float64, shape [S], sums to 1.
+    """
+    smallest = (losses == losses.amin(0)).double()
+    each = torch.ones(losses.shape[1], dtype=torch.float64) if num_samples is None else num_samples.double()
+    return (smallest / smallest.sum(0) * each).sum(1) / each.sum()
+
+
+def soft_collaboration(importance: Tensor, num_samples: list[int]) -> Collaboration:
+    """``A_sk = u_ks n_k / sum_j u_js n_j`` and ``P = u``; a model that nobody uses is the average of all by samples.
+
+    Args:
+        importance: u, [N, S], rows sum to 1.
+        num_samples: n, length N.
     """
     samples = torch.tensor(num_samples, dtype=torch.float64)
     weights = importance.double().T * samples

@@ -67,6 +67,10 @@ class ClientBatches(ABC):
             if given >= num_samples:
                 return
 
+    def singly(self, seed_path: tuple[int | str, ...], num_samples: int | None) -> Iterator[SizedBatch]:
+        """The samples of :meth:`some`, each a batch of its own; where samples cannot be picked, its batches."""
+        return self.some(seed_path, num_samples)
+
     @property
     def targets(self) -> Tensor:
         """Targets of this client's samples, shape [n, ...]."""
@@ -157,13 +161,21 @@ class PackedBatches(ClientBatches):
         """A random subset without replacement; every draw comes from ``seed_path``."""
         if num_samples is None or num_samples >= self.num_samples:
             return self.once(seed_path)
+        return self._subset(seed_path, num_samples, self._batch_size).once(seed_path)
+
+    def singly(self, seed_path: tuple[int | str, ...], num_samples: int | None) -> Iterator[SizedBatch]:
+        """The samples of :meth:`some`, each a batch of its own."""
+        count = self.num_samples if num_samples is None else min(num_samples, self.num_samples)
+        return self._subset(seed_path, count, 1).once(seed_path)
+
+    def _subset(self, seed_path: tuple[int | str, ...], num_samples: int, batch_size: int) -> "PackedBatches":
         draws = torch.Generator().manual_seed(derive_seed(*seed_path, "samples"))  # type: ignore[arg-type]
         chosen = torch.randperm(self.num_samples, generator=draws)[:num_samples].to(self._pack.device)
         indices = chosen if self._indices is None else self._indices.index_select(0, chosen)
-        subset = PackedBatches(self._pack, indices, batch_size=self._batch_size, shuffle=False)
+        subset = PackedBatches(self._pack, indices, batch_size=batch_size, shuffle=False)
         if self._targets is not None:
             subset.targets = self._targets.index_select(0, chosen)
-        return subset.once(seed_path)
+        return subset
 
     def _sizes(self) -> list[int]:
         length = self.epoch_length()

@@ -13,7 +13,7 @@ from torchmetrics import Metric
 
 from lightning_fl.data.module import Split
 from lightning_fl.engine.weights import Span, Weights
-from lightning_fl.errors import TrainingError
+from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.seeding import seed_default_generators
 
 if TYPE_CHECKING:
@@ -43,6 +43,20 @@ class HeldOutLoss:
         self._num_samples = num_samples
         self._purpose = purpose
 
+    @staticmethod
+    def check_module(trainer: "FederatedTrainer", owner: str) -> None:
+        """Refuse a module whose ``training_step`` trains by itself.
+
+        Raises:
+            ConfigurationError: naming ``owner``, which needs the loss.
+        """
+        assert trainer.module is not None
+        if not trainer.module.automatic_optimization:
+            raise ConfigurationError(
+                f"{owner} needs the loss that training_step returns, and {type(trainer.module).__name__} optimises"
+                f" manually: use automatic optimisation, or remove {owner}."
+            )
+
     def value(self, client: int, weights: Weights) -> float:
         """L of a hosted client.
 
@@ -56,6 +70,27 @@ class HeldOutLoss:
                 losses.append(loss)
                 sizes.append(size)
         return self._mean(client, losses, sizes)
+
+    def of_samples(self, client: int, weights: Weights) -> tuple[Tensor, Tensor]:
+        """The loss of every sample of a hosted client, each given to ``training_step`` as a batch of its own.
+
+        Of data that come from a ``DataLoader``, the mean loss of each batch.
+
+        Returns:
+            The losses and the number of samples behind each, float64, shape [n], on the CPU; samples are in the same
+            order at all weights.
+
+        Raises:
+            TrainingError: one is not finite, or ``training_step`` gives none.
+        """
+        losses: list[Tensor] = []
+        sizes: list[int] = []
+        with torch.no_grad(), closing(self._losses(client, weights, singly=True)) as found:
+            for loss, size in found:
+                losses.append(loss)
+                sizes.append(size)
+        self._mean(client, losses, sizes)
+        return torch.stack(losses).double().cpu(), torch.tensor(sizes, dtype=torch.float64)
 
     def gradient(self, client: int, weights: Weights, spans: Sequence[Span]) -> Tensor:
         """∇L of a hosted client with respect to some trainable parameters.
@@ -114,14 +149,15 @@ class HeldOutLoss:
             f" {trainer.current_round + 1}"
         )
 
-    def _losses(self, client: int, weights: Weights) -> Generator[tuple[Tensor, int], None, None]:
-        """The loss of every batch with its number of samples."""
+    def _losses(self, client: int, weights: Weights, singly: bool = False) -> Generator[tuple[Tensor, int], None, None]:
+        """The loss of every batch, or of every sample, with its number of samples."""
         loop = self._trainer.loop
         shim = loop.module_trainer
         path = (self._trainer.seed, self._trainer.current_round, client, self._purpose)
         batches = loop.batches(client, self._split)
+        given = batches.singly if singly else batches.some
         with self._turn(client, weights, path):
-            for index, (batch, size) in enumerate(batches.some(path, self._num_samples)):
+            for index, (batch, size) in enumerate(given(path, self._num_samples)):
                 batch = loop.move(batch, batches.on_device)
                 if batch is None:
                     continue

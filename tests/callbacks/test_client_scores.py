@@ -5,25 +5,31 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from test_soft_averaging import accuracy
 from tier_tiny import CornerModule, MixedClients, fit
 from torch import nn
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.callbacks import SoftAveraging
+from lightning_fl.callbacks import Callback, TierBidding
 from lightning_fl.engine.client_scores import ClientScores
 from lightning_fl.errors import ConfigurationError
+
+
+def accuracy(run: FederatedTrainer, data: MixedClients, client: int, model: Any, split: str = "train") -> float:
+    run.loop.flat.load(model)
+    x, y = data.sets[client, split].tensors
+    with torch.no_grad():
+        return float((run.module(x).argmax(1) == y).double().mean())  # type: ignore[misc]
 
 
 def scores_of(monitor: str | None, module: Any = None, split: Any = "train", **settings: Any) -> list[float]:
     found: list[float] = []
 
-    class Asked(SoftAveraging):
+    class Asked(Callback):
         def on_aggregate_end(self, trainer: FederatedTrainer) -> None:
             scores = ClientScores(trainer, "Test", split, None, monitor)
             found.extend(scores.score(client, trainer.models[0]) for client in range(6))
 
-    fit(Asked(num_models=1), module=module, max_rounds=1, **settings)
+    fit(Asked(), module=module, max_rounds=1, **settings)
     return found
 
 
@@ -101,4 +107,4 @@ def test_a_metric_that_is_not_logged_and_a_module_that_logs_none_are_named() -> 
             self.linear = nn.Linear(2, 4)
 
     with pytest.raises(ConfigurationError, match="models are scored by what validation_step logs: give Unvalidated"):
-        fit(SoftAveraging(num_models=2), module=Unvalidated())
+        fit(TierBidding(num_tiers=2), module=Unvalidated())
