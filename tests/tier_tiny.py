@@ -116,3 +116,11 @@ def fit(
     )
     run.fit(module or CornerModule(), data or MixedClients(), ckpt_path=ckpt)
     return run
+
+
+def accuracy(run: FederatedTrainer, data: MixedClients, client: int, model: Any, split: str = "train") -> float:
+    """Of some weights on one client's samples."""
+    run.loop.flat.load(model)
+    x, y = data.sets[client, split].tensors
+    with torch.no_grad():
+        return float((run.module(x).argmax(1) == y).double().mean())  # type: ignore[misc]

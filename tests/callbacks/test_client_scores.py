@@ -5,20 +5,13 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from tier_tiny import CornerModule, MixedClients, fit
+from tier_tiny import CornerModule, MixedClients, accuracy, fit
 from torch import nn
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback, TierBidding
 from lightning_fl.engine.client_scores import ClientScores
 from lightning_fl.errors import ConfigurationError
-
-
-def accuracy(run: FederatedTrainer, data: MixedClients, client: int, model: Any, split: str = "train") -> float:
-    run.loop.flat.load(model)
-    x, y = data.sets[client, split].tensors
-    with torch.no_grad():
-        return float((run.module(x).argmax(1) == y).double().mean())  # type: ignore[misc]
 
 
 def scores_of(monitor: str | None, module: Any = None, split: Any = "train", **settings: Any) -> list[float]:

@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import f1_score
-from test_soft_averaging import accuracy
-from tier_tiny import SIZES, CornerModule, FailingTurns, Leaving, MixedClients, fit
+from tier_tiny import SIZES, CornerModule, FailingTurns, Leaving, MixedClients, accuracy, fit
 from torch import Tensor, nn
 
 from lightning_fl import FederatedTrainer
