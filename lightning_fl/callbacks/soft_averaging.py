@@ -61,10 +61,13 @@ class SoftAveraging(Callback):
             own under every model; ``None`` for all. Of data that come from a ``DataLoader``, its first batches that
             hold as many, each compared as a whole.
         split: samples that models are compared on, "train" or "val".
+        personal_split: those that decide what a client uses when it is evaluated; by default the same. Validation
+            samples may have another mixture than training samples: they say what the client wants to be good at.
 
     Attributes (a list entry per estimate):
         rounds: rounds done.
         importance: u, float64 [N, S], rows sum to 1.
+        personal: u on the personal split, of the last evaluated round, float64 [N, S].
 
     Raises:
         ConfigurationError: a value is out of range; at the start of a run, there are more models than clients or
@@ -83,6 +86,7 @@ class SoftAveraging(Callback):
         initial_rounds: int = 1,
         num_samples: int | None = 256,
         split: Literal["train", "val"] = "train",
+        personal_split: Literal["train", "val"] | None = None,
     ) -> None:
         for name, value in (
             ("num_models", num_models),
@@ -92,20 +96,23 @@ class SoftAveraging(Callback):
         ):
             if value is not None and value < 1:
                 raise ConfigurationError(f"SoftAveraging.{name}={value}: give a number of at least 1.")
-        if split not in ("train", "val"):
-            raise ConfigurationError(
-                f"SoftAveraging.split={split!r}: choose train or val; test samples are for the end."
-            )
+        for name, chosen in (("split", split), ("personal_split", personal_split or split)):
+            if chosen not in ("train", "val"):
+                raise ConfigurationError(
+                    f"SoftAveraging.{name}={chosen!r}: choose train or val; test samples are for the end."
+                )
         self.num_models = num_models
         self.every_n_rounds = every_n_rounds
         self.initial_rounds = initial_rounds
         self.num_samples = num_samples
         self.split: Split = split
+        self.personal_split: Split = personal_split or split
         self._reset()
 
     def _reset(self) -> None:
         self.rounds: list[int] = []
         self.importance: list[Tensor] = []
+        self.personal: Tensor | None = None
 
     def on_fit_start(self, trainer: "FederatedTrainer") -> None:
         """Deal clients out: a part of them for each model."""
@@ -121,48 +128,80 @@ class SoftAveraging(Callback):
                 " estimate the importance weights; give a smaller number."
             )
         HeldOutLoss.check_module(trainer, "SoftAveraging")
-        missing = clients_without(trainer, self.split, range(count))
-        if missing:
-            raise ConfigurationError(
-                f"SoftAveraging.split={self.split!r}: {len(missing)} of {count} clients have no such data (the first is"
-                f" {missing[0]}); set it to train."
-            )
+        for name, split in (("split", self.split), ("personal_split", self.personal_split)):
+            missing = clients_without(trainer, split, range(count))
+            if missing:
+                raise ConfigurationError(
+                    f"SoftAveraging.{name}={split!r}: {len(missing)} of {count} clients have no such data (the first is"
+                    f" {missing[0]}); set it to train."
+                )
         order = shuffled(range(count), generator(trainer.seed, "first parts"))
         labels = [0] * count
         for place, client in enumerate(order):
             labels[client] = place % self.num_models
         trainer.collaboration = Collaboration.coalitions(labels, trainer.num_samples)
 
+    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+        """Train from the mixtures by importance, whatever clients were evaluated with."""
+        if self.importance:
+            self._use(trainer, self.importance[-1])
+
     def on_aggregate_end(self, trainer: "FederatedTrainer") -> None:
         """Estimate the importance weights anew, where that is due."""
         since = trainer.current_round + 1 - self.initial_rounds
-        if since < 0 or since % self.every_n_rounds:
-            return
-        loss = HeldOutLoss(trainer, self.split, self.num_samples, "soft averaging")
-        present = [client for client in trainer.present_clients if client not in trainer.resting_clients]
+        if since >= 0 and since % self.every_n_rounds == 0:
+            importance = self._estimate(trainer, self.split)
+            trainer.collaboration = soft_collaboration(importance, trainer.num_samples)
+            self.rounds.append(trainer.current_round + 1)
+            self.importance.append(importance)
+            for model, mean in enumerate(importance[_active(trainer)].mean(0).tolist()):
+                trainer.log(f"soft_averaging/{model}/importance", mean)
+        done, every = trainer.current_round + 1, trainer.check_val_every_n_rounds
+        if self.importance and (done == trainer.max_rounds or (every and done % every == 0)):
+            self._personalise(trainer)
+
+    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+        """Personal models of a run that ended early."""
+        if self.importance and trainer.current_round < trainer.max_rounds:
+            self._personalise(trainer)
+
+    def _personalise(self, trainer: "FederatedTrainer") -> None:
+        """P from what the models explain of what the clients want to be good at."""
+        if self.personal_split != self.split:
+            self.personal = self._estimate(trainer, self.personal_split)
+            self._use(trainer, self.personal)
+
+    @staticmethod
+    def _use(trainer: "FederatedTrainer", importance: Tensor) -> None:
+        trainer.collaboration = Collaboration(trainer.collaboration.aggregation, importance)
+
+    def _estimate(self, trainer: "FederatedTrainer", split: Split) -> Tensor:
+        """u on a split's samples; those of clients that are away or rest are even."""
+        loss = HeldOutLoss(trainer, split, self.num_samples, f"soft averaging by {split}")
         shares = compute_on_hosts(
             trainer,
-            present,
+            _active(trainer),
             lambda client: _shares(loss, client, trainer.models),
             "SoftAveraging cannot compare the models",
         )
         importance = torch.full((trainer.num_clients, self.num_models), 1 / self.num_models, dtype=torch.float64)
         for client, row in shares.items():
             importance[client] = torch.tensor(row, dtype=torch.float64)
-        trainer.collaboration = soft_collaboration(importance, trainer.num_samples)
-        self.rounds.append(trainer.current_round + 1)
-        self.importance.append(importance)
-        for model, mean in enumerate(importance[list(shares)].mean(0).tolist()):
-            trainer.log(f"soft_averaging/{model}/importance", mean)
+        return importance
 
     def state_dict(self) -> dict[str, Any]:
         """The history; what is in use is the run's collaboration."""
-        return {"rounds": self.rounds, "importance": self.importance}
+        return {"rounds": self.rounds, "importance": self.importance, "personal": self.personal}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up the history."""
         self.rounds = list(state["rounds"])
         self.importance = [one.clone() for one in state["importance"]]
+        self.personal = state["personal"]
+
+
+def _active(trainer: "FederatedTrainer") -> list[int]:
+    return [client for client in trainer.present_clients if client not in trainer.resting_clients]
 
 
 def _shares(loss: HeldOutLoss, client: int, models: Sequence[Weights]) -> list[float]:

@@ -118,6 +118,34 @@ def test_pure_clients_that_start_apart_are_clusters() -> None:
         assert all(row[kind] > 0.9 for row, kind in zip(shares.tolist(), kinds, strict=True))
 
 
+@pytest.mark.parametrize("every", [0, 1, 2])
+def test_clients_are_evaluated_with_what_they_want_and_train_from_what_they_have(every: int) -> None:
+    """As many rounds by training samples alone give the same models: goals have no part in the training."""
+    settings = {"max_rounds": 4, "check_val_every_n_rounds": every}
+    data = MixedClients()
+    wants = SoftAveraging(num_models=2, num_samples=None, personal_split="val")
+    run = fit(wants, data=data, **settings)
+    plain = fit(SoftAveraging(num_models=2, num_samples=None), data=data, **settings)
+    assert all(a.equal(b) for a, b in zip(run.models, plain.models, strict=True))
+    expected = torch.tensor([explained(losses_of(run, data, i, "val")) for i in range(6)], dtype=torch.float64)
+    assert wants.personal is not None
+    torch.testing.assert_close(wants.personal, expected)
+    torch.testing.assert_close(run.collaboration.personalisation, expected)
+    assert not torch.equal(run.collaboration.personalisation, plain.collaboration.personalisation)
+
+
+def test_a_run_that_ends_early_uses_what_clients_want() -> None:
+    class Ends(Callback):
+        def on_round_end(self, trainer: FederatedTrainer) -> None:
+            trainer.should_stop = trainer.current_round == 3
+
+    data = MixedClients()
+    soft = SoftAveraging(num_models=2, num_samples=None, personal_split="val")
+    run = fit(soft, Ends(), data=data, max_rounds=9, check_val_every_n_rounds=0)
+    expected = torch.tensor([explained(losses_of(run, data, i, "val")) for i in range(6)], dtype=torch.float64)
+    torch.testing.assert_close(run.collaboration.personalisation, expected)
+
+
 def test_initial_rounds_pass_before_the_first_estimate() -> None:
     soft = SoftAveraging(num_models=2, initial_rounds=2, every_n_rounds=2)
     run = fit(soft, max_rounds=2)
@@ -166,7 +194,7 @@ def test_estimates_are_made_every_n_rounds() -> None:
 def test_it_resumes_to_the_same_bits_and_composes(tmp_path: Path) -> None:
     def go(root: str, rounds: int, ckpt: Any = None) -> FederatedTrainer:
         callbacks = [
-            SoftAveraging(num_models=2, num_samples=5),
+            SoftAveraging(num_models=2, num_samples=5, personal_split="val"),
             PersonalLayers(layers=["linear.bias"]),
             ClientArrivals(rounds={"client_2": 2, "client_5": 4}),
             ModelCheckpoint(every_n_rounds=1),
@@ -188,12 +216,16 @@ def test_what_makes_no_sense_is_refused() -> None:
             SoftAveraging(**{"num_models": 2, name: 0})
     with pytest.raises(ConfigurationError, match="SoftAveraging.split='test': choose train or val"):
         SoftAveraging(num_models=2, split="test")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="SoftAveraging.personal_split='test': choose train or val"):
+        SoftAveraging(num_models=2, personal_split="test")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="SoftAveraging.num_models=7 for 6 clients"):
         fit(SoftAveraging(num_models=7))
     with pytest.raises(ConfigurationError, match="SoftAveraging.initial_rounds=4: a run of 3 rounds would never"):
         fit(SoftAveraging(num_models=2, initial_rounds=4))
     with pytest.raises(ConfigurationError, match=r"split='val': 4 of 6 clients have no .* is client_1\)"):
         fit(SoftAveraging(num_models=2, split="val"), data=MixedClients(with_val={0, 4}))
+    with pytest.raises(ConfigurationError, match=r"personal_split='val': 4 of 6 clients have no"):
+        fit(SoftAveraging(num_models=2, personal_split="val"), data=MixedClients(with_val={0, 4}))
 
     class Manual(CornerModule):
         def __init__(self) -> None:
