@@ -42,7 +42,7 @@ def callbacks(recipe: dict[str, Any], arm: str) -> list[dict[str, Any]]:
     sampling = {"class_path": "UniformSampling", "init_args": {"cohort_size": turns}}
     if arm == "fedavg":
         return [sampling]
-    kept = {"num_models": settings["num_tiers"], "num_samples": settings["num_samples"], "every_n_rounds": 2}
+    kept = {"num_models": settings["num_tiers"], "num_samples": settings["num_samples"], "every_n_rounds": 5}
     kept |= {"split": settings["bid_split"], "personal_split": settings["personal_split"]}
     return [sampling, {"class_path": "SoftAveraging", "init_args": kept}]
 
