@@ -14,8 +14,8 @@ tau                    ``every_n_rounds``
 =====================  =============================================================  ========
 
 A client trains once from its mixture ``sum_s u_ks c_s``, and its weights count ``u_ks n_k`` in model s. The paper's
-proximal term ``lambda/2 sum_s u_ks |w - c_s|^2`` is that of ``fedprox`` with ``mu = lambda``: u sums to 1, so it is
-``lambda/2 |w - sum_s u_ks c_s|^2`` and a constant.
+proximal term ``lambda/2 sum_s u_ks |w - c_s|^2`` is ``lambda/2 |w - sum_s u_ks c_s|^2`` and a constant, u summing to 1:
+FedProx's. It is the strategy's part, which with FedAvg has none (lambda = 0).
 
 Differs from the paper: all clients of a round count in all models by their importance, while it draws clients for each
 cluster by importance; u has no lower bound. Where the paper's models start from different initial weights, which an
