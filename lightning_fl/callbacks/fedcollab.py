@@ -21,7 +21,7 @@ What the discriminators do otherwise is in the file named above.
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 import torch
@@ -79,6 +79,8 @@ class FedCollab(Callback):
         max_train: training samples of each side at most (each client keeps at least half of its samples to validate).
         max_validation: validation samples of each side at most.
         shared_size: as many training samples in every pair as the smallest client of all can give.
+        ignore: for ablations (section 5.5): "quantities" takes every client to have the mean number of samples,
+            "distances" takes every pair to be as far apart as all are on average.
 
     Raises:
         ConfigurationError: a value is out of range; at the start of a run, a file does not fit, a client has fewer than
@@ -107,7 +109,10 @@ class FedCollab(Callback):
         max_train: int = 64,
         max_validation: int = 500,
         shared_size: bool = False,
+        ignore: Literal["quantities", "distances"] | None = None,
     ) -> None:
+        if ignore not in (None, "quantities", "distances"):
+            raise ConfigurationError(f"FedCollab.ignore={ignore!r}: choose quantities, distances or null.")
         if not 0 <= capacity < float("inf"):
             raise ConfigurationError(f"FedCollab.capacity={capacity}: give a number of at least 0 (10 in the paper).")
         if num_restarts < 1:
@@ -129,6 +134,7 @@ class FedCollab(Callback):
         self.num_restarts = num_restarts
         self.distances_file = distances
         self.structure = structure
+        self.ignore = ignore
         self.encoder = encoder
         self.discriminator = DiscriminatorSettings(
             hidden=hidden,
@@ -168,10 +174,8 @@ class FedCollab(Callback):
         if self.structure is not None:
             self._join_structure(trainer, Path(self.structure))
             return
-        samples = [trainer.num_samples[client] for client in present]
         labels = solve_coalitions(
-            self.distances[present][:, present],
-            samples,
+            *self._judged(trainer, present),
             self.capacity,
             num_restarts=self.num_restarts,
             seed=derive_seed(trainer.seed, "coalitions"),
@@ -242,14 +246,24 @@ class FedCollab(Callback):
 
     # -- coalitions ----------------------------------------------------------------------------------------------
 
+    def _judged(self, trainer: "FederatedTrainer", clients: list[int]) -> tuple[Tensor, Tensor]:
+        """The distances [n, n] and numbers of samples [n] of some clients by which their coalitions are judged."""
+        distances = self.distances[clients][:, clients]
+        samples = torch.tensor([trainer.num_samples[client] for client in clients], dtype=torch.float64)
+        if self.ignore == "quantities":
+            samples = samples.mean().expand(len(clients))
+        if self.ignore == "distances" and len(clients) > 1:
+            pairs = ~torch.eye(len(clients), dtype=torch.bool)
+            distances = torch.where(pairs, distances[pairs].mean(), distances)
+        return distances, samples
+
     def _joined(self, trainer: "FederatedTrainer", labels: dict[int, int], newcomers: list[int]) -> dict[int, int]:
         """Labels of those who are there, with the newcomers put where the objective is least."""
         clients = sorted([*labels, *newcomers])
         places = {client: place for place, client in enumerate(clients)}
         joined = join_coalitions(
             [labels.get(client, 0) for client in clients],
-            self.distances[clients][:, clients],
-            [trainer.num_samples[client] for client in clients],
+            *self._judged(trainer, clients),
             self.capacity,
             [places[client] for client in newcomers],
         )
@@ -264,8 +278,7 @@ class FedCollab(Callback):
         clients = sorted(labels)
         objective = coalition_objective(
             [labels[client] for client in clients],
-            self.distances[clients][:, clients],
-            [trainer.num_samples[client] for client in clients],
+            *self._judged(trainer, clients),
             self.capacity,
         )
         assert trainer.datamodule is not None

@@ -92,6 +92,25 @@ def test_equal_clients_make_fedavg_and_distant_ones_local_training(tmp_path):
     assert all(alone.client_model(i).equal(local.client_model(i)) for i in range(5))
 
 
+def test_ablations_ignore_quantities_or_distances(tmp_path):
+    """A large client of another kind and two pairs of small ones that are alike; what is least is found by hand."""
+    matrix = 0.2 * far_apart(5)
+    matrix[0, 1:] = matrix[1:, 0] = 1.0
+    for i, j in ((1, 2), (3, 4)):
+        matrix[i, j] = matrix[j, i] = 0.0
+    coalitions = {}
+    for ignore in (None, "quantities", "distances"):
+        callback = FedCollab(capacity=1.5, distances=given(tmp_path, matrix), ignore=ignore)
+        trainer(callback).fit(TinyModule(), TwoKinds((400, 5, 5, 5, 5)))
+        coalitions[ignore] = callback.assignment
+    # a small client alone 1.5 / sqrt(5) = 0.67, its pair 0.47, four 0.34 + 0.1, with the large one 0.07 + 0.95
+    assert coalitions[None] == [0, 1, 1, 1, 1]
+    # 84 samples each: alone 0.16, a pair 0.12, four 0.08 + 0.1
+    assert coalitions["quantities"] == [0, 1, 1, 2, 2]
+    # all pairs 0.48 apart: a small client alone 0.67, with everybody 0.07 + 0.47
+    assert coalitions["distances"] == [0, 0, 0, 0, 0]
+
+
 def test_distances_of_another_run_are_read_and_only_the_missing_ones_measured(tmp_path):
     first = trainer(quick(), root=tmp_path / "first")
     first.fit(TinyModule(), TwoKinds())
@@ -228,6 +247,7 @@ def test_after_a_warm_up_the_models_own_layer_makes_the_features(tmp_path):
 
 def test_bad_settings_and_tiny_clients_are_named():
     for changes, message in (
+        ({"ignore": "labels"}, r"FedCollab\.ignore='labels': choose quantities, distances or null"),
         ({"capacity": -1.0}, r"FedCollab\.capacity=-1"),
         ({"num_restarts": 0}, r"FedCollab\.num_restarts=0"),
         ({"distances": "a.csv", "structure": "b"}, r"distances='a\.csv' and structure='b' are both set"),
