@@ -99,6 +99,7 @@ def main() -> None:
     parser.add_argument("task", choices=RECIPES)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
     parser.add_argument("--learning-rates", type=float, nargs="+", help="instead of the recipe's")
+    parser.add_argument("--kinds", nargs="+", choices=["corrupted", "clean"], default=["corrupted", "clean"])
     parser.add_argument("--only-rank", action="store_true", help="no exact values: only the corrupted client's rank")
     parser.add_argument("--workers", type=int, default=2, help="fits at once")
     parser.add_argument("--out", default="runs/contribution_study")
@@ -106,7 +107,7 @@ def main() -> None:
     recipe = yaml.safe_load((Path(__file__).parents[1] / "recipes" / f"{RECIPES[arguments.task]}.yaml").read_text())
     [corrupted] = recipe["trainer"]["callbacks"][0]["init_args"]["clients"]
     rates = arguments.learning_rates or [recipe["model"]["init_args"]["learning_rate"]]
-    kinds = (False,) if arguments.only_rank else (False, True)
+    kinds = (False,) if arguments.only_rank else tuple(kind == "clean" for kind in arguments.kinds)
     keys = [(rate, clean, seed) for clean in kinds for rate in rates for seed in arguments.seeds]
     with ThreadPoolExecutor(arguments.workers) as pool:
         futures = {key: pool.submit(run, arguments.task, *key, arguments) for key in keys}
@@ -133,7 +134,7 @@ def main() -> None:
                 )
     print("\n| values | learning rate | corrupted client last by cumulated value | last in rounds (median seed) |")
     print("|---|---|---|---|")
-    for arm in values[rates[0], False, arguments.seeds[0]]:
+    for arm in values[rates[0], False, arguments.seeds[0]] if False in kinds else ():
         for rate in rates:
             tables = [values[rate, False, seed][arm] for seed in arguments.seeds]
             name = tables[0].columns[corrupted]
