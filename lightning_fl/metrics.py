@@ -10,15 +10,19 @@ import re
 import statistics
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from lightning_fl.engine.results import LoggedValue
 from lightning_fl.errors import ConfigurationError
+
+if TYPE_CHECKING:  # the figures of a finished run are compared without torch
+    from lightning_fl.engine.results import LoggedValue
 
 __all__ = [
     "ClientMetrics",
     "GainSummary",
     "MetricSummary",
     "default_metric",
+    "direction_is_known",
     "gains",
     "higher_is_better",
     "incentivized_participation_rate",
@@ -172,13 +176,28 @@ def higher_is_better(name: str, stated: bool | None = None) -> bool:
     """
     if stated is not None:
         return stated
+    return _names_lower(name) is False
+
+
+def direction_is_known(name: str, recorded: bool) -> bool:
+    """Whether a direction that a run recorded can be relied on, or is what a name that says nothing counts as.
+
+    Args:
+        name: the metric's.
+        recorded: :func:`higher_is_better` of the run.
+    """
+    return recorded or _names_lower(name) is True
+
+
+def _names_lower(name: str) -> bool | None:
+    """Whether lower is better, from the name alone; ``None`` where it says nothing."""
     words = re.split(r"[^a-z0-9]+", name.lower())
     if any(word.startswith(_LOWER) or word.endswith(("loss", "error")) for word in words):
-        return False
-    return any(word.startswith(_HIGHER) for word in words)
+        return True
+    return False if any(word.startswith(_HIGHER) for word in words) else None
 
 
-def summarize(reports: Mapping[int, Mapping[str, LoggedValue]]) -> ClientMetrics:
+def summarize(reports: Mapping[int, Mapping[str, "LoggedValue"]]) -> ClientMetrics:
     """What clients logged -> one :class:`MetricSummary` per name.
 
     A metric that is NaN for some client (nothing to measure) leaves that client out; NaN for all stays NaN.

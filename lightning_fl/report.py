@@ -10,8 +10,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from lightning_fl.callbacks.progress import STAND_IN_LABEL, leading_metric
+from lightning_fl.callbacks.progress import leading_metric
 from lightning_fl.data.module import Split
+from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.metrics import ClientMetrics, GainSummary, MetricSummary, metric_name
 
 if TYPE_CHECKING:

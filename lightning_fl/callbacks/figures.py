@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from lightning_fl.callbacks.progress import STAND_IN_LABEL
+from lightning_fl.data.source import STAND_IN_LABEL
 
 __all__ = ["Curve", "draw_client_curves", "draw_contributions", "draw_learning_curves", "draw_matrix", "draw_parity"]
 

@@ -14,16 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import ClientMetrics, MetricSummary, default_metric
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
 
-__all__ = ["STAND_IN_LABEL", "ProgressDisplay", "RoundClock", "leading_metric"]
-
-#: Shown wherever numbers come from embedded example data.
-STAND_IN_LABEL = "STAND-IN DATA (embedded examples, no measurements)"
+__all__ = ["ProgressDisplay", "RoundClock", "leading_metric"]
 
 _REFRESH_SECONDS = 0.1
 _PLAIN_SECONDS = 10.0

@@ -165,7 +165,7 @@ def _refuse_personal_layers(recipe: dict[str, Any]) -> None:
 
 
 def _print(found: "Personalization", summary: dict[str, Any], folder: Path, data: Path, out: Path) -> None:
-    from lightning_fl.callbacks.progress import STAND_IN_LABEL
+    from lightning_fl.data.source import STAND_IN_LABEL
     from lightning_fl.metrics import metric_name
 
     console = Console()

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +14,10 @@ import pandas as pd
 from lightning_fl.cli.diagnosis import load_recipe
 from lightning_fl.errors import CheckpointError, ConfigurationError
 
-__all__ = ["FinishedRun", "RunMetric"]
+__all__ = ["WATCHING", "FinishedRun", "RunMetric", "find_runs"]
+
+#: Ends of the names of callbacks that change no result: those that draw, show and measure.
+WATCHING = ("Figure", "Figures", "Curves", "SaveConfig", "ProgressDisplay", "LocalReference")
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class FinishedRun:
         """Read a run.
 
         Args:
-            folder: of the run, or one that holds runs, of which the last finished one is read.
+            folder: of the run, or one that holds runs, of which the last fit that ended is read, else the last run.
 
         Raises:
             ConfigurationError: there is no such folder, or no finished run in it.
@@ -101,14 +105,19 @@ class FinishedRun:
     @property
     def algorithm(self) -> str:
         """The strategy and the callbacks that take part in the algorithm: "FedAvg + DROClientSampling"."""
-        watching = ("Figure", "Figures", "Curves", "Checkpoint", "SaveConfig", "ProgressDisplay", "LocalReference")
-        parts = [name for name in self.summary.get("callbacks", []) if not name.endswith(watching)]
+        aside = (*WATCHING, "Checkpoint")
+        parts = [name for name in self.summary.get("callbacks", []) if not name.endswith(aside)]
         return " + ".join([self.summary["strategy"], *parts])
 
     @property
     def rounds(self) -> int | None:
         """Rounds trained; ``None`` of a run that only evaluated."""
         return self.summary.get("rounds")
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the training was stopped before its last round."""
+        return bool(self.summary.get("interrupted", False))
 
     @property
     def seconds(self) -> float | None:
@@ -151,6 +160,11 @@ class FinishedRun:
             clients={client: _number(value) for client, value in record["clients"].items()},
         )
 
+    def gains(self, name: str, split: str = "test") -> dict[str, float] | None:
+        """Client's name -> gain over its own local training; ``None`` where the run trained no local models."""
+        found = self.summary.get("gains_over_local_training", {}).get(split, {}).get(name)
+        return None if found is None else {client: _number(gain) for client, gain in found["clients"].items()}
+
     @cached_property
     def curves(self) -> pd.DataFrame:
         """What was logged by round: the column ``step`` (rounds done) and one for each curve; may be empty."""
@@ -161,6 +175,55 @@ class FinishedRun:
             return pd.read_csv(path)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} is damaged ({error}): copy the run again, or repeat it.") from error
+
+    def curve(self, name: str, split: str = "val") -> pd.DataFrame:
+        """One metric by round: ``round``, ``mean``, ``worst`` (NaN where not logged) and ``megabytes``.
+
+        ``megabytes`` is what all clients had sent and received by then; NaN where the run did not count it. The frame
+        is empty if the metric was not logged.
+        """
+        curves = self.curves
+        column = next((found for found in (f"{split}/{name}", f"{split}_{name}", name) if found in curves), None)
+        if column is None:
+            return pd.DataFrame(columns=["round", "mean", "worst", "megabytes"], dtype=float)
+
+        def by_round(name: str) -> pd.Series:
+            # A logger may write several rows for one round, each with a part of the columns.
+            return curves.groupby("step")[name].last() if name in curves else pd.Series(dtype=float)
+
+        mean = by_round(column).dropna()
+        moved = by_round("communication/megabytes_sent").add(by_round("communication/megabytes_received"))
+        worst = by_round(f"{column}/worst").reindex(mean.index)
+        frame = {"round": mean.index, "mean": mean, "worst": worst, "megabytes": moved.reindex(mean.index)}
+        return pd.DataFrame(frame).astype(float).reset_index(drop=True)
+
+
+def find_runs(folder: str | Path) -> list[FinishedRun]:
+    """All finished fits below a folder, in the order of their paths; those that were interrupted are left out.
+
+    Args:
+        folder: of a run, or one with runs at any depth below it.
+
+    Raises:
+        ConfigurationError: there is no such folder, or no finished run below it.
+        CheckpointError: a run's files are damaged.
+    """
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise ConfigurationError(f"{path} is not a folder: give one with runs below it, such as runs.")
+    found = [FinishedRun.read(file.parent) for file in sorted(path.rglob("summary.json"), key=_natural)]
+    runs = [run for run in found if run.rounds is not None and not run.interrupted]
+    if not runs:
+        raise ConfigurationError(
+            f"there is no finished run of lightning-fl fit below {path}: give a folder that holds one, with its"
+            " summary.json."
+        )
+    return runs
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Sorts ``version_2`` before ``version_10``."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.as_posix())]
 
 
 def _last_finished(folder: Path) -> Path:
@@ -173,7 +236,17 @@ def _last_finished(folder: Path) -> Path:
             else "give the folder that lightning-fl fit named"
         )
         raise ConfigurationError(f"{folder} holds no finished run, there is no summary.json: {mend}.")
-    return max(runs, key=lambda path: int(path.name.removeprefix("version_")))
+    runs.sort(key=_natural, reverse=True)
+    # An evaluation of a fit stands in a folder of its own beside it, a fit that goes on after an interrupt likewise.
+    return next((path for path in runs if _is_finished_fit(path)), runs[0])
+
+
+def _is_finished_fit(folder: Path) -> bool:
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        return "rounds" in summary and not summary.get("interrupted", False)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return True  # damaged: reading it says so
 
 
 def _number(value: float | None) -> float:

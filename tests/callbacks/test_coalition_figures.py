@@ -16,7 +16,7 @@ from lightning_fl.callbacks.coalition_figures import (
     draw_partition,
 )
 from lightning_fl.callbacks.coalition_tracking import coalitions, track_coalitions
-from lightning_fl.callbacks.progress import STAND_IN_LABEL
+from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.errors import ConfigurationError
 
 ALONE = to_rgb("0.72")

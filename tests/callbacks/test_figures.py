@@ -19,11 +19,11 @@ from lightning_fl.callbacks.figures import (
 )
 from lightning_fl.callbacks.learning_curves import LearningCurves
 from lightning_fl.callbacks.parity_figure import ParityFigure, paired
-from lightning_fl.callbacks.progress import STAND_IN_LABEL
 from lightning_fl.callbacks.sampling_weights_figure import SamplingWeightsFigure
 from lightning_fl.callbacks.shapley_rewards import ShapleyRewards
 from lightning_fl.cohort import Cohort
 from lightning_fl.collaboration import Collaboration
+from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.errors import ConfigurationError
 
 INPUTS = torch.tensor([1.0, -2.0, 3.0, -4.0])  # as in conftest

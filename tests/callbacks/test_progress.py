@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from lightning_fl.callbacks import Callback
-from lightning_fl.callbacks.progress import STAND_IN_LABEL, ProgressDisplay, RoundClock, leading_metric
+from lightning_fl.callbacks.progress import ProgressDisplay, RoundClock, leading_metric
+from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.metrics import MetricSummary
 

@@ -8,7 +8,6 @@ from matplotlib.colors import same_color, to_rgb
 from tier_tiny import SIZES, fit
 
 from lightning_fl.callbacks import Callback, ShapleyRewards, TierBidding, TierFigures, TokenLedger
-from lightning_fl.callbacks.progress import STAND_IN_LABEL
 from lightning_fl.callbacks.tier_figures import (
     draw_balances,
     draw_cdf,
@@ -16,6 +15,7 @@ from lightning_fl.callbacks.tier_figures import (
     draw_tier_contributions,
     draw_tier_membership,
 )
+from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Ledger, to_units
 

@@ -1,0 +1,8 @@
+"""Where data come from, in words. Imports nothing, so that finished runs can be shown without torch."""
+
+__all__ = ["STAND_IN", "STAND_IN_LABEL"]
+
+#: The source of embedded example data.
+STAND_IN = "stand-in"
+#: Shown wherever numbers come from embedded example data.
+STAND_IN_LABEL = "STAND-IN DATA (embedded examples, no measurements)"
