@@ -43,6 +43,7 @@ COMMANDS = {
     "personalize": Command(
         "lightning_fl.cli.personalize", "Mix a finished run's shared models for a new client's data, without training."
     ),
+    "compare": Command("lightning_fl.cli.compare", "Put finished runs side by side: tables and figures."),
     "recipes": Command("lightning_fl.cli.recipes", "List, print or copy the recipes that come with the package."),
     "datasets": Command("lightning_fl.cli.datasets", "List data sets, fetch them, check their files."),
     "completion": Command("lightning_fl.cli.completion", "Print the completion script for a shell."),

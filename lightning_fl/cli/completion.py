@@ -94,6 +94,11 @@ def _values(command: str) -> dict[str, Iterable[str] | str]:
         return {"name": available_cards()}
     if command == "personalize":
         return {"run": "folders", "file": "files", "out": "files", "accelerator": ("auto", "cpu", "cuda")}
+    if command == "compare":
+        from lightning_fl.cli.compare import FORMATS
+
+        folders = dict.fromkeys(("runs", "reference", "out"), "folders")
+        return {**folders, "split": ("test", "val", "train"), "format": FORMATS}
     if command == "completion":
         return {"shell": get_args(Shell)}
     from lightning_fl.trainer import FederatedTrainer

@@ -199,7 +199,7 @@ class FinishedRun:
 
 
 def find_runs(folder: str | Path) -> list[FinishedRun]:
-    """All finished fits below a folder, in the order of their paths; those that were interrupted are left out.
+    """All fits below a folder that have a record, in the order of their paths; the interrupted ones among them.
 
     Args:
         folder: of a run, or one with runs at any depth below it.
@@ -212,7 +212,7 @@ def find_runs(folder: str | Path) -> list[FinishedRun]:
     if not path.is_dir():
         raise ConfigurationError(f"{path} is not a folder: give one with runs below it, such as runs.")
     found = [FinishedRun.read(file.parent) for file in sorted(path.rglob("summary.json"), key=_natural)]
-    runs = [run for run in found if run.rounds is not None and not run.interrupted]
+    runs = [run for run in found if run.rounds is not None]
     if not runs:
         raise ConfigurationError(
             f"there is no finished run of lightning-fl fit below {path}: give a folder that holds one, with its"

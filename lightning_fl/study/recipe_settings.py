@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_fl.study.finished_run import WATCHING, FinishedRun
 
-__all__ = ["group_runs", "recipe_differences", "recipe_settings"]
+__all__ = ["group_runs", "recipe_differences", "recipe_lines", "recipe_settings"]
 
 #: Keys that change no result: where the run goes and what is shown meanwhile, and the seed.
 _WITHOUT_EFFECT = frozenset(
@@ -61,6 +61,27 @@ def group_runs(runs: Sequence[tuple[str | None, FinishedRun]]) -> dict[str, list
         rows.setdefault(key, []).append(run)
     labels = _labels(rows)
     return {labels[key]: sorted(found, key=lambda run: run.seed) for key, found in rows.items()}
+
+
+def recipe_lines(groups: Mapping[str, Sequence[FinishedRun]]) -> list[str]:
+    """What a table of algorithms does not show by itself: settings that rows have in common with different values.
+
+    Args:
+        groups: label -> runs.
+
+    Returns:
+        A line per setting: "trainer.max_rounds: 5 (FedAvg, FedProx), 10 (FedCollab)".
+    """
+    lines = []
+    for name, values in recipe_differences(groups).items():
+        labels: dict[str, list[str]] = {}
+        for label, value in values.items():
+            if value is not None:
+                labels.setdefault(_plain(value), []).append(label)
+        if len(labels) > 1:
+            texts = [f"{value} ({', '.join(of_value)})" for value, of_value in labels.items()]
+            lines.append(f"{name}: {', '.join(texts)}")
+    return lines
 
 
 def recipe_differences(groups: Mapping[str, Sequence[FinishedRun]]) -> dict[str, dict[str, str | None]]:

@@ -174,7 +174,7 @@ def client_table(
                     "label": label,
                     "seed": run.seed,
                     "split": split,
-                    "higher_is_better": metric.higher_is_better,
+                    "higher_is_better": known_direction(metric),
                     "source": run.data_source,
                     "run": str(run.folder),
                 }
@@ -183,6 +183,11 @@ def client_table(
                     for client, value in metric.clients.items()
                 ]
     return pd.DataFrame(rows)
+
+
+def known_direction(metric: RunMetric) -> bool | None:
+    """Whether higher is better; ``None`` where the run only assumed lower, see ``direction_is_known``."""
+    return metric.higher_is_better if direction_is_known(metric.name, metric.higher_is_better) else None
 
 
 def client_gains(
@@ -225,8 +230,7 @@ def _about(
     label: str, runs: Sequence[FinishedRun], name: str, split: str, reference: Sequence[FinishedRun] | None
 ) -> dict[str, object]:
     found = [run.metric(name, split) for run in runs]
-    directions = {metric.higher_is_better for metric in found}
-    known = len(directions) == 1 and direction_is_known(name, found[0].higher_is_better)
+    directions = {known_direction(metric) for metric in found}
     if reference is not None:
         gain_over = ", ".join(dict.fromkeys(run.algorithm for run in reference))
     else:
@@ -235,7 +239,7 @@ def _about(
         "metric": name,
         "label": label,
         "split": split,
-        "higher_is_better": found[0].higher_is_better if known else None,
+        "higher_is_better": directions.pop() if len(directions) == 1 else None,
         "source": ", ".join(dict.fromkeys(run.data_source for run in runs)),
         "num_seeds": len(runs),
         "seeds": ", ".join(str(seed) for seed in sorted(run.seed for run in runs)),

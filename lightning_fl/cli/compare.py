@@ -1,0 +1,213 @@
+"""``lightning-fl compare``: finished runs side by side, as tables and figures. Imports no torch."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from jsonargparse import ArgumentParser, Namespace
+
+from lightning_fl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from lightning_fl.study.finished_run import FinishedRun
+
+__all__ = ["FORMATS", "add_arguments", "run"]
+
+#: Of the written table.
+FORMATS = ("md", "csv", "tex")
+_FIGURES = ("learning_curves", "client_values", "client_gains", "client_distribution")
+#: Settings in which recipes differ that are named; the others are counted.
+_MOST_SETTINGS = 12
+
+
+def add_arguments(parser: ArgumentParser, command: str) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "runs",
+        type=str,
+        nargs="+",
+        metavar="[LABEL=]RUN",
+        help="Folders of finished runs, or of versions of a run, of which the last finished one is taken. Runs that"
+        " differ in the seed only are one row; those of one LABEL too.",
+    )
+    parser.add_argument("--recursive", action="store_true", help="Take all finished runs below each RUN.")
+    parser.add_argument(
+        "--metric",
+        type=str,
+        nargs="+",
+        default=None,
+        help="Metrics without their split, such as acc rmse (default: the first that is no loss).",
+    )
+    parser.add_argument("--split", type=Literal["test", "val", "train"], default="test", help="Whose metrics.")
+    parser.add_argument(
+        "--baseline",
+        type=str | None,
+        default=None,
+        metavar="LABEL",
+        help="Row that the others are compared with, seed by seed, with 95 %% t-intervals.",
+    )
+    parser.add_argument(
+        "--reference",
+        type=str | None,
+        default=None,
+        metavar="RUN",
+        help="Run, or row, over which clients' gains are taken, such as local training (default: each run's own local"
+        " models, where it trained them: LocalReference).",
+    )
+    parser.add_argument(
+        "--out", type=str | None, default=None, metavar="FOLDER", help="Write tables and figures (PNG and SVG) there."
+    )
+    parser.add_argument(
+        "--format",
+        type=Literal["md", "csv", "tex"],
+        nargs="+",
+        default=list(FORMATS),
+        help="Of the tables in --out.",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="Replace what --out has of an earlier comparison.")
+    parser.add_argument(
+        "--force", action="store_true", help="Compare runs on different data too, with a warning above the table."
+    )
+
+
+def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
+    """Read, check, print, write."""
+    from lightning_fl.study.comparability import find_differences
+    from lightning_fl.study.recipe_settings import group_runs, recipe_lines
+    from lightning_fl.study.render import to_terminal
+    from lightning_fl.study.table import client_table, comparison_table, leading_metric
+
+    groups = group_runs([found for word in config.runs for found in _labelled(word, config.recursive)])
+    reference = None
+    if config.reference is not None:
+        reference = groups.get(config.reference) or _read(config.reference, config.recursive)
+    differences = find_differences(groups if reference is None else {**groups, "--reference": reference})
+    if differences and not config.force:
+        raise ConfigurationError(
+            f"these runs do not compare: {'; '.join(differences)}. Give runs on the same data, or compare nevertheless"
+            " with --force."
+        )
+    metrics = config.metric or [leading_metric(groups, config.split)]
+    frame = comparison_table(groups, metrics, config.split, reference=reference, baseline=config.baseline)
+    settings = _shortened(recipe_lines(groups))
+    if config.out is not None:
+        out = Path(config.out).expanduser()
+        _refuse_existing(out, metrics, overwrite=config.overwrite)
+    to_terminal(frame, warnings=differences)
+    if settings:
+        print("\n".join(["The recipes differ in", *(f"  {line}" for line in settings)]))
+    if config.out is not None:
+        clients = client_table(groups, metrics, config.split, reference=reference)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            _write_tables(out, frame, clients, groups, config.format, differences, settings)
+            for name, figure in _figures(groups, frame, clients):
+                figure.savefig(out / f"{name}.png", dpi=150, bbox_inches="tight")
+                figure.savefig(out / f"{name}.svg", bbox_inches="tight")
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot write to {out}: {error}. Free some space or give another folder with --out."
+            ) from error
+        print(f"comparison: {out}")
+    return 0
+
+
+def _labelled(word: str, recursive: bool) -> Iterator[tuple[str | None, "FinishedRun"]]:
+    """The runs that a word of the command line means, with their label."""
+    label, equals, folder = word.partition("=")
+    if not equals or Path(word).expanduser().is_dir():
+        label, folder = "", word
+    elif not label.strip() or not folder:
+        raise ConfigurationError(f"{word!r}: give LABEL=RUN, such as FedAvg=runs/fedavg_digits, or a run's folder.")
+    for found in _read(folder, recursive):
+        yield label.strip() or None, found
+
+
+def _read(folder: str, recursive: bool) -> list["FinishedRun"]:
+    from lightning_fl.study.finished_run import FinishedRun, find_runs
+
+    if recursive:
+        found = find_runs(folder)
+        finished = [run for run in found if not run.interrupted]
+        if not finished:
+            raise ConfigurationError(f"all runs below {folder} were interrupted: end one with --ckpt_path last.")
+        for left_out in found:
+            if left_out.interrupted:
+                print(f"{left_out.folder} was interrupted and is left out", file=sys.stderr)
+        return finished
+    path = Path(folder).expanduser()
+    if path.is_dir() and not (path / "summary.json").is_file() and not any(path.glob("version_*/summary.json")):
+        count = sum(1 for _ in path.rglob("summary.json"))
+        if count:
+            raise ConfigurationError(f"{path} is not a run's folder, {count} runs lie below it: add --recursive.")
+    return [FinishedRun.read(path)]
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    if len(lines) <= _MOST_SETTINGS:
+        return lines
+    return [*lines[:_MOST_SETTINGS], f"and {len(lines) - _MOST_SETTINGS} more settings"]
+
+
+def _refuse_existing(out: Path, metrics: Sequence[str], *, overwrite: bool) -> None:
+    """Refuse to write over an earlier comparison, before anything is printed or drawn."""
+    names = [*(f"table.{kind}" for kind in FORMATS), "clients.csv"]
+    names += [f"{figure}_{_file_part(metric)}.png" for figure in _FIGURES for metric in metrics]
+    present = [name for name in names if (out / name).exists()]
+    if present and not overwrite:
+        raise ConfigurationError(
+            f"{out} holds {', '.join(present)} already: give another folder with --out, or replace them with"
+            " --overwrite."
+        )
+
+
+def _write_tables(
+    out: Path,
+    frame: "pd.DataFrame",
+    clients: "pd.DataFrame",
+    groups: Mapping[str, Sequence["FinishedRun"]],
+    formats: Sequence[str],
+    warnings: Sequence[str],
+    settings: Sequence[str],
+) -> None:
+    from lightning_fl.study.render import to_csv, to_latex, to_markdown
+
+    if "csv" in formats:
+        (out / "table.csv").write_text(to_csv(frame), encoding="utf-8")
+        (out / "clients.csv").write_text(to_csv(clients), encoding="utf-8")
+    if "tex" in formats:
+        (out / "table.tex").write_text(to_latex(frame, warnings), encoding="utf-8")
+    if "md" in formats:
+        parts = [to_markdown(frame, warnings)]
+        if settings:
+            parts.append("\n".join(["The recipes differ in:\n", *(f"- `{line}`" for line in settings), ""]))
+        runs = [f"- {label}: {', '.join(f'`{run.folder}`' for run in found)}" for label, found in groups.items()]
+        parts.append("\n".join(["Runs:\n", *runs, ""]))
+        (out / "table.md").write_text("\n".join(parts), encoding="utf-8")
+
+
+def _figures(
+    groups: Mapping[str, Sequence["FinishedRun"]], frame: "pd.DataFrame", clients: "pd.DataFrame"
+) -> Iterator[tuple[str, "Figure"]]:
+    """File name without its ending, figure."""
+    from lightning_fl.study.figures import draw_client_distribution, draw_client_values, draw_comparison_curves
+
+    for metric in dict.fromkeys(frame["metric"]):
+        part = _file_part(metric)
+        if (curves := draw_comparison_curves(groups, metric)) is not None:
+            yield f"learning_curves_{part}", curves
+        of_metric = clients[clients["metric"] == metric]
+        if of_metric["value"].notna().any():
+            yield f"client_values_{part}", draw_client_values(of_metric)
+            yield f"client_distribution_{part}", draw_client_distribution(of_metric)
+        if of_metric["gain"].notna().any():
+            over = " or ".join(text for text in dict.fromkeys(frame["gain_over"]) if text)
+            yield f"client_gains_{part}", draw_client_values(of_metric, gain_over=over)
+
+
+def _file_part(metric: str) -> str:
+    return metric.replace("/", "_")

@@ -1,0 +1,232 @@
+"""Pictures of finished runs side by side: runs and frames in, a ``matplotlib.figure.Figure`` out. No pyplot, no torch.
+
+A row of the comparison has one colour in all pictures.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from lightning_fl.data.source import STAND_IN, STAND_IN_LABEL
+from lightning_fl.study.finished_run import FinishedRun
+from lightning_fl.study.table import known_direction
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["draw_client_distribution", "draw_client_values", "draw_comparison_curves"]
+
+#: Told apart on white, also by lightness; rows beyond them repeat the colours with another dash.
+_COLORS = (
+    *("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive"),
+    *("tab:cyan", "black"),
+)
+_LABEL_WIDTH = 28
+
+
+def draw_comparison_curves(
+    groups: Mapping[str, Sequence[FinishedRun]], metric: str, split: str = "val"
+) -> "Figure | None":
+    """One metric over rounds and, where any run counted it, over what all clients had sent and received.
+
+    The mean over clients is a solid line, the worst client a dashed one; with several seeds both are means over the
+    seeds, over the rounds that all seeds have, and the band is one standard deviation over seeds to either side of the
+    mean over clients.
+
+    Args:
+        groups: label -> runs.
+        metric: its name without the split.
+        split: whose curves, "val" as a rule: a test is made once.
+
+    Returns:
+        ``None`` where no run logged the metric by round.
+    """
+    curves = {
+        label: [curve for run in runs if len(curve := run.curve(metric, split))] for label, runs in groups.items()
+    }
+    if not any(curves.values()):
+        return None
+    counted = any(curve["megabytes"].notna().any() for found in curves.values() for curve in found)
+    figure = _figure(f"{split} {metric} over the training", _sources(groups), (12.0 if counted else 8.5, 5.0))
+    panels = figure.subplots(1, 2 if counted else 1, squeeze=False, sharey=True)[0]
+    several = any(len(found) > 1 for found in curves.values())
+    for number, (label, found) in enumerate(curves.items()):
+        if found:
+            style = _style(number)
+            _draw_curve(panels[0], found, "round", style, label)
+            if counted:
+                _draw_curve(panels[1], [curve.dropna(subset="megabytes") for curve in found], "megabytes", style, None)
+    panels[0].set_xlabel("round")
+    panels[0].set_ylabel(_with_direction(metric, _direction(groups, metric)))
+    panels[0].xaxis.get_major_locator().set_params(integer=True)
+    if counted:
+        panels[1].set_xlabel("sent and received by all clients, MB")
+    panels[0].plot([], [], color="0.3", label="mean over clients")
+    panels[0].plot([], [], color="0.3", linewidth=1.0, linestyle="--", label="worst client")
+    if several:
+        panels[0].fill_between([], [], [], color="0.3", alpha=0.2, linewidth=0, label="± std over seeds")
+    _legend(panels[-1], panels[0])
+    return figure
+
+
+def draw_client_values(clients: pd.DataFrame, *, gain_over: str | None = None) -> "Figure":
+    """Every client of one metric as a dot, a row per group.
+
+    With several seeds a client has a dot per seed. A bar marks the mean, a triangle the worst dot. Gains have a line at
+    0, and the harmed clients' dots are hollow.
+
+    Args:
+        clients: of :func:`~lightning_fl.study.table.client_table`, the rows of one metric.
+        gain_over: draw the gains of the groups that have them instead of the values, over what this says.
+    """
+    gains = gain_over is not None
+    shown = "gain" if gains else "value"
+    order = {label: number for number, label in enumerate(dict.fromkeys(clients["label"]))}
+    clients = clients[np.isfinite(clients[shown])]
+    labels = list(dict.fromkeys(clients["label"]))
+    metric, split = clients["metric"].iloc[0], clients["split"].iloc[0]
+    higher = clients["higher_is_better"].iloc[0]
+    if gains:
+        title = f"Every client's gain in {split} {metric}"
+        axis = f"gain in {metric} over {gain_over}, positive is better"
+    else:
+        title, axis = f"Every client's {split} {metric}", _with_direction(metric, higher)
+    height = 1.8 + 0.55 * len(labels)
+    figure = _figure(title, _frame_sources(clients), (8.5, max(height, 3.2)))
+    axes = figure.add_subplot()
+    if gains:
+        axes.axvline(0, color="black", linewidth=0.8)
+    for place, label in enumerate(labels):
+        values = clients.loc[clients["label"] == label, shown].to_numpy(dtype=float)
+        values = np.sort(values)
+        color = _style(order[label])[0]
+        spread = _spread(len(values))
+        harmed = values < 0 if gains else np.zeros(len(values), dtype=bool)
+        size = 22 if len(values) <= 40 else 12
+        axes.scatter(values[~harmed], place + spread[~harmed], s=size, color=color, alpha=0.75, linewidths=0)
+        axes.scatter(
+            values[harmed], place + spread[harmed], s=size, facecolors="none", edgecolors=color, linewidths=0.9
+        )
+        axes.plot([values.mean()] * 2, [place - 0.36, place + 0.36], color="black", linewidth=1.8, zorder=3)
+        if gains or higher is not None:
+            worst = values[0] if gains or higher else values[-1]
+            axes.scatter([worst], [place + 0.42], marker="^", s=30, color="black", zorder=3, linewidths=0)
+    axes.set_yticks(range(len(labels)), [_wrapped(label) for label in labels])
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.set_xlabel(axis)
+    axes.grid(axis="x", color="0.9")
+    axes.set_axisbelow(True)
+    axes.plot([], [], color="black", linewidth=1.8, label="mean")
+    if gains or higher is not None:
+        axes.scatter([], [], marker="^", s=30, color="black", linewidths=0, label="worst dot")
+    if gains:
+        axes.scatter([], [], s=22, facecolors="none", edgecolors="0.3", linewidths=0.9, label="harmed")
+    _legend(axes)
+    return figure
+
+
+def draw_client_distribution(clients: pd.DataFrame) -> "Figure":
+    """The share of clients up to each value of one metric, a staircase per group; clients of all seeds together.
+
+    Args:
+        clients: of :func:`~lightning_fl.study.table.client_table`, the rows of one metric.
+    """
+    metric, split = clients["metric"].iloc[0], clients["split"].iloc[0]
+    higher = clients["higher_is_better"].iloc[0]
+    figure = _figure(f"Distribution of {split} {metric} over clients", _frame_sources(clients), (8.5, 4.8))
+    axes = figure.add_subplot()
+    for number, label in enumerate(dict.fromkeys(clients["label"])):
+        values = clients.loc[clients["label"] == label, "value"].to_numpy(dtype=float)
+        values = values[np.isfinite(values)]
+        if len(values):
+            color, dash = _style(number)
+            axes.ecdf(values, color=color, linestyle=dash, linewidth=1.6, label=_wrapped(label))
+    axes.set_xlabel(_with_direction(metric, higher))
+    axes.set_ylabel("share of clients with at most this value")
+    axes.set_ylim(0, 1.02)
+    axes.grid(color="0.92")
+    axes.set_axisbelow(True)
+    _legend(axes)
+    return figure
+
+
+def _draw_curve(
+    axes: "Axes", curves: Sequence[pd.DataFrame], along: str, style: tuple[str, str], label: str | None
+) -> None:
+    """Means over seeds of the rounds that all seeds have."""
+    rounds = set.intersection(*(set(curve["round"]) for curve in curves))
+    table = pd.concat([curve[curve["round"].isin(rounds)] for curve in curves])
+    if table.empty:
+        return
+    by_round = table.groupby("round")
+    mean, worst = by_round["mean"].mean(), by_round["worst"].mean()
+    x = mean.index.to_numpy() if along == "round" else by_round[along].mean().to_numpy()
+    color, dash = style
+    marker = "." if len(x) == 1 else ""
+    name = None if label is None else _wrapped(label)
+    axes.plot(x, mean, color=color, linestyle=dash, marker=marker, linewidth=1.6, label=name)
+    axes.plot(x, worst, color=color, marker=marker, linewidth=1.0, linestyle="--", alpha=0.8)
+    if len(curves) > 1:
+        deviation = by_round["mean"].std(ddof=1)
+        axes.fill_between(x, mean - deviation, mean + deviation, color=color, alpha=0.15, linewidth=0)
+
+
+def _style(number: int) -> tuple[str, str]:
+    return _COLORS[number % len(_COLORS)], "-" if number < len(_COLORS) else "-."
+
+
+def _spread(count: int) -> np.ndarray:
+    """Heights that keep dots apart, in a fixed pattern: the golden ratio's multiples modulo 1."""
+    return (np.arange(1, count + 1) * (math.sqrt(5) - 1) / 2 % 1 - 0.5) * 0.56
+
+
+def _direction(groups: Mapping[str, Sequence[FinishedRun]], metric: str) -> bool | None:
+    for runs in groups.values():
+        for run in runs:
+            for split in run.splits():
+                if metric in run.metric_names(split):
+                    return known_direction(run.metric(metric, split))
+    return None
+
+
+def _with_direction(metric: str, higher_is_better: bool | None) -> str:
+    if higher_is_better is None:
+        return metric
+    return f"{metric}, {'higher' if higher_is_better else 'lower'} is better"
+
+
+def _sources(groups: Mapping[str, Sequence[FinishedRun]]) -> list[str]:
+    return list(dict.fromkeys(run.data_source for runs in groups.values() for run in runs))
+
+
+def _frame_sources(clients: pd.DataFrame) -> list[str]:
+    return list(dict.fromkeys(clients["source"]))
+
+
+def _figure(title: str, sources: Sequence[str], size: tuple[float, float]) -> "Figure":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    standin = STAND_IN in sources
+    others = [source for source in sources if source != STAND_IN]
+    note = (
+        f"{STAND_IN_LABEL}{' and ' + ', '.join(others) if others else ''}" if standin else f"data: {', '.join(sources)}"
+    )
+    figure.suptitle(title, fontsize=11)
+    figure.supxlabel(note, fontsize=9, color="red" if standin else "0.4", weight="bold" if standin else "normal")
+    return figure
+
+
+def _legend(axes: "Axes", of: "Axes | None" = None) -> None:
+    handles, labels = (of or axes).get_legend_handles_labels()
+    axes.legend(handles, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
+
+
+def _wrapped(label: str) -> str:
+    import textwrap
+
+    return "\n".join(textwrap.wrap(label, _LABEL_WIDTH))
