@@ -69,7 +69,7 @@ def draw_comparison_curves(
     panels[0].plot([], [], color="0.3", linewidth=1.0, linestyle="--", label="worst client")
     if several:
         panels[0].fill_between([], [], [], color="0.3", alpha=0.2, linewidth=0, label="± std over seeds")
-    _legend(panels[-1], panels[0])
+    _legend(figure, panels[0])
     return figure
 
 
@@ -125,7 +125,7 @@ def draw_client_values(clients: pd.DataFrame, *, gain_over: str | None = None) -
         axes.scatter([], [], marker="^", s=30, color="black", linewidths=0, label="worst dot")
     if gains:
         axes.scatter([], [], s=22, facecolors="none", edgecolors="0.3", linewidths=0.9, label="harmed")
-    _legend(axes)
+    _legend(figure, axes)
     return figure
 
 
@@ -150,7 +150,7 @@ def draw_client_distribution(clients: pd.DataFrame) -> "Figure":
     axes.set_ylim(0, 1.02)
     axes.grid(color="0.92")
     axes.set_axisbelow(True)
-    _legend(axes)
+    _legend(figure, axes)
     return figure
 
 
@@ -221,9 +221,13 @@ def _figure(title: str, sources: Sequence[str], size: tuple[float, float]) -> "F
     return figure
 
 
-def _legend(axes: "Axes", of: "Axes | None" = None) -> None:
-    handles, labels = (of or axes).get_legend_handles_labels()
-    axes.legend(handles, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
+def _legend(figure: "Figure", axes: "Axes") -> None:
+    """Beside the panels, as high as it needs to be."""
+    handles, labels = axes.get_legend_handles_labels()
+    width, height = figure.get_size_inches()
+    lines = sum(label.count("\n") + 1 for label in labels)
+    figure.set_size_inches(width, max(height, 0.8 + 0.16 * lines + 0.05 * len(labels)))
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
 
 
 def _wrapped(label: str) -> str:

@@ -64,7 +64,7 @@ def group_runs(runs: Sequence[tuple[str | None, FinishedRun]]) -> dict[str, list
 
 
 def recipe_lines(groups: Mapping[str, Sequence[FinishedRun]]) -> list[str]:
-    """What a table of algorithms does not show by itself: settings that rows have in common with different values.
+    """Settings that several rows have, with different values that their labels do not tell.
 
     Args:
         groups: label -> runs.
@@ -78,8 +78,10 @@ def recipe_lines(groups: Mapping[str, Sequence[FinishedRun]]) -> list[str]:
         for label, value in values.items():
             if value is not None:
                 labels.setdefault(_plain(value), []).append(label)
-        if len(labels) > 1:
-            texts = [f"{value} ({', '.join(of_value)})" for value, of_value in labels.items()]
+        short = name.rpartition(".")[2]
+        told = all(f"{short}={value}" in label.split() for value, found in labels.items() for label in found)
+        if len(labels) > 1 and not told:
+            texts = [f"{value} ({_few(of_value)})" for value, of_value in labels.items()]
             lines.append(f"{name}: {', '.join(texts)}")
     return lines
 
@@ -153,6 +155,12 @@ def _words(differences: Mapping[str, Mapping[str, str | None]]) -> dict[str, lis
             if value is not None:
                 words.setdefault(row, []).append(f"{short}={_plain(value)}")
     return words
+
+
+def _few(labels: Sequence[str]) -> str:
+    if len(labels) <= _MOST_WORDS:
+        return ", ".join(labels)
+    return f"{labels[0]} and {len(labels) - 1} more rows"
 
 
 def _plain(text: str) -> str:
