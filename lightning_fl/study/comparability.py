@@ -17,7 +17,9 @@ __all__ = ["find_differences", "same_data"]
 #: What a record says of the data that does not tell which they are.
 _DESCRIPTIVE = frozenset({"title", "licence", "citation", "note", "verified"})
 #: What follows from the seed of partition and split.
-_FROM_SEED = frozenset({"client_sizes", "num_samples", "shares_of_a", "encoding", "normalization"})
+_FROM_SEED = frozenset({"client_sizes", "num_samples", "shares_of_a"})
+#: Within a field, what is computed from training samples and so follows from it too.
+_STATISTICS = frozenset({"mean", "std"})
 _LONGEST = 40
 
 #: A field, and its values in two runs.
@@ -64,12 +66,13 @@ def find_differences(groups: Mapping[str, Sequence[FinishedRun]]) -> list[str]:
 
 
 def _data_differences(run: FinishedRun, other: FinishedRun, *, between_seeds: bool) -> Iterator[_Difference]:
-    exempt = set(_DESCRIPTIVE)
-    if between_seeds:
-        exempt |= _following_seed(run, other)
+    follow = _following_seed(run, other) if between_seeds else set()
     for field in dict.fromkeys([*run.data, *other.data]):
-        if field not in exempt and run.data.get(field) != other.data.get(field):
-            yield f"data.{field}", run.data.get(field), other.data.get(field)
+        ours, theirs = run.data.get(field), other.data.get(field)
+        if follow:
+            ours, theirs = _without_statistics(ours), _without_statistics(theirs)
+        if ours != theirs and field not in _DESCRIPTIVE | follow:
+            yield f"data.{field}", ours, theirs
     if run.data_source != other.data_source and run.data.get("source") == other.data.get("source"):
         yield "data_source", run.data_source, other.data_source
     if run.clients != other.clients and run.data.get("client_names") == other.data.get("client_names"):
@@ -84,6 +87,12 @@ def _following_seed(run: FinishedRun, other: FinishedRun) -> set[str]:
     return follow | _FROM_SEED if follow else set()
 
 
+def _without_statistics(value: object) -> object:
+    if not isinstance(value, Mapping):
+        return value
+    return {key: item for key, item in value.items() if key not in _STATISTICS}
+
+
 def _recipe_differences(run: FinishedRun, other: FinishedRun, label: str) -> Iterator[_Difference]:
     """Of runs that a user put into one row: it would be a mean over different algorithms."""
     if run.algorithm != other.algorithm:
@@ -91,7 +100,8 @@ def _recipe_differences(run: FinishedRun, other: FinishedRun, label: str) -> Ite
     settings, others = recipe_settings(run.config), recipe_settings(other.config)
     for name in dict.fromkeys([*settings, *others]):
         if settings.get(name) != others.get(name):
-            yield f"{name} of row {label!r}", settings.get(name), others.get(name)
+            ours, theirs = (json.loads(found.get(name, "null")) for found in (settings, others))
+            yield f"{name} of row {label!r}", ours, theirs
 
 
 def _shorten(ours: object, theirs: object) -> tuple[str, str]:

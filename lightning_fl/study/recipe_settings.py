@@ -11,12 +11,13 @@ from lightning_fl.study.finished_run import WATCHING, FinishedRun
 
 __all__ = ["group_runs", "recipe_differences", "recipe_lines", "recipe_settings"]
 
-#: Keys that change no result: where the run goes and what is shown meanwhile, and the seed.
+#: Keys that change no result: where the run goes and what is shown meanwhile; the seed; the list of callbacks where it
+#: has no entries.
 _WITHOUT_EFFECT = frozenset(
     {
         *("seed_everything", "ckpt_path", "config", "trainer.seed", "trainer.default_root_dir", "trainer.logger"),
         *("trainer.enable_progress_bar", "trainer.log_per_client", "trainer.log_every_n_steps", "trainer.devices"),
-        *("trainer.num_nodes", "trainer.num_threads"),
+        *("trainer.num_nodes", "trainer.num_threads", "trainer.callbacks"),
     }
 )
 #: Differing settings named in a label; more only where it takes them to tell rows apart.
@@ -104,7 +105,7 @@ def _collect(value: object, path: str, found: dict[str, str]) -> None:
     if isinstance(value, Mapping):
         if isinstance(value.get("class_path"), str):
             found[path] = json.dumps(_class_name(value))
-            value = value.get("init_args") or {}
+            value = {**(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
         for key, item in value.items():
             _collect(item, f"{path}.{key}" if path else str(key), found)
     elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):

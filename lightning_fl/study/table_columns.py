@@ -109,7 +109,7 @@ def rows_of(frame: pd.DataFrame) -> list[Row]:
 def columns_of(frame: pd.DataFrame) -> list[Column]:
     """The columns in which any row has a value."""
     direction = frame["higher_is_better"].iloc[0]
-    known = {} if direction is None or pd.isna(direction) else dict.fromkeys(("mean", "worst", "best"), bool(direction))
+    known = {} if pd.isna(direction) else dict.fromkeys(("mean", "worst", "best"), bool(direction))
     found = []
     for key, header in _HEADERS.items():
         if key in frame and (frame[key].notna().any() or key in ("mean", "worst")):
@@ -122,7 +122,7 @@ def columns_of(frame: pd.DataFrame) -> list[Column]:
 def title_of(frame: pd.DataFrame) -> str:
     """What the table shows: split, metric, its direction, clients, seeds, data source."""
     first = frame.iloc[0]
-    direction = "" if first["higher_is_better"] is None else f" ({_direction(first['higher_is_better'])} is better)"
+    direction = "" if pd.isna(first["higher_is_better"]) else f" ({_direction(first['higher_is_better'])} is better)"
     clients = sorted(set(frame["num_clients"]))
     count = f"{clients[0]}" if len(clients) == 1 else f"{clients[0]} to {clients[-1]}"
     seeds = ""

@@ -1,0 +1,223 @@
+import math
+import statistics
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.study.table import client_table, comparison_table, leading_metric, paired_interval
+
+numbers = st.floats(-100, 100)
+
+
+def row(frame, label, metric="acc"):
+    (found,) = frame[(frame["label"] == label) & (frame["metric"] == metric)].to_dict("records")
+    return found
+
+
+class TestInterval:
+    def test_by_hand(self):
+        # Differences 1, 2, 3: mean 2, standard deviation 1. With two degrees of freedom the quantile of Student's t at
+        # (1 + a) / 2 is a sqrt(2 / (1 - a^2)).
+        found = paired_interval({0: 2.0, 1: 4.0, 2: 6.0, 9: 7.0}, {0: 1.0, 1: 2.0, 2: 3.0, 8: 7.0})
+        half = 0.95 * math.sqrt(2 / (1 - 0.95**2)) / math.sqrt(3)
+        assert (found.mean, found.num_pairs) == (2.0, 3)
+        assert found.low == pytest.approx(2 - half, rel=1e-9)
+        assert found.high == pytest.approx(2 + half, rel=1e-9)
+
+    @given(st.lists(st.tuples(numbers, numbers), min_size=2, max_size=8), st.sampled_from([0.5, 0.9, 0.99]))
+    def test_it_is_scipys_paired_t_interval(self, pairs, confidence):
+        ours, theirs = zip(*pairs, strict=True)
+        found = paired_interval(dict(enumerate(ours)), dict(enumerate(theirs)), confidence=confidence)
+        differences = np.subtract(ours, theirs)
+        if differences.std() < 1e-9:
+            assert found.high - found.low < 1e-5
+            return
+        expected = stats.ttest_rel(ours, theirs).confidence_interval(confidence)
+        assert found.low == pytest.approx(expected.low, rel=1e-9, abs=1e-9)
+        assert found.high == pytest.approx(expected.high, rel=1e-9, abs=1e-9)
+
+    @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=6), numbers)
+    def test_swapping_turns_it_and_shifting_both_changes_nothing(self, pairs, shift):
+        ours, theirs = ({seed: pair[side] for seed, pair in enumerate(pairs)} for side in (0, 1))
+        found, swapped = paired_interval(ours, theirs), paired_interval(theirs, ours)
+        moved = paired_interval(*({seed: v + shift for seed, v in side.items()} for side in (ours, theirs)))
+        same = pytest.approx((found.mean, found.low, found.high), abs=1e-9, nan_ok=True)
+        assert (-swapped.mean, -swapped.high, -swapped.low) == same
+        assert (moved.mean, moved.low, moved.high) == pytest.approx(same.expected, abs=1e-6, nan_ok=True)
+
+    def test_one_pair_has_no_interval_and_none_no_difference(self):
+        one, none = paired_interval({0: 3.0}, {0: 1.0}), paired_interval({0: 3.0}, {1: 1.0})
+        assert (one.mean, one.num_pairs, none.num_pairs) == (2.0, 1, 0)
+        assert all(map(math.isnan, (one.low, one.high, none.mean, none.low, none.high)))
+
+    def test_confidence(self):
+        with pytest.raises(ConfigurationError, match=r"confidence=95: give a probability between 0 and 1"):
+            paired_interval({0: 1.0}, {0: 1.0}, confidence=95)
+
+
+class TestLeadingMetric:
+    loss = {"mean": 1.0, "higher_is_better": False, "clients": {"c0": 1.0}}
+
+    def test_the_first_that_is_no_loss_and_that_all_have(self, make_run):
+        more = {"loss": self.loss, "local/acc": self.loss, "auc": self.loss}
+        a = make_run("a", [1.0], metric="f1", more=more)
+        b = make_run("b", [1.0], metric="acc", more=more)
+        assert leading_metric({"a": [a]}) == "f1"
+        assert leading_metric({"a": [a], "b": [b]}) == "auc"
+        c = make_run("c", [1.0], metric="loss")
+        assert leading_metric({"a": [a], "b": [b], "c": [c]}) == "loss"
+
+    def test_none_in_common(self, make_run):
+        a, b = make_run("a", [1.0]), make_run("b", [1.0], metric="rmse")
+        with pytest.raises(
+            ConfigurationError, match=r"no test metric in common: .*a has acc; .*b has rmse\. All have "
+        ):
+            leading_metric({"a": [a], "b": [b]})
+        with pytest.raises(ConfigurationError, match=r"no val metric .*a has none\. All have metrics of test: choose"):
+            leading_metric({"a": [a]}, "val")
+        with pytest.raises(ConfigurationError, match="in common: there are no runs"):
+            leading_metric({})
+
+
+class TestTable:
+    def test_one_run(self, make_run):
+        values = [0.25, 0.75, 0.5]
+        moved = {"bytes_sent": 2_500_000, "bytes_received": 5_000_000}
+        run = make_run("a", values, gains=[-0.25, 0.5, 0.0], communication=moved)
+        found = row(comparison_table({"a": [run]}), "a")
+        assert (found["metric"], found["split"], found["higher_is_better"]) == ("acc", "test", True)
+        assert (found["source"], found["num_seeds"], found["seeds"], found["num_clients"]) == ("measured", 1, "0", 3)
+        assert (found["mean"], found["worst"], found["best"]) == (0.5, 0.25, 0.75)
+        assert found["std"] == pytest.approx(math.sqrt(0.125 / 3), rel=1e-12)
+        assert (found["rounds"], found["seconds"]) == (5, 12.5)
+        assert (found["megabytes_sent"], found["megabytes_received"]) == (2.5, 5.0)
+        assert found["gain_over"] == "each run's own local training"
+        assert found["gain"] == pytest.approx(0.25 / 3)
+        assert (found["ipr"], found["harmed"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
+        assert found["rsd"] == pytest.approx(statistics.pstdev([-0.25, 0.5, 0.0]))
+        assert all(math.isnan(found[f"{name}_seed_std"]) for name in ("mean", "worst", "gain", "seconds"))
+        assert "baseline" not in found
+
+    def test_over_seeds(self, make_run):
+        runs = [make_run(str(seed), [mean - 0.25, mean + 0.25], seed=seed) for seed, mean in ((2, 0.25), (0, 0.75))]
+        found = row(comparison_table({"a": runs}), "a")
+        assert (found["num_seeds"], found["seeds"], found["num_clients"]) == (2, "0, 2", 2)
+        assert (found["mean"], found["worst"], found["best"], found["std"]) == (0.5, 0.25, 0.75, 0.25)
+        assert found["mean_seed_std"] == pytest.approx(math.sqrt(2 * 0.25**2))  # n - 1 = 1
+        assert found["std_seed_std"] == 0.0
+        assert math.isnan(found["gain"])
+        assert found["gain_over"] == ""
+        assert math.isnan(found["megabytes_sent"])
+
+    def test_a_seed_that_failed_is_not_left_out(self, make_run):
+        runs = [make_run("0", [0.5, 0.5]), make_run("1", [math.nan, 0.5], seed=1)]
+        found = row(comparison_table({"a": runs}), "a")
+        assert math.isnan(found["mean"])
+        assert found["num_clients"] == 1
+
+    def test_several_metrics_in_their_order(self, make_run):
+        rmse = {"mean": 2.0, "worst": 3.0, "best": 1.0, "std": 1.0, "higher_is_better": False, "clients": {"c0": 2.0}}
+        groups = {name: [make_run(name, [0.5], more={"rmse": rmse})] for name in ("a", "b")}
+        frame = comparison_table(groups, ["rmse", "acc", "rmse"])
+        assert [*zip(frame["metric"], frame["label"], strict=True)] == [
+            ("rmse", "a"), ("rmse", "b"), ("acc", "a"), ("acc", "b")
+        ]  # fmt: skip
+        assert [*frame["higher_is_better"]] == [False, False, True, True]
+
+    def test_a_direction_that_was_only_assumed_is_not_known(self, make_run):
+        frame = comparison_table({"a": [make_run("a", [1.0], metric="widgets", higher=False)]})
+        assert frame["higher_is_better"][0] is None
+        frame = comparison_table({"a": [make_run("b", [1.0], metric="widgets", higher=True)]})
+        assert frame["higher_is_better"][0]
+
+    def test_against_a_baseline(self, make_run):
+        ours = [make_run(f"a{seed}", [mean, mean], seed=seed) for seed, mean in ((0, 0.5), (1, 0.75), (5, 0.0))]
+        base = [make_run(f"b{seed}", [mean, mean - 0.125], seed=seed) for seed, mean in ((0, 0.375), (1, 0.375))]
+        frame = comparison_table({"a": ours, "b": base}, baseline="b")
+        found = row(frame, "a")
+        # Means of the baseline 0.3125 and 0.3125: differences 0.1875 and 0.4375; of the worst 0.25 and 0.5.
+        assert found["mean_difference"] == pytest.approx(0.3125)
+        half = stats.t.ppf(0.975, 1) * 0.25 / math.sqrt(2) / math.sqrt(2)
+        assert found["mean_difference_low"] == pytest.approx(0.3125 - half)
+        assert found["mean_difference_high"] == pytest.approx(0.3125 + half)
+        assert found["worst_difference"] == pytest.approx(0.375)
+        assert found["difference_num_seeds"] == 2
+        itself = row(frame, "b")
+        assert math.isnan(itself["mean_difference"])
+        assert set(frame["baseline"]) == {"b"}
+
+    def test_order_of_seeds_changes_nothing(self, make_run):
+        runs = [make_run(str(seed), [0.1 * seed, 0.3], seed=seed) for seed in range(4)]
+        forth, back = (comparison_table({"a": list(order)}) for order in (runs, reversed(runs)))
+        pd.testing.assert_frame_equal(forth, back)
+
+    def test_refusals(self, make_run):
+        run, twin = make_run("a", [1.0]), make_run("b", [1.0])
+        with pytest.raises(ConfigurationError, match="there are no runs to compare: give at least one"):
+            comparison_table({})
+        with pytest.raises(ConfigurationError, match="the row 'a' has no runs: leave it out"):
+            comparison_table({"a": []})
+        with pytest.raises(
+            ConfigurationError, match=r"a and .*b are both 'x' with seed 0: leave one of them out, or na"
+        ):
+            comparison_table({"x": [run, twin]})
+        with pytest.raises(ConfigurationError, match=r"baseline='b' is none of the rows\. There are a\.$"):
+            comparison_table({"a": [run]}, baseline="b")
+        with pytest.raises(ConfigurationError, match="has no test metric 'auc'"):
+            comparison_table({"a": [run]}, ["auc"])
+
+
+class TestReference:
+    def test_gains_over_other_runs_of_the_same_seed(self, make_run):
+        runs = [make_run(f"a{seed}", [0.5, 0.25 * seed], seed=seed) for seed in (0, 1)]
+        local = [make_run(f"l{seed}", [0.25, 0.25], seed=seed, strategy="Local") for seed in (1, 0)]
+        found = row(comparison_table({"a": runs}, reference=local), "a")
+        # Gains 0.25 and -0.25 with seed 0, 0.25 and 0 with seed 1.
+        assert found["gain"] == pytest.approx((0.0 + 0.125) / 2)
+        assert found["ipr"] == pytest.approx(0.5)
+        assert found["harmed"] == pytest.approx(0.25)
+        assert found["rsd"] == pytest.approx((0.25 + 0.125) / 2)
+        assert found["gain_over"] == "Local"
+
+    def test_where_lower_is_better_the_sign_is_turned(self, make_run):
+        run, local = (make_run(name, [value], metric="rmse", higher=False) for name, value in (("a", 1.0), ("l", 1.5)))
+        assert row(comparison_table({"a": [run]}, reference=[local]), "a", "rmse")["gain"] == 0.5
+
+    def test_one_run_serves_all_seeds_on_the_same_data(self, make_run):
+        alike = {"split_seed": 5, "client_sizes": None, "normalization": None}
+        runs = [make_run(f"a{seed}", [0.5], seed=seed, data=alike) for seed in (0, 1)]
+        local = [make_run("l", [0.25], seed=9, data=alike)]
+        assert row(comparison_table({"a": runs}, reference=local), "a")["gain"] == 0.25
+
+    def test_a_seed_that_the_reference_lacks(self, make_run):
+        run, local = make_run("a", [0.5], seed=1), make_run("l", [0.25], seed=2)
+        with pytest.raises(
+            ConfigurationError, match=r"no run with seed 1, as .*a has, and none on the same .*seeds 2\."
+        ):
+            comparison_table({"a": [run]}, reference=[local])
+
+    def test_clients_that_only_one_has_do_not_count(self, make_run):
+        run, local = make_run("a", {"x": 0.5, "y": 0.5}), make_run("l", {"y": 0.25, "z": 0.0})
+        frame = client_table({"a": [run]}, reference=[local])
+        assert [math.isnan(gain) for gain in frame["gain"]] == [True, False]
+        assert frame["gain"][1] == 0.25
+
+
+def test_every_client_of_every_run(make_run):
+    runs = [make_run(f"a{seed}", {"x": 0.5, "y": 0.25}, seed=seed, gains=[0.125, -1.0]) for seed in (0, 1)]
+    frame = client_table({"a": runs, "b": [make_run("b", {"x": 1.0, "y": 0.0})]})
+    assert list(frame["label"]) == ["a"] * 4 + ["b"] * 2
+    assert list(frame["seed"]) == [0, 0, 1, 1, 0, 0]
+    assert list(frame["client"]) == ["x", "y"] * 3
+    assert list(frame["value"]) == [0.5, 0.25, 0.5, 0.25, 1.0, 0.0]
+    assert list(frame["gain"][:4]) == [0.125, -1.0] * 2
+    assert frame["gain"][4:].isna().all()
+    assert set(frame["run"]) == {str(run.folder) for run in runs} | {frame["run"].iloc[-1]}
+    # The means of the table are those of its clients.
+    table = comparison_table({"a": runs})
+    assert table["mean"][0] == frame[frame["label"] == "a"]["value"].mean()
