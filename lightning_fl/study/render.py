@@ -100,8 +100,8 @@ def to_markdown(frame: pd.DataFrame, warnings: Sequence[str] = ()) -> str:
                 f"**{column.cell(number)}**" if column.best[number] else column.cell(number) for column in columns
             ]
             lines.append(f"| {' | '.join(cells)} |")
-        notes = ["", *(f"- {_escape_markdown(note)}" for note in notes_of(of_metric))]
-        parts.append("\n".join(lines + notes))
+        notes = [f"- {_escape_markdown(note)}" for note in notes_of(of_metric)]
+        parts.append("\n".join([*lines, *([""] if notes else []), *notes]))
     return "\n\n".join(parts) + "\n"
 
 

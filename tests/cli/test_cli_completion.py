@@ -46,6 +46,8 @@ def test_bash_knows_the_script(script):
         (("fit", "--trainer.strategy", "feda"), ["fedavg"]),
         (("personalize", "run", "new.csv", "--accelerator", "cu"), ["cuda"]),
         (("personalize", "run", "new.csv", "--ho"), ["--holdout"]),
+        (("compare", "run", "--split", "te"), ["test"]),
+        (("compare", "run", "--base"), ["--baseline"]),
         (("recipes", "--c"), ["--copy"]),
         (("datasets", "fre"), ["freesolv"]),
         (("completion", ""), ["bash", "zsh"]),

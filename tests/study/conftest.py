@@ -78,7 +78,7 @@ def make_run(tmp_path):
             of_clients = dict(zip(clients, gains, strict=True))
             content["gains_over_local_training"] = {"test": {metric: {"clients": of_clients}}}
         (folder / "summary.json").write_text(json.dumps(content))
-        if config:
+        if config is not False:
             recipe = {
                 "seed_everything": seed,
                 "trainer": {

@@ -61,10 +61,8 @@ class TestInterval:
 
 
 class TestLeadingMetric:
-    loss = {"mean": 1.0, "higher_is_better": False, "clients": {"c0": 1.0}}
-
     def test_the_first_that_is_no_loss_and_that_all_have(self, make_run):
-        more = {"loss": self.loss, "local/acc": self.loss, "auc": self.loss}
+        more = {name: {"higher_is_better": False, "clients": {}} for name in ("loss", "local/acc", "auc")}
         a = make_run("a", [1.0], metric="f1", more=more)
         b = make_run("b", [1.0], metric="acc", more=more)
         assert leading_metric({"a": [a]}) == "f1"

@@ -1,0 +1,217 @@
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from lightning_fl.cli import main
+from lightning_fl.data.source import STAND_IN_LABEL
+
+
+@pytest.fixture
+def compare(capsys, monkeypatch):
+    """Exit code, standard output and standard error of the command."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*words):
+        capsys.readouterr()
+        code = main(["compare", *map(str, words)])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def arms(make_run):
+    """Two algorithms with two seeds each, below ``runs``."""
+    curves = {"step": [1, 2], "val/acc": [0.25, 0.5], "val/acc/worst": [0.125, 0.25]}
+    mixup = {"class_path": "LocalMixup", "init_args": {"alpha": 0.4}}
+    for seed in (0, 1):
+        make_run(f"runs/plain/seed_{seed}/version_0", [0.5, 0.25], seed=seed, curves=curves)
+        make_run(f"runs/mixed/seed_{seed}/version_0", [0.75, 0.5], seed=seed, callbacks=[mixup], gains=[0.25, -0.125])
+    return Path("runs")
+
+
+class TestRuns:
+    def test_of_versions_the_last_finished_one(self, compare, arms, make_run):
+        make_run("runs/plain/seed_0/version_1", [1.0, 1.0])
+        code, out, err = compare(arms / "plain" / "seed_0")
+        assert (code, err) == (0, "")
+        assert out.startswith("test acc (higher is better), 2 clients, seed 0, data: measured\n")
+        assert "│ FedAvg     │ 1.000 │" in out
+
+    def test_recursive_and_rows_over_seeds(self, compare, arms):
+        code, out, _ = compare("--recursive", arms)
+        assert code == 0
+        assert "2 clients, seeds 0, 1, data: measured" in out
+        assert "FedAvg +" in out
+        assert "±0.000" in out
+
+    def test_recursive_leaves_out_what_was_interrupted(self, compare, arms, make_run):
+        left_out = make_run("runs/plain/seed_2/version_0", [0.0, 0.0], seed=2, interrupted=True)
+        code, out, err = compare("--recursive", arms / "plain")
+        assert (code, err) == (0, f"{left_out.folder.relative_to(Path.cwd())} was interrupted and is left out\n")
+        assert "seeds 0, 1," in out
+        code, _, err = compare("--recursive", arms / "plain" / "seed_2")
+        assert (code, err) == (
+            2,
+            "error: all runs below runs/plain/seed_2 were interrupted: end one with --ckpt_path last.\n",
+        )
+
+    def test_labels(self, compare, arms):
+        code, out, _ = compare(f"mine={arms}/plain/seed_0", f"mine={arms}/plain/seed_1", f"other={arms}/mixed/seed_0")
+        assert code == 0
+        assert "│ mine" in out
+        assert "│ other" in out
+        assert "The rows have different seeds" in out
+
+    def test_a_folder_whose_name_has_an_equals_sign_is_no_label(self, compare, make_run):
+        make_run("alpha=0.4/version_0", [1.0])
+        assert compare("alpha=0.4")[0] == 0
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["nowhere"], "error: nowhere is not a folder: give a run's, such as runs/"),
+            (["--recursive", "nowhere"], "error: nowhere is not a folder: give one with runs below it"),
+            (["=runs"], "error: '=runs': give LABEL=RUN, such as FedAvg=runs/fedavg_digits, or a run's folder."),
+            (["mine="], "error: 'mine=': give LABEL=RUN"),
+            (["runs"], "error: runs is not a run's folder, 4 runs lie below it: add --recursive."),
+            (
+                ["--recursive", "runs", "--metric", "auc"],
+                "error: runs/mixed/seed_0/version_0 has no test metric 'auc'.",
+            ),
+            (["--recursive", "runs", "--split", "val"], "error: the runs have no val metric in common"),
+            (["--recursive", "runs", "--split", "tset"], "error: split: expected one of 'test', 'val', 'train', got"),
+            (
+                ["--recursive", "runs", "--baseline", "x"],
+                "error: baseline='x' is none of the rows. There are FedAvg + ",
+            ),
+            (["--recursive", "runs", "--reference", "x"], "error: x is not a folder"),
+            (["--recursive", "runs", "--format", "pdf"], "error: format: expected one of 'md', 'csv', 'tex', got pdf."),
+            (
+                ["runs/plain/seed_0", "runs/plain/seed_0"],
+                "error: runs/plain/seed_0/version_0 and runs/plain/seed_0/ver",
+            ),
+        ],
+    )
+    def test_in_one_line(self, compare, arms, words, message):
+        code, out, err = compare(*words)
+        assert (code, out) == (2, "")
+        assert err.startswith(message)
+        assert err.count("\n") == 1
+
+    def test_no_run_is_given(self, compare):
+        assert compare()[0] == 2
+
+
+class TestForce:
+    def test_runs_that_do_not_compare_are_refused_and_forced(self, compare, arms, make_run):
+        make_run("other/version_0", [1.0, 1.0], data={"name": "mnist"}, strategy="FedProx")
+        words = ["runs/plain/seed_0", "other"]
+        code, out, err = compare(*words)
+        difference = 'data.name is "digits" in runs/plain/seed_0/version_0, "mnist" in other/version_0'
+        assert (code, out) == (2, "")
+        assert err == (
+            f"error: these runs do not compare: {difference}. Give runs on the same data, or compare nevertheless with"
+            " --force.\n"
+        )
+        code, out, _ = compare(*words, "--force", "--out", "out")
+        assert code == 0
+        assert " ".join(out.split()).startswith(f"warning: {difference} test acc")
+        assert "**Warning:** data.name" in Path("out/table.md").read_text()
+        assert "Warning: data.name is" in Path("out/table.tex").read_text()
+
+    def test_the_reference_is_checked_too(self, compare, arms, make_run):
+        make_run("local/version_0", [0.25, 0.25], data={"name": "mnist"})
+        code, _, err = compare("runs/plain/seed_0", "--reference", "local")
+        assert code == 2
+        assert 'data.name is "digits" in runs/plain/seed_0/version_0, "mnist" in local/version_0' in err
+
+
+class TestOut:
+    def test_all_files(self, compare, arms):
+        code, out, _ = compare("--recursive", arms, "--baseline", "FedAvg", "--out", "new/out")
+        assert code == 0
+        assert out.endswith("comparison: new/out\n")
+        figures = [
+            f"{name}_acc.{kind}"
+            for name in ("learning_curves", "client_values", "client_gains", "client_distribution")
+            for kind in ("png", "svg")
+        ]
+        tables = ["table.md", "table.csv", "table.tex", "clients.csv"]
+        assert {path.name for path in Path("new/out").iterdir()} == {*figures, *tables}
+        table, clients = (pd.read_csv(f"new/out/{name}.csv") for name in ("table", "clients"))
+        assert list(table["label"]) == ["FedAvg + LocalMixup", "FedAvg"]
+        assert table["mean_difference"][0] == 0.25
+        assert len(clients) == 8
+        text = Path("new/out/table.md").read_text()
+        assert "**0.625 ± 0.000**" in text
+        assert "- FedAvg: `runs/plain/seed_0/version_0`, `runs/plain/seed_1/version_0`" in text
+
+    def test_nothing_is_overwritten_unasked(self, compare, arms):
+        Path("out").mkdir()
+        Path("out/table.md").write_text("mine")
+        Path("out/notes.txt").write_text("mine")
+        code, out, err = compare("--recursive", arms, "--out", "out")
+        assert (code, out) == (2, "")
+        assert err == (
+            "error: out holds table.md already: give another folder with --out, or replace them with --overwrite.\n"
+        )
+        assert Path("out/table.md").read_text() == "mine"
+        assert compare("--recursive", arms, "--out", "out", "--overwrite", "--format", "md", "tex")[0] == 0
+        tables = {path.name for path in Path("out").iterdir() if path.suffix not in (".png", ".svg")}
+        assert tables == {"table.md", "table.tex", "notes.txt"}
+        assert Path("out/table.md").read_text() != "mine"
+        assert Path("out/notes.txt").read_text() == "mine"
+
+    def test_a_folder_that_cannot_be_written(self, compare, arms):
+        Path("file").write_text("")
+        code, _, err = compare("--recursive", arms, "--out", "file/out")
+        assert code == 2
+        assert err.startswith("error: cannot write to file/out: ")
+        assert err.endswith("Free some space or give another folder with --out.\n")
+
+
+def test_gains_over_a_row_and_over_another_run(compare, arms, make_run):
+    _, out, _ = compare("--recursive", arms, "--reference", "FedAvg")
+    assert "deviation of gains): over FedAvg." in " ".join(out.split())
+    assert "+0.250" in out
+    make_run("local/version_0", [0.75, 0.0], strategy="LocalTraining")
+    _, out, _ = compare("runs/plain/seed_0", "--reference", "local")
+    assert "│   +0 │" in out  # gains -0.25 and 0.25
+    assert " 50% " in out
+
+
+def test_in_what_recipes_differ(compare, make_run):
+    for name, settings in {"a": {}, "b": {"trainer.max_rounds": 9}}.items():
+        mixup = [{"class_path": "LocalMixup"}] if name == "b" else []
+        make_run(name, [0.5, 0.25], config=settings, callbacks=mixup)
+    _, out, _ = compare("a", "b", "--out", "out")
+    assert "The recipes differ in\n  trainer.max_rounds: 5 (FedAvg), 9 (FedAvg + LocalMixup)\n" in out
+    assert "- `trainer.max_rounds: 5 (FedAvg), 9 (FedAvg + LocalMixup)`" in Path("out/table.md").read_text()
+    for name, first in (("c", 0), ("d", 1)):
+        make_run(name, [0.5, 0.25], config={f"trainer.a{number}": first for number in range(15)})
+    _, out, _ = compare("one=c", "two=d")
+    assert "trainer.a11: 0 (one), 1 (two)\n  and 3 more settings\n" in out
+
+
+def test_stand_ins_are_labelled(compare, make_run):
+    make_run("run", [0.5, 0.25], metric="acc/top1", data_source="stand-in")
+    _, out, _ = compare("run", "--out", "out")
+    assert Path("out/client_values_acc_top1.svg").is_file()  # the metric's slash makes no folder
+    assert out.startswith(f" {STAND_IN_LABEL} \n")
+    assert f"**{STAND_IN_LABEL}**" in Path("out/table.md").read_text()
+    assert pd.read_csv("out/clients.csv")["source"][0] == "stand-in"
+
+
+def test_a_damaged_run(compare, make_run):
+    run = make_run("run", [1.0])
+    content = json.loads((run.folder / "summary.json").read_text())
+    (run.folder / "summary.json").write_text(json.dumps(content)[:-20])
+    code, _, err = compare("run")
+    assert code == 2
+    assert err.startswith("error: run/summary.json is damaged (JSONDecodeError")
