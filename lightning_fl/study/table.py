@@ -104,7 +104,8 @@ def comparison_table(
         metrics: names without the split; empty for :func:`leading_metric`.
         split: "test", "val" or "train".
         reference: runs over which clients' gains are taken, those of a run over the reference's of the same seed (or
-            of the same data). ``None`` for each run's own gains over local training, where it has them.
+            of the same data); they have none themselves. ``None`` for each run's own gains over local training, where
+            it has them.
         baseline: the label of the group that is subtracted from the others, seed by seed.
 
     Returns:
@@ -132,10 +133,11 @@ def comparison_table(
             label: {run.seed: _figures(run, name, split, reference) for run in runs} for label, runs in groups.items()
         }
         for label, runs in groups.items():
-            row = _about(label, runs, name, split, reference) | _over_seeds(list(figures[label].values()))
+            row = _about(label, runs, name, split) | {"gain_over": _gain_over(groups, label, name, split, reference)}
+            row |= _over_seeds(list(figures[label].values()))
             if baseline is not None:
                 pairs = figures[label] if label != baseline else {}
-                row |= {"baseline": baseline} | _differences(pairs, figures[baseline])
+                row |= {"baseline": baseline, **_differences(pairs, figures[baseline])}
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -193,9 +195,11 @@ def known_direction(metric: RunMetric) -> bool | None:
 def client_gains(
     run: FinishedRun, metric: RunMetric, split: str, reference: Sequence[FinishedRun] | None
 ) -> dict[str, float] | None:
-    """Client's name -> gain, positive for better; ``None`` without a reference."""
+    """Client's name -> gain, positive for better; ``None`` without a reference, and of the reference itself."""
     if reference is None:
         return run.gains(metric.name, split)
+    if any(run.folder == other.folder for other in reference):
+        return None
     other = _reference_of(run, reference).metric(metric.name, split)
     numbers = {client: number for number, client in enumerate(metric.clients)}
     found = gains(
@@ -226,15 +230,9 @@ def check_groups(groups: Mapping[str, Sequence[FinishedRun]]) -> None:
                 )
 
 
-def _about(
-    label: str, runs: Sequence[FinishedRun], name: str, split: str, reference: Sequence[FinishedRun] | None
-) -> dict[str, object]:
+def _about(label: str, runs: Sequence[FinishedRun], name: str, split: str) -> dict[str, object]:
     found = [run.metric(name, split) for run in runs]
     directions = {known_direction(metric) for metric in found}
-    if reference is not None:
-        gain_over = ", ".join(dict.fromkeys(run.algorithm for run in reference))
-    else:
-        gain_over = "each run's own local training" if all(run.gains(name, split) is not None for run in runs) else ""
     return {
         "metric": name,
         "label": label,
@@ -244,8 +242,25 @@ def _about(
         "num_seeds": len(runs),
         "seeds": ", ".join(str(seed) for seed in sorted(run.seed for run in runs)),
         "num_clients": min(sum(not math.isnan(value) for value in metric.clients.values()) for metric in found),
-        "gain_over": gain_over,
     }
+
+
+def _gain_over(
+    groups: Mapping[str, Sequence[FinishedRun]],
+    label: str,
+    name: str,
+    split: str,
+    reference: Sequence[FinishedRun] | None,
+) -> str:
+    if reference is None:
+        own = all(run.gains(name, split) is not None for run in groups[label])
+        return "each run's own local training" if own else ""
+    folders = {run.folder for run in reference}
+    rows = {row: {run.folder for run in runs} for row, runs in groups.items()}
+    if rows[label] & folders:
+        return ""
+    row = next((row for row, of_row in rows.items() if of_row == folders), None)
+    return row or ", ".join(dict.fromkeys(run.algorithm for run in reference))
 
 
 def _figures(run: FinishedRun, name: str, split: str, reference: Sequence[FinishedRun] | None) -> dict[str, float]:

@@ -182,6 +182,13 @@ class TestReference:
         assert found["rsd"] == pytest.approx((0.25 + 0.125) / 2)
         assert found["gain_over"] == "Local"
 
+    def test_the_reference_as_a_row_gives_its_label_and_has_no_gains(self, make_run):
+        run, local = make_run("a", [0.5], strategy="FedProx"), make_run("l", [0.25])
+        frame = comparison_table({"a": [run], "alone": [local]}, reference=[local])
+        assert list(frame["gain_over"]) == ["alone", ""]
+        assert frame["gain"][0] == 0.25
+        assert math.isnan(frame["gain"][1])
+
     def test_where_lower_is_better_the_sign_is_turned(self, make_run):
         run, local = (make_run(name, [value], metric="rmse", higher=False) for name, value in (("a", 1.0), ("l", 1.5)))
         assert row(comparison_table({"a": [run]}, reference=[local]), "a", "rmse")["gain"] == 0.5
