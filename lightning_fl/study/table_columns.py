@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from lightning_fl.data.source import STAND_IN
@@ -30,6 +31,8 @@ _HEADERS = {
 _GAINS = ("gain", "ipr", "rsd", "harmed")
 _MEGABYTES = ("megabytes_sent", "megabytes_received")
 _PERCENT = ("ipr", "harmed")
+#: Numbers of more places before the point are written with an exponent.
+_MOST_PLACES = 7
 #: Whether more is better, where that does not depend on the metric. Times of different machines do not compare.
 _DIRECTIONS = {"std": False, "gain": True, "ipr": True, "rsd": False, "harmed": False} | dict.fromkeys(
     _MEGABYTES, False
@@ -108,8 +111,8 @@ def rows_of(frame: pd.DataFrame) -> list[Row]:
 
 def columns_of(frame: pd.DataFrame) -> list[Column]:
     """The columns in which any row has a value."""
-    direction = frame["higher_is_better"].iloc[0]
-    known = {} if pd.isna(direction) else dict.fromkeys(("mean", "worst", "best"), bool(direction))
+    direction = _direction(frame)
+    known = {} if direction is None else dict.fromkeys(("mean", "worst", "best"), direction)
     found = []
     for key, header in _HEADERS.items():
         if key in frame and (frame[key].notna().any() or key in ("mean", "worst")):
@@ -122,7 +125,8 @@ def columns_of(frame: pd.DataFrame) -> list[Column]:
 def title_of(frame: pd.DataFrame) -> str:
     """What the table shows: split, metric, its direction, clients, seeds, data source."""
     first = frame.iloc[0]
-    direction = "" if pd.isna(first["higher_is_better"]) else f" ({_direction(first['higher_is_better'])} is better)"
+    higher = _direction(frame)
+    direction = "" if higher is None else f" ({'higher' if higher else 'lower'} is better)"
     clients = sorted(set(frame["num_clients"]))
     count = f"{clients[0]}" if len(clients) == 1 else f"{clients[0]} to {clients[-1]}"
     seeds = ""
@@ -160,7 +164,7 @@ def notes_of(frame: pd.DataFrame) -> list[str]:
     broken = [label for label, value in zip(frame["label"], frame["mean"], strict=True) if not math.isfinite(value)]
     if broken:
         notes.append(f"Not finite in at least one run: {', '.join(broken)}.")
-    if frame["higher_is_better"].isna().any():
+    if _direction(frame) is None:
         notes.append(f"Whether more or less {frame['metric'].iloc[0]} is better is not known: no best value is marked.")
     missing = frame[list(_MEGABYTES)].isna().all(axis=None)
     if missing:
@@ -174,40 +178,38 @@ def has_stand_in(frame: pd.DataFrame) -> bool:
 
 
 def _texts(frame: pd.DataFrame, key: str) -> tuple[list[str], list[str]]:
-    numbers = [float(value) for value in frame[key]]
-    scale = 100.0 if key in _PERCENT else 1.0
-    digits = 0 if key in _PERCENT else _digits([value * scale for value in numbers])
-    if key == "seconds":
+    ends = [f"{key}_low", f"{key}_high"] if key.endswith("_difference") else [f"{key}_seed_std"]
+    percent = key in _PERCENT
+    numbers = frame[[key, *ends]].to_numpy(dtype=float) * (100.0 if percent else 1.0)
+    digits = 0 if percent else _digits(numbers)
+    if key == "seconds" and digits is not None:
         digits = min(digits, 1)
-    if key == "rounds" and all(value.is_integer() for value in numbers if math.isfinite(value)):
+    if key == "rounds" and all(value.is_integer() for value in numbers[:, 0] if math.isfinite(value)):
         digits = 0
-    unit = "%" if key in _PERCENT else ""
-    sign = "+" if key.endswith("_difference") or key == "gain" else ""
 
     def text(value: float, sign: str = "") -> str:
-        return "-" if math.isnan(value) else f"{value * scale:{sign}.{digits}f}{unit}"
+        if math.isnan(value):
+            return "-"
+        return (f"{value:{sign}.4g}" if digits is None else f"{value:{sign}.{digits}f}") + ("%" if percent else "")
 
-    values = [text(value, sign) for value in numbers]
-    if key.endswith("_difference"):
-        lows, highs = ([float(value) for value in frame[f"{key}_{end}"]] for end in ("low", "high"))
-        spreads = [
-            "" if math.isnan(low) else f"[{text(low, '+')}, {text(high, '+')}]"
-            for low, high in zip(lows, highs, strict=True)
-        ]
+    values = [text(value, "+" if key.endswith("_difference") or key == "gain" else "") for value in numbers[:, 0]]
+    if len(ends) == 2:
+        spreads = ["" if math.isnan(low) else f"[{text(low, '+')}, {text(high, '+')}]" for low, high in numbers[:, 1:]]
+    elif key in ("rounds", *_MEGABYTES) and not (numbers[:, 1] > 0).any():
+        spreads = [""] * len(values)  # the same in every seed, as a rule
     else:
-        deviations = [float(value) for value in frame[f"{key}_seed_std"]]
-        if key in ("rounds", *_MEGABYTES) and not any(value > 0 for value in deviations):
-            deviations = [math.nan] * len(deviations)  # the same in every seed, as a rule
-        spreads = ["" if math.isnan(value) else text(value) for value in deviations]
+        spreads = ["" if math.isnan(deviation) else text(deviation) for deviation in numbers[:, 1]]
     return values, spreads
 
 
-def _digits(values: Sequence[float]) -> int:
-    """Decimals by which the largest of the values has four significant digits, below 1 three."""
-    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+def _digits(values: np.ndarray) -> int | None:
+    """Decimals by which the largest of the values has four significant digits, below 1 three; ``None``: too large."""
+    largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
     if largest == 0:
         return 0
     exponent = math.floor(math.log10(largest))
+    if exponent >= _MOST_PLACES:
+        return None
     return max(3 - exponent, 0) if exponent >= 0 else 2 - exponent
 
 
@@ -220,8 +222,10 @@ def _best(values: Sequence[float], texts: Sequence[str], higher: bool | None) ->
     return [math.isfinite(value) and text == best for value, text in zip(values, texts, strict=True)]
 
 
-def _direction(higher_is_better: bool) -> str:
-    return "higher" if higher_is_better else "lower"
+def _direction(frame: pd.DataFrame) -> bool | None:
+    """Whether higher is better; ``None`` where a row does not know or rows do not agree."""
+    found = set(frame["higher_is_better"])
+    return bool(found.pop()) if found in ({True}, {False}) else None
 
 
 def _short_seeds(seeds: str) -> str:

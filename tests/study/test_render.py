@@ -58,6 +58,7 @@ class TestNumbers:
             ([-12.3456, 0.5], ["-12.35", "0.50"]),
             ([123456.0, 0.5], ["123456", "0"]),
             ([0.0, 0.0], ["0", "0"]),
+            ([1.5e9, 0.5], ["1.5e+09", "0.5"]),
             ([math.nan, 0.5], ["-", "0.500"]),
             ([math.inf, 0.5], ["inf", "0.500"]),
         ],
@@ -82,6 +83,11 @@ class TestNumbers:
         of_row |= {"mean_difference_low": math.nan, "mean_difference_high": math.nan, "difference_num_seeds": 1}
         assert column(rows(a=of_row), "mean_difference").cell(0) == "+0.250"
 
+    def test_a_difference_of_nothing_keeps_its_interval(self):
+        of_row = {"mean_difference": 0.0, "mean_difference_low": -0.125, "mean_difference_high": 0.125}
+        found = column(rows(a=of_row | {"baseline": "b", "difference_num_seeds": 3}), "mean_difference")
+        assert found.cell(0) == "+0.000 [-0.125, +0.125]"
+
     def test_rounds_and_megabytes(self):
         of_row = {"rounds": 40.0, "rounds_seed_std": 0.0, "megabytes_sent": 1.5, "seconds": 12.345}
         frame = rows(a=of_row, b={"rounds": 50.0, "rounds_seed_std": 0.0, "megabytes_sent": math.nan})
@@ -99,6 +105,13 @@ class TestBest:
         assert self.marks(key, 0.5, 0.75) == [False, True]
         assert self.marks(key, 0.5, 0.75, higher=False) == [True, False]
         assert self.marks(key, 0.5, 0.75, higher=None) == [False, False]
+
+    def test_rows_that_do_not_agree_on_the_direction(self):
+        frame = rows(a={"mean": 0.5}, b={"mean": 0.75, "higher_is_better": None})
+        assert list(column(frame, "mean").best) == [False, False]
+        assert title_of(frame).startswith("test acc, 3 clients")
+        frame["higher_is_better"] = [True, False]
+        assert list(column(frame, "mean").best) == [False, False]
 
     @pytest.mark.parametrize(
         ("key", "higher"),
