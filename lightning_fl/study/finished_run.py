@@ -19,6 +19,9 @@ __all__ = ["WATCHING", "FinishedRun", "RunMetric", "find_runs"]
 #: Ends of the names of callbacks that change no result: those that draw, show and measure.
 WATCHING = ("Figure", "Figures", "Curves", "SaveConfig", "ProgressDisplay", "LocalReference")
 
+#: What a run's record holds at least.
+_RECORD = {"metrics": dict, "data": dict, "data_source": str, "strategy": str, "seed": int, "client_names": list}
+
 
 @dataclass(frozen=True)
 class RunMetric:
@@ -71,7 +74,7 @@ class FinishedRun:
             return cls.read(_last_finished(path))
         try:
             summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-            complete = isinstance(summary["metrics"], dict) and isinstance(summary["data"], dict)
+            complete = all(isinstance(summary[key], kind) for key, kind in _RECORD.items())
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{path / 'summary.json'} is damaged ({type(error).__name__}: {error}): copy the run again, or repeat"

@@ -81,7 +81,12 @@ class TestRead:
 
     @pytest.mark.parametrize(
         ("text", "words"),
-        [("{", "JSONDecodeError"), ("{}", "KeyError"), ("[]", "TypeError"), ('{"metrics": 1, "data": 1}', "no run's")],
+        [
+            ("{", "JSONDecodeError"),
+            ('{"metrics": {}}', "KeyError: 'data'"),
+            ("[]", "TypeError"),
+            ('{"metrics": 1}', "no run's"),
+        ],
     )
     def test_a_damaged_record(self, tmp_path, text, words):
         (tmp_path / "version_0").mkdir()
