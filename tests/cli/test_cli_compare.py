@@ -1,12 +1,17 @@
 """Runs that ``lightning-fl fit`` made, side by side."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pandas as pd
+import pytest
+
+import lightning_fl
 
 
+@pytest.mark.processes
 def test_four_fits_are_compared_without_torch(command, tiny, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for arm, words in {"few": [], "many": ["--trainer.local_steps", 8]}.items():
@@ -27,9 +32,11 @@ def test_four_fits_are_compared_without_torch(command, tiny, monkeypatch):
 
     code = "import sys; from lightning_fl.cli import main; c = main(sys.argv[1:]); print(c, *sorted(sys.modules))"
     words = [sys.executable, "-c", code, "compare", "--recursive", "runs"]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    environment = {**os.environ, "PYTHONPATH": str(Path(lightning_fl.__file__).parents[1])}
+    options = {"capture_output": True, "text": True, "timeout": 300, "check": True, "env": environment}
+    result = subprocess.run(words, **options)
     code, *modules = result.stdout.splitlines()[-1].split()
     assert code == "0"
     assert not {"torch", "lightning", "matplotlib"} & set(modules)
-    result = subprocess.run([*words, "--out", "again"], capture_output=True, text=True, timeout=120, check=True)
+    result = subprocess.run([*words, "--out", "again"], **options)
     assert not {"torch", "lightning"} & set(result.stdout.splitlines()[-1].split())
