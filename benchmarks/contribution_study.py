@@ -65,12 +65,15 @@ class ExactValues(Callback):
 
 def run(task: str, rate: float, clean: bool, seed: int, arguments: argparse.Namespace) -> dict[str, pd.DataFrame]:
     """One fit: psi of every arm, a row per round and a column per client."""
-    root = Path(arguments.out) / task / f"rate_{rate:g}" / ("clean" if clean else "corrupted") / f"seed_{seed}"
+    kind = "clean" if clean else "corrupted_training" if arguments.clean_validation else "corrupted"
+    root = Path(arguments.out) / task / f"rate_{rate:g}" / kind / f"seed_{seed}"
     found = sorted(root.glob("version_*/contributions.csv"))
     if not found:
         path = Path(__file__).parents[1] / "recipes" / f"{RECIPES[task]}.yaml"
         noise, shapley = yaml.safe_load(path.read_text())["trainer"]["callbacks"][:2]
         shapley["init_args"] |= {"num_samples": None}
+        if arguments.clean_validation:
+            noise["init_args"]["splits"] = ["train"]
         exact = {"class_path": "contribution_study.ExactValues"}  # before the values whose file says that all is done
         callbacks = [*([] if clean else [noise]), *([] if arguments.only_rank else [exact]), shapley]
         trainer: dict[str, Any] = {"callbacks": callbacks, "enable_progress_bar": False, "enable_checkpointing": False}
@@ -100,6 +103,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
     parser.add_argument("--learning-rates", type=float, nargs="+", help="instead of the recipe's")
     parser.add_argument("--kinds", nargs="+", choices=["corrupted", "clean"], default=["corrupted", "clean"])
+    parser.add_argument("--clean-validation", action="store_true", help="wrong labels in training samples only")
     parser.add_argument("--only-rank", action="store_true", help="no exact values: only the corrupted client's rank")
     parser.add_argument("--workers", type=int, default=2, help="fits at once")
     parser.add_argument("--out", default="runs/contribution_study")
