@@ -97,7 +97,7 @@ class RunLog:
         """Write the round that just ended; x is the number of rounds done."""
         if not self._writes:
             return
-        scalars = dict(trainer.round_metrics)
+        scalars = {**trainer.round_metrics, **trainer.communication.curves()}
         for split in ("train", "val") if trainer.evaluated_this_round else ("train",):
             scalars.update(self._scalars(trainer, split))
         self._log(scalars, trainer.current_round)
@@ -223,6 +223,7 @@ class RunLog:
         if stage == "fit":
             self.summary["rounds"] = trainer.current_round
             self.summary["wall_time_seconds"] = round(trainer.wall_time_seconds, 3)
+            self.summary["communication"] = trainer.communication.summary(trainer.datamodule.client_names())
             self.summary["interrupted"] = trainer.interrupted_by is not None
             self.summary["resumed_from"] = trainer.ckpt_path
             checkpoint = trainer.checkpoint_callback

@@ -17,6 +17,7 @@ from lightning_fl.cohort import Cohort, Participant
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.batches import BatchFactory, ClientBatches
+from lightning_fl.engine.communication import CommunicationAccount
 from lightning_fl.engine.interrupt import InterruptGuard
 from lightning_fl.engine.local import ClientReport, LocalLoop, LocalWork
 from lightning_fl.engine.local_parameters import LocalParameters
@@ -147,6 +148,7 @@ class FederatedTrainer(Stages):
         self.evaluated_this_round = False
         self.resumes_fit = False
         self.models: list[Weights] = []
+        self.communication = CommunicationAccount(self)
         self.metrics: dict[Split, ClientMetrics] = {}
         self.gains: dict[Split, dict[str, GainSummary]] = {}
         self.round_metrics: dict[str, Any] = {}

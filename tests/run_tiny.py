@@ -136,6 +136,7 @@ def main() -> None:
         "tiers": [[c.members, c.bids, c.cohorts] for c in trainer.callbacks if isinstance(c, TierBidding)],
         "tokens": [c.balances for c in trainer.callbacks if isinstance(c, TokenLedger)],
         "gains": {name: gain.clients for name, gain in trainer.gains.get("test", {}).items()},
+        "communication": trainer.communication.summary(data.client_names()),
         "num_processes": trainer.fabric.world_size,
         "hosted": trainer.hosted_clients,
         "opened": sorted(Path(name).name for name in opened if "silo_" in name),

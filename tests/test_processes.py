@@ -52,6 +52,11 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
+def traffic(trainer: FederatedTrainer) -> dict[str, Any]:
+    assert trainer.datamodule is not None
+    return trainer.communication.summary(trainer.datamodule.client_names())
+
+
 def in_this_process(folder: Path, data: Any, algorithm: str = "drflm", **more: Any) -> FederatedTrainer:
     made = callbacks(algorithm=algorithm)
     given = settings(str(folder / "one"), 4) | more
@@ -69,6 +74,7 @@ def test_two_processes_give_the_bits_of_one(command: tuple[str, ...], tmp_path: 
     assert [rank["num_processes"] for rank in ranks] == [2, 2]
     assert sorted(client for rank in ranks for client in rank["hosted"]) == [0, 1, 2]
     for rank in ranks:
+        assert rank["communication"] == traffic(one)
         assert rank["weights"] == digest(one.models[0])
         assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["version_0"]
@@ -82,6 +88,7 @@ def test_every_clients_own_model_has_the_same_bits_on_two_processes(tmp_path: Pa
     graph = next(callback for callback in one.callbacks if isinstance(callback, CollaborationGraph))
     assert any(others for chosen in graph.chosen for others in chosen.values())
     for rank in ranks:
+        assert rank["communication"] == traffic(one)
         assert rank["models"] == [digest(model) for model in one.models]
         assert [{int(k): v for k, v in chosen.items()} for chosen in rank["chosen"][0]] == graph.chosen
         assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
@@ -93,6 +100,7 @@ def test_coalitions_and_personal_models_have_the_same_bits_on_two_processes(tmp_
     ranks = start(tmp_path, "--devices", "2", "--algorithm", "coalitions")
     assert [rank["num_processes"] for rank in ranks] == [2, 2]
     for rank in ranks:
+        assert rank["communication"] == traffic(one)
         assert rank["weights"] == digest(one.models[0])
         assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
         assert rank["gains"]["test_loss"] == {str(k): v for k, v in one.gains["test"]["test_loss"].clients.items()}
@@ -109,6 +117,7 @@ def test_distances_have_the_same_bits_on_two_processes(tmp_path: Path) -> None:
     one = in_this_process(tmp_path, TinyClients(), "fedcollab")
     ranks = start(tmp_path, "--devices", "2", "--algorithm", "fedcollab")
     for rank in ranks:
+        assert rank["communication"] == traffic(one)
         assert rank["distances"] == [one.callbacks[1].distances.tolist()]  # type: ignore[attr-defined]
         assert rank["weights"] == digest(one.models[0])
         assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
@@ -123,6 +132,7 @@ def test_contributions_have_the_same_bits_on_two_processes(method: str, tmp_path
     rewards = next(callback for callback in one.callbacks if isinstance(callback, ShapleyRewards))
     assert len(rewards.by_model) == 4
     for rank in ranks:
+        assert rank["communication"] == traffic(one)
         assert rank["weights"] == digest(one.models[0])
         assert rank["contributions"] == [json.loads(json.dumps(rewards.by_model))]
 
@@ -139,6 +149,7 @@ def test_tiers_and_tokens_have_the_same_bits_on_two_processes(algorithm: str, tm
     tokens = [c.balances for c in one.callbacks if isinstance(c, TokenLedger)]
     assert len(tiers) == len(tokens) == (algorithm == "tiers")
     for rank in ranks:
+        assert rank["communication"] == traffic(one)
         assert rank["models"] == [digest(model) for model in one.models]
         assert rank["shares"] == one.collaboration.personalisation.tolist()
         assert rank["tiers"] == json.loads(json.dumps(tiers))

@@ -40,8 +40,9 @@ class Callback:
         on_fit_end
 
     Hooks of clients run on the rank that hosts the client, all others on every rank. What must be known on all ranks
-    goes through ``trainer.strategy.exchange``. State that crosses a round belongs in :meth:`state_dict`: plain values
-    and tensors, so that a run that was killed resumes to the same result.
+    goes through ``trainer.strategy.exchange``. What clients on machines of their own would receive and send besides the
+    models of their turns goes into the account ``trainer.communication``. State that crosses a round belongs in
+    :meth:`state_dict`: plain values and tensors, so that a run that was killed resumes to the same result.
     """
 
     #: Callbacks that share a role exclude each other: "collaboration", "participation", "fine-tuning", "contribution",

@@ -158,9 +158,12 @@ class CollaborationGraph(Callback):
             chosen = self._greedy(trainer, clients, newcomers, due, received)
         if due or newcomers == clients:
             self._last_choice = trainer.current_round
+        edges = torch.zeros_like(received)
         for k in clients:  # what was not received for the choice is received for the average
             for j in chosen[k]:
-                received[k, j] = max(int(received[k, j]), 1)
+                edges[k, j] = 1
+        received = torch.maximum(received, edges)
+        trainer.communication.between_clients(received - edges)  # the average's own are counted with it
         self.rounds.append(trainer.current_round + 1)
         self.chosen.append(chosen)
         self._log(trainer, clients, chosen, received)

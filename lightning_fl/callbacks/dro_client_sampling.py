@@ -144,6 +144,11 @@ class DROClientSampling(Callback):
         if trainer.fabric.world_size > 1:
             self._snapshots.reduce_(trainer.strategy)
         snapshot = self._snapshots.value(float(sum(self._counts[client] for client in trainer.survivors)))
+        # Who trained on after step t' sends two models; where nobody did, the average of the snapshots is the new one.
+        steps = {client: trainer.client_reports[client].num_steps for client in sorted(trainer.survivors)}
+        twice = [client for client, taken in steps.items() if taken > self.snapshot_step]
+        trainer.communication.send(twice)
+        trainer.communication.receive(self._loss_clients, [snapshot if twice else trainer.models[0]])
         hosted = set(trainer.hosted_clients)
         losses = trainer.strategy.exchange(
             {

@@ -169,8 +169,7 @@ class FedCollab(Callback):
 
     def _begin(self, trainer: "FederatedTrainer") -> None:
         present = trainer.present_clients
-        known = self._known_distances(trainer)
-        self.distances = self._measured(trainer, known, present)
+        self.distances = self._measured(trainer, self._known_distances(trainer), present)
         if self.structure is not None:
             self._join_structure(trainer, Path(self.structure))
             return
@@ -224,6 +223,7 @@ class FedCollab(Callback):
         if self.layer is not None:
             assert trainer.module is not None
             encoder = LayerOutput(trainer.module, self.layer)
+            trainer.communication.receive(involved, [trainer.shared_model(involved[0])])
             trainer.loop.flat.load(trainer.shared_model(involved[0]))
         features, classes = client_features(trainer, involved, encoder)
         several = trainer.fabric.world_size > 1
@@ -236,6 +236,8 @@ class FedCollab(Callback):
             groups={places[client]: labels for client, labels in classes.items()},
             reduce=(lambda tensor: trainer.strategy.all_reduce(tensor, reduce_op="sum")) if several else None,
         )
+        traffic = (found.bytes_received, found.bytes_sent)
+        trainer.communication.add(*(dict(zip(involved, of_each.tolist(), strict=True)) for of_each in traffic))
         record = trainer.run_log.summary.setdefault("fedcollab", {})
         record["measured_pairs"] = record.get("measured_pairs", 0) + len(pairs)
         record["distance_seconds"] = round(record.get("distance_seconds", 0.0) + time.perf_counter() - started, 3)
@@ -333,8 +335,7 @@ class FedCollab(Callback):
         pd.DataFrame(self.distances.numpy(), index=pd.Index(names, name="client"), columns=names).to_csv(
             folder / "distances.csv"
         )
-        placed = sorted(self._placed)
-        rows = [(names[i], trainer.num_samples[i], self.assignment[i]) for i in placed]
+        rows = [(names[i], trainer.num_samples[i], self.assignment[i]) for i in sorted(self._placed)]
         pd.DataFrame(rows, columns=["client", "samples", "coalition"]).to_csv(folder / "coalitions.csv", index=False)
 
     def state_dict(self) -> dict[str, Any]:

@@ -150,6 +150,7 @@ class SoftAveraging(Callback):
         """Estimate the importance weights anew, where that is due."""
         since = trainer.current_round + 1 - self.initial_rounds
         if since >= 0 and since % self.every_n_rounds == 0:
+            trainer.communication.receive(_active(trainer), trainer.models)
             importance = self._estimate(trainer, self.split)
             trainer.collaboration = soft_collaboration(importance, trainer.num_samples)
             self.rounds.append(trainer.current_round + 1)

@@ -354,6 +354,7 @@ class TierBidding(TierHistory):
     def _importance(self, trainer: "FederatedTrainer", clients: list[int], split: Split) -> tuple[Tensor, Tensor]:
         """υ and its shares of some clients [N, K]; NaN for the others, and for those without samples in the split."""
         scores = self._scores(trainer, split)
+        trainer.communication.receive(clients, trainer.models)
 
         def weigh(client: int) -> tuple[list[float], list[float]] | None:
             if not scores.has_samples(client):

@@ -51,6 +51,7 @@ def class_scores(
         TrainingError: a client's training fails.
     """
     trained: dict[int, Weights] = {}
+    trainer.communication.receive(clients, [trainer.models[0]])
 
     def train(client: int) -> None:
         weights, state = trainer.models[0], ClientState()
@@ -69,6 +70,8 @@ def class_scores(
     rows: list[Tensor] = []
     for owner in clients:
         model = _on_all_ranks(trainer, trained, owner)
+        trainer.communication.send([owner])
+        trainer.communication.receive([client for client in clients if client != owner], [model])
 
         def confusion(client: int, model: Weights = model) -> list[list[int]]:
             split, batches = samples(client)

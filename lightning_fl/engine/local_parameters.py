@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_fl.engine.weights import FlatModule, Span, Weights
 from lightning_fl.errors import ConfigurationError
 
-__all__ = ["LocalParameters"]
+__all__ = ["LocalParameters", "shared_bytes", "span_bytes"]
 
 
 class LocalParameters:
@@ -75,6 +75,17 @@ class LocalParameters:
         """The trainable parameters that are averaged."""
         own = {(span.dtype, span.begin) for span in self._spans}
         return [span for span in trainable_spans(flat) if (span.dtype, span.begin) not in own]
+
+
+def shared_bytes(flat: FlatModule, personal: LocalParameters | None) -> int:
+    """Size of what clients share, in bytes: every parameter and buffer once, without those that stay local."""
+    own = 0 if personal is None else span_bytes(personal._spans)
+    return span_bytes(_distinct(flat.spans())) - own
+
+
+def span_bytes(spans: Sequence[Span]) -> int:
+    """Size of some parameters and buffers, in bytes."""
+    return sum((span.end - span.begin) * span.dtype.itemsize for span in spans)
 
 
 def trainable_spans(flat: FlatModule) -> list[Span]:

@@ -67,6 +67,7 @@ def finish_personal_round(trainer: "FederatedTrainer", chooser: "Callback", star
     if starts is not None:
         for client in clients:
             trainer.models[client] = trainer.strategy.aggregate(starts[client], trainer.models[client])
+    trainer.communication.end_personal_turns(clients, collaboration)
     trainer._collaboration = collaboration
 
 

@@ -60,6 +60,7 @@ def train_round(trainer: "FederatedTrainer", cohort: Cohort) -> None:
     for model, total in sums.items():
         models[model] = _average(trainer, arrived, model, planned[model], total)
     trainer.models = models
+    trainer.communication.end_turns(arrived)
     _after_average(trainer, arrived, starts)
 
 
@@ -109,6 +110,7 @@ def _train_then_choose(trainer: "FederatedTrainer", cohort: Cohort, chooser: "Ca
         models[model] = _average(trainer, arrived, model, planned[model], total)
     trainer.models = models
     kept.clear()
+    trainer.communication.end_turns(arrived, judged=collaboration is not None)
     _after_average(trainer, arrived, starts)
 
 
@@ -202,6 +204,7 @@ def _train_cohort(
     Raises:
         TrainingError: on every rank, if a client's turn fails and the run's policy is to fail, or all fail.
     """
+    trainer.communication.begin_turns(cohort.participants)
     hosted = set(trainer.hosted_clients)
     before, after = trainer.callbacks_with("on_client_start"), trainer.callbacks_with("on_client_end")
     reports: dict[int, ClientReport] = {}  # by place in the cohort

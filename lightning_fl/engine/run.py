@@ -35,7 +35,15 @@ _STAGES = {
 }
 
 #: What an evaluation of the module that was just fitted leaves as it is.
-_KEPT_AFTER_FIT = ("metrics", "gains", "num_samples", "wall_time_seconds", "interrupted_by", "models_are_final")
+_KEPT_AFTER_FIT = (
+    "metrics",
+    "gains",
+    "num_samples",
+    "wall_time_seconds",
+    "interrupted_by",
+    "models_are_final",
+    "communication",
+)
 #: What it takes over instead of a checkpoint.
 _TRAINED = ("models", "_collaboration", "current_round", "client_stores", "absent_clients")
 
@@ -150,6 +158,7 @@ def _set_up(trainer: "FederatedTrainer", stage: str, module: LightningModule, da
     flat = FlatModule(module)
     _agree_on(trainer, flat.weights)
     trainer.models = [flat.weights.clone()]
+    trainer.communication.begin(trainer.models[0])
     trainer.loop = LocalLoop(trainer, module, shim, flat, trainer.batch_factory)
     trainer._collaboration = Collaboration.fedavg(trainer.num_samples or [1] * trainer.num_clients)
 

@@ -40,6 +40,7 @@ def run_state(trainer: "FederatedTrainer") -> dict[str, Any]:
         "resting_clients": sorted(trainer.resting_clients),
         "clients": states,
         "client_stores": {name: exchange(trainer.client_store(name)) for name in names},
+        "communication": trainer.communication.state_dict(),
         "callback_metrics": {
             name: float(value) for name, value in trainer.loop.module_trainer.callback_metrics.items()
         },
@@ -68,6 +69,7 @@ def load_run_state(trainer: "FederatedTrainer", state: dict[str, Any], *, weight
         return
     trainer.resting_clients = set(state.get("resting_clients", ()))
     trainer.wall_time_seconds = state["wall_time_seconds"]
+    trainer.communication.load_state_dict(state.get("communication", {}))
     trainer.client_states = {
         client: ClientState(**saved) for client, saved in state["clients"].items() if client in hosted
     }

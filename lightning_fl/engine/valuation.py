@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.engine.held_out_loss import HeldOutLoss
-from lightning_fl.engine.local_parameters import trainable_spans
+from lightning_fl.engine.local_parameters import span_bytes, trainable_spans
 from lightning_fl.engine.on_hosts import compute_on_hosts
 from lightning_fl.engine.weights import Span, WeightedSum, Weights
 from lightning_fl.functional.shapley import FirstOrderShapley
@@ -68,6 +68,9 @@ class ModelValuation:
             return dict.fromkeys(self.shares, 0.0)
         trainer, flat = self._trainer, self._trainer.loop.flat
         spans = trainable_spans(flat) if trainer.personal is None else trainer.personal.shared_spans(flat)
+        trainer.communication.receive(self.shares, [self._average])
+        if len(self.shares) > 1:  # a lone client has all that is to be multiplied
+            trainer.communication.send(self.shares, span_bytes(spans))
         gradient = self._gradient(spans).split([span.end - span.begin for span in spans])
         slopes = FirstOrderShapley(gradient, normalized=False)
         for client in self._hosted():
@@ -92,6 +95,9 @@ class ModelValuation:
 
         def value(coalition: frozenset[int]) -> float:
             model = self._model_of([clients[position] for position in sorted(coalition)], normalized)
+            # What all of them make together is the average, which they are going to train on.
+            received = self._average if len(coalition) == len(clients) else model
+            self._trainer.communication.receive(clients, [received])
             losses = self._of_hosted(lambda client: self._loss.value(client, model))
             return -math.fsum(losses.values()) / len(losses)
 

@@ -66,12 +66,16 @@ class PairwiseDistances:
         balanced_accuracies: of each pair's discriminator in the round that counts, float64 [N, N].
         rounds: rounds trained, int64 [N, N].
         best_rounds: the rounds that count, int64 [N, N].
+        bytes_received: of weights in single precision that each client gets from the server, int64 [N].
+        bytes_sent: of those that it gives to the server, int64 [N].
     """
 
     distances: Tensor
     balanced_accuracies: Tensor
     rounds: Tensor
     best_rounds: Tensor
+    bytes_received: Tensor
+    bytes_sent: Tensor
 
 
 def distance(balanced_accuracy: float) -> float:
@@ -176,10 +180,11 @@ def pairwise_distances(
     # Matrices this small gain nothing from more threads and could differ in bits: threads share the pairs instead.
     torch.set_num_threads(1)
     try:
-        found = _Survey(held, classes, sizes, num_features, plan, settings, seed, reduce).measure(threads)
+        survey = _Survey(held, classes, sizes, num_features, plan, settings, seed, reduce)
+        found = survey.measure(threads)
     finally:
         torch.set_num_threads(threads)
-    return _summarize(found, plan, sizes, settings)
+    return _summarize(found, plan, sizes, settings, survey.traffic(found))
 
 
 def _checked_pairs(pairs: Iterable[Pair] | None, count: int) -> list[Pair]:
@@ -310,6 +315,20 @@ class _Survey:
         table = self.reduce(torch.tensor([*rows, [0, 0, 0, 0]], device=self.device)).tolist()
         return {pair: row for (pair, _), row in zip(self.plan, table, strict=False)}
 
+    def traffic(self, found: dict[Pair, list[int]]) -> tuple[Tensor, Tensor]:
+        """Bytes that each client receives and sends, [N] each: bases once, then either side's changes of a round."""
+        received = torch.zeros(len(self.sizes), dtype=torch.int64)
+        sent, shown = received.clone(), set[tuple[int, int]]()
+        for pair, size in self.plan:
+            width = (size if self.spans(size) else self.num_features) + 1
+            changes = found[pair][3] * ((width + 1) * self.settings.hidden + 1)
+            basis = size * self.num_features if self.spans(size) else 0
+            for client in pair:
+                received[client] += changes + basis
+                sent[client] += changes + (0 if (client, size) in shown else basis)
+                shown.add((client, size))
+        return 4 * received, 4 * sent
+
     @torch.no_grad()  # which holds in one thread
     def _train(self, pairs: list[Pair], size: int, reduce: Reduce | None) -> dict[Pair, list[int]]:
         """Train pairs of the same shape, as many at once as fit; one that stops makes room for the next."""
@@ -350,7 +369,11 @@ class _Survey:
 
 
 def _summarize(
-    found: dict[Pair, list[int]], plan: list[tuple[Pair, int]], sizes: list[int], settings: DiscriminatorSettings
+    found: dict[Pair, list[int]],
+    plan: list[tuple[Pair, int]],
+    sizes: list[int],
+    settings: DiscriminatorSettings,
+    traffic: tuple[Tensor, Tensor],
 ) -> PairwiseDistances:
     count = len(sizes)
     accuracies = torch.full((count, count), math.nan, dtype=torch.float64)
@@ -369,4 +392,4 @@ def _summarize(
         for where in ((i, j), (j, i)):
             accuracies[where], distances[where] = accuracy, distance(accuracy)
             rounds[where], best_rounds[where] = trained, best_round
-    return PairwiseDistances(distances, accuracies, rounds, best_rounds)
+    return PairwiseDistances(distances, accuracies, rounds, best_rounds, *traffic)

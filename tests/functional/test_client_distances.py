@@ -127,7 +127,7 @@ class Ranks:
 
 
 def same(first: PairwiseDistances, second: PairwiseDistances) -> bool:
-    names = ("distances", "balanced_accuracies", "rounds", "best_rounds")
+    names = ("distances", "balanced_accuracies", "rounds", "best_rounds", "bytes_received", "bytes_sent")
     return all(torch.allclose(getattr(first, n), getattr(second, n), 0, 0, equal_nan=True) for n in names)
 
 
@@ -158,6 +158,36 @@ def test_weights_follow_the_plain_loop(num_features: int) -> None:
     torch.testing.assert_close(survey.first.hidden_bias + bias, hidden.bias.detach(), rtol=0, atol=1e-5)
     torch.testing.assert_close(item.output, output.weight[0].detach(), rtol=0, atol=1e-5)
     torch.testing.assert_close(item.bias, output.bias.detach(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_features", [5, 40])  # the changes of W1, or of its coordinates and once the basis
+def test_what_clients_receive_and_send_is_counted(num_features: int) -> None:
+    given = DiscriminatorSettings(hidden=3, max_rounds=20, max_train=8)
+    features = shifted_clients([40, 40, 8, 9], num_features, shift=0.0)
+    found = pairwise_distances(features, given, pairs=[(0, 1), (0, 2), (1, 2)])
+    received, sent, shown = [0] * 4, [0] * 4, set()
+    for (i, j), size in {(0, 1): 8, (0, 2): 4, (1, 2): 4}.items():
+        coordinates = num_features if num_features == 5 else size
+        changes = (coordinates + 1) * 3 + 3 + 1  # of W1 and b1, w2 and b2
+        basis = 0 if num_features == 5 else size * num_features
+        for client in (i, j):
+            received[client] += int(found.rounds[i, j]) * changes + basis
+            sent[client] += int(found.rounds[i, j]) * changes + basis * ((client, size) not in shown)
+            shown.add((client, size))
+    assert found.bytes_received.tolist() == [4 * count for count in received]
+    assert found.bytes_sent.tolist() == [4 * count for count in sent]
+    assert received[3] == 0 < received[2]
+
+
+@pytest.mark.parametrize("num_features", [5, 40])
+def test_what_is_counted_is_what_crosses_between_processes(num_features: int) -> None:
+    features, ranks = shifted_clients([30, 30], num_features), Ranks([[0], [1]])
+    found, _ = ranks.run(features, SMALL)
+    crossed = sum(int((part != 0).sum()) for part in ranks.sent if part.is_floating_point() and part.shape[-1] != 4)
+    # what is nought by chance, behind a unit that is not active or in a basis, is sent as well
+    counted = int(found.bytes_sent.sum()) // 4
+    assert 0.5 * counted < crossed <= counted
+    assert torch.equal(found.bytes_sent, found.bytes_received)
 
 
 @pytest.mark.parametrize("monitor", ["loss", "balanced_accuracy"])
