@@ -1,4 +1,4 @@
-"""Recipes that come with the package, found by name from any folder.
+"""Recipes and studies that come with the package, found by name from any folder.
 
 This module imports neither torch nor Lightning, so that the command line lists recipes at once.
 """
@@ -8,11 +8,13 @@ from pathlib import Path
 from lightning_fl.data.cards import did_you_mean
 from lightning_fl.errors import ConfigurationError
 
-__all__ = ["available_recipes", "find_recipe", "recipe_headline"]
+__all__ = ["available_recipes", "available_studies", "find_recipe", "find_study", "recipe_headline"]
 
 _PACKAGE = Path(__file__).resolve().parent
 # In a wheel the recipes lie inside the package, in a source checkout beside it.
 _FOLDERS = (_PACKAGE / "_shipped" / "recipes", _PACKAGE.parent / "recipes")
+#: The folder of the studies among the recipes.
+_STUDIES = "studies"
 
 
 def available_recipes() -> dict[str, Path]:
@@ -21,10 +23,24 @@ def available_recipes() -> dict[str, Path]:
     Raises:
         ConfigurationError: the package was installed without them.
     """
+    folder = _folder()
+    paths = (path for path in sorted(folder.rglob("*.yaml")) if path.relative_to(folder).parts[0] != _STUDIES)
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
+
+
+def available_studies() -> dict[str, Path]:
+    """The studies that come with the package: name to path, sorted by name.
+
+    Raises:
+        ConfigurationError: the package was installed without its recipes.
+    """
+    return {path.stem: path for path in sorted((_folder() / _STUDIES).glob("*.yaml"))}
+
+
+def _folder() -> Path:
     for folder in _FOLDERS:
         if folder.is_dir():
-            paths = sorted(folder.rglob("*.yaml"))
-            return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
+            return folder
     raise ConfigurationError(f"no recipes found in {' or '.join(map(str, _FOLDERS))}: install the package again.")
 
 
@@ -46,6 +62,26 @@ def find_recipe(name_or_path: str) -> Path:
     raise ConfigurationError(
         f"no recipe {name_or_path!r}: there is neither such a file nor a shipped recipe of this name"
         f"{did_you_mean(stem, recipes)}. `lightning-fl recipes` lists those."
+    )
+
+
+def find_study(name_or_path: str) -> Path:
+    """The file that a name of a shipped study or a path means; a file of that name comes first.
+
+    Raises:
+        ConfigurationError: there is neither such a file nor such a study.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.is_file():
+        return path
+    studies = available_studies()
+    if name_or_path in studies:
+        return studies[name_or_path]
+    if path.is_dir():
+        raise ConfigurationError(f"{name_or_path!r} is a folder: give a study's file, or the name of a shipped one.")
+    raise ConfigurationError(
+        f"no study {name_or_path!r}: there is neither such a file nor a shipped study of this name"
+        f"{did_you_mean(path.stem, studies)}. There are {', '.join(studies)}."
     )
 
 

@@ -14,7 +14,7 @@ from lightning_fl.data.cards import did_you_mean
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.shipped import find_recipe
 
-__all__ = ["accepted_arguments", "collect_settings", "compact", "find_faults", "load_recipe", "subclasses"]
+__all__ = ["accepted_arguments", "collect_settings", "compact", "find_faults", "load_recipe", "read_yaml", "subclasses"]
 
 #: Keys of a YAML entry that names a class.
 _CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
@@ -26,8 +26,27 @@ def load_recipe(path: Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: it cannot be read, is not YAML, or is not a mapping. The message names file and line.
     """
+    content = read_yaml(path)
+    if not isinstance(content, dict):
+        raise ConfigurationError(
+            f"{path}: a recipe is a mapping with the keys seed_everything, trainer, model and data, this is"
+            f" {'empty' if content is None else f'a {type(content).__name__}'}."
+        )
+    return content
+
+
+def read_yaml(path: Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> object:
+    """The content of a YAML file.
+
+    Args:
+        path: the file.
+        loader: what reads it.
+
+    Raises:
+        ConfigurationError: it cannot be read or is not YAML. The message names file and line.
+    """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
@@ -37,12 +56,6 @@ def load_recipe(path: Path) -> dict[str, Any]:
         ) from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        raise ConfigurationError(
-            f"{path}: a recipe is a mapping with the keys seed_everything, trainer, model and data, this is"
-            f" {'empty' if content is None else f'a {type(content).__name__}'}."
-        )
-    return content
 
 
 def collect_settings(arguments: Sequence[str]) -> dict[str, Any]:

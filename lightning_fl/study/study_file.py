@@ -1,0 +1,364 @@
+"""``STUDY.yaml``, read: docs/study.md describes its keys. All that is wrong with a file is said at once."""
+
+import itertools
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_fl.cli.diagnosis import read_yaml
+from lightning_fl.data.cards import did_you_mean
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.study.claims import LABEL, STATISTICS, Claim, parse_claim
+from lightning_fl.study.declaration import FULL, Arm, Overrides, Published, Scale, Study, TableLayout
+
+__all__ = ["load_study"]
+
+_KEYS = (
+    "title",
+    "metric",
+    "split",
+    "seeds",
+    "overrides",
+    "arms",
+    "grid",
+    "exclude",
+    "table",
+    "published",
+    "claims",
+    "scales",
+    "scale",
+    "definitions",
+)
+_SPLITS = ("test", "val", "train")
+_DEFAULT_STATISTICS = ("mean", "worst")
+#: What the study sets itself in every run.
+_RESERVED = ("seed_everything", "ckpt_path", "config", "trainer.default_root_dir", "trainer.enable_progress_bar")
+
+
+def load_study(path: Path, scale: str | None = None) -> Study:
+    """Read a study.
+
+    Args:
+        path: its file.
+        scale: the scale to run; the file's own choice, else "full", if ``None``.
+
+    Raises:
+        ConfigurationError: what is wrong with the file, a fault a line, each with its key and what to do.
+    """
+    content = read_yaml(path, _UniqueKeys)
+    if not isinstance(content, dict):
+        kind = "empty" if content is None else f"a {type(content).__name__}"
+        raise ConfigurationError(f"{path}: a study is a mapping with the keys {', '.join(_KEYS[:6])}, this is {kind}.")
+    reader = _Reader(path, content)
+    study = reader.study(scale)
+    if reader.faults:
+        raise ConfigurationError("\n".join(f"{path}: {fault}" for fault in reader.faults))
+    return study
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a mapping with the same key twice, of which YAML's reader would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and key.value != "<<":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} stands here twice", key.start_mark
+                )
+            seen.add(key.value if isinstance(key.value, str) else id(key))
+        return super().construct_mapping(node, deep)
+
+
+class _Reader:
+    """Reads the content of a file and gathers its faults; where there is one, what it returns is of no use."""
+
+    def __init__(self, path: Path, content: dict[str, Any]) -> None:
+        self.path, self.content, self.faults = path, content, list[str]()
+        self.arms: dict[str, Arm] = {}
+        self.grid: dict[str, dict[str, Overrides]] = {}
+
+    def study(self, scale: str | None) -> Study:
+        content = self.content
+        self._known(content, _KEYS, "")
+        for axis in self._names("grid", required=False):
+            values = self._labelled(content["grid"][axis], f"grid.{axis}")
+            self.grid[axis] = {label: self._overrides(of, f"grid.{axis}.{label}") for label, of in values.items()}
+        for taken in ("arm", "seed", *STATISTICS):
+            if taken in self.grid:
+                self.faults.append(f"grid.{taken}: the name {taken} is taken: give the axis another one.")
+        self.arms = {name: self._arm(name, content["arms"][name]) for name in self._names("arms")}
+        table = self._table(self._mapping("table"))
+        scales = self._scales()
+        chosen = scale or self._text("scale", FULL)
+        if chosen not in scales:
+            there = f"{did_you_mean(chosen, scales)}; the study has {', '.join(scales)}"
+            self.faults.append(f"scales: there is no scale {chosen!r}{there}.")
+        study = Study(
+            path=self.path,
+            title=self._text("title"),
+            metric=self._text("metric"),
+            split=self._choice(content.get("split", "test"), _SPLITS, "split"),
+            seeds=self._seeds(content.get("seeds"), "seeds"),
+            arms=self.arms,
+            grid=self.grid,
+            exclude=tuple(self._exclude()),
+            overrides=self._overrides(content.get("overrides"), "overrides"),
+            table=table,
+            published=self._published(self._mapping("published"), table),
+            claims=tuple(self._claims(table.percent)),
+            scales=scales,
+            scale=chosen,
+        )
+        if not self.faults and not any(study.places()):
+            self.faults.append(f"nothing is left to run at scale {chosen}: look at exclude and at scales.{chosen}.")
+        return study
+
+    # -- arms, grid, scales --------------------------------------------------------------------------------------
+
+    def _arm(self, name: str, value: object) -> Arm:
+        entry = {"recipe": value} if isinstance(value, str) else value
+        where = f"arms.{name}"
+        if not isinstance(entry, dict) or not isinstance(entry.get("recipe"), str):
+            self.faults.append(f"{where}: give a recipe, such as {name}: fedavg_digits, or its keys recipe, overrides.")
+            return Arm("")
+        self._known(entry, ("recipe", "overrides"), where)
+        recipe = entry["recipe"]
+        for axis in re.findall(r"\{(.*?)\}", recipe):
+            if axis not in self.grid:
+                self.faults.append(f"{where}.recipe={recipe!r}: {_missing(axis, self.grid, 'axis')}")
+        # Beside the study, so that the two can be moved together.
+        if recipe.endswith((".yaml", ".yml")):
+            recipe = os.path.abspath(self.path.parent / Path(recipe).expanduser())
+        return Arm(recipe, self._overrides(entry.get("overrides"), f"{where}.overrides"))
+
+    def _exclude(self) -> Iterator[dict[str, str]]:
+        known = {"arm": list(self.arms), **{axis: list(labels) for axis, labels in self.grid.items()}}
+        for number, entry in enumerate(self._list("exclude")):
+            where = f"exclude[{number}]"
+            if not isinstance(entry, dict) or not entry:
+                self.faults.append(
+                    f"{where}: give what is not run, such as {{arm: {next(iter(self.arms), 'fedavg')}}}."
+                )
+                continue
+            for key, label in entry.items():
+                if key not in known:
+                    self.faults.append(f"{where}.{key}: {_missing(str(key), known, 'axis')}")
+                elif label not in known[key]:
+                    self.faults.append(f"{where}.{key}={label!r}: {_missing(str(label), known[key], 'value')}")
+            yield entry
+
+    def _scales(self) -> dict[str, Scale]:
+        scales = {FULL: Scale()}
+        for name in self._names("scales", required=False):
+            where, entry = f"scales.{name}", self.content["scales"][name]
+            if not isinstance(entry, dict):
+                self.faults.append(f"{where}: give at least one of seeds, arms, grid, overrides.")
+                continue
+            self._known(entry, ("seeds", "arms", "grid", "overrides"), where)
+            arms = entry.get("arms")
+            grid = entry.get("grid") or {}
+            if arms is not None:
+                self._subset(arms, self.arms, f"{where}.arms", "arm")
+            if not isinstance(grid, dict):
+                self.faults.append(f"{where}.grid: give the labels of an axis that are run, such as {{data: [esol]}}.")
+                grid = {}
+            for axis, labels in grid.items():
+                if axis not in self.grid:
+                    self.faults.append(f"{where}.grid.{axis}: {_missing(str(axis), self.grid, 'axis')}")
+                else:
+                    self._subset(labels, self.grid[axis], f"{where}.grid.{axis}", "value")
+            scales[name] = Scale(
+                seeds=None if entry.get("seeds") is None else self._seeds(entry["seeds"], f"{where}.seeds"),
+                arms=tuple(arms) if isinstance(arms, list) else None,
+                grid={axis: tuple(labels) for axis, labels in grid.items() if isinstance(labels, list)},
+                overrides=self._overrides(entry.get("overrides"), f"{where}.overrides"),
+            )
+        return scales
+
+    def _overrides(self, value: object, where: str) -> Overrides:
+        if value is None:
+            return {}
+        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+            self.faults.append(f"{where}: give settings of a recipe, such as {{trainer.max_rounds: 20}}.")
+            return {}
+        for key in _RESERVED:
+            first, _, last = key.partition(".")
+            nested = value.get(first)
+            if key in value or (last and isinstance(nested, dict) and last in nested):
+                self.faults.append(f"{where}: {key} is the study's own to set: drop it.")
+        return value
+
+    # -- table, published, claims --------------------------------------------------------------------------------
+
+    def _table(self, entry: dict[str, Any]) -> TableLayout:
+        self._known(entry, ("rows", "columns", "statistics", "percent", "digits"), "table")
+        parts = ["arm", *self.grid]
+        rows = self._subset(entry.get("rows", ["arm"]), parts, "table.rows", "axis")
+        columns = self._subset(
+            entry.get("columns", [part for part in parts if part not in rows]),
+            parts,
+            "table.columns",
+            "axis",
+            empty=True,
+        )
+        for part in parts:
+            places = rows.count(part) + columns.count(part)
+            if places != 1 and rows:
+                word = "nowhere" if places == 0 else "more than once"
+                self.faults.append(f"table: {part} stands {word}: list it once, under rows or under columns.")
+        statistics = self._subset(
+            entry.get("statistics", list(_DEFAULT_STATISTICS)), STATISTICS, "table.statistics", "statistic"
+        )
+        percent = entry.get("percent", False)
+        if not isinstance(percent, bool):
+            self.faults.append(f"table.percent={percent!r}: give true or false.")
+        digits = entry.get("digits", 1 if percent is True else 3)
+        if type(digits) is not int or not 0 <= digits <= 10:
+            self.faults.append(f"table.digits={digits!r}: give a number from 0 to 10.")
+        return TableLayout(tuple(rows), tuple(columns), tuple(statistics), percent is True, digits)
+
+    def _published(self, entry: dict[str, Any], table: TableLayout) -> Published:
+        if not entry:
+            return Published()
+        self._known(entry, ("source", "values"), "published")
+        if not isinstance(entry.get("source"), str):
+            self.faults.append("published.source: say where the figures stand, such as 'Paper (2023), Table 1'.")
+        values: dict[tuple[str, str, str], tuple[float, float | None]] = {}
+        for row, column, key, statistic, value in self._published_cells(entry.get("values"), table):
+            pair = value if isinstance(value, list) and len(value) == 2 else [value, None]
+            if statistic not in table.statistics:
+                self.faults.append(f"{key}.{statistic}: {_missing(statistic, table.statistics, 'statistic')}")
+            elif not _is_number(pair[0]) or not (pair[1] is None or _is_number(pair[1])):
+                self.faults.append(f"{key}.{statistic}={value!r}: give a number, or [number, spread].")
+            else:
+                values[row, column, statistic] = (float(pair[0]), None if pair[1] is None else float(pair[1]))
+        return Published(str(entry.get("source")), values)
+
+    def _published_cells(self, values: object, table: TableLayout) -> Iterator[tuple[str, str, str, str, object]]:
+        """Row, column, key, statistic and value of every figure."""
+        labels = {"arm": list(self.arms), **{axis: list(of) for axis, of in self.grid.items()}}
+        rows, columns = (
+            [", ".join(names) for names in itertools.product(*(labels.get(part, []) for part in parts))]
+            for parts in (table.rows, table.columns)
+        )
+        if not isinstance(values, dict):
+            self.faults.append(
+                "published.values: give {ROW: {COLUMN: {mean: 0.9}}}, of a table without columns {ROW: ..}."
+            )
+            return
+        for row, of_row in values.items():
+            key = f"published.values.{row}"
+            if row not in rows:
+                self.faults.append(f"{key}: {_missing(str(row), rows, 'row')}")
+                continue
+            cells = of_row if table.columns else {"": of_row}
+            for column, cell in cells.items() if isinstance(cells, dict) else [(None, None)]:
+                if not isinstance(cell, dict):
+                    self.faults.append(
+                        f"{key}: give the statistics of every column, such as {{mean: 0.9, worst: 0.8}}."
+                    )
+                elif column not in columns:
+                    self.faults.append(f"{key}.{column}: {_missing(str(column), columns, 'column')}")
+                else:
+                    place = f"{key}.{column}" if column else key
+                    yield from ((row, column, place, str(name), value) for name, value in cell.items())
+
+    def _claims(self, percent: bool) -> Iterator[Claim]:
+        grid = {axis: list(labels) for axis, labels in self.grid.items()}
+        for number, text in enumerate(self._list("claims")):
+            if not isinstance(text, str):
+                self.faults.append(f"claims[{number}]: give a text, such as 'mean(a) > mean(b)', not {text!r}.")
+                continue
+            try:
+                yield parse_claim(text, list(self.arms), grid, percent)
+            except ConfigurationError as error:
+                self.faults.append(f"claims[{number}]: {error}")
+
+    # -- values --------------------------------------------------------------------------------------------------
+
+    def _known(self, entry: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+        for key in entry:
+            if key not in known:
+                name = f"{where}.{key}" if where else str(key)
+                hint = did_you_mean(str(key), known) or f"; there are {', '.join(known)}"
+                self.faults.append(f"{name}: there is no such key{hint}.")
+
+    def _text(self, key: str, default: str | None = None) -> str:
+        value = self.content.get(key, default)
+        if not isinstance(value, str) or not value.strip():
+            examples = {"title": "what is compared", "metric": "a metric of the runs, such as acc", "scale": "a scale"}
+            got = "is missing" if value is None else f"is {value!r}"
+            self.faults.append(f"{key} {got}: name {examples[key]}.")
+            return ""
+        return value.strip()
+
+    def _choice(self, value: object, allowed: Sequence[str], where: str) -> str:
+        if value not in allowed:
+            self.faults.append(f"{where}={value!r}: choose one of {', '.join(allowed)}.")
+        return str(value)
+
+    def _mapping(self, key: str) -> dict[str, Any]:
+        value = self.content.get(key)
+        if value is not None and not isinstance(value, dict):
+            self.faults.append(f"{key}: expected a mapping, got {value!r}.")
+        return value if isinstance(value, dict) else {}
+
+    def _list(self, key: str) -> list[Any]:
+        value = self.content.get(key)
+        if value is not None and not isinstance(value, list):
+            self.faults.append(f"{key}: expected a list, got {value!r}.")
+        return value if isinstance(value, list) else []
+
+    def _seeds(self, value: object, where: str) -> tuple[int, ...]:
+        fine = isinstance(value, list) and all(type(seed) is int and 0 <= seed < 2**32 for seed in value)
+        if not isinstance(value, list) or not value or not fine or len(set(value)) != len(value):
+            got = "is missing" if value is None else f"is {value!r}"
+            self.faults.append(f"{where} {got}: list different whole numbers from 0 to 2**32 - 1, such as [0, 1, 2].")
+            return ()
+        return tuple(value)
+
+    def _names(self, key: str, required: bool = True) -> list[str]:
+        """The names under a key that holds named things."""
+        entries = self._mapping(key)
+        if required and not entries:
+            self.faults.append(f"{key}: name at least one.")
+        return list(self._labelled(entries, key)) if entries else []
+
+    def _labelled(self, entries: object, where: str) -> dict[str, Any]:
+        if not isinstance(entries, dict) or not entries:
+            self.faults.append(f"{where}: give names and what each stands for, such as {{small: {{...}}}}.")
+            return {}
+        fine = {}
+        for name, value in entries.items():
+            if isinstance(name, str) and LABEL.fullmatch(name):
+                fine[name] = value
+            else:
+                mend = "" if isinstance(name, str) else "put it in quotes; "
+                self.faults.append(f"{where}: {name!r} is no name: {mend}letters, digits and _ . : + - / @ make one.")
+        return fine
+
+    def _subset(
+        self, value: object, known: Sequence[str] | Mapping[str, Any], where: str, kind: str, empty: bool = False
+    ) -> list[str]:
+        chosen = [value] if isinstance(value, str) else value
+        if not isinstance(chosen, list) or not (chosen or empty):
+            self.faults.append(f"{where}={value!r}: list some of {', '.join(known)}.")
+            return []
+        self.faults += [f"{where}: {_missing(str(name), known, kind)}" for name in chosen if name not in known]
+        return [str(name) for name in chosen if name in known]
+
+
+def _missing(name: str, known: Sequence[str] | Mapping[str, Any], kind: str) -> str:
+    hint = (
+        did_you_mean(name, list(known)) or f"; there {'is' if len(known) == 1 else 'are'} {', '.join(known) or 'none'}"
+    )
+    return f"there is no {kind} {name!r}{hint}."
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
