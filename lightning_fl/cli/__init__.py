@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from lightning_fl import __version__
 from lightning_fl.cli.diagnosis import compact
 from lightning_fl.data.cards import did_you_mean
 from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
 
-__all__ = ["COMMANDS", "Command", "main", "make_parser"]
+__all__ = ["COMMANDS", "Command", "error_text", "main", "make_parser", "parse"]
 
 
 class Command(NamedTuple):
@@ -44,31 +44,33 @@ COMMANDS = {
         "lightning_fl.cli.personalize", "Mix a finished run's shared models for a new client's data, without training."
     ),
     "compare": Command("lightning_fl.cli.compare", "Put finished runs side by side: tables and figures."),
+    "study": Command("lightning_fl.cli.study", "Run a grid of recipes, settings and seeds, and judge what is claimed."),
     "recipes": Command("lightning_fl.cli.recipes", "List, print or copy the recipes that come with the package."),
     "datasets": Command("lightning_fl.cli.datasets", "List data sets, fetch them, check their files."),
     "completion": Command("lightning_fl.cli.completion", "Print the completion script for a shell."),
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, parser: ArgumentParser | None = None) -> int:
     """Run a command.
 
     Args:
         arguments: the words after ``lightning-fl``; ``None`` for those of this process. With several devices the other
             processes are started with this process's own words, so give none then.
+        parser: the command's, of :func:`make_parser`, where it has been made already: ``fit``'s takes seconds.
 
     Returns:
         The exit code.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = _run(words)
+        code = _run(words, parser)
         sys.stdout.flush()
         return code
     except (FederatedError, ArgumentError) as error:
         if _shows_traceback():
             traceback.print_exc()
-        for line in _in_words(error).splitlines():
+        for line in error_text(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -80,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], parser: ArgumentParser | None) -> int:
     if not words or words[0].startswith("-"):
         if words == ["--version"]:
             print(f"lightning-fl {__version__}")
@@ -95,18 +97,28 @@ def _run(words: list[str]) -> int:
         raise ConfigurationError(
             f"no command {command!r}{did_you_mean(command, COMMANDS)}. There are {', '.join(COMMANDS)}."
         )
-    module = import_module(COMMANDS[command].module)
-    parser = make_parser(command)
+    parser = parser or make_parser(command)
     try:
-        config = parser.parse_args(rest)
+        config = parse(command, parser, rest)
     except SystemExit as end:  # --help and --print_config
         return int(end.code or 0)
+    return import_module(COMMANDS[command].module).run(command, config, parser, rest)
+
+
+def parse(command: str, parser: ArgumentParser, words: Sequence[str]) -> Namespace:
+    """Parse a command's words.
+
+    Raises:
+        ConfigurationError: what is wrong, as the command explains it.
+        ArgumentError: the same for a command that explains nothing.
+    """
+    try:
+        return parser.parse_args(words)
     except ArgumentError as error:
-        explain = getattr(module, "explain", None)
+        explain = getattr(import_module(COMMANDS[command].module), "explain", None)
         if explain is None or _federated(error) is not None:
             raise
-        raise ConfigurationError(explain(error, command, parser, rest)) from error
-    return module.run(command, config, parser, rest)
+        raise ConfigurationError(explain(error, command, parser, words)) from error
 
 
 def make_parser(command: str) -> ArgumentParser:
@@ -145,7 +157,8 @@ def _federated(error: BaseException | None) -> FederatedError | None:
     return error
 
 
-def _in_words(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
+    """What is printed of an error."""
     own = _federated(error)
     if own is None:
         return compact(str(error))

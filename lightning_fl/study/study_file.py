@@ -35,6 +35,11 @@ _KEYS = (
 )
 _SPLITS = ("test", "val", "train")
 _DEFAULT_STATISTICS = ("mean", "worst")
+#: Columns of ``results.csv``, beside the axes.
+_COLUMNS = (
+    *("arm", "seed", "status", *STATISTICS, "higher_is_better", "data_source"),
+    *("rounds", "seconds", "commit", "run_folder", "failure", "log"),
+)
 #: What the study sets itself in every run.
 _RESERVED = ("seed_everything", "ckpt_path", "config", "trainer.default_root_dir", "trainer.enable_progress_bar")
 
@@ -88,9 +93,11 @@ class _Reader:
         for axis in self._names("grid", required=False):
             values = self._labelled(content["grid"][axis], f"grid.{axis}")
             self.grid[axis] = {label: self._overrides(of, f"grid.{axis}.{label}") for label, of in values.items()}
-        for taken in ("arm", "seed", *STATISTICS):
-            if taken in self.grid:
-                self.faults.append(f"grid.{taken}: the name {taken} is taken: give the axis another one.")
+        for axis in self.grid:
+            if axis in _COLUMNS:
+                self.faults.append(
+                    f"grid.{axis}: the results have a column {axis} already: give the axis another name."
+                )
         self.arms = {name: self._arm(name, content["arms"][name]) for name in self._names("arms")}
         table = self._table(self._mapping("table"))
         scales = self._scales()

@@ -1,0 +1,124 @@
+"""``lightning-fl study``: a grid of recipes, settings and seeds, resumed where it was cut off, as one table."""
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace
+
+from lightning_fl.data.cards import did_you_mean
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.shipped import available_studies, find_study, recipe_headline
+
+__all__ = ["USAGE", "add_arguments", "run"]
+
+USAGE = (
+    "%(prog)s STUDY [--scale NAME] [--out DIR] [--workers N] [--only KEY=VALUE[,VALUE] ...] [--seeds N ...] [--dry-run]"
+)
+
+
+def add_arguments(parser: ArgumentParser, command: str) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "study",
+        type=str | None,
+        nargs="?",
+        default=None,
+        help="A file, or the name of a shipped study; none lists those.",
+    )
+    parser.add_argument("--scale", type=str | None, default=None, help="A scale of the study (default: full).")
+    parser.add_argument(
+        "--out", type=str | None, default=None, metavar="DIR", help="Its folder (default: runs/STUDY/SCALE)."
+    )
+    parser.add_argument(
+        "--workers", type=int | None, default=None, metavar="N", help="Runs at once (default: the cores)."
+    )
+    parser.add_argument(
+        "--only",
+        type=list[str],
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="Run these cells only: an arm or labels of the grid, several with commas, as in --only arm=fedavg,local.",
+    )
+    parser.add_argument(
+        "--seeds", type=list[int], nargs="+", default=[], metavar="N", help="Instead of the study's seeds."
+    )
+    parser.add_argument("--dry-run", action="store_true", help="List the cells and how far each is; run nothing.")
+
+
+def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
+    """Run what is not done, then write and print the results."""
+    if config.study is None:
+        return _list_studies()
+    # What follows takes a second to import.
+    from lightning_fl.study.cells import cells_of
+    from lightning_fl.study.display import StudyDisplay
+    from lightning_fl.study.environment import describe_environment
+    from lightning_fl.study.lock import StudyLock
+    from lightning_fl.study.report import print_results, write_markdown
+    from lightning_fl.study.results import CellResult, StudyResults
+    from lightning_fl.study.study_file import load_study
+    from lightning_fl.study.workers import Workers, usable_cores
+
+    study = load_study(find_study(config.study), config.scale)
+    if config.seeds:
+        study = study.with_seeds(_seeds(config.seeds))
+    out = Path(config.out) if config.out is not None else Path("runs") / study.name / study.scale
+    cells = cells_of(study, out)
+    chosen = _chosen(config.only, {"arm": study.run_arms, **study.run_grid})
+    asked = [cell for cell in cells if all({"arm": cell.arm, **cell.place}[key] in chosen[key] for key in chosen)]
+    if not asked:
+        raise ConfigurationError(f"--only {' '.join(config.only)}: the study has no such cell; see --dry-run.")
+    if config.dry_run:
+        for cell in asked:
+            print(f"{CellResult.of(cell, study.metric, out).status:8}{cell.name}")
+        return 0
+    workers = Workers(usable_cores() if config.workers is None else config.workers)
+    with StudyLock(out):
+        environment = describe_environment()
+        waiting = [cell for cell in asked if cell.finished() is None]
+        if waiting:
+            workers.check(waiting)
+            with StudyDisplay(asked, workers.num_workers) as display:
+                workers.run(waiting, display, known=cells, commit=environment["commit"])
+        results = StudyResults.of(study, cells, out, environment)
+        results.write(out)
+        write_markdown(results, out)
+        print_results(results, out)
+    if workers.interrupted_by is not None:
+        print(f"To go on: {shlex.join(['lightning-fl', 'study', *arguments])}", file=sys.stderr)
+        return 128 + workers.interrupted_by
+    return 1 if results.failed else 0
+
+
+def _list_studies() -> int:
+    studies = available_studies()
+    width = max(map(len, studies), default=0)
+    for name, path in studies.items():
+        print(f"{name:{width}}  {recipe_headline(path)}".rstrip())
+    return 0
+
+
+def _seeds(seeds: Sequence[int]) -> list[int]:
+    if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
+        raise ConfigurationError(f"--seeds {' '.join(map(str, seeds))}: give different numbers from 0 to 2**32 - 1.")
+    return list(seeds)
+
+
+def _chosen(only: Sequence[str], known: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """``arm=fedavg,local`` as key -> values."""
+    chosen: dict[str, list[str]] = {}
+    for text in only:
+        key, _, values = text.partition("=")
+        if key not in known or not values:
+            raise ConfigurationError(
+                f"--only {text}: give KEY=VALUE with one of the keys {', '.join(known)}{did_you_mean(key, known)}."
+            )
+        for value in values.split(","):
+            if value not in known[key]:
+                there = did_you_mean(value, known[key]) or f"; there are {', '.join(known[key])}"
+                raise ConfigurationError(f"--only {text}: there is no {key} {value!r}{there}.")
+        chosen.setdefault(key, []).extend(values.split(","))
+    return chosen

@@ -1,0 +1,60 @@
+"""What a study was run with and on: versions, the commit, the machine. Nothing heavy is imported for it."""
+
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from lightning_fl import __version__
+from lightning_fl.study.workers import usable_cores
+
+__all__ = ["describe_environment", "package_commit"]
+
+_PACKAGES = ("torch", "lightning", "torchmetrics", "torch-geometric", "rdkit", "numpy", "scipy", "scikit-learn")
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions and machine, of strings and numbers only."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "lightning-fl": __version__,
+        "commit": package_commit(),
+        "python": platform.python_version(),
+        "packages": {package: _version(package) for package in _PACKAGES},
+        "system": platform.platform(),
+        "cpu": _cpu_model(),
+        "cores": usable_cores(),
+    }
+
+
+def package_commit() -> str:
+    """The commit of the checkout that the package is run from, with "+" if files differ from it; empty for none."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return ""
+    commit = _git(root, "rev-parse", "--short=12", "HEAD")
+    return f"{commit}+" if commit and _git(root, "status", "--porcelain", "--untracked-files=no") else commit
+
+
+def _git(root: Path, *words: str) -> str:
+    try:
+        result = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return result.stdout.strip() if result.returncode == 0 else ""
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _cpu_model() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()

@@ -1,0 +1,145 @@
+"""A study's table: mean and standard deviation over seeds by row and column, published figures beside."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+from rich.text import Text
+
+from lightning_fl.study.declaration import Study
+from lightning_fl.study.results import CellResult, StudyResults
+
+__all__ = ["Pivot", "make_pivot", "markdown_table", "terminal_table"]
+
+#: Behind numbers that were not measured, by what the runs said of their data.
+_MARKS = {"stand-in": "†", "synthetic": "‡"}
+_OTHER_MARK = "§"
+
+
+@dataclass(frozen=True)
+class Pivot:
+    """A table as text.
+
+    Args:
+        header: the columns' names.
+        rows: as long as the header each.
+        num_labels: how many columns name the row.
+        notes: below the table, a sentence each.
+    """
+
+    header: list[str]
+    rows: list[list[str]]
+    num_labels: int
+    notes: list[str]
+
+
+def make_pivot(results: StudyResults) -> Pivot:
+    """Lay out results as their study says."""
+    study, layout = results.study, results.study.table
+    row_keys, column_keys = _keys(study, layout.rows), _keys(study, layout.columns)
+    cells: dict[tuple[tuple[str, ...], tuple[str, ...]], list[CellResult]] = {}
+    for cell in results.cells:
+        labels = {"arm": cell.arm, **cell.place}
+        row, column = (tuple(labels[part] for part in parts) for parts in (layout.rows, layout.columns))
+        cells.setdefault((row, column), []).append(cell)
+    used_rows = [row for row in row_keys if any((row, column) in cells for column in column_keys)]
+    used_columns = [column for column in column_keys if any((row, column) in cells for row in row_keys)]
+    published = study.published.values
+    header, shown = list(layout.rows), []
+    for column in used_columns:
+        name = ", ".join(column)
+        for statistic in layout.statistics:
+            header.append(f"{name} {statistic}".strip())
+            shown.append((column, statistic, False))
+            if any((", ".join(row), name, statistic) in published for row in used_rows):
+                header.append(f"{name} {statistic}, published".strip())
+                shown.append((column, statistic, True))
+    body = []
+    for row in used_rows:
+        line = list(row)
+        for column, statistic, is_published in shown:
+            if is_published:
+                figure = published.get((", ".join(row), ", ".join(column), statistic))
+                line.append("" if figure is None else _number(figure[0], figure[1], layout.digits))
+            else:
+                line.append(_cell(study, cells.get((row, column), []), statistic))
+        body.append(line)
+    return Pivot(header, body, len(layout.rows), _notes(results))
+
+
+def _keys(study: Study, parts: Sequence[str]) -> list[tuple[str, ...]]:
+    labels = {"arm": study.run_arms, **study.run_grid}
+    return list(itertools.product(*(labels[part] for part in parts)))
+
+
+def _cell(study: Study, cells: Sequence[CellResult], statistic: str) -> str:
+    """ "0.944 ± 0.010": over the seeds that are done, with their number where some are not."""
+    if not cells:
+        return ""
+    unit = 100.0 if study.table.percent else 1.0
+    done = [cell for cell in cells if not math.isnan(cell.values[statistic])]
+    values = [unit * cell.values[statistic] for cell in done]
+    if not values:
+        failed = all(cell.status == "failed" for cell in cells)
+        return "failed" if failed else "–"
+    spread = statistics.stdev(values) if len(values) > 1 else None
+    text = _number(statistics.fmean(values), spread, study.table.digits)
+    marks = "".join(sorted({_mark(cell.data_source) for cell in done}))
+    return text + (f" (n={len(values)})" if len(values) < len(cells) else "") + (f" {marks}" if marks else "")
+
+
+def _number(value: float, spread: float | None, digits: int) -> str:
+    return f"{value:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+
+
+def _mark(source: str) -> str:
+    return "" if source == "measured" else _MARKS.get(source, _OTHER_MARK)
+
+
+def _notes(results: StudyResults) -> list[str]:
+    study = results.study
+    direction = {True: ", higher is better", False: ", lower is better", None: ""}[results.higher_is_better]
+    unit = " in percent" if study.table.percent else ""
+    seeds = study.run_seeds
+    spread = "mean ± standard deviation over" if len(seeds) > 1 else "of"
+    notes = [
+        f"{study.metric} on {study.split} data{unit}{direction}; {spread} {len(seeds)}"
+        f" {'seed' if len(seeds) == 1 else 'seeds'} ({', '.join(map(str, seeds))}), scale {study.scale}."
+    ]
+    for source in sorted({cell.data_source for cell in results.cells} - {"", "measured"}):
+        what = ": embedded examples, computed, no measurements" if source == "stand-in" else ""
+        notes.append(f"{_mark(source)} {source} data{what}.")
+    if study.published.values:
+        notes.append(f"Published: {study.published.source}.")
+    commits = sorted({cell.commit for cell in results.cells if cell.commit})
+    if len(commits) > 1:
+        notes.append(f"The runs are of {len(commits)} commits of the package: {', '.join(commits)}.")
+    waiting = sum(cell.status in ("open", "cut off") for cell in results.cells)
+    if waiting:
+        notes.append(f"{waiting} of {len(results.cells)} cells are not done.")
+    return notes
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], num_labels: int = 1) -> str:
+    """A table in Markdown.
+
+    Args:
+        header: the columns' names.
+        rows: as long as the header each.
+        num_labels: the first columns, which are flush left.
+    """
+    lines = [header, ["---"] * num_labels + ["---:"] * (len(header) - num_labels), *rows]
+    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
+
+
+def terminal_table(pivot: Pivot, title: str) -> Table:
+    """The table for a terminal."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for number, name in enumerate(pivot.header):
+        table.add_column(Text(name), justify="left" if number < pivot.num_labels else "right")
+    for row in pivot.rows:
+        table.add_row(*map(Text, row))
+    return table

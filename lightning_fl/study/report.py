@@ -1,0 +1,77 @@
+"""What a study says in the end: its table and its claims, on the terminal and as Markdown."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lightning_fl.study.cells import write_whole
+from lightning_fl.study.claims import Answer
+from lightning_fl.study.pivot import make_pivot, markdown_table, terminal_table
+from lightning_fl.study.results import StudyResults
+
+__all__ = ["print_results", "write_markdown"]
+
+_STYLES = {"holds": "green", "does not hold": "red", "undecided": "yellow"}
+_CLAIM_HEADER = ["claim", "at", "answer", "difference [95 % interval]", "n", "remark"]
+
+
+def write_markdown(results: StudyResults, out: Path) -> None:
+    """Write ``table.md`` and ``claims.md`` into the study's folder."""
+    pivot, study = make_pivot(results), results.study
+    parts = [f"# {study.title}", markdown_table(pivot.header, pivot.rows, pivot.num_labels), *pivot.notes]
+    if results.failed:
+        names = [f"- {_name(cell.arm, cell.place, cell.seed)}: {cell.failure} ({cell.log})" for cell in results.failed]
+        parts.append("\n".join(["Failed:", "", *names]))
+    write_whole(out / "table.md", "\n\n".join(parts) + "\n")
+    rows = [_claim_row(answer, study.table.digits) for answer in results.answers]
+    claims = markdown_table(_CLAIM_HEADER, rows, len(_CLAIM_HEADER)) if rows else "The study claims nothing."
+    write_whole(out / "claims.md", f"# {study.title}: claims\n\n{claims}\n")
+
+
+def print_results(results: StudyResults, out: Path, console: Console | None = None) -> None:
+    """Print the table, the claims and what failed.
+
+    Args:
+        results: of the study.
+        out: its folder.
+        console: where to; standard output by default.
+    """
+    console = console or Console()
+    pivot, study = make_pivot(results), results.study
+    console.print(terminal_table(pivot, study.title))
+    for note in pivot.notes:
+        console.print(Text(note, "bold black on yellow" if "stand-in data" in note else ""))
+    if results.answers:
+        console.print(_claim_table(results.answers, study.table.digits))
+    for cell in results.failed:
+        console.print(Text(f"failed: {_name(cell.arm, cell.place, cell.seed)}: {cell.failure}", "red"))
+        console.print(Text(f"  log: {out / cell.log}"), soft_wrap=True)
+    console.print(Text(f"study: {out}"), soft_wrap=True)
+
+
+def _claim_table(answers: Sequence[Answer], digits: int) -> Table:
+    table = Table(title="claims", title_justify="left", title_style="bold")
+    rows = [_claim_row(answer, digits) for answer in answers]
+    shown = [number for number in range(len(_CLAIM_HEADER)) if any(row[number] for row in rows)]
+    for number in shown:
+        table.add_column(_CLAIM_HEADER[number], justify="right" if _CLAIM_HEADER[number] == "n" else "left")
+    for row in rows:
+        table.add_row(*(Text(row[number], _STYLES.get(row[number], "")) for number in shown))
+    return table
+
+
+def _claim_row(answer: Answer, digits: int) -> list[str]:
+    at = ", ".join(f"{axis}={label}" for axis, label in answer.axes.items())
+    interval, more = answer.interval, digits + 1  # a difference is small beside what it is a difference of
+    text = "" if math.isnan(interval.mean) else f"{interval.mean:+.{more}f}"
+    if not math.isnan(interval.low):
+        text += f" [{interval.low:+.{more}f}, {interval.high:+.{more}f}]"
+    return [answer.claim, at, answer.verdict, text, str(interval.n), answer.reason]
+
+
+def _name(arm: str, place: dict[str, str], seed: int) -> str:
+    return ", ".join([arm, *(f"{axis}={label}" for axis, label in place.items()), f"seed {seed}"])

@@ -1,0 +1,259 @@
+"""The results of a study: every cell with its numbers, what is said of the claims, and what they were run with."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+
+from lightning_fl.errors import CheckpointError, ConfigurationError
+from lightning_fl.study.cells import Cell, write_whole
+from lightning_fl.study.claims import STATISTICS, Answer, answer_claim
+from lightning_fl.study.declaration import Study
+from lightning_fl.study.study_file import load_study
+
+__all__ = ["CellResult", "Status", "StudyResults"]
+
+#: "cut off": it was begun and is not at its end; "open": it was never begun.
+Status = Literal["done", "failed", "cut off", "open"]
+
+_GAINS = {"gain": "mean", "rsd": "rsd", "ipr": "ipr", "harmed": "harmed"}
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What one cell gave.
+
+    Args:
+        arm: its arm.
+        place: axis -> label.
+        seed: its seed.
+        status: how far it is.
+        values: statistic -> value in the metric's own unit; NaN for what the run does not have.
+        higher_is_better: the metric's direction; ``None`` where it is not known.
+        data_source: what the run said of its data: "measured", "stand-in", "synthetic"; empty before it is done.
+        rounds: that were trained; ``None`` before it is done.
+        seconds: wall time of its training; ``None`` before it is done.
+        commit: of the package that it was run with.
+        run_folder: of its run, below the study's; empty before it is done.
+        failure: why it failed, in a line; empty if it did not.
+        log: what it printed, below the study's folder.
+    """
+
+    arm: str
+    place: dict[str, str]
+    seed: int
+    status: Status
+    values: dict[str, float]
+    higher_is_better: bool | None = None
+    data_source: str = ""
+    rounds: int | None = None
+    seconds: float | None = None
+    commit: str = ""
+    run_folder: str = ""
+    failure: str = ""
+    log: str = ""
+
+    @classmethod
+    def of(cls, cell: Cell, metric: str, out: Path) -> "CellResult":
+        """What a cell gave so far.
+
+        Args:
+            cell: the cell.
+            metric: the study's.
+            out: the study's folder.
+        """
+        run, attempts = cell.finished(), cell.attempts()
+        values = dict.fromkeys(STATISTICS, math.nan)
+        log = _below(cell.log, out)
+        if run is None:
+            failure = cell.failure()
+            status: Status = "failed" if failure is not None else "cut off" if attempts or cell.versions() else "open"
+            return cls(cell.arm, cell.place, cell.seed, status, values, failure=failure or "", log=log)
+        higher, failure = None, ""
+        try:
+            found = run.metric(metric, cell.split)
+        except ConfigurationError as error:
+            failure = str(error)
+        else:
+            higher = found.higher_is_better
+            values |= {name: getattr(found, name) for name in ("mean", "worst", "best", "std")}
+            gains = run.summary.get("gains_over_local_training", {}).get(cell.split, {}).get(metric, {})
+            values |= {name: _number(gains.get(part)) for name, part in _GAINS.items()}
+        return cls(
+            arm=cell.arm,
+            place=cell.place,
+            seed=cell.seed,
+            status="failed" if failure else "done",
+            values=values,
+            higher_is_better=higher,
+            data_source=run.data_source,
+            rounds=run.rounds,
+            seconds=run.seconds,
+            commit=attempts[-1].commit if attempts else "",
+            run_folder=_below(run.folder, out),
+            failure=failure,
+            log=log,
+        )
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """All of a study's results.
+
+    Args:
+        study: what was declared.
+        cells: what every cell gave, in the order of the declaration.
+        environment: what it was run with, see :func:`~lightning_fl.study.environment.describe_environment`.
+        answers: what is said of the claims.
+    """
+
+    study: Study
+    cells: list[CellResult]
+    environment: dict[str, Any]
+    answers: list[Answer] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, study: Study, cells: Sequence[Cell], out: Path, environment: dict[str, Any]) -> "StudyResults":
+        """Gather what the cells gave so far, and answer the claims.
+
+        Args:
+            study: the study.
+            cells: its cells.
+            out: its folder.
+            environment: what it is run with.
+        """
+        return cls.judged(study, [CellResult.of(cell, study.metric, out) for cell in cells], environment)
+
+    @classmethod
+    def judged(cls, study: Study, cells: list[CellResult], environment: dict[str, Any]) -> "StudyResults":
+        """Results of cells, with the claims answered by them."""
+        by_name = {(cell.arm, tuple(sorted(cell.place.items())), cell.seed): cell for cell in cells}
+        unit = 100.0 if study.table.percent else 1.0
+
+        def value(statistic: str, arm: str, place: Mapping[str, str], seed: int) -> float | None:
+            cell = by_name.get((arm, tuple(sorted(place.items())), seed))
+            return None if cell is None else unit * cell.values[statistic]
+
+        grid = study.run_grid
+        answers = [answer for claim in study.claims for answer in answer_claim(claim, study.run_seeds, grid, value)]
+        return cls(study, cells, environment, answers)
+
+    @classmethod
+    def read(cls, out: Path) -> "StudyResults":
+        """Read what :meth:`write` wrote.
+
+        Raises:
+            ConfigurationError: there are no results in the folder.
+            CheckpointError: its files are damaged.
+        """
+        if not (out / "results.csv").is_file():
+            raise ConfigurationError(
+                f"{out} holds no results of a study: give the folder that lightning-fl study named."
+            )
+        study = load_study(out / "study.yaml")
+        try:
+            environment = json.loads((out / "environment.json").read_text(encoding="utf-8"))
+            rows = list(csv.DictReader(io.StringIO((out / "results.csv").read_text(encoding="utf-8"))))
+            cells = [_cell_of(row, list(study.grid)) for row in rows]
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"the results in {out} are damaged ({type(error).__name__}: {error}): run the study again, what is done"
+                " is kept."
+            ) from error
+        return cls.judged(study, cells, environment)
+
+    def write(self, out: Path) -> None:
+        """Write ``study.yaml``, ``results.csv``, ``claims.csv`` and ``environment.json``, each whole or not at all.
+
+        Args:
+            out: the study's folder.
+        """
+        text = yaml.safe_dump(self.study.as_dict(), sort_keys=False, allow_unicode=True, width=120)
+        write_whole(out / "study.yaml", f"# lightning-fl {self.environment.get('lightning-fl', '')}, resolved\n{text}")
+        write_whole(out / "results.csv", _csv([_row(cell) for cell in self.cells]))
+        claims = [
+            {
+                "claim": answer.claim,
+                "at": ", ".join(f"{axis}={label}" for axis, label in answer.axes.items()),
+                "verdict": answer.verdict,
+                **{name: _text(number) for name, number in asdict(answer.interval).items()},
+                "reason": answer.reason,
+            }
+            for answer in self.answers
+        ]
+        write_whole(out / "claims.csv", _csv(claims))
+        write_whole(out / "environment.json", json.dumps(self.environment, indent=2) + "\n")
+
+    @property
+    def higher_is_better(self) -> bool | None:
+        """The metric's direction, as the runs say; ``None`` before one is done."""
+        return next((cell.higher_is_better for cell in self.cells if cell.higher_is_better is not None), None)
+
+    @property
+    def failed(self) -> list[CellResult]:
+        """The cells that failed."""
+        return [cell for cell in self.cells if cell.status == "failed"]
+
+
+def _row(cell: CellResult) -> dict[str, str]:
+    return {
+        "arm": cell.arm,
+        **cell.place,
+        "seed": str(cell.seed),
+        "status": cell.status,
+        **{name: _text(value) for name, value in cell.values.items()},
+        "higher_is_better": "" if cell.higher_is_better is None else str(cell.higher_is_better),
+        "data_source": cell.data_source,
+        "rounds": _text(cell.rounds),
+        "seconds": _text(cell.seconds),
+        "commit": cell.commit,
+        "run_folder": cell.run_folder,
+        "failure": cell.failure,
+        "log": cell.log,
+    }
+
+
+def _cell_of(row: dict[str, str], axes: Sequence[str]) -> CellResult:
+    status = next(status for status in get_args(Status) if status == row["status"])
+    return CellResult(
+        arm=row["arm"],
+        place={axis: row[axis] for axis in axes},
+        seed=int(row["seed"]),
+        status=status,
+        values={name: float(row[name] or "nan") for name in STATISTICS},
+        higher_is_better={"True": True, "False": False}.get(row["higher_is_better"]),
+        data_source=row["data_source"],
+        rounds=int(row["rounds"]) if row["rounds"] else None,
+        seconds=float(row["seconds"]) if row["seconds"] else None,
+        commit=row["commit"],
+        run_folder=row["run_folder"],
+        failure=row["failure"],
+        log=row["log"],
+    )
+
+
+def _csv(rows: Sequence[Mapping[str, str]]) -> str:
+    buffer = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def _text(number: float | None) -> str:
+    return "" if number is None or math.isnan(number) else repr(number)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _below(path: Path, out: Path) -> str:
+    return path.relative_to(out.absolute()).as_posix()

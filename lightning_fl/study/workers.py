@@ -1,0 +1,205 @@
+"""Runs the cells of a study, several at once, each in a process of its own that is forked from a warm server."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.study.cells import Cell
+from lightning_fl.study.forked import check_settings, run_cell, start_worker
+from lightning_fl.study.schedule import known_seconds, next_cell, seconds_left
+
+__all__ = ["Watcher", "Workers", "usable_cores"]
+
+#: How often the watcher is told how far the running cells are.
+_TICK_SECONDS = 1.0
+#: How long a cell that was asked to stop may take to finish its round and save it.
+_GRACE_SECONDS = 60.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Watcher(Protocol):
+    """Whoever shows how a study goes."""
+
+    def started(self, cell: Cell, resumed: bool) -> None:
+        """A cell starts."""
+
+    def ended(self, cell: Cell, seconds: float, left: float | None) -> None:
+        """A cell ended, well or not, after some seconds; the rest takes about ``left`` seconds."""
+
+    def tick(self, running: Mapping[Cell, float], left: float | None) -> None:
+        """About a second has passed; the running cells with the seconds since they started."""
+
+    def stopping(self, signal_name: str) -> None:
+        """A signal was caught; the running cells are asked to finish their round."""
+
+
+@dataclass
+class _Job:
+    cell: Cell
+    process: ForkServerProcess
+    began: float
+
+
+class Workers:
+    """Processes that run cells.
+
+    Args:
+        num_workers: cells at once.
+
+    Raises:
+        ConfigurationError: ``num_workers`` is below 1, or the system cannot fork.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        if num_workers < 1:
+            raise ConfigurationError(f"--workers={num_workers}: give a number of at least 1.")
+        if "forkserver" not in multiprocessing.get_all_start_methods():
+            raise ConfigurationError(
+                "lightning-fl study forks its workers, which this system cannot: use Linux or macOS."
+            )
+        self.num_workers = num_workers
+        self.interrupted_by: int | None = None
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["lightning_fl.study.warm"])
+        self._jobs: list[_Job] = []
+
+    def check(self, cells: Sequence[Cell]) -> None:
+        """Parse and instantiate one cell of every variant: a fault in the last is known before the first is run.
+
+        Raises:
+            ConfigurationError: what is wrong, a fault a line.
+        """
+        firsts = list({cell.variant: cell for cell in reversed(cells)}.values())[::-1]
+        for cell in firsts:
+            cell.prepare()
+        workers = min(self.num_workers, len(firsts))
+        with _one_thread_each(), _executor(workers, self._context) as executor:
+            try:
+                faults = list(executor.map(check_settings, [cell.words() for cell in firsts]))
+            except BrokenProcessPool as error:
+                raise ConfigurationError(f"the recipes cannot be checked: a worker died ({error}).") from error
+        said = [
+            f"{cell.name.rpartition(', ')[0]}: {line}"
+            for cell, fault in zip(firsts, faults, strict=True)
+            for line in (fault or "").splitlines()
+        ]
+        if said:
+            raise ConfigurationError("\n".join(said))
+
+    def run(self, cells: Sequence[Cell], watcher: Watcher, known: Sequence[Cell], commit: str) -> None:
+        """Run cells until all have ended or a signal came (:attr:`interrupted_by`).
+
+        The first SIGINT or SIGTERM lets the running cells finish their round and save it; a second one kills them.
+
+        Args:
+            cells: what to run; one that is done meanwhile is left out.
+            watcher: is told what happens.
+            known: whose times tell how long others take; all cells of the study.
+            commit: of the package, put down with every attempt.
+        """
+        pending = list(cells)
+        seconds = known_seconds(known)
+        with _one_thread_each(), self._signals(watcher):
+            try:
+                while self._jobs or (pending and not self.interrupted_by):
+                    while pending and not self.interrupted_by and len(self._jobs) < self.num_workers:
+                        cell = next_cell(pending, [job.cell for job in self._jobs], seconds)
+                        pending.remove(cell)
+                        if cell.finished() is None:
+                            self._start(cell, watcher, commit)
+                    wait([job.process.sentinel for job in self._jobs], _TICK_SECONDS)
+                    for job in [job for job in self._jobs if not job.process.is_alive()]:
+                        self._jobs.remove(job)
+                        took = time.monotonic() - job.began
+                        # One that was asked to stop did not fail.
+                        if job.process.exitcode == 0 or not self.interrupted_by:
+                            job.cell.note_end(took, job.process.exitcode or 0)
+                        seconds = known_seconds(known)
+                        watcher.ended(job.cell, took, self._left(pending, seconds))
+                    watcher.tick(self._running(), self._left(pending, seconds))
+            finally:
+                self._kill()
+
+    def _start(self, cell: Cell, watcher: Watcher, commit: str) -> None:
+        cell.prepare()
+        resumed = cell.resumable()
+        cell.note_start(resumed, commit)
+        process = self._context.Process(target=run_cell, args=(cell.words(), cell.log), name=cell.name)
+        process.start()
+        self._jobs.append(_Job(cell, process, time.monotonic()))
+        if self.interrupted_by:  # meanwhile
+            process.terminate()
+        watcher.started(cell, resumed)
+
+    def _running(self) -> dict[Cell, float]:
+        now = time.monotonic()
+        return {job.cell: now - job.began for job in self._jobs}
+
+    def _left(self, pending: Sequence[Cell], seconds: Mapping[Any, float]) -> float | None:
+        return seconds_left(pending, self._running(), seconds, self.num_workers)
+
+    def _kill(self) -> None:
+        for job in self._jobs:
+            job.process.kill()
+        for job in self._jobs:
+            job.process.join()
+        self._jobs.clear()
+
+    @contextlib.contextmanager
+    def _signals(self, watcher: Watcher) -> Iterator[None]:
+        """Turn the first signal into a request to every running cell, and let the second end them."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            again = self.interrupted_by is not None
+            for job in self._jobs:
+                if again:
+                    job.process.kill()
+                else:
+                    job.process.terminate()
+            if not again:
+                self.interrupted_by = number
+                signal.setitimer(signal.ITIMER_REAL, _GRACE_SECONDS)
+                watcher.stopping(signal.Signals(number).name)
+
+        before = {number: signal.signal(number, handle) for number in (*_SIGNALS, signal.SIGALRM)}
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _executor(num_workers: int, context: Any) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(num_workers, context, initializer=start_worker, initargs=(Path(os.devnull),))
+
+
+@contextlib.contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """The environment of the workers, which the server takes over when it starts."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
