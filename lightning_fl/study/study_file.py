@@ -163,6 +163,8 @@ class _Reader:
         scales = {FULL: Scale()}
         for name in self._names("scales", required=False):
             where, entry = f"scales.{name}", self.content["scales"][name]
+            if name == FULL:
+                self.faults.append(f"{where}: what stands outside of scales is the full scale: give another name.")
             if not isinstance(entry, dict):
                 self.faults.append(f"{where}: give at least one of seeds, arms, grid, overrides.")
                 continue

@@ -1,0 +1,168 @@
+import json
+
+import pytest
+import yaml
+from study_tiny import TINY, finish, tiny_cells, write_study
+
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.study.cells import cells_of
+
+
+@pytest.fixture
+def cells(tmp_path):
+    return tiny_cells(tmp_path)[1]
+
+
+def named(cells, name):
+    return next(cell for cell in cells if cell.name == name)
+
+
+def test_a_cell_for_every_arm_place_and_seed(cells, tmp_path):
+    assert [cell.name for cell in cells[:4]] == [
+        "a, data=left, seed 0",
+        "a, data=left, seed 1",
+        "a, data=left, seed 2",
+        "a, data=right, seed 0",
+    ]
+    assert len(cells) == len({cell.folder for cell in cells}) == 2 * 2 * 3
+    assert cells[0].folder.parent == tmp_path / "out" / "cells"
+    assert cells[0].folder.name.startswith("a,data=left,seed=0-")
+    assert cells[0].variant == cells[1].variant != cells[3].variant
+
+
+def test_its_words_are_those_of_fit(cells, tmp_path):
+    cell = named(cells, "b, data=right, seed 1")
+    cell.prepare()
+    assert cell.words() == [
+        *("fit", "--config", str(tmp_path / "r.yaml"), "--data.name=other"),
+        *("--config", str(cell.folder / "override_1.yaml"), '--x.y=[1, "z"]', "--seed_everything", "1"),
+        *("--trainer.default_root_dir", str(cell.folder), "--trainer.enable_progress_bar", "false"),
+    ]
+    assert yaml.safe_load((cell.folder / "override_1.yaml").read_text()) == {"trainer": {"max_rounds": 2}}
+    assert json.loads((cell.folder / "cell.json").read_text()) == cell.content
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"overrides": {"trainer.max_rounds": 3}},
+        {"grid": {"data": {"left": {"data.name": "x"}, "right": {}}}},
+        {"arms": {"a": {"recipe": "r.yaml", "overrides": {"z": 1}}}},
+        {"scale": "s", "scales": {"s": {"overrides": {"z": 1}}}},
+    ],
+)
+def test_a_changed_declaration_is_another_cell(cells, tmp_path, change):
+    _, others = tiny_cells(tmp_path, **change)
+    assert others[0].name == cells[0].name
+    assert others[0].folder != cells[0].folder
+
+
+def test_a_changed_recipe_is_another_cell_and_more_seeds_and_arms_are_not(cells, tmp_path):
+    _, more = tiny_cells(tmp_path, seeds=[0, 7], arms={**TINY["arms"], "c": "r.yaml"}, title="y")
+    assert named(more, "a, data=left, seed 0").folder == cells[0].folder
+    study = write_study(tmp_path)
+    (tmp_path / "r.yaml").write_text("trainer: {max_rounds: 10}\n")
+    assert cells_of(study, tmp_path / "out")[0].folder != cells[0].folder
+
+
+def test_a_recipe_that_is_not_there(tmp_path):
+    study = write_study(tmp_path, arms={"a": "fedavg_digit"})
+    with pytest.raises(ConfigurationError, match="no recipe 'fedavg_digit'.*did you mean 'fedavg_digits'"):
+        cells_of(study, tmp_path)
+
+
+def test_only_a_whole_run_of_the_same_settings_is_done(cells):
+    cell = cells[0]
+    assert cell.finished() is None
+    finish(cell, 0.5, interrupted=True)
+    assert cell.finished() is None
+    finish(cell, 0.5, version=1, metrics={"val": {"acc": {}}})
+    assert cell.finished() is None
+    finish(cell, 0.5, version=2, seed=9)
+    assert cell.finished() is None
+    (cell.folder / "version_3").mkdir()
+    (cell.folder / "version_3" / "summary.json").write_text("{")
+    assert cell.finished() is None
+    run = finish(cell, 0.5, version=10)
+    assert cell.finished().folder == run
+
+
+def test_a_run_beside_another_record_is_neither_taken_nor_overwritten(cells):
+    cell = cells[0]
+    finish(cell, 0.5)
+    (cell.folder / "cell.json").write_text(json.dumps({**cell.content, "seed": 3}))
+    assert cell.finished() is None
+    with pytest.raises(ConfigurationError, match="cell.json does not describe this cell: move .* away"):
+        cell.prepare()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    _, cells = tiny_cells(tmp_path)
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(ConfigurationError, match="cannot be written: .* --out"):
+        cells[0].prepare()
+
+
+def test_it_goes_on_from_a_checkpoint(cells):
+    cell = cells[0]
+    assert not cell.resumable()
+    folder = cell.folder / "version_0" / "checkpoints"
+    folder.mkdir(parents=True)
+    assert not cell.resumable()
+    (folder / "last.ckpt").write_text("")
+    assert cell.resumable()
+    assert cell.words()[-2:] == ["--ckpt_path", "last"]
+
+
+def test_rounds_are_those_of_the_last_row_that_is_whole(cells):
+    cell = cells[0]
+    assert cell.rounds() is None
+    for version in (0, 2, 10):
+        (cell.folder / f"version_{version}").mkdir(parents=True)
+    table = cell.folder / "version_2" / "metrics.csv"
+    table.write_text("")
+    assert cell.rounds() == 0
+    table.write_text('"val,acc",step\n0.1,1\n')
+    assert cell.rounds() == 1
+    table.write_text('"val,acc",step\n' + "".join(f"{'1' * 100},{step}\n" for step in range(1000)))
+    assert cell.rounds() == 999
+    table.write_text("val,step\n0.1,3\n0.")
+    assert cell.rounds() == 0
+
+
+def test_attempts_are_put_down(cells):
+    cell = cells[0]
+    assert cell.attempts() == []
+    assert cell.failure() is None
+    cell.prepare()
+    cell.note_start(False, "abc")
+    cell.note_start(True, "def")
+    cell.note_end(1.23456, 2)
+    first, second = cell.attempts()
+    assert (first.resumed, first.commit, first.seconds, first.exit_code) == (False, "abc", None, None)
+    assert (second.resumed, second.commit, second.seconds, second.exit_code) == (True, "def", 1.235, 2)
+    with (cell.folder / "attempts.jsonl").open("a") as file:
+        file.write('{"started": 3')
+    assert len(cell.attempts()) == 2
+
+
+def test_why_it_failed_is_its_last_error(cells):
+    cell = cells[0]
+    cell.prepare()
+    cell.note_start(False, "")
+    assert cell.failure() is None  # cut off
+    cell.note_end(1.0, 2)
+    assert cell.failure() == "exit code 2"
+    cell.log.write_text("warning: x\nValueError: y\n\n")
+    assert cell.failure() == "ValueError: y"
+    cell.log.write_text("error: the loss is not finite\nLIGHTNING_FL_DEBUG=1 shows more\n")
+    assert cell.failure() == "the loss is not finite"
+    cell.note_start(False, "")
+    cell.note_end(1.0, -9)
+    assert cell.failure() == "killed by SIGKILL"
+    cell.note_start(False, "")
+    cell.note_end(1.0, 0)
+    assert cell.failure() is None
+    finish(cell, 0.5)
+    cell.note_end(1.0, 2)
+    assert cell.failure() is None

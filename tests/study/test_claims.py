@@ -1,0 +1,191 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.study.claims import Interval, Term, answer_claim, judge, paired_interval, parse_claim
+
+ARMS = ["a", "b", "fedcollab+finetune", "dpfl_0.1"]
+GRID = {"data": ["esol", "free-solv"], "mixture": ["10:90", "30:70"]}
+finite = st.floats(-1e3, 1e3).map(lambda value: round(value, 3))
+
+
+def parse(text, percent=False):
+    return parse_claim(text, ARMS, GRID, percent)
+
+
+def table(values):
+    """A value function of {(statistic, arm): {seed: value}}, the same at every place."""
+    return lambda statistic, arm, place, seed: values[statistic, arm].get(seed, math.nan)
+
+
+def test_a_claim_is_one_sum_compared_with_zero():
+    claim = parse("2 * mean(a) - worst(dpfl_0.1, data=esol) <= 0.5 + std(b) - 3 on mixture=10:90")
+    assert claim.relation == "<="
+    assert claim.axes == (("mixture", "10:90"),)
+    assert claim.terms == (
+        Term(2.0, "mean", "a"),
+        Term(-1.0, "worst", "dpfl_0.1", (("data", "esol"),)),
+        Term(-0.5),
+        Term(-1.0, "std", "b"),
+        Term(3.0),
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mean(a)>mean(b)where data=free-solv and mixture=30:70",
+        "mean( a ) > mean( b )  on  data = free-solv , mixture = 30:70",
+    ],
+)
+def test_spaces_and_words_do_not_matter(text):
+    claim = parse(text)
+    assert claim.terms == (Term(1.0, "mean", "a"), Term(-1.0, "mean", "b"))
+    assert dict(claim.axes) == {"data": "free-solv", "mixture": "30:70"}
+
+
+def test_names_with_signs_are_names():
+    assert parse("mean(fedcollab+finetune) > -mean(b) + 1e-2").terms[0].arm == "fedcollab+finetune"
+    assert parse("mean(fedcollab+finetune) > -mean(b) + 1e-2").terms[1:] == (Term(1.0, "mean", "b"), Term(-0.01))
+
+
+def test_percent_is_a_hundredth_of_the_metric_in_either_unit():
+    assert parse("ipr(a) >= 95 %").terms[1] == Term(-0.95)
+    assert parse("ipr(a) >= 95 %", percent=True).terms[1] == Term(-95.0)
+    assert parse("ipr(a) >= 0.95").terms[1] == Term(-0.95)
+    assert parse("mean(a) > mean(b) + 1", percent=True).terms[2] == Term(-1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "percent", "message"),
+    [
+        ("mean(a)", False, "expected <, <=, > or >="),
+        ("mean(a) = mean(b)", False, "before '= mean\\(b\\)': expected <"),
+        ("3 < 4", False, "names a statistic of an arm"),
+        ("men(a) > 1", False, "no statistic 'men' \\(did you mean 'mean'\\?\\); there are mean, worst"),
+        ("mean(c) > 1", False, "no arm 'c'; the study has a, b, fedcollab\\+finetune, dpfl_0.1"),
+        ("mean a > 1", False, "expected \\( and an arm after mean"),
+        ("mean(a > 1", False, "expected \\)"),
+        ("mean() > 1", False, "expected the name of an arm"),
+        ("mean(a) >", False, "expected a number or a quantity"),
+        ("mean(a) > 1 1", False, "before '1': expected the end"),
+        ("mean(a) > 1 on date=esol", False, "no axis 'date' \\(did you mean 'data'\\?\\)"),
+        ("mean(a) > 1 on data", False, "expected = and a value of data"),
+        ("mean(a) > 1 on data=", False, "expected a value of data"),
+        ("mean(a) > 1 on data=hiv", False, "no value of data 'hiv'; the study has esol, free-solv"),
+        ("mean(a) > 1 on data=esol, data=esol", False, "data is given twice"),
+        ("mean(a, data=esol) > 1 on data=esol", False, "names its own data already"),
+        ("ipr(a) >= 0.95", True, "this study is in percent: write 95 %, or 0.95 %"),
+        ("ipr(a) >= 95", False, "shares from 0 to 1: write 95 %"),
+    ],
+)
+def test_what_is_no_claim_is_said(text, percent, message):
+    with pytest.raises(ConfigurationError, match=message):
+        parse(text, percent)
+
+
+def test_the_interval_is_the_paired_t_tests():
+    left, right = [0.91, 0.93, 0.90, 0.95], [0.90, 0.89, 0.91, 0.90]
+    found = paired_interval([x - y for x, y in zip(left, right, strict=True)])
+    reference = stats.ttest_rel(left, right).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((reference.low, reference.high))
+    assert (found.mean, found.n) == (pytest.approx(0.0225), 4)
+
+
+def test_two_differences_by_hand():
+    # s = sqrt(2), t_1 at 97.5 % = 12.7062, half width = 12.7062 * sqrt(2) / sqrt(2)
+    found = paired_interval([1.0, 3.0])
+    assert found.mean == 2.0
+    assert found.high - found.mean == pytest.approx(12.7062, abs=1e-4)
+
+
+def test_fewer_than_two_differences_have_no_interval():
+    assert paired_interval([]).n == 0
+    one = paired_interval([3.0])
+    assert (one.mean, one.n) == (3.0, 1)
+    assert math.isnan(one.low)
+    assert math.isnan(one.high)
+    assert judge(one, ">") == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "greater", "at_least"),
+    [
+        (1.0, 2.0, "holds", "holds"),
+        (0.0, 2.0, "undecided", "holds"),
+        (-1.0, 2.0, "undecided", "undecided"),
+        (-1.0, 0.0, "does not hold", "undecided"),
+        (-2.0, -1.0, "does not hold", "does not hold"),
+        (0.0, 0.0, "does not hold", "holds"),
+    ],
+)
+def test_the_verdict_is_where_the_whole_interval_lies(low, high, greater, at_least):
+    interval = Interval((low + high) / 2, low, high, 5)
+    turned = Interval(-(low + high) / 2, -high, -low, 5)
+    assert judge(interval, ">") == judge(turned, "<") == greater
+    assert judge(interval, ">=") == judge(turned, "<=") == at_least
+
+
+@given(st.lists(st.tuples(finite, finite), min_size=2, max_size=6), finite)
+def test_swapping_sides_and_shifting_both_change_nothing(pairs, shift):
+    def verdict(text, moved):
+        values = {("mean", "a"): {}, ("mean", "b"): {}}
+        for seed, (left, right) in enumerate(pairs):
+            values["mean", "a"][seed], values["mean", "b"][seed] = left + moved, right + moved
+        (answer,) = answer_claim(parse_claim(text, ["a", "b"], {}), range(len(pairs)), {}, table(values))
+        return answer
+
+    plain, swapped = verdict("mean(a) > mean(b)", 0.0), verdict("mean(b) < mean(a)", 0.0)
+    assert plain.verdict == swapped.verdict
+    assert plain.interval.low == pytest.approx(-swapped.interval.high)
+    moved = verdict("mean(a) > mean(b)", shift)
+    assert moved.interval.mean == pytest.approx(plain.interval.mean, abs=1e-9)
+    assert moved.interval.high == pytest.approx(plain.interval.high, abs=1e-6)
+
+
+def test_open_axes_are_answered_one_by_one():
+    values = {"esol": [1.0, 1.1, 1.2], "free-solv": [3.0, 3.2, 3.1]}
+
+    def value(statistic, arm, place, seed):
+        assert place["mixture"] == "10:90"
+        return values[place["data"]][seed] + (arm == "b")
+
+    answers = answer_claim(parse("mean(b) > mean(a) + 0.5 on mixture=10:90"), [0, 1, 2], GRID, value)
+    assert [answer.axes for answer in answers] == [
+        {"mixture": "10:90", "data": "esol"},
+        {"mixture": "10:90", "data": "free-solv"},
+    ]
+    assert {answer.verdict for answer in answers} == {"holds"}
+    answers = answer_claim(parse("mean(a, data=esol) < mean(a, data=free-solv) on mixture=10:90"), [0, 1], GRID, value)
+    assert [answer.axes for answer in answers] == [{"mixture": "10:90"}]
+    assert answers[0].interval.mean == pytest.approx((1.0 - 3.0 + 1.1 - 3.2) / 2)
+
+
+def test_missing_runs_are_named_and_the_rest_decides():
+    values = {("mean", "a"): {0: 1.0, 1: 1.1, 2: 1.2}, ("mean", "b"): {0: 0.0, 1: 0.1}}
+    claim = parse_claim("mean(a) > mean(b)", ["a", "b"], {})
+    (answer,) = answer_claim(claim, [0, 1, 2], {}, table(values))
+    assert (answer.verdict, answer.interval.n) == ("holds", 2)
+    assert answer.reason == "no mean(b) for seed 2"
+    (answer,) = answer_claim(claim, [1, 2], {}, table(values))
+    assert answer.verdict == "undecided"
+    assert answer.reason == "1 seed, two are needed for an interval; no mean(b) for seed 2"
+    (answer,) = answer_claim(claim, [3], {}, table(values))
+    assert answer.reason == ("0 seeds, two are needed for an interval; no mean(a) for seed 3; no mean(b) for seed 3")
+    assert math.isnan(answer.interval.mean)
+
+
+def test_places_that_are_not_run_are_left_out():
+    def value(statistic, arm, place, seed):
+        return None if place["data"] == "esol" else float(seed)
+
+    claim = parse_claim("mean(a) >= 0", ["a"], {"data": ["esol", "hiv"]})
+    answers = answer_claim(claim, [1, 2], {"data": ["esol", "hiv"]}, value)
+    assert [answer.axes for answer in answers] == [{"data": "hiv"}]
+    (answer,) = answer_claim(claim, [1, 2], {"data": ["esol"]}, value)
+    assert (answer.verdict, answer.interval.n) == ("undecided", 0)
+    assert "not part of the study" in answer.reason

@@ -1,0 +1,187 @@
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from study_tiny import finish, tiny_cells
+
+from lightning_fl.errors import CheckpointError, ConfigurationError
+from lightning_fl.study.environment import describe_environment, package_commit
+from lightning_fl.study.pivot import make_pivot, markdown_table
+from lightning_fl.study.report import print_results, write_markdown
+from lightning_fl.study.results import CellResult, StudyResults
+
+CLAIMS = ["mean(b) > mean(a)", "ipr(b, data=left) >= 75 %"]
+GAINS = {"mean": 0.2, "worst": 0.0, "rsd": 0.05, "ipr": 0.75, "harmed": 0.25, "clients": {}}
+PUBLISHED = {"source": "A paper", "values": {"b": {"left": {"mean": [60, 1]}}}}
+
+
+def results_of(folder, **changes):
+    """Arm a: 0.5, 0.52, 0.54 everywhere; b: more on the left, stand-in and one seed failed on the right."""
+    study, cells = tiny_cells(folder, claims=CLAIMS, **changes)
+    for cell in cells:
+        mean = 0.5 + 0.02 * cell.seed + (0.1 + 0.001 * cell.seed if cell.arm == "b" else 0.0)
+        if cell.name == "b, data=right, seed 2":
+            cell.prepare()
+            cell.note_start(False, "abc")
+            cell.log.write_text("error: it broke\n")
+            cell.note_end(3.0, 2)
+        else:
+            source = "stand-in" if cell.name.startswith("b, data=right") else "measured"
+            finish(cell, mean, source=source, gains=GAINS if cell.arm == "b" else None)
+            cell.note_start(False, "abc")
+    return StudyResults.of(study, cells, folder / "out", {"lightning-fl": "1", "cores": 2})
+
+
+def test_a_cell_gives_what_its_run_recorded(tmp_path):
+    cell = results_of(tmp_path).cells[7]
+    assert (cell.arm, cell.place, cell.seed, cell.status) == ("b", {"data": "left"}, 1, "done")
+    assert cell.values == {
+        **{"mean": 0.621, "worst": 0.521, "best": 0.721, "std": 0.1},
+        **{"gain": 0.2, "rsd": 0.05, "ipr": 0.75, "harmed": 0.25},
+    }
+    assert (cell.higher_is_better, cell.data_source, cell.rounds, cell.seconds) == (True, "measured", 9, 10.0)
+    assert (tmp_path / "out" / cell.run_folder / "summary.json").is_file()
+    assert cell.commit == "abc"
+
+
+def test_how_far_a_cell_is(tmp_path):
+    study, cells = tiny_cells(tmp_path)
+    cells[1].prepare()
+    cells[1].note_start(False, "")
+    (cells[2].folder / "version_0").mkdir(parents=True)
+    found = StudyResults.of(study, cells, tmp_path / "out", {}).cells
+    assert [cell.status for cell in found[:4]] == ["open", "cut off", "cut off", "open"]
+    assert math.isnan(found[0].values["mean"])
+
+
+def test_a_run_without_the_metric_failed(tmp_path):
+    _, cells = tiny_cells(tmp_path)
+    finish(cells[0], 0.5)
+    found = CellResult.of(cells[0], "auc", tmp_path / "out")
+    assert found.status == "failed"
+    assert "has no test metric 'auc'. It has acc (test)" in found.failure
+
+
+def test_claims_are_answered_in_the_unit_of_the_table(tmp_path):
+    left, right, share = results_of(tmp_path, table={"percent": True}).answers
+    assert (left.axes, left.verdict, left.interval.n) == ({"data": "left"}, "holds", 3)
+    assert left.interval.mean == pytest.approx(10.1)
+    assert (right.interval.n, right.reason) == (2, "no mean(b, data=right) for seed 2")
+    assert (share.verdict, share.interval.mean) == ("holds", 0.0)
+
+
+def test_the_table(tmp_path):
+    results = results_of(
+        tmp_path, published=PUBLISHED, table={"statistics": ["mean", "ipr"], "percent": True, "digits": 2}
+    )
+    pivot = make_pivot(results)
+    assert pivot.header == ["arm", "left mean", "left mean, published", "left ipr", "right mean", "right ipr"]
+    assert pivot.rows == [
+        ["a", "52.00 ± 2.00", "", "–", "52.00 ± 2.00", "–"],
+        # 60, 62.1, 64.2; on the right without the last: 2.1 / sqrt(2)
+        ["b", "62.10 ± 2.10", "60.00 ± 1.00", "75.00 ± 0.00", "61.05 ± 1.48 (n=2) †", "75.00 ± 0.00 (n=2) †"],
+    ]
+    assert pivot.notes == [
+        "acc on test data in percent, higher is better; mean ± standard deviation over 3 seeds (0, 1, 2), scale full.",
+        "† stand-in data: embedded examples, computed, no measurements.",
+        "Published: A paper.",
+    ]
+
+
+def test_other_layouts(tmp_path):
+    both = make_pivot(results_of(tmp_path, table={"rows": ["data", "arm"], "statistics": ["worst"], "digits": 2}))
+    assert both.header == ["data", "arm", "worst"]
+    assert [row[:2] for row in both.rows] == [["left", "a"], ["left", "b"], ["right", "a"], ["right", "b"]]
+    assert both.rows[0][2] == "0.42 ± 0.02"
+
+
+def test_rows_that_are_not_run_are_left_out_and_those_that_failed_say_so(tmp_path):
+    study, cells = tiny_cells(tmp_path, exclude=[{"arm": "a"}], seeds=[0])
+    for cell in cells:
+        cell.prepare()
+        cell.note_start(False, "x" if cell.place["data"] == "left" else "y")
+    cells[0].note_end(1.0, 2)
+    finish(cells[1], 0.5, source="simulated")
+    pivot = make_pivot(StudyResults.of(study, cells, tmp_path / "out", {}))
+    assert pivot.rows == [["b", "failed", "failed", "0.500 §", "0.400 §"]]
+    assert pivot.notes[0].endswith("higher is better; of 1 seed (0), scale full.")
+    assert pivot.notes[1] == "§ simulated data."
+    _, cells = tiny_cells(tmp_path)
+    notes = make_pivot(StudyResults.of(study, cells, tmp_path / "out", {})).notes
+    assert notes[-1] == "10 of 12 cells are not done."
+
+
+def test_runs_of_several_commits_are_named(tmp_path):
+    study, cells = tiny_cells(tmp_path)
+    for cell, commit in zip(cells, ("b", "a"), strict=False):
+        finish(cell, 0.5)
+        cell.note_start(False, commit)
+    notes = make_pivot(StudyResults.of(study, cells, tmp_path / "out", {})).notes
+    assert "The runs are of 2 commits of the package: a, b." in notes
+
+
+def test_markdown():
+    assert markdown_table(["x", "y"], [["a|b", "1"]]) == "| x | y |\n| --- | ---: |\n| a\\|b | 1 |"
+
+
+def test_all_is_written_and_read_back(tmp_path):
+    results, out = results_of(tmp_path, published=PUBLISHED), tmp_path / "out"
+    results.write(out)
+    write_markdown(results, out)
+    again = StudyResults.read(out)
+    assert again.study.as_dict() == results.study.as_dict()
+    assert str(again.cells) == str(results.cells)  # NaN is not equal to itself
+    assert again.answers == results.answers
+    assert again.environment == results.environment
+    text = (out / "table.md").read_text()
+    assert text.startswith("# A tiny study\n\n| arm | left mean | left mean, published | left worst |")
+    assert "- b, data=right, seed 2: it broke (cells/" in text
+    claims = (out / "claims.md").read_text()
+    assert "| mean(b) > mean(a) | data=left | holds | +0.1010 [+0.0985, +0.1035] | 3 |  |" in claims
+    assert (
+        (out / "claims.csv")
+        .read_text()
+        .startswith("claim,at,verdict,mean,low,high,n,reason\nmean(b) > mean(a),data=left")
+    )
+    assert not list(out.glob(".*.tmp"))
+
+
+def test_no_claims(tmp_path):
+    study, cells = tiny_cells(tmp_path)
+    results = StudyResults.of(study, cells, tmp_path / "out", {})
+    (tmp_path / "out").mkdir()
+    results.write(tmp_path / "out")
+    write_markdown(results, tmp_path / "out")
+    assert (tmp_path / "out" / "claims.csv").read_text() == ""
+    assert "The study claims nothing." in (tmp_path / "out" / "claims.md").read_text()
+
+
+def test_no_results_and_damaged_ones(tmp_path):
+    with pytest.raises(ConfigurationError, match="holds no results of a study"):
+        StudyResults.read(tmp_path)
+    results_of(tmp_path).write(tmp_path / "out")
+    table = tmp_path / "out" / "results.csv"
+    table.write_text(table.read_text().replace("0.621", "x.621"))
+    with pytest.raises(CheckpointError, match="are damaged .*run the study again"):
+        StudyResults.read(tmp_path / "out")
+
+
+def test_the_terminal_shows_it_all(tmp_path, capsys):
+    results = results_of(tmp_path)
+    print_results(results, Path("out"), Console(width=160))
+    out = capsys.readouterr().out
+    assert "A tiny study" in out
+    assert "0.611 ± 0.015 (n=2) †" in out
+    assert "† stand-in data" in out
+    assert "does not hold" not in out
+    assert "failed: b, data=right, seed 2: it broke\n  log: out/cells/b,data=right,seed=2-" in out
+    assert out.endswith("study: out\n")
+
+
+def test_the_environment_is_of_plain_values():
+    found = describe_environment()
+    assert found["cores"] >= 1
+    assert found["packages"]["torch"]
+    assert found["cpu"]
+    assert found["commit"] == package_commit()
