@@ -36,15 +36,13 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
     )
     parser.add_argument(
         "--only",
-        type=list[str],
+        type=str,
         nargs="+",
         default=[],
         metavar="KEY=VALUE",
         help="Run these cells only: an arm or labels of the grid, several with commas, as in --only arm=fedavg,local.",
     )
-    parser.add_argument(
-        "--seeds", type=list[int], nargs="+", default=[], metavar="N", help="Instead of the study's seeds."
-    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[], metavar="N", help="Instead of the study's seeds.")
     parser.add_argument("--dry-run", action="store_true", help="List the cells and how far each is; run nothing.")
 
 
@@ -113,9 +111,8 @@ def _chosen(only: Sequence[str], known: Mapping[str, Sequence[str]]) -> dict[str
     for text in only:
         key, _, values = text.partition("=")
         if key not in known or not values:
-            raise ConfigurationError(
-                f"--only {text}: give KEY=VALUE with one of the keys {', '.join(known)}{did_you_mean(key, known)}."
-            )
+            hint = "" if key in known else did_you_mean(key, known)
+            raise ConfigurationError(f"--only {text}: give KEY=VALUE with one of the keys {', '.join(known)}{hint}.")
         for value in values.split(","):
             if value not in known[key]:
                 there = did_you_mean(value, known[key]) or f"; there are {', '.join(known[key])}"

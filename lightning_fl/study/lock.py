@@ -34,7 +34,8 @@ class StudyLock:
         except Timeout as error:
             holder = self._holder.read_text(encoding="utf-8").strip() if self._holder.is_file() else "unknown"
             raise ConfigurationError(
-                f"{self._out} is in use by the study of process {holder}: wait for it, or give another folder with --out."
+                f"{self._out} is in use by the study of process {holder}: wait for it, or give another folder with"
+                " --out."
             ) from error
         except OSError as error:
             raise ConfigurationError(

@@ -1,14 +1,14 @@
-"""``lightning-fl fit``, imported and with its parser made: what the server holds from which workers are forked.
+"""``lightning-fl fit``, imported and with its parser made: what the server holds from which workers are forked."""
 
-What most runs import only when they come to it is imported here as well, once instead of once a run.
-"""
+from importlib import import_module
 
-import sklearn.datasets
-import torch.utils.tensorboard  # noqa: F401 - see above
-
-import lightning_fl.report  # noqa: F401 - see above
 from lightning_fl.cli import make_parser
 
 __all__ = ["PARSER"]
 
 PARSER = make_parser("fit")
+
+# What most runs import when they come to it, here once for all. After the parser, which keeps dependencies' warnings of
+# each other quiet while it imports them.
+for _name in ("lightning_fl.report", "sklearn.datasets", "torch.utils.tensorboard"):
+    import_module(_name)

@@ -36,10 +36,8 @@ def results_of(folder, **changes):
 def test_a_cell_gives_what_its_run_recorded(tmp_path):
     cell = results_of(tmp_path).cells[7]
     assert (cell.arm, cell.place, cell.seed, cell.status) == ("b", {"data": "left"}, 1, "done")
-    assert cell.values == {
-        **{"mean": 0.621, "worst": 0.521, "best": 0.721, "std": 0.1},
-        **{"gain": 0.2, "rsd": 0.05, "ipr": 0.75, "harmed": 0.25},
-    }
+    metric = {"mean": 0.621, "worst": 0.521, "best": 0.721, "std": 0.1}
+    assert cell.values == metric | {"gain": 0.2, "rsd": 0.05, "ipr": 0.75, "harmed": 0.25}
     assert (cell.higher_is_better, cell.data_source, cell.rounds, cell.seconds) == (True, "measured", 9, 10.0)
     assert (tmp_path / "out" / cell.run_folder / "summary.json").is_file()
     assert cell.commit == "abc"

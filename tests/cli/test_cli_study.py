@@ -1,0 +1,145 @@
+"""``lightning-fl study`` where no cell is run."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.study.lock import StudyLock
+from lightning_fl.study.workers import Workers
+
+STUDY = {
+    "title": "Tiny",
+    "metric": "rmse",
+    "seeds": [0, 1],
+    "arms": {"a": "tiny.yaml", "b": "tiny.yaml"},
+    "grid": {"size": {"small": {}, "large": {"data.batch_size": 16}}},
+    "scales": {"quick": {"seeds": [0], "grid": {"size": ["small"]}}},
+}
+
+
+@pytest.fixture
+def study(tiny):
+    Path("tiny_study.yaml").write_text(yaml.safe_dump(STUDY, sort_keys=False))
+    return "tiny_study.yaml"
+
+
+def finish_all(out):
+    """Lay down a finished run for every cell that a dry run or an earlier command made known."""
+    from lightning_fl.study.cells import cells_of
+    from lightning_fl.study.study_file import load_study
+
+    for cell in cells_of(load_study(Path("tiny_study.yaml")), Path(out)):
+        cell.prepare()
+        run = cell.folder / "version_0"
+        run.mkdir()
+        value = 1.0 + cell.seed + (cell.arm == "b")
+        metric = {"mean": value, "worst": value, "best": value, "std": 0.0, "clients": {"x": value}}
+        record = {"seed": cell.seed, "data_source": "measured", "data": {}, "wall_time_seconds": 1.0}
+        record["metrics"] = {"test": {"rmse": {**metric, "higher_is_better": False}}}
+        (run / "summary.json").write_text(json.dumps(record))
+
+
+def test_studies_are_listed(command):
+    code, out, _ = command("study")
+    assert code == 0
+    assert out.startswith("digits  ")
+
+
+def test_a_dry_run_lists_the_cells_and_makes_nothing(study, command):
+    code, out, _ = command("study", study, "--dry-run")
+    assert code == 0
+    assert out.splitlines()[:3] == [
+        "open    a, size=small, seed 0",
+        "open    a, size=small, seed 1",
+        "open    a, size=large, seed 0",
+    ]
+    assert len(out.splitlines()) == 8
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["--scale", "quick"], ["a, size=small, seed 0", "b, size=small, seed 0"]),
+        (["--only", "arm=b", "size=large"], ["b, size=large, seed 0", "b, size=large, seed 1"]),
+        (["--scale", "quick", "--only", "arm=a,b", "--seeds", "5"], ["a, size=small, seed 5", "b, size=small, seed 5"]),
+        (["--seeds", "3", "4", "--only", "arm=a", "size=small"], ["a, size=small, seed 3", "a, size=small, seed 4"]),
+    ],
+)
+def test_a_part_of_the_cells(study, command, words, names):
+    code, out, _ = command("study", study, "--dry-run", *words)
+    assert code == 0
+    assert [line.removeprefix("open").strip() for line in out.splitlines()] == names
+
+
+def test_what_is_done_is_not_run_again(study, command):
+    finish_all("there")
+    code, out, _ = command("study", study, "--out", "there")
+    assert code == 0
+    assert "1.500 ± 0.707" in out
+    assert out.endswith("study: there\n")
+    assert {path.name for path in Path("there").iterdir()} >= {
+        *("table.md", "claims.md", "results.csv", "claims.csv", "study.yaml", "environment.json", "cells")
+    }
+    assert not (Path("there") / ".lock.pid").exists()
+    code, out, _ = command("study", "there/study.yaml", "--out", "there", "--dry-run")
+    assert {line.split()[0] for line in out.splitlines()} == {"done"}
+
+
+def test_the_folder_is_named_after_study_and_scale(study, command):
+    finish_all("runs/tiny_study/quick")
+    assert command("study", study, "--scale", "quick")[0] == 0
+    assert Path("runs/tiny_study/quick/table.md").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["digit"], "no study 'digit': .*\\(did you mean 'digits'\\?\\)"),
+        (["."], "'.' is a folder: give a study's file"),
+        (["STUDY", "--scale", "quik"], "no scale 'quik' \\(did you mean 'quick'"),
+        (["STUDY", "--only", "arm"], "--only arm: give KEY=VALUE with one of the keys arm, size"),
+        (["STUDY", "--only", "am=a"], "--only am=a: give KEY=VALUE .*did you mean 'arm'"),
+        (["STUDY", "--only", "arm=c"], "--only arm=c: there is no arm 'c'; there are a, b"),
+        (["STUDY", "--seeds", "1", "1"], "--seeds 1 1: give different numbers"),
+        (["STUDY", "--seeds", "-1"], "--seeds -1: give different numbers"),
+        (["STUDY", "--workers", "0"], "--workers=0: give a number of at least 1"),
+        (["STUDY", "--out", "tiny.csv"], "tiny.csv cannot be written: .*--out"),
+        (["STUDY", "--sale", "x"], "sale"),
+    ],
+)
+def test_errors_are_a_sentence(study, command, words, message):
+    import re
+
+    code, out, err = command("study", *(study if word == "STUDY" else word for word in words))
+    assert (code, out) == (2, "")
+    assert re.search(message, err), err
+    assert len(err.splitlines()) == 1
+
+
+def test_excluded_cells_cannot_be_asked_for(study, command):
+    Path(study).write_text(yaml.safe_dump({**STUDY, "exclude": [{"arm": "a", "size": "large"}]}))
+    code, _, err = command("study", study, "--only", "arm=a", "size=large", "--dry-run")
+    assert (code, err) == (2, "error: --only arm=a size=large: the study has no such cell; see --dry-run.\n")
+
+
+def test_one_study_at_a_time_in_a_folder(tmp_path):
+    with StudyLock(tmp_path / "out"):
+        with pytest.raises(ConfigurationError, match=f"is in use by the study of process {os.getpid()}: wait"):
+            StudyLock(tmp_path / "out").__enter__()
+        (tmp_path / "out" / ".lock.pid").unlink()
+        with pytest.raises(ConfigurationError, match="of process unknown"):
+            StudyLock(tmp_path / "out").__enter__()
+    (tmp_path / "out" / ".lock.pid").write_text("1\n")  # of one that was killed: its lock is gone
+    with StudyLock(tmp_path / "out"):
+        assert (tmp_path / "out" / ".lock.pid").read_text() == f"{os.getpid()}\n"
+
+
+def test_a_system_that_cannot_fork(monkeypatch):
+    monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
+    with pytest.raises(ConfigurationError, match="which this system cannot: use Linux or macOS"):
+        Workers(1)
