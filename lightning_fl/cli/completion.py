@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from jsonargparse import ArgumentParser, Namespace
 
 from lightning_fl.data.cards import available_cards
-from lightning_fl.shipped import available_recipes
+from lightning_fl.shipped import available_recipes, available_studies
 
 __all__ = ["add_arguments", "completion_script", "run"]
 
@@ -23,6 +23,7 @@ Shell = Literal["bash", "zsh"]
 
 _RECIPE = "_lightning_fl_recipe"
 _CHECKPOINT = "_lightning_fl_checkpoint"
+_STUDY = "_lightning_fl_study"
 #: What shtab calls a place in the file system.
 _PATHS = {"folders": "DIRECTORY", "files": "FILE"}
 
@@ -92,6 +93,8 @@ def _values(command: str) -> dict[str, Iterable[str] | str]:
         return {"name": available_recipes(), "copy": "folders"}
     if command == "datasets":
         return {"name": available_cards()}
+    if command == "study":
+        return {"study": _STUDY, "out": "folders"}
     if command == "personalize":
         return {"run": "folders", "file": "files", "out": "files", "accelerator": ("auto", "cpu", "cuda")}
     if command == "compare":
@@ -167,8 +170,12 @@ def _few(hint: Any) -> tuple[str, ...]:
 
 
 def _preamble(shell: Shell) -> str:
-    """The shell functions behind ``--config`` and ``--ckpt_path``: words of ours, and files."""
-    lists = {_RECIPE: (available_recipes(), "yaml"), _CHECKPOINT: (("last", "best"), "ckpt")}
+    """The shell functions behind ``--config``, ``--ckpt_path`` and ``study``: words of ours, and files."""
+    lists = {
+        _RECIPE: (available_recipes(), "yaml"),
+        _CHECKPOINT: (("last", "best"), "ckpt"),
+        _STUDY: (available_studies(), "yaml"),
+    }
     functions = []
     for name, (words, suffix) in lists.items():
         if shell == "bash":

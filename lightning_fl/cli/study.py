@@ -78,8 +78,9 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
         environment = describe_environment()
         waiting = [cell for cell in asked if cell.finished() is None]
         if waiting:
+            display = StudyDisplay(asked, workers.num_workers)
             workers.check(waiting)
-            with StudyDisplay(asked, workers.num_workers) as display:
+            with display:
                 workers.run(waiting, display, known=cells, commit=environment["commit"])
         results = StudyResults.of(study, cells, out, environment)
         results.write(out)

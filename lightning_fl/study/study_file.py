@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 
@@ -239,13 +239,13 @@ class _Reader:
             self.faults.append("published.source: say where the figures stand, such as 'Paper (2023), Table 1'.")
         values: dict[tuple[str, str, str], tuple[float, float | None]] = {}
         for row, column, key, statistic, value in self._published_cells(entry.get("values"), table):
-            pair = value if isinstance(value, list) and len(value) == 2 else [value, None]
+            number, spread = value if isinstance(value, list) and len(value) == 2 else (value, None)
             if statistic not in table.statistics:
                 self.faults.append(f"{key}.{statistic}: {_missing(statistic, table.statistics, 'statistic')}")
-            elif not _is_number(pair[0]) or not (pair[1] is None or _is_number(pair[1])):
-                self.faults.append(f"{key}.{statistic}={value!r}: give a number, or [number, spread].")
+            elif _is_number(number) and (spread is None or _is_number(spread)):
+                values[row, column, statistic] = (float(number), None if spread is None else float(spread))
             else:
-                values[row, column, statistic] = (float(pair[0]), None if pair[1] is None else float(pair[1]))
+                self.faults.append(f"{key}.{statistic}={value!r}: give a number, or [number, spread].")
         return Published(str(entry.get("source")), values)
 
     def _published_cells(self, values: object, table: TableLayout) -> Iterator[tuple[str, str, str, str, object]]:
@@ -369,5 +369,5 @@ def _missing(name: str, known: Sequence[str] | Mapping[str, Any], kind: str) -> 
     return f"there is no {kind} {name!r}{hint}."
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)

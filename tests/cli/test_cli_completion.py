@@ -50,6 +50,8 @@ def test_bash_knows_the_script(script):
         (("compare", "run", "--base"), ["--baseline"]),
         (("recipes", "--c"), ["--copy"]),
         (("datasets", "fre"), ["freesolv"]),
+        (("study", "dig"), ["digits"]),
+        (("study", "digits", "--wo"), ["--workers"]),
         (("completion", ""), ["bash", "zsh"]),
         (("fit", "--ckpt_path", "la"), ["last"]),
     ],

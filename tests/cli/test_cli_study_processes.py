@@ -105,8 +105,8 @@ def test_faults_of_any_arm_are_said_before_anything_is_run(tiny):
             "range": {"recipe": "tiny.yaml", "overrides": {"trainer": {"max_rounds": 0}}},
         },
     )
-    code, out, err = end(start(path, "--out", "out"))
-    assert (code, out) == (2, "")
+    code, out, err = end(start(path, "--out", "out", "--workers", "2"))
+    assert (code, out) == (2, "3 cells, 0 done, 2 workers\n")
     assert err.splitlines() == [
         "error: typo: trainer.max_round: there is no such key (did you mean 'max_rounds'?).",
         "error: range: trainer.max_rounds=0: give a number of at least 1.",
