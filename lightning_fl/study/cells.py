@@ -202,10 +202,11 @@ class Cell:
     def failure(self) -> str | None:
         """Why the last attempt failed, in a line; ``None`` if it did not."""
         attempts = self.attempts()
-        if not attempts or attempts[-1].exit_code in (None, 0) or self.finished() is not None:
+        code = attempts[-1].exit_code if attempts else None
+        if code is None or self.finished() is not None:
             return None
-        code = attempts[-1].exit_code
-        assert code is not None
+        if code == 0:
+            return f"the run came to its end without {self.split} metrics: see that its model has such a step"
         return _last_error(self.log, code)
 
 
