@@ -1,0 +1,173 @@
+"""A study as one HTML page that needs nothing but itself: tables, claims, pictures, settings, how to repeat it."""
+
+import base64
+import io
+import math
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from lightning_fl.callbacks.progress import STAND_IN_LABEL
+from lightning_fl.errors import FederatedError
+from lightning_fl.shipped import available_studies
+from lightning_fl.study.cells import write_whole
+from lightning_fl.study.claims import Answer
+from lightning_fl.study.declaration import FULL
+from lightning_fl.study.finished_run import FinishedRun
+from lightning_fl.study.pivot import make_pivot
+from lightning_fl.study.results import CellResult, StudyResults
+from lightning_fl.study.study_figures import Runs, draw_claims, draw_curves, draw_distributions, draw_results
+
+__all__ = ["write_html"]
+
+#: Inches from which on a picture takes the whole width of the page.
+_WIDE = 8.0
+#: Explained on the page where a table shows them.
+_STATISTICS = {
+    "mean": "the mean over clients",
+    "worst": "the client that is worst off",
+    "best": "the client that is best off",
+    "std": "the standard deviation over clients",
+    "gain": "the mean gain over the clients' own local training",
+    "rsd": "the standard deviation of these gains over clients",
+    "ipr": "the share of clients that gain over local training",
+    "harmed": "the share of clients that lose against local training",
+}
+
+
+def write_html(results: StudyResults, out: Path) -> Path:
+    """Write ``report.html``: one file, readable without a network and without the runs beside it.
+
+    Args:
+        results: of the study.
+        out: the study's folder, in which the runs lie.
+
+    Returns:
+        The file.
+    """
+    study = results.study
+    environment = Environment(
+        loader=PackageLoader("lightning_fl.study", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("report.html.j2").render(
+        study=study,
+        pivot=make_pivot(results),
+        explained={name: _STATISTICS[name] for name in study.table.statistics},
+        answers=[_answer(answer, study.table.digits) for answer in results.answers],
+        has_places=any(answer.axes for answer in results.answers),
+        has_remarks=any(answer.reason for answer in results.answers),
+        verdicts=Counter(answer.verdict for answer in results.answers),
+        figures=_figures(results, _runs(results, out)),
+        cells=[_cell(cell) for cell in results.cells],
+        statuses=Counter(cell.status for cell in results.cells),
+        hours=sum(cell.seconds or 0.0 for cell in results.cells) / 3600,
+        sources=sorted({cell.data_source for cell in results.cells} - {""}),
+        stand_in_label=STAND_IN_LABEL,
+        recipes={name: _recipe(arm.recipe, arm.overrides) for name, arm in study.arms.items()},
+        declaration=yaml.safe_dump(study.as_dict(), sort_keys=False, allow_unicode=True, width=110),
+        environment=results.environment,
+        repeat=_repeat(results),
+    )
+    path = out / "report.html"
+    write_whole(path, page)
+    return path
+
+
+def _runs(results: StudyResults, out: Path) -> Runs:
+    """The finished runs that are still there; the page is made without those that are not."""
+    runs = {}
+    for cell in results.cells:
+        if cell.status == "done" and (out / cell.run_folder / "summary.json").is_file():
+            try:
+                run = FinishedRun.read(out / cell.run_folder)
+            except FederatedError:  # damaged since: its numbers are in the results, its curves are lost
+                continue
+            runs[cell.arm, tuple(sorted(cell.place.items())), cell.seed] = run
+    return runs
+
+
+def _figures(results: StudyResults, runs: Runs) -> list[dict[str, Any]]:
+    """Title and image of every picture that there is something to draw for."""
+    study = results.study
+    found: list[tuple[str, Figure]] = []
+    for statistic in study.table.statistics:
+        if any(not math.isnan(cell.values[statistic]) for cell in results.cells):
+            title = f"{statistic}: {_STATISTICS[statistic]}"
+            found.append((title, draw_results(results, statistic)))
+    unit = " in percentage points" if study.table.percent else ""
+    shown = [answer for answer in results.answers if not math.isnan(answer.interval.mean)]
+    if shown:
+        found.append(("claims", draw_claims(shown, unit)))
+    for title, figure in (
+        ("learning curves on validation data, with the range over seeds", draw_curves(results, runs)),
+        ("distribution over clients", draw_distributions(results, runs)),
+    ):
+        if figure is not None:
+            found.append((title, figure))
+    return [
+        {"title": title, "source": _data_uri(figure), "wide": figure.get_figwidth() > _WIDE} for title, figure in found
+    ]
+
+
+def _data_uri(figure: Figure) -> str:
+    buffer = io.BytesIO()
+    with rc_context({"svg.fonttype": "path", "svg.hashsalt": "lightning-fl"}):  # the same letters on every machine
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def _answer(answer: Answer, digits: int) -> dict[str, Any]:
+    interval, more = answer.interval, digits + 1
+    bounds = "" if math.isnan(interval.low) else f"[{interval.low:+.{more}f}, {interval.high:+.{more}f}]"
+    return {
+        "claim": answer.claim,
+        "at": ", ".join(f"{axis}={label}" for axis, label in answer.axes.items()),
+        "verdict": answer.verdict,
+        "kind": answer.verdict.replace(" ", "-"),
+        "difference": "" if math.isnan(interval.mean) else f"{interval.mean:+.{more}f}",
+        "interval": bounds,
+        "n": interval.n,
+        "reason": answer.reason,
+    }
+
+
+def _cell(cell: CellResult) -> dict[str, Any]:
+    return {
+        "name": ", ".join([cell.arm, *(f"{axis}={label}" for axis, label in cell.place.items())]),
+        "seed": cell.seed,
+        "status": cell.status,
+        "kind": cell.status.replace(" ", "-"),
+        "source": cell.data_source,
+        "rounds": "" if cell.rounds is None else cell.rounds,
+        "seconds": "" if cell.seconds is None else f"{cell.seconds:.1f}",
+        "folder": cell.run_folder or cell.log,
+        "failure": cell.failure,
+    }
+
+
+def _recipe(recipe: str, overrides: dict[str, Any]) -> dict[str, str]:
+    # The file's name only: where it lay says nothing on another machine.
+    name = Path(recipe).name
+    return {"name": name, "overrides": yaml.safe_dump(overrides, sort_keys=False) if overrides else ""}
+
+
+def _repeat(results: StudyResults) -> list[str]:
+    """The commands that run the study again."""
+    study, environment = results.study, results.environment
+    scale = [] if study.scale == FULL else ["--scale", study.scale]
+    lines = [f"pip install lightning-fl=={environment['lightning-fl']}"]
+    if environment.get("commit"):
+        lines = [f"git checkout {environment['commit'].rstrip('+')}", "uv sync"]
+    shipped = available_studies().get(study.name)
+    name = study.name if shipped is not None and shipped == study.path else study.path.name
+    return [*lines, shlex.join(["lightning-fl", "study", name, *scale])]

@@ -1,0 +1,249 @@
+"""The pictures of a study as functions: results in, a ``matplotlib.figure.Figure`` out. No display needed."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from lightning_fl.study.claims import Answer, paired_interval
+from lightning_fl.study.finished_run import FinishedRun
+from lightning_fl.study.results import CellResult, StudyResults
+
+__all__ = ["VERDICT_COLORS", "draw_claims", "draw_curves", "draw_distributions", "draw_results", "panels"]
+
+VERDICT_COLORS = {"holds": "tab:green", "does not hold": "tab:red", "undecided": "tab:olive"}
+#: Ten that differ on white, for the rows of a table.
+_COLORS = (
+    *("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "black"),
+    *("tab:cyan", "gold"),
+)
+_PUBLISHED = "0.35"
+_PANELS_ACROSS = 3
+_LABEL_LENGTH = 60
+
+#: A row's or column's labels on the table.
+Labels = tuple[str, ...]
+Runs = Mapping[tuple[str, tuple[tuple[str, str], ...], int], FinishedRun]
+
+
+def panels(results: StudyResults) -> dict[Labels, dict[Labels, list[CellResult]]]:
+    """Column -> row -> the cells of all seeds, those that are there, in the order of the table."""
+    layout = results.study.table
+    found: dict[Labels, dict[Labels, list[CellResult]]] = {}
+    for cell in results.cells:
+        labels = {"arm": cell.arm, **cell.place}
+        row, column = (tuple(labels[part] for part in parts) for parts in (layout.rows, layout.columns))
+        found.setdefault(column, {}).setdefault(row, []).append(cell)
+    return found
+
+
+def draw_results(results: StudyResults, statistic: str) -> Figure:
+    """One statistic of every row: a dot a seed, the mean with its 95 % interval, the published figure.
+
+    Args:
+        results: of the study.
+        statistic: "mean", "worst", ...
+    """
+    study = results.study
+    unit = 100.0 if study.table.percent else 1.0
+    found = panels(results)
+    rows = list(dict.fromkeys(row for column in found.values() for row in column))
+    figure, grid = _grid(len(found), 0.34 * len(rows) + 1.1, sharey=True)
+    for axes, (column, of_rows) in zip(grid, found.items(), strict=False):
+        for place, row in enumerate(rows):
+            values = [unit * cell.values[statistic] for cell in of_rows.get(row, [])]
+            values = [value for value in values if not math.isnan(value)]
+            color = _COLORS[place % len(_COLORS)]
+            axes.plot(values, [place] * len(values), "o", color=color, alpha=0.35, markersize=4)
+            if values:
+                mean, half = statistics.fmean(values), _half_interval(values)
+                axes.errorbar(mean, place, xerr=half, fmt="o", color=color, markersize=6, capsize=3)
+            figure_there = study.published.values.get((", ".join(row), ", ".join(column), statistic))
+            if figure_there is not None:
+                axes.plot(figure_there[0], place, "D", markerfacecolor="none", color=_PUBLISHED, markersize=7)
+        axes.set_yticks(range(len(rows)), [_short(", ".join(row)) for row in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_title(", ".join(column), fontsize=10)
+        axes.grid(axis="x", alpha=0.3)
+        axes.set_xlabel(_value_label(results, statistic))
+    handles = [
+        Line2D([], [], marker="o", color="0.5", alpha=0.5, linestyle="", markersize=4, label="a seed"),
+        Line2D([], [], marker="o", color="0.2", markersize=6, label="mean, 95 % interval"),
+    ]
+    if study.published.values:
+        hollow = {"marker": "D", "color": _PUBLISHED, "linestyle": "", "markerfacecolor": "none"}
+        handles.append(Line2D([], [], label="published", **hollow))
+    figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
+    return figure
+
+
+def draw_claims(answers: Sequence[Answer], unit: str) -> Figure:
+    """The difference behind every claim with its 95 % interval; green holds, red does not.
+
+    Args:
+        answers: at least one.
+        unit: of the differences, for the axis.
+    """
+    figure = Figure(figsize=(9.0, 0.42 * len(answers) + 1.0), layout="constrained")
+    axes = figure.add_subplot()
+    for place, answer in enumerate(answers):
+        interval, color = answer.interval, VERDICT_COLORS[answer.verdict]
+        if not math.isnan(interval.low):
+            axes.plot([interval.low, interval.high], [place, place], color=color, linewidth=2)
+        axes.plot(interval.mean, place, "o", color=color)
+    axes.axvline(0.0, color="0.4", linewidth=1)
+    axes.set_yticks(range(len(answers)), [_short(_claim_label(answer)) for answer in answers], fontsize=9)
+    axes.set_ylim(len(answers) - 0.5, -0.5)
+    axes.set_xlabel(f"left side less right side{unit}, paired by seed, 95 % interval")
+    axes.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def draw_curves(results: StudyResults, runs: Runs) -> Figure | None:
+    """The metric on validation data over rounds, a line a row: mean over seeds and clients, and the seeds' range.
+
+    Args:
+        results: of the study.
+        runs: of the cells that are done, by arm, place and seed.
+
+    Returns:
+        ``None`` where nothing was validated on the way.
+    """
+    study = results.study
+    unit = 100.0 if study.table.percent else 1.0
+    found = panels(results)
+    curves = {
+        column: {row: [_curve(_run_of(cell, runs), study.metric) for cell in cells] for row, cells in of_rows.items()}
+        for column, of_rows in found.items()
+    }
+    curves = {
+        column: {row: there for row, of_row in rows.items() if (there := [curve for curve in of_row if len(curve) > 1])}
+        for column, rows in curves.items()
+    }
+    curves = {column: rows for column, rows in curves.items() if rows}
+    if not curves:
+        return None
+    figure, grid = _grid(len(curves), 2.8)
+    colors = _row_colors(found)
+    for axes, (column, rows) in zip(grid, curves.items(), strict=False):
+        for row, of_seeds in rows.items():
+            table = pd.concat(of_seeds, axis=1).interpolate(method="index", limit_area="inside") * unit
+            steps = table.index.to_numpy()
+            axes.plot(steps, table.mean(axis=1), color=colors[row], label=_short(", ".join(row)))
+            if len(of_seeds) > 1:
+                axes.fill_between(
+                    steps, table.min(axis=1), table.max(axis=1), color=colors[row], alpha=0.15, linewidth=0
+                )
+        axes.set_title(", ".join(column), fontsize=10)
+        axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+    grid[0].set_ylabel(f"{study.metric}{' in %' if study.table.percent else ''}, validation")
+    _legend(figure, colors)
+    return figure
+
+
+def draw_distributions(results: StudyResults, runs: Runs) -> Figure | None:
+    """The share of clients below a value of the metric, all seeds' clients together, a line a row.
+
+    Args:
+        results: of the study.
+        runs: of the cells that are done, by arm, place and seed.
+
+    Returns:
+        ``None`` where no run is done.
+    """
+    study = results.study
+    unit = 100.0 if study.table.percent else 1.0
+    found = panels(results)
+    values: dict[Labels, dict[Labels, list[float]]] = {}
+    for column, of_rows in found.items():
+        for row, cells in of_rows.items():
+            there = [run for cell in cells if (run := _run_of(cell, runs)) is not None]
+            clients = [value for run in there for value in run.metric(study.metric, study.split).clients.values()]
+            clients = [unit * value for value in clients if not math.isnan(value)]
+            if clients:
+                values.setdefault(column, {})[row] = sorted(clients)
+    if not values:
+        return None
+    figure, grid = _grid(len(values), 2.8)
+    colors = _row_colors(found)
+    for axes, (column, rows) in zip(grid, values.items(), strict=False):
+        for row, clients in rows.items():
+            axes.step(clients, np.arange(1, len(clients) + 1) / len(clients), color=colors[row], where="post")
+        axes.set_title(", ".join(column), fontsize=10)
+        axes.set_xlabel(f"{study.metric}{' in %' if study.table.percent else ''} of a client, {study.split}")
+        axes.set_ylim(0, 1.02)
+        axes.grid(alpha=0.3)
+    grid[0].set_ylabel("share of clients below")
+    _legend(figure, colors)
+    return figure
+
+
+def _run_of(cell: CellResult, runs: Runs) -> FinishedRun | None:
+    return runs.get((cell.arm, tuple(sorted(cell.place.items())), cell.seed))
+
+
+def _curve(run: FinishedRun | None, metric: str) -> "pd.Series[float]":
+    """The validation metric by rounds done; empty where it was not logged."""
+    name = f"val/{metric}"
+    if run is None or name not in run.curves:
+        return pd.Series(dtype=float)
+    rows = run.curves[["step", name]].dropna().drop_duplicates("step", keep="last")
+    return rows.set_index("step")[name]
+
+
+def _grid(count: int, height: float, sharey: bool = False) -> tuple[Figure, list[Axes]]:
+    across = min(count, _PANELS_ACROSS)
+    down = -(-count // across)
+    figure = Figure(figsize=(max(3.2 * across + 1.6, 6.0), height * down + 0.5), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False, sharey=sharey)
+    flat = list(grid.flat)
+    for axes in flat[count:]:
+        axes.set_visible(False)
+    return figure, flat[:count]
+
+
+def _row_colors(found: Mapping[Labels, Mapping[Labels, object]]) -> dict[Labels, str]:
+    rows = dict.fromkeys(row for column in found.values() for row in column)
+    return dict(zip(rows, cycle(_COLORS), strict=False))
+
+
+def _legend(figure: Figure, colors: Mapping[Labels, str]) -> None:
+    handles = [Line2D([], [], color=color, label=_short(", ".join(row))) for row, color in colors.items()]
+    figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 5), frameon=False, fontsize=9)
+
+
+def _half_interval(values: Sequence[float]) -> float:
+    """Half of the 95 % t-interval of a mean; 0 for one value."""
+    interval = paired_interval(values)
+    return 0.0 if math.isnan(interval.low) else interval.mean - interval.low
+
+
+def _value_label(results: StudyResults, statistic: str) -> str:
+    study = results.study
+    direction = {True: "higher is better", False: "lower is better", None: ""}[results.higher_is_better]
+    if statistic in ("std", "rsd"):
+        direction = ""
+    if statistic in ("gain", "ipr"):
+        direction = "higher is better"
+    if statistic == "harmed":
+        direction = "lower is better"
+    name = f"{statistic} {study.metric}" + (" in %" if study.table.percent else "")
+    return name + (f", {direction}" if direction else "")
+
+
+def _claim_label(answer: Answer) -> str:
+    at = ", ".join(f"{axis}={label}" for axis, label in answer.axes.items() if f"{axis}={label}" not in answer.claim)
+    return f"{answer.claim}  ({at})" if at else answer.claim
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LABEL_LENGTH else f"{text[: _LABEL_LENGTH - 1]}…"
