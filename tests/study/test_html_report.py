@@ -1,0 +1,173 @@
+import base64
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from study_tiny import finish, tiny_cells
+
+from lightning_fl.study.environment import describe_environment
+from lightning_fl.study.html_report import write_html
+from lightning_fl.study.pivot import make_pivot
+from lightning_fl.study.results import StudyResults
+
+GAINS = {"mean": 0.2, "worst": 0.0, "rsd": 0.05, "ipr": 0.75, "harmed": 0.25, "clients": {}}
+VOID = {"meta", "img", "link", "br", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """What a page says, and what it would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open, self.texts, self.loads, self.images, self.tags = [], [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == [], f"not closed: {self.open}"
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attributes:
+            if name in ("src", "href", "srcset", "data", "action", "poster"):
+                (self.images if tag == "img" else self.loads).append(value)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, text):
+        self.texts.append(text.strip())
+
+
+def results_of(folder: Path, **changes) -> StudyResults:
+    """Arm b is better on the left; on the right its data are a stand-in and one seed failed."""
+    settings = {
+        "claims": ["mean(b) > mean(a)", "mean(a) > mean(b) where data=left", "mean(b) > mean(a) + 9"],
+        **changes,
+    }
+    study, cells = tiny_cells(folder, **settings)
+    for cell in cells:
+        if cell.name == "b, data=right, seed 2":
+            cell.prepare()
+            cell.note_start(False, "abc")
+            cell.log.write_text("error: <b>it broke</b> & fell\n")
+            cell.note_end(3.0, 2)
+            continue
+        source = "stand-in" if cell.name.startswith("b, data=right") else "measured"
+        mean = 0.5 + 0.02 * cell.seed + (0.1 + 0.001 * cell.seed if cell.arm == "b" else 0.0)
+        run = finish(cell, mean, source=source, gains=GAINS if cell.arm == "b" else None)
+        curve = "\n".join(f"{step},{mean - 0.1 / step}" for step in range(1, 10))
+        (run / "metrics.csv").write_text(f"step,val/acc\n{curve}\n")
+    return StudyResults.of(study, cells, folder / "out", describe_environment())
+
+
+def page_of(folder: Path, **changes) -> tuple[Page, str, StudyResults]:
+    results = results_of(folder, **changes)
+    text = write_html(results, folder / "out").read_text(encoding="utf-8")
+    return Page(text), text, results
+
+
+def test_it_says_what_the_table_and_the_claims_say(tmp_path):
+    page, text, results = page_of(tmp_path)
+    pivot = make_pivot(results)
+    for word in [*pivot.header, *(cell for row in pivot.rows for cell in row if cell), *pivot.notes]:
+        assert word in page.texts
+    assert [page.texts.count(verdict) for verdict in ("holds", "does not hold", "undecided")] == [2, 3, 0]
+    for answer in results.answers:
+        assert f"{answer.interval.mean:+.4f}" in page.texts
+    assert "[+" in text
+
+
+def test_it_names_versions_machine_settings_and_how_to_repeat_it(tmp_path):
+    page, text, results = page_of(tmp_path)
+    environment = results.environment
+    for package, version in environment["packages"].items():
+        assert page.texts[page.texts.index(package) + 2] == version
+    assert environment["cpu"] in text
+    assert environment["commit"] in text
+    assert any(line.startswith("lightning-fl study study.yaml") for found in page.texts for line in found.splitlines())
+    assert any("max_rounds: 2" in found for found in page.texts)
+    assert str(tmp_path) not in text.replace(base64.b64encode(str(tmp_path).encode()).decode(), "")
+
+
+def test_a_scale_is_part_of_the_command(tmp_path):
+    page, _, _ = page_of(tmp_path, scales={"small": {"seeds": [0, 1]}}, scale="small")
+    assert any("study.yaml --scale small" in found for found in page.texts)
+
+
+def test_it_loads_nothing_and_runs_no_script(tmp_path):
+    page, text, _ = page_of(tmp_path)
+    assert page.loads == []
+    assert "script" not in page.tags
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in page.images)
+    assert "default-src 'none'" in text
+    for source in page.images:
+        picture = base64.b64decode(source.partition(",")[2]).decode()
+        addresses = set(re.findall(r"https?://[\w./-]+", picture))
+        assert all(
+            "w3.org" in a or "purl.org" in a or "creativecommons.org" in a or "matplotlib.org" in a for a in addresses
+        )
+
+
+def test_what_a_run_printed_is_text_and_no_markup(tmp_path):
+    page, text, _ = page_of(tmp_path)
+    assert "<b>it broke" not in text
+    assert any("<b>it broke</b> & fell" in found for found in page.texts)
+
+
+def test_stand_ins_and_failures_are_seen_at_the_top(tmp_path):
+    page, text, _ = page_of(tmp_path)
+    top = text[: text.index('id="table"')]
+    assert "stand-in" in top.lower()
+    assert "runs failed: 1" in page.texts
+    assert "<details open>" in text
+
+
+def test_pictures_are_those_that_can_be_drawn(tmp_path):
+    page, _, results = page_of(tmp_path, table={"rows": ["arm"], "columns": ["data"], "statistics": ["mean", "ipr"]})
+    assert len(page.images) == 5  # two statistics, claims, curves, distribution
+    for cell in results.cells:  # their numbers stay, their curves and clients are gone
+        if cell.run_folder:
+            shutil.rmtree(tmp_path / "out" / cell.run_folder)
+    less = Page(write_html(results, tmp_path / "out").read_text())
+    assert len(less.images) == 3
+
+
+def test_before_anything_is_done_there_is_a_page_without_pictures(tmp_path):
+    study, cells = tiny_cells(tmp_path)
+    results = StudyResults.of(study, cells, tmp_path / "out", describe_environment())
+    page = Page(write_html(results, tmp_path / "out").read_text())
+    assert page.images == []
+    assert "No run is done." in page.texts
+
+
+def test_the_same_results_make_the_same_page(tmp_path):
+    results = results_of(tmp_path)
+    first = write_html(results, tmp_path / "out").read_bytes()
+    assert write_html(results, tmp_path / "out").read_bytes() == first
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Debian's chromium; .ci/run installs it")
+def test_a_browser_without_a_network_shows_it(tmp_path):
+    """The pictures' colours are on the screen, and the page fits its width."""
+    page_of(tmp_path)
+    words = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --hide-scrollbars"
+    quiet = "--disable-component-update --disable-sync --disable-quic --host-resolver-rules=MAP=*=0.0.0.0"
+    shot = tmp_path / "page.png"
+    command = ["chromium", *words.split(), *quiet.split(), f"--user-data-dir={tmp_path / 'profile'}"]
+    subprocess.run(
+        [*command, "--window-size=1200,3000", f"--screenshot={shot}", (tmp_path / "out" / "report.html").as_uri()],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    pixels = (imread(shot)[..., :3] * 255).round().astype(int)
+    for color in ((31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40)):  # of two arms and two verdicts
+        assert (np.abs(pixels - color).max(-1) < 3).sum() > 20, color
+    assert (pixels[:, -5:] == 255).all()  # nothing runs over the right edge
