@@ -54,6 +54,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     from lightning_fl.study.cells import cells_of
     from lightning_fl.study.display import StudyDisplay
     from lightning_fl.study.environment import describe_environment
+    from lightning_fl.study.html_report import write_html
     from lightning_fl.study.lock import StudyLock
     from lightning_fl.study.report import print_results, write_markdown
     from lightning_fl.study.results import CellResult, StudyResults
@@ -85,6 +86,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
         results = StudyResults.of(study, cells, out, environment)
         results.write(out)
         write_markdown(results, out)
+        write_html(results, out)
         print_results(results, out)
     if workers.interrupted_by is not None:
         print(f"To go on: {shlex.join(['lightning-fl', 'study', *arguments])}", file=sys.stderr)
