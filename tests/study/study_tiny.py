@@ -37,7 +37,11 @@ def finish(cell, mean, *, source="measured", seconds=10.0, version=0, gains=None
     summary = {
         "seed": cell.seed,
         "data_source": source,
-        "data": {},
+        "data": {"source": source},
+        "strategy": "FedAvg",
+        "callbacks": [],
+        "num_clients": 2,
+        "client_names": list(clients),
         "rounds": 9,
         "wall_time_seconds": seconds,
         "interrupted": False,
