@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from lightning_fl.callbacks.progress import STAND_IN_LABEL
+from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.errors import FederatedError
 from lightning_fl.shipped import available_studies
 from lightning_fl.study.cells import write_whole
