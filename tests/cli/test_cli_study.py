@@ -39,6 +39,7 @@ def finish_all(out):
         value = 1.0 + cell.seed + (cell.arm == "b")
         metric = {"mean": value, "worst": value, "best": value, "std": 0.0, "clients": {"x": value}}
         record = {"seed": cell.seed, "data_source": "measured", "data": {}, "wall_time_seconds": 1.0}
+        record |= {"strategy": "FedAvg", "client_names": ["x"]}
         record["metrics"] = {"test": {"rmse": {**metric, "higher_is_better": False}}}
         (run / "summary.json").write_text(json.dumps(record))
 
