@@ -32,6 +32,7 @@ PARTS = {
     "finetune": {"FineTuning", "LocalReference"},
     "local": {"LocalTraining"},
     "shapley": {"LabelNoise", "ShapleyRewards"},
+    "drflm": {"DROClientSampling", "LocalMixup"},
     "dpfl": {"CollaborationGraph", "BestClientModels", "LocalReference"},
     "pifl": {"TierBidding", "ShapleyRewards", "TokenLedger", "TierFigures"},
 }
@@ -48,6 +49,7 @@ SMALLER = {
     "label_flipping": ["--data.pooled", "true", "--data.split", "[0.5, 0.25, 0.25]", "--data.stratified", "false"],
     "femnist": ["--data.partitioner.num_groups", "6"],
     "cinic10": ["--data.partitioner.num_clients", "6"],
+    "adult": ["--model.in_shape", "[22]"],  # two values in each of its eight columns of categories
     "pifl_cifar10": ["--data.partitioner.num_clients", "10"],
     "pifl_fmnist": ["--data.partitioner.num_clients", "10"],
     "pifl_emnist": ["--data.partitioner.num_clients", "4", "--data.partitioner.samples_per_client", "50"],
@@ -94,6 +96,7 @@ def data_root(tmp_path_factory):
             parts[f"{part}_labels"] = np.resize(np.arange(num_classes, dtype=np.uint8), (count, 1))
         np.savez(folder / f"{name}.npz", **parts)
     _write_leaf_and_class_folders(folder, draws)
+    _write_adult(folder)
     for card in map(load_card, sorted(names)):
         columns = {card.smiles: [table.smiles[index] for index in chosen]}
         columns |= {target.name: [float(table.targets[index, 0]) for index in chosen] for target in card.targets}
@@ -124,6 +127,22 @@ def _write_leaf_and_class_folders(folder, draws):
             for index in range(20):
                 image = Image.fromarray(draws.integers(0, 256, (32, 32, 3), dtype=np.uint8))
                 image.save(folder / "CINIC-10" / part / name / f"{index}.png")
+
+
+def _write_adult(folder):
+    """UCI Adult as it is published: no header, and points after the classes of the test rows."""
+    card = load_card("adult")
+    for part, end in (("data", ""), ("test", ".")):
+        lines = ["|1x3 Cross validator"] if part == "test" else []
+        for number in range(40):
+            row = {name: str(number % 7) for name in card.columns}
+            row |= {name: f"{name}-{number % 2}" for name in card.categorical}
+            row |= {
+                "education": ("Doctorate", "Masters")[number % 2],
+                "income": ("<=50K", ">50K")[number // 2 % 2] + end,
+            }
+            lines.append(", ".join(row[name] for name in card.columns))
+        (folder / f"adult.{part}").write_text("\n".join(lines) + "\n")
 
 
 @pytest.fixture(autouse=True)
@@ -209,6 +228,7 @@ def test_a_coalition_recipe_runs_a_round(name, capsys):
     assert ("merge_tree.png" in figures) == name.startswith("hcct")
     assert ("graph.png" in figures) == name.startswith("dpfl")
     assert ("contributions.png" in figures) == name.startswith("shapley")
+    assert ("sampling_weights.png" in figures) == name.startswith("drflm")
     assert ("contributions" in record) == name.startswith(("shapley", "pifl"))
     assert ({"tiers", "tokens"} <= set(record)) == name.startswith("pifl")
     assert ({"tier_membership.png", "token_balances.png"} <= figures) == name.startswith("pifl")

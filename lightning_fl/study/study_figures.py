@@ -78,8 +78,8 @@ def draw_results(results: StudyResults, statistic: str) -> Figure:
         Line2D([], [], marker="o", color="0.2", markersize=6, label="mean, 95 % interval"),
     ]
     if study.published.values:
-        hollow = {"marker": "D", "color": _PUBLISHED, "linestyle": "", "markerfacecolor": "none"}
-        handles.append(Line2D([], [], label="published", **hollow))
+        hollow = Line2D([], [], marker="D", color=_PUBLISHED, linestyle="", markerfacecolor="none", label="published")
+        handles.append(hollow)
     figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
     return figure
 
