@@ -25,7 +25,8 @@ from typing import Any
 
 import pandas as pd
 import yaml
-from scipy.stats import t as student
+
+from lightning_fl.study.intervals import paired_interval
 
 LOCAL = {"class_path": "LocalTraining"}
 FINETUNE = {"class_path": "FineTuning", "init_args": {"epochs": 2}}
@@ -138,11 +139,8 @@ def validation_accuracy(folder: Path) -> float:
 
 def interval(values: Sequence[float]) -> str:
     """Mean and 95 % t-interval."""
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return f"{mean:+.2f}"
-    half = student.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
-    return f"{mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]"
+    found = paired_interval(values)
+    return f"{found.mean:+.2f}" + ("" if found.n < 2 else f" [{found.low:+.2f}, {found.high:+.2f}]")
 
 
 def spread(values: Sequence[float]) -> str:

@@ -15,6 +15,7 @@ import pandas as pd
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
+from lightning_fl.atomic import write_whole
 from lightning_fl.data.module import Split
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.metrics import MetricSummary, metric_name
@@ -194,7 +195,7 @@ class RunLog:
         if error is None:
             self._update_summary(trainer, stage)
             with self._disk():
-                _write_json(self.summary, self.directory / "summary.json")
+                write_whole(self.directory / "summary.json", json.dumps(self.summary, indent=2, default=str) + "\n")
                 if self.hyperparameters or stage == "fit":
                     self._log_hyperparameters()
         for logger in self.loggers:
@@ -297,9 +298,3 @@ def _plain(value: float) -> float | None:
 def _versions() -> dict[str, str]:
     packages = ("lightning-fl", "torch", "lightning", "torchmetrics", "torch-geometric", "rdkit", "numpy")
     return {"python": platform.python_version(), **{package: version(package) for package in packages}}
-
-
-def _write_json(content: dict[str, Any], path: Path) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=2, default=str) + "\n")
-    os.replace(temporary, path)

@@ -3,6 +3,7 @@
 This module imports neither torch nor Lightning, so that the command line lists recipes at once.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 from lightning_fl.data.cards import did_you_mean
@@ -50,19 +51,7 @@ def find_recipe(name_or_path: str) -> Path:
     Raises:
         ConfigurationError: there is neither such a file nor such a recipe.
     """
-    path = Path(name_or_path).expanduser()
-    if path.is_file():
-        return path
-    recipes = available_recipes()
-    if name_or_path in recipes:
-        return recipes[name_or_path]
-    if path.is_dir():
-        raise ConfigurationError(f"{name_or_path!r} is a folder: give a recipe's file, or the name of a shipped one.")
-    stem = path.name.removesuffix(".yml").removesuffix(".yaml")
-    raise ConfigurationError(
-        f"no recipe {name_or_path!r}: there is neither such a file nor a shipped recipe of this name"
-        f"{did_you_mean(stem, recipes)}. `lightning-fl recipes` lists those."
-    )
+    return _find(name_or_path, "recipe", available_recipes, "`lightning-fl recipes`")
 
 
 def find_study(name_or_path: str) -> Path:
@@ -71,17 +60,22 @@ def find_study(name_or_path: str) -> Path:
     Raises:
         ConfigurationError: there is neither such a file nor such a study.
     """
+    return _find(name_or_path, "study", available_studies, "`lightning-fl study`")
+
+
+def _find(name_or_path: str, kind: str, available: Callable[[], dict[str, Path]], command: str) -> Path:
     path = Path(name_or_path).expanduser()
     if path.is_file():
         return path
-    studies = available_studies()
-    if name_or_path in studies:
-        return studies[name_or_path]
+    shipped = available()
+    if name_or_path in shipped:
+        return shipped[name_or_path]
     if path.is_dir():
-        raise ConfigurationError(f"{name_or_path!r} is a folder: give a study's file, or the name of a shipped one.")
+        raise ConfigurationError(f"{name_or_path!r} is a folder: give a {kind}'s file, or the name of a shipped one.")
+    stem = path.name.removesuffix(".yml").removesuffix(".yaml")
     raise ConfigurationError(
-        f"no study {name_or_path!r}: there is neither such a file nor a shipped study of this name"
-        f"{did_you_mean(path.stem, studies)}. There are {', '.join(studies)}."
+        f"no {kind} {name_or_path!r}: there is neither such a file nor a shipped {kind} of this name"
+        f"{did_you_mean(stem, shipped)}. {command} lists those."
     )
 
 

@@ -335,7 +335,7 @@ class FederatedTrainer(Stages):
         self.call("on_aggregate_end")
         self.metrics["train"] = summarize({client: report.metrics for client, report in self.client_reports.items()})
         self.current_round += 1
-        self.evaluated_this_round = self._due_for_evaluation()
+        self.evaluated_this_round = self.evaluates_after(self.current_round)
         if self.evaluated_this_round:
             self.metrics["val"] = self._evaluate("val")
         self.run_log.log_round(self)
@@ -401,9 +401,10 @@ class FederatedTrainer(Stages):
             self.run_log.log_evaluation(self, split)
         return self.metrics[split]
 
-    def _due_for_evaluation(self) -> bool:
+    def evaluates_after(self, num_rounds: int) -> bool:
+        """Whether clients' models are evaluated when so many rounds are done."""
         every = self.check_val_every_n_rounds
-        return every > 0 and (self.current_round % every == 0 or self.current_round == self.max_rounds)
+        return every > 0 and (num_rounds % every == 0 or num_rounds == self.max_rounds)
 
     def _evaluate(self, split: Split) -> ClientMetrics:
         if not self.loop.evaluates(split):

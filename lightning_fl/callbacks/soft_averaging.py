@@ -33,7 +33,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
 from lightning_fl.engine.held_out_loss import HeldOutLoss
-from lightning_fl.engine.on_hosts import clients_without, compute_on_hosts
+from lightning_fl.engine.on_hosts import check_samples, compute_on_hosts
 from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.dpfl import shuffled
@@ -129,12 +129,7 @@ class SoftAveraging(Callback):
             )
         HeldOutLoss.check_module(trainer, "SoftAveraging")
         for name, split in (("split", self.split), ("personal_split", self.personal_split)):
-            missing = clients_without(trainer, split, range(count))
-            if missing:
-                raise ConfigurationError(
-                    f"SoftAveraging.{name}={split!r}: {len(missing)} of {count} clients have no such data (the first is"
-                    f" {missing[0]}); set it to train."
-                )
+            check_samples(trainer, f"SoftAveraging.{name}", split)
         order = shuffled(range(count), generator(trainer.seed, "first parts"))
         labels = [0] * count
         for place, client in enumerate(order):
@@ -143,7 +138,7 @@ class SoftAveraging(Callback):
 
     def on_round_start(self, trainer: "FederatedTrainer") -> None:
         """Train from the mixtures by importance, whatever clients were evaluated with."""
-        if self.importance:
+        if self.importance and self.personal_split != self.split:
             self._use(trainer, self.importance[-1])
 
     def on_aggregate_end(self, trainer: "FederatedTrainer") -> None:
@@ -157,8 +152,8 @@ class SoftAveraging(Callback):
             self.importance.append(importance)
             for model, mean in enumerate(importance[_active(trainer)].mean(0).tolist()):
                 trainer.log(f"soft_averaging/{model}/importance", mean)
-        done, every = trainer.current_round + 1, trainer.check_val_every_n_rounds
-        if self.importance and (done == trainer.max_rounds or (every and done % every == 0)):
+        done = trainer.current_round + 1
+        if self.importance and (done == trainer.max_rounds or trainer.evaluates_after(done)):
             self._personalise(trainer)
 
     def on_fit_end(self, trainer: "FederatedTrainer") -> None:

@@ -40,7 +40,7 @@ from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
 from lightning_fl.engine.class_scores import class_scores
 from lightning_fl.engine.client_scores import ClientScores
-from lightning_fl.engine.on_hosts import compute_on_hosts
+from lightning_fl.engine.on_hosts import check_samples, compute_on_hosts
 from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.functional.dpfl import shuffled
@@ -174,7 +174,8 @@ class TierBidding(TierHistory):
             raise ConfigurationError(
                 f"TierBidding.policies are for the clients {sorted(self.policies)}: there are 0..{count - 1} only."
             )
-        self._scores(trainer, self.bid_split).check_samples("TierBidding.bid_split")
+        self._scores(trainer, self.bid_split)  # refuses a module that validates nothing
+        check_samples(trainer, "TierBidding.bid_split", self.bid_split)
         beta = torch.tensor(trainer.num_samples, dtype=torch.float64)
         aggregation = (beta / beta.sum()).expand(self.num_tiers, count)
         trainer.collaboration = Collaboration(
@@ -263,8 +264,7 @@ class TierBidding(TierHistory):
             aggregation[tier, list(of_tier)] = torch.tensor(list(of_tier.values()), dtype=torch.float64)
         trainer.collaboration = Collaboration(aggregation, trainer.collaboration.personalisation)
         done = trainer.current_round + 1
-        every = trainer.check_val_every_n_rounds
-        if done == trainer.max_rounds or (every and done % every == 0):
+        if done == trainer.max_rounds or trainer.evaluates_after(done):
             self._personalise(trainer, done, shares)
         self.shares.append(trainer.collaboration.personalisation.clone())
 

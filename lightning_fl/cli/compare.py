@@ -77,9 +77,9 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
 def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Read, check, print, write."""
     from lightning_fl.study.comparability import find_differences
+    from lightning_fl.study.comparison_table import client_table, comparison_table, leading_metric
     from lightning_fl.study.recipe_settings import group_runs, recipe_lines
     from lightning_fl.study.render import to_terminal
-    from lightning_fl.study.table import client_table, comparison_table, leading_metric
 
     groups = group_runs([found for word in config.runs for found in _labelled(word, config.recursive)])
     reference = None
@@ -194,7 +194,11 @@ def _figures(
     groups: Mapping[str, Sequence["FinishedRun"]], frame: "pd.DataFrame", clients: "pd.DataFrame"
 ) -> Iterator[tuple[str, "Figure"]]:
     """File name without its ending, figure."""
-    from lightning_fl.study.figures import draw_client_distribution, draw_client_values, draw_comparison_curves
+    from lightning_fl.study.comparison_figures import (
+        draw_client_distribution,
+        draw_client_values,
+        draw_comparison_curves,
+    )
 
     for metric in dict.fromkeys(frame["metric"]):
         part = _file_part(metric)

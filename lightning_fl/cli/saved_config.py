@@ -1,11 +1,11 @@
 """The resolved recipe, kept with the run."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_fl import __version__
+from lightning_fl.atomic import write_whole
 from lightning_fl.callbacks.callback import Callback
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ class SaveConfig(Callback):
         path = Path(trainer.log_dir) / "config.yaml"
         if not trainer.is_global_zero or path.exists():
             return
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_text(f"# lightning-fl {__version__}\n{self._text}", encoding="utf-8")
-        os.replace(temporary, path)
+        write_whole(path, f"# lightning-fl {__version__}\n{self._text}")
 
 
 def flat_hyperparameters(config: Mapping[str, Any]) -> dict[str, bool | int | float | str]:

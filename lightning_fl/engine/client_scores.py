@@ -7,7 +7,6 @@ import torch
 
 from lightning_fl.data.module import Split
 from lightning_fl.engine.held_out_loss import metric_states
-from lightning_fl.engine.on_hosts import clients_without
 from lightning_fl.engine.results import LoggedValue
 from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import ConfigurationError
@@ -59,20 +58,6 @@ class ClientScores:
     def has_samples(self, client: int) -> bool:
         """Whether a hosted client has samples in the split."""
         return self._trainer.client_batches(client, self._split) is not None
-
-    def check_samples(self, argument: str) -> None:
-        """Refuse data in which a client has no samples in the split; to be called on every rank.
-
-        Raises:
-            ConfigurationError: naming the argument that chose the split.
-        """
-        trainer = self._trainer
-        missing = clients_without(trainer, self._split, range(trainer.num_clients))
-        if missing:
-            raise ConfigurationError(
-                f"{argument}={self._split!r}: {len(missing)} of {trainer.num_clients} clients have no such data (the"
-                f" first is {missing[0]}); set it to train."
-            )
 
     def score(self, client: int, weights: Weights) -> float:
         """The score of some weights on a hosted client's samples; a metric that is NaN scores 0."""

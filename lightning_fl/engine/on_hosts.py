@@ -9,7 +9,7 @@ from lightning_fl.errors import ConfigurationError, DataError, TrainingError
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
 
-__all__ = ["clients_without", "compute_on_hosts"]
+__all__ = ["check_samples", "clients_without", "compute_on_hosts"]
 
 T = TypeVar("T")
 
@@ -61,3 +61,17 @@ def clients_without(trainer: "FederatedTrainer", split: Split, clients: Collecti
     )
     names = trainer.datamodule.client_names()
     return [names[client] for client, has in have.items() if not has]
+
+
+def check_samples(trainer: "FederatedTrainer", argument: str, split: Split) -> None:
+    """Refuse data in which a client has no samples in a split; to be called on every rank.
+
+    Raises:
+        ConfigurationError: naming the argument that chose the split.
+    """
+    missing = clients_without(trainer, split, range(trainer.num_clients))
+    if missing:
+        raise ConfigurationError(
+            f"{argument}={split!r}: {len(missing)} of {trainer.num_clients} clients have no such data (the first is"
+            f" {missing[0]}); set it to train."
+        )

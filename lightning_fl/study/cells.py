@@ -20,13 +20,14 @@ from typing import Any
 import yaml
 
 from lightning_fl import __version__
+from lightning_fl.atomic import write_whole
 from lightning_fl.cli.diagnosis import load_recipe
 from lightning_fl.errors import CheckpointError, ConfigurationError
 from lightning_fl.shipped import find_recipe
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.finished_run import FinishedRun
 
-__all__ = ["Attempt", "Cell", "Variant", "cells_of", "write_whole"]
+__all__ = ["Attempt", "Cell", "Variant", "cells_of"]
 
 #: An arm at a place of the grid: what the seeds of a study share.
 Variant = tuple[str, tuple[tuple[str, str], ...]]
@@ -255,13 +256,6 @@ def cells_of(study: Study, out: Path) -> list[Cell]:
             name = f"{','.join(re.sub(r'[^A-Za-z0-9_.=+-]', '_', part) for part in parts)},seed={seed}-{digest}"
             cells.append(Cell(arm, place, seed, out.absolute() / "cells" / name, study.split, recipe, layers, content))
     return cells
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def _plain(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,27 +20,23 @@ lies on the other side, and is *undecided* else, which with fewer than two seeds
 import itertools
 import math
 import re
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from scipy.special import stdtrit
-
 from lightning_fl.data.cards import did_you_mean
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.study.intervals import Interval, paired_interval
 
 __all__ = [
     "LABEL",
     "STATISTICS",
     "Answer",
     "Claim",
-    "Interval",
     "Term",
     "Verdict",
     "answer_claim",
     "judge",
-    "paired_interval",
     "parse_claim",
 ]
 
@@ -86,16 +82,6 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A mean with its confidence interval, NaN where they are not defined; ``n`` values behind it."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
-
-
-@dataclass(frozen=True)
 class Answer:
     """What the runs say of a claim at one place of the grid.
 
@@ -112,23 +98,6 @@ class Answer:
     verdict: Verdict
     interval: Interval
     reason: str = ""
-
-
-def paired_interval(differences: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Mean and Student's t confidence interval, ``mean -+ t_{n-1} s / sqrt(n)`` with s the sample's deviation.
-
-    Args:
-        differences: one for each seed [n], finite.
-        confidence: of the two-sided interval, in (0, 1).
-    """
-    n = len(differences)
-    if n == 0:
-        return Interval(math.nan, math.nan, math.nan, 0)
-    mean = statistics.fmean(differences)
-    if n == 1:
-        return Interval(mean, math.nan, math.nan, 1)
-    half = float(stdtrit(n - 1, 0.5 + confidence / 2)) * statistics.stdev(differences) / math.sqrt(n)
-    return Interval(mean, mean - half, mean + half, n)
 
 
 def judge(interval: Interval, relation: str) -> Verdict:

@@ -13,10 +13,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from lightning_fl.atomic import write_whole
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.errors import FederatedError
 from lightning_fl.shipped import available_studies
-from lightning_fl.study.cells import write_whole
 from lightning_fl.study.claims import Answer
 from lightning_fl.study.declaration import FULL
 from lightning_fl.study.finished_run import FinishedRun
@@ -88,11 +87,7 @@ def _runs(results: StudyResults, out: Path) -> Runs:
     runs = {}
     for cell in results.cells:
         if cell.status == "done" and (out / cell.run_folder / "summary.json").is_file():
-            try:
-                run = FinishedRun.read(out / cell.run_folder)
-            except FederatedError:  # damaged since: its numbers are in the results, its curves are lost
-                continue
-            runs[cell.arm, tuple(sorted(cell.place.items())), cell.seed] = run
+            runs[cell.arm, tuple(sorted(cell.place.items())), cell.seed] = FinishedRun.read(out / cell.run_folder)
     return runs
 
 

@@ -45,7 +45,7 @@ def to_terminal(frame: pd.DataFrame, console: Console | None = None, warnings: S
     Columns that do not fit are left out, and a line names them.
 
     Args:
-        frame: of :func:`~lightning_fl.study.table.comparison_table`.
+        frame: of :func:`~lightning_fl.study.comparison_table.comparison_table`.
         console: where to; standard output by default.
         warnings: why the rows do not compare, above the tables.
     """
@@ -80,7 +80,7 @@ def to_markdown(frame: pd.DataFrame, warnings: Sequence[str] = ()) -> str:
     """A table per metric, the best values bold, with title and notes.
 
     Args:
-        frame: of :func:`~lightning_fl.study.table.comparison_table`.
+        frame: of :func:`~lightning_fl.study.comparison_table.comparison_table`.
         warnings: why the rows do not compare, above the tables.
     """
     parts = ["\n".join(f"> **Warning:** {_escape_markdown(warning)}  " for warning in warnings)] if warnings else []
@@ -109,7 +109,7 @@ def to_latex(frame: pd.DataFrame, warnings: Sequence[str] = ()) -> str:
     """A ``table`` per metric for the package booktabs, the best values bold; title and notes are the caption.
 
     Args:
-        frame: of :func:`~lightning_fl.study.table.comparison_table`.
+        frame: of :func:`~lightning_fl.study.comparison_table.comparison_table`.
         warnings: why the rows do not compare, in every caption.
     """
     parts = [r"% \usepackage{booktabs}"]
@@ -142,8 +142,8 @@ def to_csv(frame: pd.DataFrame) -> str:
     """A line per group and metric (or run and client) with every digit; empty where there is no value.
 
     Args:
-        frame: of :func:`~lightning_fl.study.table.comparison_table` or
-            :func:`~lightning_fl.study.table.client_table`.
+        frame: of :func:`~lightning_fl.study.comparison_table.comparison_table` or
+            :func:`~lightning_fl.study.comparison_table.client_table`.
     """
     return frame.to_csv(index=False, lineterminator="\n")
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lightning_fl.study.cells import write_whole
+from lightning_fl.atomic import write_whole
 from lightning_fl.study.claims import Answer
 from lightning_fl.study.pivot import make_pivot, markdown_table, terminal_table
 from lightning_fl.study.results import StudyResults

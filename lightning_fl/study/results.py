@@ -11,8 +11,9 @@ from typing import Any, Literal, get_args
 
 import yaml
 
+from lightning_fl.atomic import write_whole
 from lightning_fl.errors import CheckpointError, ConfigurationError
-from lightning_fl.study.cells import Cell, write_whole
+from lightning_fl.study.cells import Cell
 from lightning_fl.study.claims import STATISTICS, Answer, answer_claim
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.study_file import load_study

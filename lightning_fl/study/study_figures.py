@@ -5,25 +5,21 @@ import statistics
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from lightning_fl.study.claims import Answer, paired_interval
+from lightning_fl.study.claims import Answer
+from lightning_fl.study.comparison_figures import ROW_COLORS
 from lightning_fl.study.finished_run import FinishedRun
+from lightning_fl.study.intervals import paired_interval
 from lightning_fl.study.results import CellResult, StudyResults
 
 __all__ = ["VERDICT_COLORS", "draw_claims", "draw_curves", "draw_distributions", "draw_results", "panels"]
 
 VERDICT_COLORS = {"holds": "tab:green", "does not hold": "tab:red", "undecided": "tab:olive"}
-#: Ten that differ on white, for the rows of a table.
-_COLORS = (
-    *("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "black"),
-    *("tab:cyan", "gold"),
-)
 _PUBLISHED = "0.35"
 _PANELS_ACROSS = 3
 _LABEL_LENGTH = 60
@@ -60,7 +56,7 @@ def draw_results(results: StudyResults, statistic: str) -> Figure:
         for place, row in enumerate(rows):
             values = [unit * cell.values[statistic] for cell in of_rows.get(row, [])]
             values = [value for value in values if not math.isnan(value)]
-            color = _COLORS[place % len(_COLORS)]
+            color = ROW_COLORS[place % len(ROW_COLORS)]
             axes.plot(values, [place] * len(values), "o", color=color, alpha=0.35, markersize=4)
             if values:
                 mean, half = statistics.fmean(values), _half_interval(values)
@@ -170,14 +166,14 @@ def draw_distributions(results: StudyResults, runs: Runs) -> Figure | None:
             clients = [value for run in there for value in run.metric(study.metric, study.split).clients.values()]
             clients = [unit * value for value in clients if not math.isnan(value)]
             if clients:
-                values.setdefault(column, {})[row] = sorted(clients)
+                values.setdefault(column, {})[row] = clients
     if not values:
         return None
     figure, grid = _grid(len(values), 2.8)
     colors = _row_colors(found)
     for axes, (column, rows) in zip(grid, values.items(), strict=False):
         for row, clients in rows.items():
-            axes.step(clients, np.arange(1, len(clients) + 1) / len(clients), color=colors[row], where="post")
+            axes.ecdf(clients, color=colors[row])
         axes.set_title(", ".join(column), fontsize=10)
         axes.set_xlabel(f"{study.metric}{' in %' if study.table.percent else ''} of a client, {study.split}")
         axes.set_ylim(0, 1.02)
@@ -213,7 +209,7 @@ def _grid(count: int, height: float, sharey: bool = False) -> tuple[Figure, list
 
 def _row_colors(found: Mapping[Labels, Mapping[Labels, object]]) -> dict[Labels, str]:
     rows = dict.fromkeys(row for column in found.values() for row in column)
-    return dict(zip(rows, cycle(_COLORS), strict=False))
+    return dict(zip(rows, cycle(ROW_COLORS), strict=False))
 
 
 def _legend(figure: Figure, colors: Mapping[Labels, str]) -> None:

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.study.claims import Interval, Term, answer_claim, judge, paired_interval, parse_claim
+from lightning_fl.study.claims import Term, answer_claim, judge, parse_claim
+from lightning_fl.study.intervals import Interval, paired_interval
 
 ARMS = ["a", "b", "fedcollab+finetune", "dpfl_0.1"]
 GRID = {"data": ["esol", "free-solv"], "mixture": ["10:90", "30:70"]}

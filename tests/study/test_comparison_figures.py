@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.study.figures import draw_client_distribution, draw_client_values, draw_comparison_curves
-from lightning_fl.study.table import client_table
+from lightning_fl.study.comparison_figures import draw_client_distribution, draw_client_values, draw_comparison_curves
+from lightning_fl.study.comparison_table import client_table
 
 
 def curves(mean, worst, megabytes=None):

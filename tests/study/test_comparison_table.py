@@ -1,15 +1,13 @@
 import math
 import statistics
 
-import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.study.table import client_table, comparison_table, leading_metric, paired_interval
+from lightning_fl.study.comparison_table import client_table, comparison_table, leading_metric
 
 numbers = st.floats(-100, 100)
 
@@ -17,47 +15,6 @@ numbers = st.floats(-100, 100)
 def row(frame, label, metric="acc"):
     (found,) = frame[(frame["label"] == label) & (frame["metric"] == metric)].to_dict("records")
     return found
-
-
-class TestInterval:
-    def test_by_hand(self):
-        # Differences 1, 2, 3: mean 2, standard deviation 1. With two degrees of freedom the quantile of Student's t at
-        # (1 + a) / 2 is a sqrt(2 / (1 - a^2)).
-        found = paired_interval({0: 2.0, 1: 4.0, 2: 6.0, 9: 7.0}, {0: 1.0, 1: 2.0, 2: 3.0, 8: 7.0})
-        half = 0.95 * math.sqrt(2 / (1 - 0.95**2)) / math.sqrt(3)
-        assert (found.mean, found.num_pairs) == (2.0, 3)
-        assert found.low == pytest.approx(2 - half, rel=1e-9)
-        assert found.high == pytest.approx(2 + half, rel=1e-9)
-
-    @given(st.lists(st.tuples(numbers, numbers), min_size=2, max_size=8), st.sampled_from([0.5, 0.9, 0.99]))
-    def test_it_is_scipys_paired_t_interval(self, pairs, confidence):
-        ours, theirs = zip(*pairs, strict=True)
-        found = paired_interval(dict(enumerate(ours)), dict(enumerate(theirs)), confidence=confidence)
-        differences = np.subtract(ours, theirs)
-        if differences.std() < 1e-9:
-            assert found.high - found.low < 1e-5
-            return
-        expected = stats.ttest_rel(ours, theirs).confidence_interval(confidence)
-        assert found.low == pytest.approx(expected.low, rel=1e-9, abs=1e-9)
-        assert found.high == pytest.approx(expected.high, rel=1e-9, abs=1e-9)
-
-    @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=6), numbers)
-    def test_swapping_turns_it_and_shifting_both_changes_nothing(self, pairs, shift):
-        ours, theirs = ({seed: pair[side] for seed, pair in enumerate(pairs)} for side in (0, 1))
-        found, swapped = paired_interval(ours, theirs), paired_interval(theirs, ours)
-        moved = paired_interval(*({seed: v + shift for seed, v in side.items()} for side in (ours, theirs)))
-        same = pytest.approx((found.mean, found.low, found.high), abs=1e-9, nan_ok=True)
-        assert (-swapped.mean, -swapped.high, -swapped.low) == same
-        assert (moved.mean, moved.low, moved.high) == pytest.approx(same.expected, abs=1e-6, nan_ok=True)
-
-    def test_one_pair_has_no_interval_and_none_no_difference(self):
-        one, none = paired_interval({0: 3.0}, {0: 1.0}), paired_interval({0: 3.0}, {1: 1.0})
-        assert (one.mean, one.num_pairs, none.num_pairs) == (2.0, 1, 0)
-        assert all(map(math.isnan, (one.low, one.high, none.mean, none.low, none.high)))
-
-    def test_confidence(self):
-        with pytest.raises(ConfigurationError, match=r"confidence=95: give a probability between 0 and 1"):
-            paired_interval({0: 1.0}, {0: 1.0}, confidence=95)
 
 
 class TestLeadingMetric:

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from lightning_fl.data.source import STAND_IN, STAND_IN_LABEL
+from lightning_fl.study.comparison_table import known_direction
 from lightning_fl.study.finished_run import FinishedRun
-from lightning_fl.study.table import known_direction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["draw_client_distribution", "draw_client_values", "draw_comparison_curves"]
 
 #: Told apart on white, also by lightness; rows beyond them repeat the colours with another dash.
-_COLORS = (
+ROW_COLORS = (
     *("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive"),
     *("tab:cyan", "black"),
 )
@@ -80,7 +80,7 @@ def draw_client_values(clients: pd.DataFrame, *, gain_over: str | None = None) -
     0, and the harmed clients' dots are hollow.
 
     Args:
-        clients: of :func:`~lightning_fl.study.table.client_table`, the rows of one metric.
+        clients: of :func:`~lightning_fl.study.comparison_table.client_table`, the rows of one metric.
         gain_over: draw the gains of the groups that have them instead of the values, over what this says.
     """
     gains = gain_over is not None
@@ -133,7 +133,7 @@ def draw_client_distribution(clients: pd.DataFrame) -> "Figure":
     """The share of clients up to each value of one metric, a staircase per group; clients of all seeds together.
 
     Args:
-        clients: of :func:`~lightning_fl.study.table.client_table`, the rows of one metric.
+        clients: of :func:`~lightning_fl.study.comparison_table.client_table`, the rows of one metric.
     """
     metric, split = clients["metric"].iloc[0], clients["split"].iloc[0]
     higher = clients["higher_is_better"].iloc[0]
@@ -176,7 +176,7 @@ def _draw_curve(
 
 
 def _style(number: int) -> tuple[str, str]:
-    return _COLORS[number % len(_COLORS)], "-" if number < len(_COLORS) else "-."
+    return ROW_COLORS[number % len(ROW_COLORS)], "-" if number < len(ROW_COLORS) else "-."
 
 
 def _spread(count: int) -> np.ndarray:

@@ -6,7 +6,6 @@ with the sample standard deviation over seeds (divided by n - 1) beside it.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 
 import numpy as np
 import pandas as pd
@@ -15,57 +14,15 @@ from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import GainSummary, direction_is_known, gains, summarize_gains
 from lightning_fl.study.comparability import same_data
 from lightning_fl.study.finished_run import FinishedRun, RunMetric
+from lightning_fl.study.intervals import paired_interval
 
-__all__ = ["STATISTICS", "Interval", "client_table", "comparison_table", "leading_metric", "paired_interval"]
+__all__ = ["STATISTICS", "client_table", "comparison_table", "leading_metric"]
 
 #: The figures of a group: each is a column, with its standard deviation over seeds in ``NAME_seed_std``.
 STATISTICS = (
     *("mean", "worst", "std", "best", "gain", "ipr", "rsd", "harmed"),
     *("megabytes_sent", "megabytes_received", "rounds", "seconds"),
 )
-
-
-@dataclass(frozen=True)
-class Interval:
-    """The mean of paired differences with its confidence interval.
-
-    Args:
-        mean: NaN without pairs.
-        low: lower end; NaN with fewer than two pairs, which say nothing of their spread.
-        high: upper end, likewise.
-        num_pairs: how many differences.
-    """
-
-    mean: float
-    low: float
-    high: float
-    num_pairs: int
-
-
-def paired_interval(
-    values: Mapping[int, float], baseline: Mapping[int, float], *, confidence: float = 0.95
-) -> Interval:
-    """Differences of two groups paired by seed: their mean with Student's t-interval.
-
-    Args:
-        values: seed -> value.
-        baseline: seed -> value of what is subtracted. Seeds that only one of the two has do not count.
-        confidence: in (0, 1).
-
-    Raises:
-        ConfigurationError: ``confidence`` is out of its range.
-    """
-    if not 0 < confidence < 1:
-        raise ConfigurationError(f"confidence={confidence}: give a probability between 0 and 1, such as 0.95.")
-    differences = np.array([value - baseline[seed] for seed, value in values.items() if seed in baseline])
-    count = len(differences)
-    if count < 2:
-        return Interval(float(differences[0]) if count else math.nan, math.nan, math.nan, count)
-    from scipy.stats import t
-
-    mean = float(differences.mean())
-    half = float(t.ppf((1 + confidence) / 2, count - 1) * differences.std(ddof=1) / math.sqrt(count))
-    return Interval(mean, mean - half, mean + half, count)
 
 
 def leading_metric(groups: Mapping[str, Sequence[FinishedRun]], split: str = "test") -> str:
@@ -116,8 +73,9 @@ def comparison_table(
         the shares ``ipr`` and ``harmed`` and the standard deviation ``rsd`` of the gains
         (:func:`lightning_fl.metrics.summarize_gains`), what all clients sent and received in MB (10^6 bytes), rounds,
         and the training's wall time. Against a baseline also ``mean_difference`` and ``worst_difference``, group less
-        baseline, each with the ends ``_low`` and ``_high`` of its 95 % interval (:func:`paired_interval`), and
-        ``difference_num_seeds``. NaN is what is not known or not finite.
+        baseline, each with the ends ``_low`` and ``_high`` of its 95 % interval
+        (:func:`~lightning_fl.study.intervals.paired_interval`), and ``difference_num_seeds``. NaN is what is
+        not known or not finite.
 
     Raises:
         ConfigurationError: there is no such metric or baseline, a group has no run or a seed twice, or the reference
@@ -304,12 +262,12 @@ def _differences(
 ) -> dict[str, float | int]:
     row: dict[str, float | int] = {}
     for name in ("mean", "worst"):
-        pairs = [{seed: of_run[name] for seed, of_run in group.items()} for group in (figures, baseline)]
-        interval = asdict(paired_interval(*pairs))
-        row["difference_num_seeds"] = interval["num_pairs"]
-        row[f"{name}_difference"] = interval["mean"]
-        row[f"{name}_difference_low"] = interval["low"]
-        row[f"{name}_difference_high"] = interval["high"]
+        pairs = [of_run[name] - baseline[seed][name] for seed, of_run in figures.items() if seed in baseline]
+        interval = paired_interval(pairs)
+        row["difference_num_seeds"] = interval.n
+        row[f"{name}_difference"] = interval.mean
+        row[f"{name}_difference_low"] = interval.low
+        row[f"{name}_difference_high"] = interval.high
     return row
 
 
