@@ -29,7 +29,7 @@ def federate(
     """Train a module across clients and test the best round's model on every client's test data.
 
     Args:
-        module: any LightningModule, unchanged.
+        module: any LightningModule, unchanged, or what ``torch.compile`` made of one.
         data: one data module per silo; or one data module or data set, cut into clients; or federated data.
         num_clients: how many clients to cut the data into, evenly at random; or give a ``partitioner``.
         partitioner: how to cut the data into clients.
@@ -51,7 +51,7 @@ def federate(
     trainer = FederatedTrainer(**trainer_arguments)
     federated = _federated_data(data, num_clients, partitioner)
     trainer.fit(module, federated, ckpt_path=ckpt_path)
-    if trainer.interrupted_by is None and is_overridden("test_step", module):
+    if trainer.interrupted_by is None and is_overridden("test_step", trainer.module):
         trainer.test(module, federated, ckpt_path=trainer.trained_checkpoint)
     return trainer
 

@@ -81,6 +81,8 @@ class FederatedTrainer(Stages):
             threads, and the same number of threads gives the same bits on any number of processes.
         deterministic: let torch use deterministic algorithms only (needed for equal bits on GPUs).
         profile: show at the end of fit where the time of a round went, and keep it as ``profile.csv``.
+        compile: compile the module's steps with ``torch.compile``: true, or its keyword arguments. A module that went
+            through ``torch.compile`` may be given to fit and the others instead.
 
     Example:
         >>> from lightning_fl import FederatedTrainer
@@ -117,6 +119,7 @@ class FederatedTrainer(Stages):
         num_threads: int | None = 1,
         deterministic: bool = False,
         profile: bool = False,
+        compile: bool | dict[str, Any] = False,
     ) -> None:
         check_settings(locals())
         self.max_rounds = max_rounds
@@ -134,6 +137,7 @@ class FederatedTrainer(Stages):
         self.seed = run_seed() if seed is None else seed
         self.num_threads = num_threads
         self.deterministic = deterministic
+        self.compile = compile
         self.profiler: Profiler = RoundProfiler() if profile else PassThroughProfiler()
         self.default_root_dir = os.fspath(default_root_dir or "runs")
         self.callbacks: list[Callback] = complete_callbacks(callbacks, enable_progress_bar, enable_checkpointing)
@@ -311,7 +315,7 @@ class FederatedTrainer(Stages):
         """Train.
 
         Args:
-            module: any LightningModule.
+            module: any LightningModule, or what ``torch.compile`` made of one.
             datamodule: the clients' data.
             ckpt_path: go on from a checkpoint: "last", "best", or a file.
 
@@ -405,8 +409,8 @@ class FederatedTrainer(Stages):
             if not self.metrics[split]:
                 step = "validation" if split == "val" else split
                 rank_zero_warn(
-                    f"nothing was evaluated: {type(module).__name__} defines no {step} step, or no client has {split}"
-                    " data."
+                    f"nothing was evaluated: {type(self.module).__name__} defines no {step} step, or no client has"
+                    f" {split} data."
                 )
             self.run_log.log_evaluation(self, split)
         return self.metrics[split]

@@ -115,6 +115,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--algorithm", default="drflm")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--compile", help="backend of torch.compile")
     parser.add_argument("--silos", help="a folder with rank_R/silo_I.pt for the silos that rank R may open")
     arguments = parser.parse_args()
 
@@ -127,6 +128,7 @@ def main() -> None:
         callbacks=[*callbacks(arguments.seconds, arguments.algorithm), ModelCheckpoint(every_n_rounds=1)],
         on_client_error="skip" if arguments.algorithm == "tiers" else "fail",
         profile=arguments.profile,
+        compile={"backend": arguments.compile} if arguments.compile else False,
         **settings(arguments.root, arguments.rounds),
     )
     module, data = federation(arguments.algorithm)

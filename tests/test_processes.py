@@ -68,6 +68,12 @@ def in_this_process(folder: Path, data: Any, algorithm: str = "drflm", **more: A
     return trainer
 
 
+def test_processes_compile_after_they_were_forked(tmp_path: Path) -> None:
+    one = in_this_process(tmp_path, TinyClients())
+    ranks = start(tmp_path, "--devices", "2", "--compile", "aot_eager")
+    assert [rank["weights"] for rank in ranks] == 2 * [digest(one.models[0])]
+
+
 @pytest.mark.parametrize("command", [(), ("-m", "torch.distributed.run", "--nproc-per-node", "2")])
 def test_two_processes_give_the_bits_of_one(command: tuple[str, ...], tmp_path: Path) -> None:
     one = in_this_process(tmp_path, TinyClients())

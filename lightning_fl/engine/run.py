@@ -14,6 +14,7 @@ from lightning_fl.checkpoint import load_checkpoint, resolve_checkpoint
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.batches import BatchFactory
+from lightning_fl.engine.compilation import CompiledSteps
 from lightning_fl.engine.local import LocalLoop
 from lightning_fl.engine.module_trainer import ModuleTrainer, keep_metrics_local
 from lightning_fl.engine.settings import check_arguments
@@ -55,7 +56,8 @@ class Run:
     def __init__(self, trainer: "FederatedTrainer", stage: str, module: Any, datamodule: Any, ckpt_path: Any) -> None:
         self._trainer = trainer
         self._stage = stage
-        self._arguments = (module, datamodule)
+        self._steps = CompiledSteps(module, trainer.compile)
+        self._arguments = (self._steps.module, datamodule)
         self._ckpt_path = ckpt_path
 
     def __enter__(self) -> None:
@@ -75,7 +77,7 @@ class Run:
         if trainer.deterministic:
             torch.use_deterministic_algorithms(True)
         try:
-            _set_up(trainer, stage, *self._arguments)
+            _set_up(trainer, stage, self._steps, self._arguments[1])
             trainer.resumes_fit = stage == "fit" and state is not None
             if stage == "fit":
                 trainer.call("on_fit_start")
@@ -94,6 +96,7 @@ class Run:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         trainer = self._trainer
+        self._steps.end()
         if error is not None:
             trainer.call("on_exception", error)
             if trainer.datamodule is not None:
@@ -129,9 +132,11 @@ def _check_fits(trainer: "FederatedTrainer", state: dict[str, Any], path: Path) 
         )
 
 
-def _set_up(trainer: "FederatedTrainer", stage: str, module: LightningModule, datamodule: FederatedDataModule) -> None:
+def _set_up(trainer: "FederatedTrainer", stage: str, steps: CompiledSteps, datamodule: FederatedDataModule) -> None:
     trainer.batch_factory = BatchFactory(datamodule, trainer.fabric.device)
+    module: LightningModule = steps.module
     check_arguments(module, datamodule)
+    steps.check(trainer.fabric.device)
     trainer.call("setup", stage)
     datamodule.trainer = trainer  # type: ignore[assignment]
     shim = ModuleTrainer(trainer, module)
@@ -160,6 +165,7 @@ def _set_up(trainer: "FederatedTrainer", stage: str, module: LightningModule, da
     _agree_on(trainer, flat.weights)
     trainer.models = [flat.weights.clone()]
     trainer.communication.begin(trainer.models[0])
+    steps.begin()
     trainer.loop = LocalLoop(trainer, module, shim, flat, trainer.batch_factory)
     trainer._collaboration = Collaboration.fedavg(trainer.num_samples or [1] * trainer.num_clients)
 

@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule
 from lightning_fl.callbacks.callback import Callback, overrides
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.data.module import FederatedDataModule
+from lightning_fl.engine.compilation import compile_faults
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.strategies.federated import FederatedStrategy
 
@@ -137,6 +138,7 @@ def check_settings(settings: dict[str, Any]) -> None:
         if settings[name] not in values:
             choices = ", ".join(str(value) for value in values if value)
             faults.append(f"trainer.{name}={settings[name]!r}: choose one of {choices}.")
+    faults += compile_faults(settings["compile"])
     if faults:
         raise ConfigurationError(" ".join(faults))
 

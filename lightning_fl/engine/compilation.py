@@ -1,0 +1,197 @@
+"""``torch.compile`` around a module's steps, for the time of a run.
+
+As in Lightning, ``forward`` and each step that the module defines are compiled as a whole, so that the loss belongs to
+the graph; ``self.log`` and torchmetrics stay outside of it, and so does a ``training_step`` that optimises manually.
+All clients and rounds share the compiled steps, since they share the module and the memory that its weights lie in.
+Processes compile after they were forked.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
+from types import MethodType
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
+from torchmetrics import Metric, MetricCollection
+
+from lightning_fl.errors import ConfigurationError
+
+__all__ = ["CompileSettings", "CompiledSteps", "compile_faults"]
+
+#: Whether steps are compiled, or the keyword arguments of ``torch.compile``.
+CompileSettings = bool | dict[str, Any]
+
+_STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+#: Of a metric: a graph would depend on how often it was called.
+_COUNTING = ("forward", "update", "compute", "reset")
+_KINDS: dict[str, type] = {
+    "fullgraph": bool,
+    "dynamic": bool,
+    "mode": str,
+    "options": dict,
+    "name": str,
+    "disable": bool,
+    "recompile_limit": int,
+    "isolate_recompiles": bool,
+}
+
+
+def compile_faults(settings: CompileSettings) -> list[str]:
+    """What is wrong with ``trainer.compile``, each fault with what there is instead."""
+    if isinstance(settings, bool):
+        return []
+    if not isinstance(settings, Mapping):
+        return [f"trainer.compile={settings!r}: give true, false or keyword arguments of torch.compile."]
+    faults = []
+    known = [name for name in inspect.signature(torch.compile).parameters if name != "model"]
+    unknown = [name for name in settings if name not in known]
+    if unknown:
+        faults.append(f"trainer.compile: torch.compile takes no {', '.join(unknown)}. It takes {', '.join(known)}.")
+    given = {name: value for name, value in settings.items() if value is not None and name in known}
+    for name, kind in _KINDS.items():
+        if name in given and type(given[name]) is not kind:
+            faults.append(f"trainer.compile.{name}={given.pop(name)!r}: give a {kind.__name__}.")
+    if given.get("recompile_limit", 1) < 1:
+        faults.append(f"trainer.compile.recompile_limit={given['recompile_limit']}: give a number of at least 1.")
+    if "mode" in given and "options" in given:
+        faults.append("trainer.compile.mode and trainer.compile.options are both set: a mode is a set of options.")
+    backend = given.get("backend", "inductor")
+    if callable(backend):
+        return faults
+    backends = torch._dynamo.list_backends(exclude_tags=())  # type: ignore[arg-type]
+    if backend not in backends:
+        faults.append(f"trainer.compile.backend={backend!r}: choose one of {', '.join(backends)}.")
+    if backend != "inductor":
+        return faults
+    modes = torch._inductor.list_mode_options()
+    if "mode" in given and given["mode"] not in modes:
+        faults.append(f"trainer.compile.mode={given['mode']!r}: choose one of {', '.join(modes)}.")
+    options = {*torch._inductor.list_options(), "guard_filter_fn", "use_aoti"}
+    wrong = [name for name in given.get("options", {}) if name.replace("-", "_") not in options]
+    if wrong:
+        faults.append(
+            f"trainer.compile.options has no {', '.join(wrong)}: torch._inductor.list_options() lists what there is."
+        )
+    return faults
+
+
+class CompiledSteps:
+    """A module and how its steps are compiled; not at all, for most.
+
+    Args:
+        model: a module, or what ``torch.compile`` made of one: its steps are then compiled in the same way.
+        settings: ``trainer.compile``.
+
+    Attributes:
+        module: the module itself.
+
+    Raises:
+        ConfigurationError: a compiled module, and ``trainer.compile`` as well.
+    """
+
+    def __init__(self, model: object, settings: CompileSettings) -> None:
+        self._compile: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+        self._replaced: list[tuple[nn.Module, str, Any]] = []
+        if isinstance(model, OptimizedModule):
+            if settings is not False:
+                raise ConfigurationError(
+                    "the model is compiled already, and trainer.compile is set: leave out one of them."
+                )
+            self.module: Any = model._orig_mod
+            self._compile = model.dynamo_ctx
+            # Lightning notes what torch.compile was given.
+            self._backend = getattr(model, "_compile_kwargs", {}).get("backend", "inductor")
+            return
+        self.module = model
+        if settings is not False:
+            given = {} if settings is True else {name: value for name, value in settings.items() if value is not None}
+            if "options" in given:  # torch takes entries out of it
+                given["options"] = dict(given["options"])
+            self._compile = partial(torch.compile, **given)
+            self._backend = given.get("backend", "inductor")
+
+    def check(self, device: torch.device) -> None:
+        """Compile and run a line of code, where a registered backend is to compile the steps.
+
+        Raises:
+            ConfigurationError: it fails: this machine has no C++ compiler, say.
+        """
+        if self._compile is None or callable(self._backend):
+            return
+        try:
+            self._compile(_probe)(torch.zeros(2, device=device))
+        except Exception as error:
+            cause = error.__cause__ or error
+            reason = next(iter(str(cause).strip().splitlines()), "").rstrip(".")
+            raise ConfigurationError(
+                f"torch.compile with backend {self._backend} does not work on this machine: {type(cause).__name__}:"
+                f" {reason}. Backend inductor needs a C++ compiler for a CPU (install g++ or clang++, or name one in"
+                " the environment variable CXX), Triton and a C compiler for a GPU. Or leave out trainer.compile."
+            ) from error
+
+    def begin(self) -> None:
+        """Give the module compiled steps."""
+        if self._compile is None:
+            return
+        module: LightningModule = self.module
+        self._replace(module, "log", torch.compiler.disable(_keeping_value(module.log)))
+        self._replace(module, "log_dict", torch.compiler.disable(module.log_dict))
+        for part in module.modules():
+            if isinstance(part, Metric | MetricCollection):
+                for name in _COUNTING:
+                    self._replace(part, name, _untraced(part, name))
+        self._replace(module, "forward", self._compile(module.forward))
+        for name in _STEPS:
+            by_hand = name == "training_step" and not module.automatic_optimization
+            if is_overridden(name, module) and not by_hand:
+                self._replace(module, name, _keeping_outputs(self._compile(getattr(module, name))))
+
+    def end(self) -> None:
+        """The module's own steps again."""
+        while self._replaced:
+            owner, name, own = self._replaced.pop()
+            delattr(owner, name)
+            if own is not None:
+                setattr(owner, name, own)
+
+    def _replace(self, owner: nn.Module, name: str, method: Callable[..., Any]) -> None:
+        self._replaced.append((owner, name, vars(owner).get(name)))
+        setattr(owner, name, method)
+
+
+def _untraced(metric: Metric | MetricCollection, name: str) -> Callable[..., Any]:
+    """A method of a metric's, not to be looked into; a copy of the metric has its own, as ever."""
+    own = vars(metric).get(name)
+    if own is not None:  # torchmetrics makes it anew for a copy
+        return torch.compiler.disable(own)
+    return MethodType(torch.compiler.disable(getattr(type(metric), name)), metric)
+
+
+def _probe(x: Tensor) -> Tensor:
+    return x.exp() + 1
+
+
+def _keeping_outputs(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The step with outputs of its own: those of a CUDA graph are overwritten when it runs again."""
+
+    @wraps(step)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return apply_to_collection(step(*args, **kwargs), Tensor, Tensor.clone)
+
+    return run
+
+
+def _keeping_value(log: Callable[..., None]) -> Callable[..., None]:
+    """``self.log`` of a copy, for the same reason."""
+
+    @wraps(log)
+    def run(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        log(name, value.clone() if isinstance(value, Tensor) else value, *args, **kwargs)
+
+    return run
