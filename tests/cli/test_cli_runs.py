@@ -221,3 +221,14 @@ def test_flat_hyperparameters():
         "model.bias": True,
         "model.head": "Head",
     }
+
+
+def test_what_torch_compile_is_given(tiny, command):
+    words = ("--trainer.compile.mode", "reduce-overhead", "--trainer.compile.dynamic=true")
+    code, out, _ = command("fit", "--config", "tiny.yaml", *words, "--print_config")
+    assert (code, yaml.safe_load(out)["trainer"]["compile"]) == (0, {"mode": "reduce-overhead", "dynamic": True})
+    code, out, _ = command("fit", "--config", "tiny.yaml", "--trainer.compile=true", "--print_config")
+    assert (code, yaml.safe_load(out)["trainer"]["compile"]) == (0, True)
+    code, _, err = command("fit", "--config", "tiny.yaml", "--trainer.compile.mode=fast")
+    assert code == 2
+    assert "trainer.compile.mode='fast': choose one of default" in err
