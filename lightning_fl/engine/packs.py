@@ -3,8 +3,9 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from typing import Any
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -114,6 +115,9 @@ class GraphPack(Pack):
             level = next(same, key)
             self._levels.setdefault(level, (starts, counts))
             self._tensors[key] = (value, cat_dim, _is_index(key), level)
+        # Most attributes lie one row a graph or one row a node: their counts need not be looked up again.
+        self._one_each = {level for level, (_, counts) in self._levels.items() if bool((counts == 1).all())}
+        self._per_node = {level for level, (_, counts) in self._levels.items() if torch.equal(counts, num_nodes)}
 
     @property
     def device(self) -> torch.device:
@@ -139,68 +143,72 @@ class GraphPack(Pack):
 
     def gather(self, indices: Tensor, sizes: Sequence[int], targets: Tensor | None = None) -> list[Any]:
         """``Batch`` objects."""
-        graph_ends = [0, *accumulate(sizes)]
         device = indices.device
+        layout = _batch_layout(tuple(sizes), device)
         nodes = self.num_nodes.index_select(0, indices)
         node_ptr = _pointer(nodes)
-        batch_first = torch.repeat_interleave(
-            torch.tensor(graph_ends[:-1], device=device), torch.tensor(sizes, device=device)
-        )
-        increments = node_ptr[:-1] - node_ptr.index_select(0, batch_first)  # within the graph's batch
-        position = torch.arange(len(indices), device=device)
-        membership = (position - batch_first).repeat_interleave(nodes)
+        node_cuts = node_ptr.index_select(0, layout.cuts).tolist()
+        node_parts = _lengths(node_cuts)
+        node_slices = layout.slices(node_ptr)
+        increments = node_ptr[:-1] - node_ptr.index_select(0, layout.first)  # within the graph's batch
+        membership = layout.place.repeat_interleave(nodes, output_size=node_cuts[-1])
+        memberships = _cut(membership, node_parts, 0)
 
-        level_index: dict[str, Tensor | None] = {}
-        level_ptr: dict[str, Tensor] = {}
-        level_cuts: dict[str, list[int]] = {}
+        level_index: dict[str, Tensor] = {}
         level_counts: dict[str, Tensor] = {}
-        cuts_at = torch.tensor(graph_ends, device=device)
+        level_parts: dict[str, list[int]] = {}
+        level_slices: dict[str, Sequence[Tensor]] = {}
         for level, (starts, counts) in self._levels.items():
-            chosen = counts.index_select(0, indices)
-            pointer = _pointer(chosen)
-            first = starts.index_select(0, indices) - pointer[:-1]
-            level_index[level] = torch.arange(int(pointer[-1]), device=device) + first.repeat_interleave(chosen)
-            level_ptr[level], level_counts[level] = pointer, chosen
-            level_cuts[level] = pointer.index_select(0, cuts_at).tolist()
-        node_cuts = node_ptr.index_select(0, cuts_at).tolist()
+            if level in self._one_each:
+                level_index[level], level_counts[level] = starts.index_select(0, indices), layout.ones
+                level_parts[level], level_slices[level] = list(sizes), layout.unit
+                continue
+            if level in self._per_node:
+                chosen, pointer, parts, slices = nodes, node_ptr, node_parts, node_slices
+            else:
+                chosen = counts.index_select(0, indices)
+                pointer = _pointer(chosen)
+                parts = _lengths(pointer.index_select(0, layout.cuts).tolist())
+                slices = layout.slices(pointer)
+            total = sum(parts)
+            first = (starts.index_select(0, indices) - pointer[:-1]).repeat_interleave(chosen, output_size=total)
+            level_index[level] = first.add_(torch.arange(total, device=device))
+            level_counts[level], level_parts[level], level_slices[level] = chosen, parts, slices
 
-        columns: dict[str, tuple[Tensor, int, list[int]]] = {}
+        columns: dict[str, Sequence[Tensor]] = {}
         for key, (value, cat_dim, incremented, level) in self._tensors.items():
             if key == "y" and targets is not None:
-                columns[key] = (targets, 0, graph_ends)
+                columns[key] = _cut(targets, sizes, 0)
                 continue
-            index = level_index[level]
-            assert index is not None
-            picked = value.index_select(cat_dim, index)
+            picked = value.index_select(cat_dim, level_index[level])
             if incremented:
                 shape = [1] * picked.ndim
                 shape[cat_dim] = -1
-                picked += increments.repeat_interleave(level_counts[level]).view(shape)
-            columns[key] = (picked, cat_dim, level_cuts[level])
+                total = sum(level_parts[level])
+                picked += increments.repeat_interleave(level_counts[level], output_size=total).view(shape)
+            columns[key] = _cut(picked, level_parts[level], cat_dim)
 
         batches = []
-        for b, size in enumerate(sizes):
+        increments_of = increments.split(list(sizes))
+        for b, (begin, end) in enumerate(pairwise(layout.ends)):
             batch = copy.copy(self._empty_batch)
-            begin, end = graph_ends[b], graph_ends[b + 1]
             slice_dict: dict[str, Tensor] = {}
             inc_dict: dict[str, Tensor | None] = {}
             store = batch._store
-            zeros = increments.new_zeros(()).expand(size)
-            level_slices = {level: pointer[begin : end + 1] - pointer[begin] for level, pointer in level_ptr.items()}
-            for key, (values, cat_dim, cuts) in columns.items():
-                store[key] = values.narrow(cat_dim, cuts[b], cuts[b + 1] - cuts[b])
+            for key, parts_of_key in columns.items():
+                store[key] = parts_of_key[b]
                 _, _, incremented, level = self._tensors[key]
-                slice_dict[key] = level_slices[level]
-                inc_dict[key] = increments[begin:end] if incremented else zeros
+                slice_dict[key] = level_slices[level][b]
+                inc_dict[key] = increments_of[b] if incremented else layout.zeros[b]
             for key, items in self._lists.items():
                 store[key] = [items[i] for i in indices[begin:end].tolist()]
-                slice_dict[key], inc_dict[key] = torch.arange(size + 1), None
+                slice_dict[key], inc_dict[key] = layout.unit[b], None
             if self._explicit_num_nodes:
-                store.num_nodes = node_cuts[b + 1] - node_cuts[b]
+                store.num_nodes = node_parts[b]
                 store._num_nodes = nodes[begin:end].tolist()
-            store.batch = membership[node_cuts[b] : node_cuts[b + 1]]
-            store.ptr = node_ptr[begin : end + 1] - node_ptr[begin]
-            batch._num_graphs, batch._slice_dict, batch._inc_dict = size, slice_dict, inc_dict
+            store.batch = memberships[b]
+            store.ptr = node_slices[b]
+            batch._num_graphs, batch._slice_dict, batch._inc_dict = end - begin, slice_dict, inc_dict
             batches.append(batch)
         return batches
 
@@ -286,6 +294,56 @@ def _is_packable(key: str, value: Any, slices: Any) -> bool:
 def _is_index(key: str) -> bool:
     """Whether PyG adds the number of nodes so far to an attribute of this name (``Data.__inc__``)."""
     return "index" in key or key == "face"
+
+
+class _BatchLayout(NamedTuple):
+    """What gathering batches of the same sizes s has in common: n graphs in B batches.
+
+    ``ends`` of the batches and ``cuts`` [B + 1] are the same; ``first`` [n] is the first graph of a graph's batch,
+    ``place`` [n] its own place there; ``unit`` and ``zeros`` are 0..s and s times 0 for every batch, ``ones`` n times
+    1; ``borders`` [n + B] are each batch's entries of a pointer, both ends included, and ``origins`` the first of the
+    batch for each.
+    """
+
+    sizes: tuple[int, ...]
+    ends: list[int]
+    cuts: Tensor
+    first: Tensor
+    place: Tensor
+    ones: Tensor
+    unit: Sequence[Tensor]
+    zeros: Sequence[Tensor]
+    borders: Tensor
+    origins: Tensor
+
+    def slices(self, pointer: Tensor) -> Sequence[Tensor]:
+        """A pointer [n + 1] over all graphs as one per batch, [s + 1], each from 0."""
+        within = pointer.index_select(0, self.borders) - pointer.index_select(0, self.origins)
+        return within.split([size + 1 for size in self.sizes])
+
+
+@lru_cache(maxsize=64)
+def _batch_layout(sizes: tuple[int, ...], device: torch.device) -> _BatchLayout:
+    ends = [0, *accumulate(sizes)]
+    of_batch, longer = torch.tensor(sizes), torch.tensor(sizes) + 1
+    starts = torch.tensor(ends[:-1])
+    first, origins = starts.repeat_interleave(of_batch), starts.repeat_interleave(longer)
+    # Every batch but the first repeats the last border of the one before.
+    borders = torch.arange(len(origins)) - torch.arange(len(sizes)).repeat_interleave(longer)
+    unit = (borders - origins).to(device).split(longer.tolist())
+    moved = [t.to(device) for t in (torch.tensor(ends), first, torch.arange(ends[-1]) - first, borders, origins)]
+    cuts, first, place, borders, origins = moved
+    zeros = torch.zeros_like(first).split(list(sizes))
+    return _BatchLayout(sizes, ends, cuts, first, place, torch.ones_like(first), unit, zeros, borders, origins)
+
+
+def _cut(values: Tensor, parts: Sequence[int], dim: int) -> Sequence[Tensor]:
+    """Consecutive parts in the memory of the values; those of ``split`` a step could not change in place."""
+    return torch.unsafe_split_with_sizes(values, list(parts), dim)
+
+
+def _lengths(cuts: Sequence[int]) -> list[int]:
+    return [end - begin for begin, end in pairwise(cuts)]
 
 
 def _pointer(counts: Tensor) -> Tensor:

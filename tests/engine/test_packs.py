@@ -157,6 +157,14 @@ def test_gathering_changes_nothing_held():
     assert_batches_equal(pack, graphs, list(range(7)), [7])
 
 
+def test_a_step_may_add_what_it_learns_in_place():
+    learned = torch.zeros(1, requires_grad=True)
+    batch, _ = pack_dataset(molecules()).gather(torch.arange(4), [3, 1])
+    batch.x.add_(learned)
+    batch.x.sum().backward()
+    assert learned.grad == batch.x.numel()
+
+
 def test_other_targets():
     graphs = molecules()
     new = torch.arange(6.0).reshape(3, 2)
