@@ -64,7 +64,7 @@ def compile_faults(settings: CompileSettings) -> list[str]:
     backend = given.get("backend", "inductor")
     if callable(backend):
         return faults
-    backends = torch._dynamo.list_backends(exclude_tags=())  # type: ignore[arg-type]
+    backends = torch._dynamo.list_backends(exclude_tags=())
     if backend not in backends:
         faults.append(f"trainer.compile.backend={backend!r}: choose one of {', '.join(backends)}.")
     if backend != "inductor":
