@@ -140,17 +140,18 @@ class CompiledSteps:
         if self._compile is None:
             return
         module: LightningModule = self.module
-        self._replace(module, "log", torch.compiler.disable(_keeping_value(module.log)))
-        self._replace(module, "log_dict", torch.compiler.disable(module.log_dict))
+        self._change(module, "log", lambda log: torch.compiler.disable(_keeping_values(log)))
+        self._change(module, "log_dict", torch.compiler.disable)
         for part in module.modules():
             if isinstance(part, Metric | MetricCollection):
                 for name in _COUNTING:
-                    self._replace(part, name, _untraced(part, name))
-        self._replace(module, "forward", self._compile(module.forward))
+                    self._change(part, name, torch.compiler.disable)
+        compiled = self._compile
         for name in _STEPS:
             by_hand = name == "training_step" and not module.automatic_optimization
             if is_overridden(name, module) and not by_hand:
-                self._replace(module, name, _keeping_outputs(self._compile(getattr(module, name))))
+                self._change(module, name, lambda step: _keeping_outputs(compiled(step)))
+        self._change(module, "forward", compiled)
 
     def end(self) -> None:
         """The module's own steps again."""
@@ -160,17 +161,13 @@ class CompiledSteps:
             if own is not None:
                 setattr(owner, name, own)
 
-    def _replace(self, owner: nn.Module, name: str, method: Callable[..., Any]) -> None:
+    def _change(self, owner: nn.Module, name: str, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         self._replaced.append((owner, name, vars(owner).get(name)))
-        setattr(owner, name, method)
-
-
-def _untraced(metric: Metric | MetricCollection, name: str) -> Callable[..., Any]:
-    """A method of a metric's, not to be looked into; a copy of the metric has its own, as ever."""
-    own = vars(metric).get(name)
-    if own is not None:  # torchmetrics makes it anew for a copy
-        return torch.compiler.disable(own)
-    return MethodType(torch.compiler.disable(getattr(type(metric), name)), metric)
+        method = getattr(owner, name)
+        if isinstance(method, MethodType) and method.__self__ is owner:  # then a copy of the owner has its own
+            setattr(owner, name, MethodType(change(method.__func__), owner))
+        else:
+            setattr(owner, name, change(method))
 
 
 def _probe(x: Tensor) -> Tensor:
@@ -182,16 +179,20 @@ def _keeping_outputs(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(step)
     def run(*args: Any, **kwargs: Any) -> Any:
-        return apply_to_collection(step(*args, **kwargs), Tensor, Tensor.clone)
+        return apply_to_collection(step(*args, **kwargs), Tensor, Tensor.clone, allow_frozen=True)
 
     return run
 
 
-def _keeping_value(log: Callable[..., None]) -> Callable[..., None]:
-    """``self.log`` of a copy, for the same reason."""
+def _keeping_values(log: Callable[..., None]) -> Callable[..., None]:
+    """``self.log`` of copies, for the same reason."""
 
     @wraps(log)
-    def run(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        log(name, value.clone() if isinstance(value, Tensor) else value, *args, **kwargs)
+    def run(*args: Any, **kwargs: Any) -> None:
+        log(*map(_copied, args), **{name: _copied(value) for name, value in kwargs.items()})
 
     return run
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

@@ -1,3 +1,4 @@
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,18 @@ def test_a_copy_of_a_metric_counts_by_itself() -> None:
         copy.update(ones, 0 * ones)
     assert not module.error.update_called
     assert not module.errors["MeanSquaredError"].update_called
+    steps.end()
+
+
+def test_a_copy_of_the_module_uses_its_own_weights() -> None:
+    module = TinyModule()
+    steps = CompiledSteps(module, {"backend": "eager"})
+    steps.begin()
+    twin, x = copy.deepcopy(module), torch.ones(1, 3)
+    with torch.no_grad():
+        twin.linear.weight.zero_()
+    assert module(x) != 0
+    assert twin(x) == twin.predict_step([x], 0) == 0
     steps.end()
 
 
