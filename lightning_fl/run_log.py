@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
@@ -181,6 +180,8 @@ class RunLog:
         if not table.is_file():
             rank_zero_warn(f"{table} is not there: the curves begin at round {trainer.current_round + 1}.")
             return
+        import pandas as pd  # takes a second to import, which a run without a checkpoint saves
+
         rows = pd.read_csv(table)
         for row in rows[rows["step"] <= trainer.current_round].to_dict("records"):
             step = int(row.pop("step"))

@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -326,6 +325,8 @@ class CollaborationGraph(Callback):
         """Write who received how much from whom."""
         if not trainer.is_global_zero or trainer.datamodule is None or not self.received:
             return
+        import pandas as pd  # takes a second to import
+
         names = trainer.datamodule.client_names()
         size = trainer.models[0].num_bytes
         rows = [
@@ -367,6 +368,8 @@ def read_graph(path: Path, names: Sequence[str]) -> dict[int, list[int]]:
         raise ConfigurationError(
             f"CollaborationGraph.graph={str(path)!r}: there is no such file; give greedy, random, full, or a CSV file."
         )
+    import pandas as pd  # takes a second to import
+
     table = pd.read_csv(path, index_col=0, dtype={0: str})
     table.index, table.columns = table.index.astype(str), table.columns.astype(str)
     missing = [name for name in names if name not in table.index or name not in table.columns]

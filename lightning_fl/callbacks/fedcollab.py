@@ -23,7 +23,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import pandas as pd
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
@@ -294,6 +293,8 @@ class FedCollab(Callback):
 
     def _join_structure(self, trainer: "FederatedTrainer", run: Path) -> None:
         """Take up the coalitions and models of a finished run; coalitions without a newcomer rest."""
+        import pandas as pd  # takes a second to import
+
         assert trainer.datamodule is not None
         names = trainer.datamodule.client_names()
         path = run / "coalitions.csv"
@@ -329,6 +330,8 @@ class FedCollab(Callback):
     def _write(self, trainer: "FederatedTrainer") -> None:
         if not trainer.is_global_zero:
             return
+        import pandas as pd  # takes a second to import
+
         assert trainer.datamodule is not None
         names, folder = trainer.datamodule.client_names(), Path(trainer.log_dir)
         folder.mkdir(parents=True, exist_ok=True)
@@ -358,6 +361,8 @@ def read_distances(path: Path, names: list[str]) -> Tensor:
     Raises:
         ConfigurationError: the file cannot be read, or its content is no matrix of distances of these clients.
     """
+    import pandas as pd  # takes a second to import
+
     advice = "Give a CSV file with the clients' names in its first row and column, or a .npy matrix in their order."
     try:
         if path.suffix == ".npy":

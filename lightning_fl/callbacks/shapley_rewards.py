@@ -24,8 +24,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import pandas as pd
-
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.engine.held_out_loss import HeldOutLoss
 from lightning_fl.engine.on_hosts import clients_without
@@ -209,6 +207,8 @@ class ShapleyRewards(Callback):
         """Write all values, and the cumulated ones into the summary."""
         if not trainer.is_global_zero or trainer.datamodule is None:
             return
+        import pandas as pd  # takes a second to import
+
         names = trainer.datamodule.client_names()
         folder = Path(trainer.log_dir)
         folder.mkdir(parents=True, exist_ok=True)

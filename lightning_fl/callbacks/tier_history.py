@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
@@ -81,6 +80,8 @@ class TierHistory(Callback):
         """``tiers.csv`` and the summary."""
         if not trainer.is_global_zero or trainer.datamodule is None or not self.rounds:
             return
+        import pandas as pd  # takes a second to import
+
         names = trainer.datamodule.client_names()
         folder = Path(trainer.log_dir)
         folder.mkdir(parents=True, exist_ok=True)

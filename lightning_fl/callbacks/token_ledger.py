@@ -27,8 +27,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.shapley_rewards import ShapleyRewards
 from lightning_fl.callbacks.tier_history import TierHistory
@@ -135,6 +133,8 @@ class TokenLedger(Callback):
         """Write ``tokens.csv`` and the summary."""
         if not trainer.is_global_zero or trainer.datamodule is None:
             return
+        import pandas as pd  # takes a second to import
+
         names = trainer.datamodule.client_names()
 
         def name(account: Account) -> str:

@@ -15,17 +15,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rdkit import Chem, rdBase
-from rdkit.Chem import rdFingerprintGenerator
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
-from torch_geometric.data.data import BaseData
-from torch_geometric.nn import global_mean_pool
 
+from lightning_fl.data.graphs import is_graph
 from lightning_fl.data.targets import TARGET_KEYS, batch_targets
 from lightning_fl.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
+    from torch_geometric.data.data import BaseData
+
     from lightning_fl.engine.batches import ClientBatches
 
 __all__ = [
@@ -98,7 +97,7 @@ def batch_features(batch: Any, encoder: nn.Module | None = None) -> Tensor:
         DataError: there are no floating inputs, or the encoder returns something else.
     """
     with torch.no_grad():
-        if isinstance(batch, BaseData):
+        if is_graph(batch):
             return _as_vectors(_pooled(batch) if encoder is None else _encoded(encoder, batch))
         if isinstance(batch, Mapping):
             named = {key: _from_bytes(value) for key, value in batch.items() if key not in TARGET_KEYS}
@@ -134,7 +133,9 @@ def _as_vectors(values: Any) -> Tensor:
     return values.detach().float().flatten(1) if values.ndim > 1 else values.detach().float().unsqueeze(1)
 
 
-def _pooled(batch: BaseData) -> Tensor:
+def _pooled(batch: "BaseData") -> Tensor:
+    from torch_geometric.nn import global_mean_pool
+
     x = batch.x if "x" in batch else None
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise DataError(
@@ -187,6 +188,9 @@ def morgan_fingerprints(smiles: Sequence[str], *, num_bits: int = 1024, radius: 
         ConfigurationError: a size is out of range.
         DataError: a molecule cannot be read.
     """
+    from rdkit import Chem, rdBase
+    from rdkit.Chem import rdFingerprintGenerator
+
     if num_bits < 1 or radius < 0:
         raise ConfigurationError(
             f"num_bits={num_bits}, radius={radius}: give at least 1 bit and a radius of 0 or more."

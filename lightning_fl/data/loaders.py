@@ -1,7 +1,5 @@
 """A user's ``DataLoader``: found in a data module, checked, and made anew over a part of its data."""
 
-from typing import Any
-
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -16,8 +14,8 @@ from torch.utils.data import (
     SubsetRandomSampler,
     default_collate,
 )
-from torch_geometric.loader.dataloader import Collater
 
+from lightning_fl.data.graphs import is_graph_collater
 from lightning_fl.data.module import Split
 from lightning_fl.errors import ConfigurationError, DataError
 
@@ -52,11 +50,9 @@ def is_shuffled(loader: DataLoader) -> bool:
 
 def has_plain_batches(loader: DataLoader) -> bool:
     """Whether batches are what torch's or PyG's default collation makes of samples, without worker processes."""
-    collate: Any = loader.collate_fn
-    plain = collate is default_collate or (
-        type(collate) is Collater and not collate.follow_batch and not collate.exclude_keys
-    )
-    return plain and loader.num_workers == 0
+    collate = loader.collate_fn
+    plain_graphs = is_graph_collater(collate) and not collate.follow_batch and not collate.exclude_keys
+    return (collate is default_collate or plain_graphs) and loader.num_workers == 0
 
 
 def sampled_dataset(loader: DataLoader, split: Split, *, replace_order: bool, replace_batches: bool) -> Dataset:

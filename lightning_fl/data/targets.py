@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
-from torch_geometric.data import InMemoryDataset
-from torch_geometric.data.data import BaseData
 
+from lightning_fl.data.graphs import is_graph, is_graph_dataset
 from lightning_fl.errors import DataError
 
 __all__ = ["TARGET_KEYS", "batch_targets", "dataset_targets", "with_batch_targets"]
@@ -52,7 +51,7 @@ def _find_targets(dataset: Any) -> Tensor:
         return dataset.tensors[-1]
     if (targets := getattr(dataset, "targets", None)) is not None:
         return torch.as_tensor(np.asarray(targets) if isinstance(targets, Sequence) else targets)
-    if isinstance(dataset, InMemoryDataset) and isinstance(targets := getattr(dataset, "y", None), Tensor):
+    if is_graph_dataset(dataset) and isinstance(targets := getattr(dataset, "y", None), Tensor):
         return targets
     if isinstance(dataset, list) and dataset:
         rows = [batch_targets(sample) for sample in dataset]
@@ -132,7 +131,7 @@ def _target_key(batch: Any, key: str | int | None) -> str | int:
         return position
     names: list[Any]
     wanted: list[str | int]
-    if isinstance(batch, BaseData):
+    if is_graph(batch):
         names, wanted = list(batch.keys()), ["y" if key is None else key]
     elif isinstance(batch, MutableMapping):
         names, wanted = list(batch), list(TARGET_KEYS) if key is None else [key]

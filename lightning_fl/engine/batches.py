@@ -19,10 +19,9 @@ from torch.utils.data import (
     Subset,
     default_collate,
 )
-from torch_geometric.data import InMemoryDataset
-from torch_geometric.data.data import BaseData
-from torch_geometric.loader.dataloader import Collater
 
+from lightning_fl.data.graphs import is_graph, is_graph_dataset
+from lightning_fl.data.loaders import has_plain_batches
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.packs import Pack, pack_dataset
 from lightning_fl.errors import ConfigurationError, DataError
@@ -324,7 +323,7 @@ class BatchFactory:
             own = torch.as_tensor(dataset.indices, dtype=torch.long)
             indices = own if indices is None else own[indices]
             held = dataset = dataset.dataset
-        if isinstance(dataset, InMemoryDataset):  # views share their data, but each has its own transform
+        if is_graph_dataset(dataset):  # views share their data, but each has its own transform
             if dataset.transform is not None:
                 return None
             held = dataset._data
@@ -352,10 +351,6 @@ def _refuse_several(data: Any, source: str) -> None:
 
 def _plain_options(loader: DataLoader) -> dict[str, Any] | None:
     """Batch size, order and drop_last of a loader that does nothing else; ``None`` for any other."""
-    collate: Any = loader.collate_fn
-    plain_collation = collate is default_collate or (
-        type(collate) is Collater and not collate.follow_batch and not collate.exclude_keys
-    )
     sampler = loader.sampler
     plain_order = type(sampler) is SequentialSampler or (
         type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
@@ -364,10 +359,9 @@ def _plain_options(loader: DataLoader) -> dict[str, Any] | None:
         isinstance(loader.dataset, IterableDataset)
         or type(loader).__iter__ is not DataLoader.__iter__
         or type(loader.batch_sampler) is not BatchSampler
-        or not plain_collation
+        or not has_plain_batches(loader)
         or not plain_order
         or len(sampler) != len(loader.dataset)  # type: ignore[arg-type]
-        or loader.num_workers
         or loader.batch_size is None
     ):
         return None
@@ -382,6 +376,8 @@ def _collate(samples: list[Any]) -> Any:
     """PyG's collation for samples that are or hold graphs, torch's for all others."""
     first = samples[0]
     parts = first.values() if isinstance(first, Mapping) else first if isinstance(first, tuple | list) else (first,)
-    if any(isinstance(part, BaseData) for part in parts):
+    if any(is_graph(part) for part in parts):
+        from torch_geometric.loader.dataloader import Collater
+
         return Collater(samples)(samples)
     return default_collate(samples)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import pandas as pd
 import torch
 from lightning.pytorch.profilers import Profiler
 from rich.box import SIMPLE
@@ -24,6 +23,8 @@ from lightning_fl.callbacks.callback import Callback, overrides
 from lightning_fl.engine.batches import ClientBatches
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["AGGREGATION", "RoundProfiler", "profile_table", "report_profile", "timed_rounds"]
@@ -258,7 +259,9 @@ def report_profile(trainer: "FederatedTrainer") -> None:
     Console().print(profile_table(frame))
 
 
-def _frame(of_ranks: dict[int, dict[int, dict[str, float]]]) -> pd.DataFrame:
+def _frame(of_ranks: dict[int, dict[int, dict[str, float]]]) -> "pd.DataFrame":
+    import pandas as pd  # takes a second to import
+
     rows = [
         (rank, number, category, seconds)
         for rank, rounds in of_ranks.items()
@@ -268,7 +271,7 @@ def _frame(of_ranks: dict[int, dict[int, dict[str, float]]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["rank", "round", "category", "seconds"])
 
 
-def profile_table(frame: pd.DataFrame) -> Table:
+def profile_table(frame: "pd.DataFrame") -> Table:
     """A row per category, the costliest first, and their sum; means over ranks.
 
     The first round, which warms up, has a column of its own; milliseconds and per cent are of the rounds after it,
@@ -310,6 +313,6 @@ def profile_table(frame: pd.DataFrame) -> Table:
     return table
 
 
-def _per_rank(frame: pd.DataFrame) -> pd.DataFrame:
+def _per_rank(frame: "pd.DataFrame") -> "pd.DataFrame":
     """Seconds by category and rank, 0 where a rank spent none."""
     return frame.pivot_table(index="category", columns="rank", values="seconds", aggfunc="sum", fill_value=0.0)

@@ -4,7 +4,8 @@ from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
 
-from lightning_fl.engine.packs import GraphPack, Pack, TensorPack, pack_dataset
+from lightning_fl.engine.graph_packs import GraphPack
+from lightning_fl.engine.packs import Pack, TensorPack, pack_dataset
 from lightning_fl.errors import ConfigurationError
 
 

@@ -1,0 +1,43 @@
+"""What is PyG's: told apart without importing PyG for a run that has no graphs."""
+
+import sys
+from typing import TYPE_CHECKING, TypeGuard
+
+if TYPE_CHECKING:
+    from torch_geometric.data import InMemoryDataset
+    from torch_geometric.data.data import BaseData
+    from torch_geometric.loader.dataloader import Collater
+
+__all__ = ["is_graph", "is_graph_collater", "is_graph_dataset"]
+
+
+def _pyg_is_imported() -> bool:
+    """Whether there can be objects of PyG's classes: whoever made one has imported it, which takes a second."""
+    return "torch_geometric" in sys.modules
+
+
+def is_graph(value: object) -> TypeGuard["BaseData"]:
+    """Whether a sample or a batch is PyG's."""
+    if not _pyg_is_imported():
+        return False
+    from torch_geometric.data.data import BaseData
+
+    return isinstance(value, BaseData)
+
+
+def is_graph_dataset(value: object) -> TypeGuard["InMemoryDataset"]:
+    """Whether a data set is one of PyG's that lie in memory."""
+    if not _pyg_is_imported():
+        return False
+    from torch_geometric.data import InMemoryDataset
+
+    return isinstance(value, InMemoryDataset)
+
+
+def is_graph_collater(collate: object) -> TypeGuard["Collater"]:
+    """Whether a collation is that of PyG's ``DataLoader``."""
+    if not _pyg_is_imported():
+        return False
+    from torch_geometric.loader.dataloader import Collater
+
+    return type(collate) is Collater
