@@ -6,7 +6,6 @@ Recipes follow the conventions of LightningCLI: ``seed_everything``, ``trainer``
 """
 
 import os
-import pkgutil
 import shlex
 import sys
 import time
@@ -78,14 +77,12 @@ def _import_short_names() -> None:
         # Dependencies warn of what they import from each other; no user of ours can mend that.
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
-        import lightning_fl.data
-
-        for package in ("callbacks", "models", "strategies"):
-            folder = import_module(f"lightning_fl.{package}")
-            for module in pkgutil.iter_modules(folder.__path__):
-                import_module(f"lightning_fl.{package}.{module.name}")
-        for name in lightning_fl.data.__all__:
-            getattr(lightning_fl.data, name)
+        for name in ("callbacks", "data", "models", "strategies"):
+            package = import_module(f"lightning_fl.{name}")
+            for exported in package.__all__:
+                getattr(package, exported)
+    # The same of PyG, which is imported when a recipe's class that needs it is made.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.jit\.")
 
 
 def explain(error: ArgumentError, command: str, parser: ArgumentParser, arguments: Sequence[str]) -> str:

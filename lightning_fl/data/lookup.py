@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-import requests
-import urllib3
 from filelock import FileLock, Timeout
 
 from lightning_fl.data.cards import Card, CardFile
@@ -336,6 +334,8 @@ class _Transfer:
             self.cancelled = True
 
     def _transfer(self) -> None:
+        import requests
+
         start = self.part.stat().st_size if self.part.is_file() else 0
         headers = {"Accept-Encoding": "identity"}  # the bytes of the file itself, whose sum is known
         if start:
@@ -364,6 +364,9 @@ class _Transfer:
 
 def _receive(address: str, part: Path, timeout: tuple[float, float], deadline: float) -> None:
     """Fill ``part`` with the whole file, going on where a connection breaks off."""
+    import requests  # here, not above: few runs download
+    import urllib3
+
     failure: Exception | None = None
     for _ in range(_ATTEMPTS):
         before = _size(part)
@@ -394,6 +397,9 @@ def _size(path: Path) -> int:
 
 def _in_words(failure: Exception | None) -> str:
     """The failure without the library's nested representations."""
+    import requests
+    import urllib3
+
     match failure:
         case requests.HTTPError(response=response) if response is not None:
             return f"answered {response.status_code} {response.reason}"

@@ -3,17 +3,18 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_fl.data.cards import CardTarget, MoleculeCard, expect_kind, load_card
 from lightning_fl.data.lookup import SOURCES, FoundFile, Source, cache_folder, file_sha256, resolve_source
-from lightning_fl.data.molecule_table import DRUGOOD_PARTS, MoleculeTable, read_table
-from lightning_fl.data.molecules import INVALID_POLICIES, Invalid, MoleculeDataset
+from lightning_fl.data.molecule_table import DRUGOOD_PARTS, INVALID_POLICIES, Invalid, MoleculeTable, read_table
 from lightning_fl.data.partitioners import GroupBy, Partitioner
 from lightning_fl.data.shared import OpenedData, SharedDataModule
-from lightning_fl.data.standin import esol_standin
 from lightning_fl.data.user_file import existing_file
 from lightning_fl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lightning_fl.data.molecules import MoleculeDataset
 
 __all__ = ["DrugOOD", "MoleculeCSV", "MoleculeDataModule", "MoleculeNet"]
 
@@ -48,6 +49,10 @@ class MoleculeDataModule(SharedDataModule):
     smiles_column: str = "smiles"
 
     def __init__(self, *, invalid: Invalid = "refuse", **kwargs: Any) -> None:
+        # Not above, for RDKit and PyG are slow to load and this class is known by name to every run; and not later, so
+        # that processes which are forked from this one share them.
+        import lightning_fl.data.molecules  # noqa: F401
+
         super().__init__(**kwargs)
         if invalid not in INVALID_POLICIES:
             raise ConfigurationError(f"invalid={invalid!r}: expected one of {', '.join(INVALID_POLICIES)}.")
@@ -58,12 +63,16 @@ class MoleculeDataModule(SharedDataModule):
         """Find and read the table."""
 
     def _open(self, *, allow_download: bool) -> OpenedData:
+        from lightning_fl.data.molecules import MoleculeDataset
+
         opened = self._open_table(allow_download=allow_download)
         dataset = MoleculeDataset(opened.table, invalid=self.invalid, cache=cache_folder() / "molecules")
         return OpenedData({"train": dataset}, opened.source, opened.record | {"molecules": len(dataset)})
 
-    def newcomer_data(self, path: str, record: Mapping[str, Any]) -> MoleculeDataset:
+    def newcomer_data(self, path: str, record: Mapping[str, Any]) -> "MoleculeDataset":
         """A CSV file with the run's columns of SMILES and targets."""
+        from lightning_fl.data.molecules import MoleculeDataset
+
         if not path.endswith((".csv", ".csv.gz")):
             raise ConfigurationError(f"{path!r}: expected a file of molecules that ends in .csv or .csv.gz.")
         table = read_table(
@@ -76,8 +85,10 @@ class MoleculeDataModule(SharedDataModule):
         return MoleculeDataset(table, invalid=self.invalid, cache=cache_folder() / "molecules")
 
     @property
-    def dataset(self) -> MoleculeDataset:
+    def dataset(self) -> "MoleculeDataset":
         """All molecules, once ``prepare_data`` or ``setup`` has run."""
+        from lightning_fl.data.molecules import MoleculeDataset
+
         dataset = self._data.datasets["train"]
         assert isinstance(dataset, MoleculeDataset)
         return dataset
@@ -282,6 +293,8 @@ def _open_card(card: MoleculeCard, found: FoundFile, parts: list[str] | None = N
 
 
 def _open_standin(card: MoleculeCard) -> _OpenedTable:
+    from lightning_fl.data.standin import esol_standin
+
     (target,) = card.targets
     table = esol_standin(target_name=target.name, target_unit=target.unit)
     record = card.describe() | {

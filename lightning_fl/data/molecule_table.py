@@ -4,19 +4,26 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-import pandas as pd
 import torch
 from torch import Tensor
 
 from lightning_fl.data.cards import FORMATS, did_you_mean
 from lightning_fl.errors import ConfigurationError, DataError
 
-__all__ = ["DRUGOOD_PARTS", "MoleculeTable", "list_rows", "read_table"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["DRUGOOD_PARTS", "INVALID_POLICIES", "Invalid", "MoleculeTable", "list_rows", "read_table"]
 
 #: The parts of a DrugOOD file, in the order in which they are read.
 DRUGOOD_PARTS = ("train", "iid_val", "iid_test", "ood_val", "ood_test")
 _LISTED = 10
+
+#: What is done with SMILES that RDKit cannot read.
+Invalid = Literal["refuse", "skip"]
+INVALID_POLICIES: tuple[Invalid, ...] = ("refuse", "skip")
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,9 @@ def list_rows(rows: Sequence[int], values: Sequence[object]) -> str:
     return listed + (f" and {len(rows) - _LISTED} more" if len(rows) > _LISTED else "")
 
 
-def _read_csv(path: Path) -> pd.DataFrame:
+def _read_csv(path: Path) -> "pd.DataFrame":
+    import pandas as pd  # takes a second to import
+
     try:
         # blank lines are kept to count rows as a spreadsheet does; numbers are read later, with their row
         return pd.read_csv(path, dtype=str, skip_blank_lines=False, encoding="utf-8-sig", index_col=False)
@@ -120,7 +129,9 @@ def _read_csv(path: Path) -> pd.DataFrame:
         raise DataError(f"{path} cannot be read as a table: {error}. Check that it is a CSV file.") from error
 
 
-def _read_drugood(path: Path, parts: Sequence[str]) -> pd.DataFrame:
+def _read_drugood(path: Path, parts: Sequence[str]) -> "pd.DataFrame":
+    import pandas as pd  # takes a second to import
+
     unknown = [part for part in parts if part not in DRUGOOD_PARTS]
     if unknown or not parts or len(set(parts)) != len(parts):
         raise ConfigurationError(f"parts={list(parts)!r}: name one or more of {', '.join(DRUGOOD_PARTS)}, each once.")
@@ -152,7 +163,7 @@ def _cell(value: object) -> str | None:
     return str(value).strip() or None
 
 
-def _numbers(column: pd.Series, path: Path) -> Tensor:
+def _numbers(column: "pd.Series", path: Path) -> Tensor:
     """A target column as float32 ``[n]``."""
     cells = [_cell(value) for value in column]
     numbers = [_number(cell) for cell in cells]

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
 import rdkit
 import torch
@@ -21,13 +20,11 @@ from torch_geometric.data import Data, InMemoryDataset
 
 from lightning_fl.data.cards import did_you_mean
 from lightning_fl.data.featurizer import FEATURIZER_VERSION, MoleculeCodes, encode_smiles
-from lightning_fl.data.molecule_table import MoleculeTable, list_rows
+from lightning_fl.data.molecule_table import INVALID_POLICIES, Invalid, MoleculeTable, list_rows
 from lightning_fl.errors import ConfigurationError, DataError
 
-__all__ = ["INVALID_POLICIES", "Invalid", "MoleculeDataset"]
+__all__ = ["MoleculeDataset"]
 
-Invalid = Literal["refuse", "skip"]
-INVALID_POLICIES: tuple[Invalid, ...] = ("refuse", "skip")
 _PROGRESS_FROM = 2000
 _LINE_FROM = 5000
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
@@ -14,19 +13,13 @@ from lightning_fl.data.cards import expect_kind, load_card
 from lightning_fl.data.lookup import file_sha256, find_file
 from lightning_fl.data.module import Split
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
-from lightning_fl.data.tables import (
-    TableDataset,
-    TableSchema,
-    class_indices,
-    class_names,
-    column_statistics,
-    pick_columns,
-    read_c45,
-    read_csv,
-    standardize,
-)
 from lightning_fl.data.user_file import existing_file
 from lightning_fl.errors import ConfigurationError, DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from lightning_fl.data.tables import TableDataset
 
 __all__ = ["TableData"]
 
@@ -35,7 +28,7 @@ __all__ = ["TableData"]
 class _Read:
     """Tables as they stand in their files, and where they come from."""
 
-    frames: dict[Split, pd.DataFrame]
+    frames: "dict[Split, pd.DataFrame]"
     source: str
     record: dict[str, Any]
 
@@ -86,6 +79,10 @@ class TableData(SharedDataModule):
         categorical: list[str] | None = None,
         **kwargs: Any,
     ) -> None:
+        # Not above, for pandas is slow to load and this class is known by name to every run; and not later, so that
+        # processes which are forked from this one share it.
+        import lightning_fl.data.tables  # noqa: F401
+
         super().__init__(**kwargs)
         if (name is None) == (path is None):
             raise ConfigurationError(f"name={name!r}, path={path!r}: give one of them, such as name='adult'.")
@@ -111,7 +108,9 @@ class TableData(SharedDataModule):
         self._standardization: dict[str, list[float]] = {}
 
     @property
-    def _table(self) -> TableDataset:
+    def _table(self) -> "TableDataset":
+        from lightning_fl.data.tables import TableDataset
+
         table = self._data.datasets["train"]
         assert isinstance(table, TableDataset)
         return table
@@ -137,6 +136,10 @@ class TableData(SharedDataModule):
         return len(self.feature_names)
 
     def _open(self, *, allow_download: bool) -> OpenedData:
+        import pandas as pd
+
+        from lightning_fl.data.tables import TableDataset, TableSchema, class_indices, class_names, pick_columns
+
         read = self._read_card(self.card, allow_download) if self.card is not None else self._read_own()
         frames, place = list(read.frames.values()), self.path or f"data set {read.record['name']}"
         target = str(self.target)
@@ -180,6 +183,8 @@ class TableData(SharedDataModule):
 
     def _read_card(self, card: TableCard, allow_download: bool) -> _Read:
         """The card's files, with its derived columns."""
+        from lightning_fl.data.tables import read_c45
+
         frames: dict[Split, pd.DataFrame] = {}
         found_files = []
         parts: tuple[Split, ...] = ("train", "test")
@@ -191,11 +196,15 @@ class TableData(SharedDataModule):
 
     def _read_own(self) -> _Read:
         """The user's file."""
+        from lightning_fl.data.tables import read_csv
+
         path = existing_file(str(self.path))
         return _Read({"train": read_csv(path)}, "user", {"file": path.name, "sha256": file_sha256(path)})
 
     def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
         """The encoded rows, standardised by the rows that clients train on."""
+        from lightning_fl.data.tables import TableDataset, column_statistics, standardize
+
         schema = self._table.schema
         tables = {split: dataset for split, dataset in datasets.items() if isinstance(dataset, TableDataset)}
         numbers = {split: schema.numbers(table.frame) for split, table in tables.items()}
@@ -210,6 +219,8 @@ class TableData(SharedDataModule):
 
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
         """A CSV file with a header and the run's columns; a card's derived columns are derived here too."""
+        from lightning_fl.data.tables import TableSchema, class_indices, pick_columns, read_csv, standardize
+
         if not path.endswith((".csv", ".csv.gz")):
             raise ConfigurationError(f"{path!r}: expected a table that ends in .csv or .csv.gz.")
         encoding = record.get("encoding")
@@ -240,7 +251,7 @@ class TableData(SharedDataModule):
         return {**super().describe(), "encoding": columns | self._standardization}
 
 
-def _with_derived(frame: pd.DataFrame, card: TableCard) -> pd.DataFrame:
+def _with_derived(frame: "pd.DataFrame", card: TableCard) -> "pd.DataFrame":
     """The rows with the card's derived columns, where what these are derived from is there."""
     for derived in card.derived:
         if derived.column in frame.columns and derived.name not in frame.columns:

@@ -1,18 +1,20 @@
 """A model of molecules: predicts one or more numbers, such as a solubility, from the molecular graph."""
 
 from collections.abc import Iterable
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
-from torch_geometric.nn.aggr import Aggregation, MaxAggregation, MeanAggregation, Set2Set, SumAggregation
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
 
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.models.encoders import EDGE_ENCODERS, EncoderName, build_encoder
 from lightning_fl.models.optimizers import OptimizerName, check_optimizer, make_optimizer
+
+if TYPE_CHECKING:
+    from torch_geometric.nn.aggr import Aggregation
 
 __all__ = ["MoleculeModel", "ReadoutName", "masked_mse", "target_moments"]
 
@@ -305,7 +307,9 @@ class MoleculeModel(LightningModule):
             )
 
 
-def _build_readout(name: ReadoutName, dim: int) -> Aggregation:
+def _build_readout(name: ReadoutName, dim: int) -> "Aggregation":
+    from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, Set2Set, SumAggregation
+
     if name == "set2set":
         return Set2Set(dim, processing_steps=_SET2SET_STEPS)
     return {"mean": MeanAggregation, "sum": SumAggregation, "max": MaxAggregation}[name]()

@@ -10,5 +10,14 @@ PARSER = make_parser("fit")
 
 # What most runs import when they come to it, here once for all. After the parser, which keeps dependencies' warnings of
 # each other quiet while it imports them.
-for _name in ("lightning_fl.report", "sklearn.datasets", "torch.utils.tensorboard"):
+for _name in (
+    "lightning_fl.data.molecules",
+    "lightning_fl.data.standin",
+    "lightning_fl.data.tables",
+    "lightning_fl.engine.graph_packs",
+    "lightning_fl.models.mpnn",
+    "lightning_fl.report",
+    "sklearn.datasets",
+    "torch.utils.tensorboard",
+):
     import_module(_name)

@@ -11,8 +11,9 @@ from torch_geometric.nn import NNConv
 
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.models import MoleculeModel
-from lightning_fl.models.encoders import EdgeNetworkConv, build_encoder
+from lightning_fl.models.encoders import build_encoder
 from lightning_fl.models.molecule import masked_mse, target_moments
+from lightning_fl.models.mpnn import EdgeNetworkConv
 
 ATOM, BOND = 5, 3
 ENCODERS = ("gcn", "gat", "mpnn")

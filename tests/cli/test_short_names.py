@@ -1,0 +1,51 @@
+import pkgutil
+import subprocess
+import sys
+from importlib import import_module
+
+from lightning.pytorch import LightningModule
+
+from lightning_fl.callbacks import BiddingPolicy, Callback
+from lightning_fl.cli.diagnosis import subclasses
+from lightning_fl.data import FederatedDataModule, Partitioner
+from lightning_fl.strategies import FederatedStrategy
+
+BASES = {
+    "callbacks": (BiddingPolicy, Callback),
+    "data": (FederatedDataModule, Partitioner),
+    "models": (LightningModule,),
+    "strategies": (FederatedStrategy,),
+}
+#: What recipes do not name: bases of callbacks.
+UNNAMED = {"RoundFigure", "TierHistory"}
+
+
+def test_every_class_that_a_recipe_may_name_is_exported_by_its_package():
+    for name, bases in BASES.items():
+        package = import_module(f"lightning_fl.{name}")
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            import_module(module.name)
+        found = {cls for base in bases for cls in subclasses(base) if cls.__module__.startswith(f"{package.__name__}.")}
+        assert found
+        assert {cls.__name__ for cls in found} - UNNAMED <= set(package.__all__)
+
+
+#: Exits with the names of the heavy libraries that the run has imported, so that a failure shows them.
+RUN = """
+import sys
+from lightning_fl.cli import main
+
+code = main(sys.argv[1:])
+heavy = ("pandas", "rdkit", "requests", "tensorboard", "torch_geometric")
+sys.exit(code or ", ".join(name for name in heavy if name in sys.modules))
+"""
+
+
+def test_a_run_on_images_imports_no_library_that_it_does_not_use():
+    words = ["fit", "--model", "ClassificationModel", "--model.network", "mlp", "--model.hidden_sizes", "[4]"]
+    words += ["--model.in_shape", "[1, 8, 8]", "--model.num_classes", "10", "--data", "ImageData"]
+    words += ["--data.name", "digits", "--data.partitioner", "IID", "--data.partitioner.num_clients", "2"]
+    words += ["--trainer.max_rounds", "1", "--trainer.local_steps", "1", "--trainer.logger", "false"]
+    words += ["--trainer.accelerator", "cpu", "--trainer.devices", "1"]
+    done = subprocess.run([sys.executable, "-c", RUN, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
