@@ -143,6 +143,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
 
     from lightning_fl.cli.processes import choose_processes
     from lightning_fl.cli.saved_config import SaveConfig, flat_hyperparameters
+    from lightning_fl.strategies.fork_launcher import ForkLauncher, end_fork
 
     seed_everything(int(config.seed_everything), verbose=False)
     made = instantiate(parser, config)
@@ -154,10 +155,13 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     trainer.callbacks.insert(0, SaveConfig(parser.dump(config, skip_unset=False)))
     trainer.run_log.hyperparameters = flat_hyperparameters(config.as_dict())
     try:
-        return _COMMANDS[command](trainer, made.model, made.data, config.ckpt_path, arguments)
+        code = _COMMANDS[command](trainer, made.model, made.data, config.ckpt_path, arguments)
     except BaseException as error:
         _end_together(trainer, error)
         raise
+    if isinstance(trainer.strategy.launcher, ForkLauncher) and not trainer.is_global_zero:
+        end_fork(int(code))
+    return int(code)
 
 
 class _ConstructorError(BaseException):
