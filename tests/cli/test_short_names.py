@@ -38,7 +38,7 @@ from lightning_fl.cli import main
 
 code = main(sys.argv[1:])
 heavy = ("pandas", "rdkit", "requests", "sklearn", "tensorboard", "torch_geometric")
-sys.exit(code or ", ".join(name for name in heavy if name in sys.modules))
+sys.exit(code or ", ".join(name for name in heavy if name in sys.modules) or 0)
 """
 
 
