@@ -79,6 +79,9 @@ class FederatedTrainer(Stages):
         seed: the run's seed; default what ``seed_everything`` set, else 0.
         num_threads: torch threads per process on CPU. 1 by default: small models gain from processes, not from
             threads, and the same number of threads gives the same bits on any number of processes.
+        channels_last: give images to the module in torch's channels-last memory format, which convolutions and pooling
+            work faster on; a module that takes ``view`` of what is made of images needs ``reshape`` or ``flatten``
+            instead. Results are those without it up to rounding.
         deterministic: let torch use deterministic algorithms only (needed for equal bits on GPUs).
         profile: show at the end of fit where the time of a round went, and keep it as ``profile.csv``.
         compile: compile the module's steps with ``torch.compile``: true, or its keyword arguments. A module that went
@@ -117,6 +120,7 @@ class FederatedTrainer(Stages):
         enable_checkpointing: bool = True,
         seed: int | None = None,
         num_threads: int | None = 1,
+        channels_last: bool = False,
         deterministic: bool = False,
         profile: bool = False,
         compile: bool | dict[str, Any] = False,
@@ -136,6 +140,7 @@ class FederatedTrainer(Stages):
         self.log_per_client = log_per_client
         self.seed = run_seed() if seed is None else seed
         self.num_threads = num_threads
+        self.channels_last = channels_last
         self.deterministic = deterministic
         self.compile = compile
         self.profiler: Profiler = RoundProfiler() if profile else PassThroughProfiler()

@@ -7,15 +7,36 @@ from lightning.fabric.plugins.precision import MixedPrecision, Precision
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+
+from lightning_fl.engine.packs import channels_last
 
 __all__ = ["BatchTransfer"]
 
 
 class BatchTransfer:
-    """Brings a batch to the device and precision, through the user's transfer hooks where there are any."""
+    """Brings a batch to the device and precision, through the user's transfer hooks where there are any.
 
-    def __init__(self, module: LightningModule, datamodule: Any, device: torch.device, precision: Precision) -> None:
+    Args:
+        module: the user's module.
+        datamodule: the user's data.
+        device: where batches go.
+        precision: Fabric's.
+        channels_last: whether images get the channels-last memory format.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        datamodule: Any,
+        device: torch.device,
+        precision: Precision,
+        *,
+        channels_last: bool = False,
+    ) -> None:
         self._device = device
+        self._channels_last = channels_last
         self._convert = None if isinstance(precision, MixedPrecision) or type(precision) is Precision else precision
         names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
         self._hooks: dict[str, Any] = {}
@@ -38,6 +59,8 @@ class BatchTransfer:
             batch = hooks["on_after_batch_transfer"](batch, 0)
         if self._convert is not None:
             batch = self._to_precision(batch)
+        if self._channels_last:
+            batch = apply_to_collection(batch, Tensor, channels_last)
         return batch
 
     def _to_precision(self, batch: Any) -> Any:

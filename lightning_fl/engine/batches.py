@@ -258,11 +258,13 @@ class BatchFactory:
     Args:
         data: the data module.
         device: where packed data are held.
+        channels_last: whether packed images are held in the channels-last memory format.
     """
 
-    def __init__(self, data: FederatedDataModule, device: torch.device) -> None:
+    def __init__(self, data: FederatedDataModule, device: torch.device, channels_last: bool = False) -> None:
         self._data = data
         self._device = device
+        self._channels_last = channels_last
         self._packs: dict[int, tuple[Any, Pack | None]] = {}
         self._made: dict[tuple[int, Split], ClientBatches | None] = {}
 
@@ -332,6 +334,8 @@ class BatchFactory:
                 indices = own if indices is None else own[indices]
         if id(held) not in self._packs:
             pack = pack_dataset(dataset)
+            if pack is not None and self._channels_last:
+                pack = pack.to_channels_last()
             # What is packed is kept beside its pack, so that its id stays its own.
             self._packs[id(held)] = (held, None if pack is None else pack.to(self._device))
         pack = self._packs[id(held)][1]

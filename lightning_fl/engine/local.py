@@ -109,7 +109,13 @@ class LocalLoop:
         self._after_step: list[Callback] = trainer.callbacks_with("on_client_step_end")
         self._own_loss = type(trainer.strategy).client_loss is not _base_client_loss()
         self._strategy_loss = self._own_loss
-        self.move = BatchTransfer(module, trainer.datamodule, trainer.fabric.device, self._precision)
+        self.move = BatchTransfer(
+            module,
+            trainer.datamodule,
+            trainer.fabric.device,
+            self._precision,
+            channels_last=trainer.channels_last,
+        )
         self._mode = _ModuleMode()
 
     # -- training ------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.data.graphs import is_graph, is_graph_dataset
 
-__all__ = ["Pack", "TensorPack", "pack_dataset"]
+__all__ = ["Pack", "TensorPack", "channels_last", "pack_dataset"]
 
 
 class Pack(ABC):
@@ -40,6 +40,10 @@ class Pack(ABC):
         """The same pack, its tensors moved to ``device``."""
         return self
 
+    def to_channels_last(self) -> "Pack":
+        """The same pack; batches hold images, shape [n, c, ...], with the channels of a pixel beside each other."""
+        return self
+
 
 class TensorPack(Pack):
     """A ``TensorDataset``: batches are lists of tensors, as torch's default collation makes them."""
@@ -47,6 +51,7 @@ class TensorPack(Pack):
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__(tensors[0].shape[0])
         self.tensors = list(tensors)
+        self._channels_last = False
 
     @property
     def device(self) -> torch.device:
@@ -62,16 +67,39 @@ class TensorPack(Pack):
         """Lists of tensors [size, ...]."""
         batches = []
         for part in indices.split(list(sizes)):
-            batches.append([tensor.index_select(0, part) for tensor in self.tensors])
+            batches.append([self._select(tensor, part) for tensor in self.tensors])
         if targets is not None:
             for batch, part in zip(batches, targets.split(list(sizes)), strict=True):
                 batch[-1] = part
         return batches
 
+    def _select(self, tensor: Tensor, indices: Tensor) -> Tensor:
+        if self._channels_last and _are_images(tensor):  # index_select by itself would lay them out anew
+            return tensor.movedim(1, -1).index_select(0, indices).movedim(-1, 1)
+        return tensor.index_select(0, indices)
+
     def to(self, device: torch.device) -> "TensorPack":
         """Move the tensors."""
         self.tensors = [tensor.to(device) for tensor in self.tensors]
         return self
+
+    def to_channels_last(self) -> "TensorPack":
+        """Lay the images out anew, once."""
+        self.tensors = [channels_last(tensor) for tensor in self.tensors]
+        self._channels_last = True
+        return self
+
+
+def _are_images(tensor: Tensor) -> bool:
+    """Whether a tensor can be images [n, c, h, w] or volumes [n, c, d, h, w]."""
+    return tensor.is_floating_point() and tensor.ndim in (4, 5)
+
+
+def channels_last(tensor: Tensor) -> Tensor:
+    """Images [n, c, h, w] and volumes [n, c, d, h, w] with the channels last in memory; any other tensor as it is."""
+    if not _are_images(tensor):
+        return tensor
+    return tensor.contiguous(memory_format=torch.channels_last if tensor.ndim == 4 else torch.channels_last_3d)
 
 
 def pack_dataset(dataset: Dataset | Sequence[Any]) -> Pack | None:

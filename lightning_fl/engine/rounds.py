@@ -223,7 +223,7 @@ def _train_cohort(
             reports[place] = trainer.loop.train(client, start, state)
             _hand_over(trainer, participant, start, hand_over)
         except Exception as error:
-            reports[place] = ClientReport(error=f"{type(error).__name__}: {error}")
+            reports[place] = ClientReport(error=_in_words(trainer, error))
             failure = error if trainer.on_client_error == "fail" else None
             continue
         for callback in after:  # the client's part in the sums stands: from here on nothing may leave it out
@@ -236,6 +236,13 @@ def _train_cohort(
     trainer.client_reports = {client: combine_reports(turns) for client, turns in sorted(of_client.items())}
     trainer.survivors = {client for client, report in trainer.client_reports.items() if report.error is None}
     return [cohort.participants[place] for place, report in reports.items() if report.error is None]
+
+
+def _in_words(trainer: "FederatedTrainer", error: Exception) -> str:
+    text = f"{type(error).__name__}: {error}"
+    if trainer.channels_last and "view size is not compatible" in text:
+        text += " Images are laid out as trainer.channels_last says; set it to false where the module needs `view`."
+    return text
 
 
 def _hand_over(

@@ -133,7 +133,7 @@ def _check_fits(trainer: "FederatedTrainer", state: dict[str, Any], path: Path) 
 
 
 def _set_up(trainer: "FederatedTrainer", stage: str, steps: CompiledSteps, datamodule: FederatedDataModule) -> None:
-    trainer.batch_factory = BatchFactory(datamodule, trainer.fabric.device)
+    trainer.batch_factory = BatchFactory(datamodule, trainer.fabric.device, trainer.channels_last)
     module: LightningModule = steps.module
     check_arguments(module, datamodule)
     steps.check(trainer.fabric.device)

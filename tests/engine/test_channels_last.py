@@ -1,0 +1,120 @@
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from lightning_fl import FederatedDataModule, FederatedTrainer, TrainingError
+
+CHANNELS, SIDE, SAMPLES = 3, 8, 14
+
+
+def drawn_images(client: int, *, dims: int = 2) -> TensorDataset:
+    draws = torch.Generator().manual_seed(client)
+    images = torch.randn(SAMPLES, CHANNELS, *[SIDE] * dims, generator=draws, dtype=torch.float64)
+    return TensorDataset(images, torch.randint(0, 4, (SAMPLES,), generator=draws))
+
+
+class OneByOne(Dataset):
+    """Samples that no pack can hold: dictionaries."""
+
+    def __init__(self, held: TensorDataset) -> None:
+        self.held = held
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        image, label = self.held[index]
+        return {"image": image, "label": label}
+
+
+class TwoClients(FederatedDataModule):
+    def __init__(self, kind: str = "packed", dims: int = 2, **arguments) -> None:
+        super().__init__(batch_size=4, **arguments)
+        self.kind, self.dims = kind, dims
+
+    @property
+    def num_clients(self) -> int:
+        return 2
+
+    def client_data(self, client, split):
+        if split == "test":
+            return None
+        data = drawn_images(client, dims=self.dims)
+        if self.kind == "packed":
+            return data
+        return OneByOne(data) if self.kind == "one by one" else DataLoader(OneByOne(data), batch_size=4, shuffle=True)
+
+
+class Convolving(LightningModule):
+    """Remembers the images that it was given."""
+
+    def __init__(self, dims: int = 2, flatten: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        convolution, pooling = (nn.Conv2d, nn.MaxPool2d) if dims == 2 else (nn.Conv3d, nn.MaxPool3d)
+        self.features = nn.Sequential(convolution(CHANNELS, 6, 3), nn.ReLU(), pooling(2))
+        self.head = nn.Linear(6 * 3**dims, 4)
+        self.double()
+        self.flatten = flatten
+        self.given: list[Tensor] = []
+
+    def loss(self, batch) -> Tensor:
+        images, labels = (batch["image"], batch["label"]) if isinstance(batch, dict) else batch
+        self.given.append(images)
+        features = self.features(images)
+        return nn.functional.cross_entropy(
+            self.head(features.flatten(1) if self.flatten else features.view(len(images), -1)), labels
+        )
+
+    def training_step(self, batch, batch_idx: int) -> Tensor:
+        return self.loss(batch)
+
+    def validation_step(self, batch, batch_idx: int) -> None:
+        self.log("val/loss", self.loss(batch))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+def trained(folder: Path, data: TwoClients, module: Convolving, **settings) -> FederatedTrainer:
+    trainer = FederatedTrainer(
+        accelerator="cpu",
+        precision="64",
+        max_rounds=3,
+        logger=False,
+        enable_progress_bar=False,
+        default_root_dir=folder / "runs",
+        seed=2,
+        **settings,
+    )
+    trainer.fit(module, data)
+    return trainer
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("kind", ["packed", "one by one", "loader"])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_images_come_channels_last_with_the_same_results(tmp_path, dims, kind, shuffle):
+    plain, other = Convolving(dims), Convolving(dims)
+    expected = trained(tmp_path, TwoClients(kind, dims, shuffle=shuffle), plain)
+    got = trained(tmp_path, TwoClients(kind, dims, shuffle=shuffle), other, channels_last=True)
+    layout = torch.channels_last if dims == 2 else torch.channels_last_3d
+    assert len(other.given) == len(plain.given) > 0
+    for ours, theirs in zip(other.given, plain.given, strict=True):
+        assert torch.equal(ours, theirs)
+        assert theirs.is_contiguous()
+        assert ours.is_contiguous(memory_format=layout)
+    for ours, theirs in zip(other.parameters(), plain.parameters(), strict=True):
+        assert ours.is_contiguous()
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+    assert got.metrics["val"]["val/loss"].mean == pytest.approx(expected.metrics["val"]["val/loss"].mean, rel=1e-10)
+
+
+def test_a_view_across_channels_is_refused_in_torchs_words(tmp_path):
+    trained(tmp_path, TwoClients(), Convolving(flatten=False))
+    with pytest.raises(TrainingError, match=r"view size is not compatible.*reshape.*trainer.channels_last"):
+        trained(tmp_path, TwoClients(), Convolving(flatten=False), channels_last=True)
