@@ -86,6 +86,8 @@ ARMS = {
         bare("bare-kept-2p", "cnn", "--keep", processes=2),
         ours("lightning-fl", "cnn"),
         ours("lightning-fl-2p", "cnn", processes=2),
+        ours("lightning-fl-channels-last", "cnn", "--channels-last"),
+        ours("lightning-fl-channels-last-2p", "cnn", "--channels-last", processes=2),
         pfl("pfl", "cnn"),
         pfl("pfl-2p", "cnn", processes=2),
         flower("flower", "cnn"),

@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--shuffle", action="store_true")
+    parser.add_argument("--channels-last", action="store_true")
     arguments = parser.parse_args()
     rounds.imported()
     trainer = FederatedTrainer(
@@ -50,6 +51,7 @@ def main() -> None:
         max_rounds=arguments.rounds,
         local_steps=FEDERATIONS[arguments.federation].steps,
         callbacks=[RoundEnds()],
+        channels_last=arguments.channels_last,
     )
     trainer.strategy.fork_processes(arguments.processes)  # as lightning-fl fit does by itself
     module = LightningNetwork(arguments.federation)
