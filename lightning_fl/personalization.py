@@ -37,7 +37,8 @@ from lightning_fl.data.partitioned import BATCH_HOOKS
 from lightning_fl.engine.client_scores import default_score
 from lightning_fl.engine.local import ClientReport
 from lightning_fl.engine.run import Run
-from lightning_fl.engine.weights import WeightedSum, Weights
+from lightning_fl.engine.weighted_sum import WeightedSum
+from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import CheckpointError, ConfigurationError, DataError, TrainingError
 from lightning_fl.functional.pifl import ImportanceWeights, importance_weights_from_metric
 from lightning_fl.metrics import ClientMetrics, MetricSummary, monitored_metric, summarize

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.cohort import Cohort, Participant
-from lightning_fl.engine.weights import WeightedSum, Weights
+from lightning_fl.engine.weighted_sum import WeightedSum
+from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.drflm import draw_cohort, draw_subset, loss_estimate, sampling_weights_update
 

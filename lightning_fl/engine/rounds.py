@@ -14,7 +14,8 @@ from lightning_fl.engine.local import ClientReport
 from lightning_fl.engine.optimization import ClientState
 from lightning_fl.engine.personal_rounds import finish_personal_round, keep_own_model
 from lightning_fl.engine.turns import combine_reports
-from lightning_fl.engine.weights import SoleContribution, WeightedSum, Weights, check_finite
+from lightning_fl.engine.weighted_sum import WeightedSum
+from lightning_fl.engine.weights import SoleContribution, Weights, check_finite
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.strategies.federated import FederatedStrategy
 
@@ -27,14 +28,13 @@ __all__ = ["mixture", "train_round"]
 
 def mixture(weights: Sequence[float] | Tensor, models: Sequence[Weights]) -> Weights:
     """``sum_k p_k w_k / sum_k p_k`` of shared models; where all that count are one object, that object."""
-    terms = [(float(weight), model) for weight, model in zip(weights, models, strict=True) if weight > 0]
-    first = terms[0][1]
-    if all(model is first for _, model in terms):
+    terms = [(model, float(weight)) for weight, model in zip(weights, models, strict=True) if weight > 0]
+    first = terms[0][0]
+    if all(model is first for model, _ in terms):
         return first
     total = WeightedSum(first)
-    for weight, model in terms:
-        total.add_(model, weight)
-    return total.value(sum(weight for weight, _ in terms))
+    total.add_all_(terms)
+    return total.value(sum(weight for _, weight in terms))
 
 
 def train_round(trainer: "FederatedTrainer", cohort: Cohort) -> None:
@@ -103,10 +103,12 @@ def _train_then_choose(trainer: "FederatedTrainer", cohort: Cohort, chooser: "Ca
     starts, models = trainer.models, list(trainer.models)
     for model in sorted(planned):  # one sum at a time: its memory is several times a model's
         total = _empty_sum(trainer, model, contributors[model])
-        for participant in cohort.participants:
-            weight = _models_of(trainer, participant).get(model)
-            if weight is not None and participant.client in kept:
-                total.add_(kept[participant.client], weight / planned[model])
+        terms = [
+            (kept[participant.client], _models_of(trainer, participant).get(model, 0.0) / planned[model])
+            for participant in cohort.participants
+            if participant.client in kept
+        ]
+        total.add_all_([(weights, weight) for weights, weight in terms if weight])
         models[model] = _average(trainer, arrived, model, planned[model], total)
     trainer.models = models
     kept.clear()

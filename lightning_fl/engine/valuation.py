@@ -10,7 +10,8 @@ from torch import Tensor
 from lightning_fl.engine.held_out_loss import HeldOutLoss
 from lightning_fl.engine.local_parameters import averaged_spans, span_bytes
 from lightning_fl.engine.on_hosts import compute_on_hosts
-from lightning_fl.engine.weights import Span, WeightedSum, Weights
+from lightning_fl.engine.weighted_sum import WeightedSum
+from lightning_fl.engine.weights import Span, Weights
 from lightning_fl.functional.shapley import FirstOrderShapley
 
 if TYPE_CHECKING:
@@ -107,9 +108,9 @@ class ModelValuation:
         if not coalition:
             return self._start
         total = WeightedSum(self._start)
-        for client in coalition:
-            if client in self._learned:
-                total.add_(self._learned[client], self.shares[client])
+        total.add_all_(
+            [(self._learned[client], self.shares[client]) for client in coalition if client in self._learned]
+        )
         if self._trainer.fabric.world_size > 1:
             total.reduce_(self._trainer.strategy)
         return total.value(math.fsum(self.shares[client] for client in coalition) if normalized else 1.0)

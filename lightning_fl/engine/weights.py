@@ -3,7 +3,7 @@
 Loading, saving and averaging a model are then single vector operations, whatever the module looks like.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple, Protocol
@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_fl.errors import ConfigurationError, TrainingError
 
-__all__ = ["FlatModule", "Place", "SoleContribution", "Span", "WeightedSum", "Weights", "check_finite"]
+__all__ = ["FlatModule", "Place", "SoleContribution", "Span", "Weights", "check_finite", "largest_magnitude"]
 
 # Views start at multiples of 64 bytes, as torch's own allocations do, so that vector kernels keep their speed.
 _ALIGNMENT_BYTES = 64
@@ -206,88 +206,6 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, dict[str, Tensor | None],
                     yield f"{prefix}.{key}" if prefix else key, owner, key, tensor
 
 
-class _Reducer(Protocol):
-    def all_reduce(self, tensor: Tensor, group: None = None, reduce_op: str = "sum") -> Tensor: ...
-
-
-class WeightedSum:
-    """``sum_i a_i w_i / sum_i a_i`` with the same bits in whatever order and on however many processes terms are added.
-
-    What is added up are the changes ``a_i (w_i - w_0)`` from a reference, so that an entry which nobody changed (a
-    frozen parameter, a mask of infinities) keeps its bits. Each is split into two integers held in float64: multiples
-    of 2^-12 (exact up to 2^40) and of 2^-46 (the rest). Sums of up to 2^20 such integers are exact, hence independent
-    of order; every term is off by 2^-47 at most, besides float64's rounding of difference and product. A plain float64
-    sum is not independent of order. Integer and boolean vectors follow the largest entry.
-
-    Args:
-        reference: w_0, the same on every process; not to be changed while the sum is in use.
-    """
-
-    _COARSE, _FINE = 2.0**12, 2.0**34
-    #: Terms, and their sum of magnitudes, stay below this, or they would leave the exact range.
-    LARGEST = 2.0**40
-
-    def __init__(self, reference: Weights) -> None:
-        self._reference = reference
-        self._coarse = {dtype: torch.zeros_like(vector, dtype=torch.float64) for dtype, vector in reference.floating()}
-        self._fine = {dtype: torch.zeros_like(coarse) for dtype, coarse in self._coarse.items()}
-        self._largest = {dtype: torch.full_like(vector, _lowest(dtype)) for dtype, vector in reference.discrete()}
-        self._magnitude = 0.0
-
-    def add_(self, weights: Weights, weight: float) -> None:
-        """Add one model with its weight a_i.
-
-        Raises:
-            TrainingError: an entry became NaN or infinite, or changed by more than :attr:`LARGEST`. Nothing is added.
-        """
-        changes = {dtype: _change(vector, self._reference.vectors[dtype]) for dtype, vector in weights.floating()}
-        largest = max((magnitude for _, magnitude in changes.values()), default=0.0)
-        if not largest * abs(weight) < self.LARGEST:
-            problem = "are not finite" if largest == inf else f"changed by {largest:.3g}, more than {self.LARGEST:.3g}"
-            raise TrainingError(
-                f"the weights {problem}: training diverges; lower the learning rate or set trainer.gradient_clip_val."
-            )
-        self._magnitude += largest * abs(weight)
-        for dtype, (change, _) in changes.items():
-            term = change.mul_(weight * self._COARSE)
-            whole = term.round()
-            self._coarse[dtype].add_(whole)
-            self._fine[dtype].add_(term.sub_(whole).mul_(self._FINE).round_())
-        for dtype, vector in weights.discrete():
-            torch.maximum(self._largest[dtype], vector, out=self._largest[dtype])
-
-    def reduce_(self, reducer: _Reducer) -> None:
-        """Add up over all processes."""
-        for part in (*self._coarse.values(), *self._fine.values()):
-            part.copy_(reducer.all_reduce(part, reduce_op="sum"))
-        for part in self._largest.values():
-            wide = part.long()
-            part.copy_(reducer.all_reduce(wide, reduce_op="max"))
-        device = next((part.device for part in self._coarse.values()), torch.device("cpu"))
-        magnitude = torch.tensor(self._magnitude, dtype=torch.float64, device=device)
-        self._magnitude = float(reducer.all_reduce(magnitude, reduce_op="sum"))
-
-    def value(self, total: float) -> Weights:
-        """The average, in the weights' own dtypes.
-
-        Args:
-            total: the sum of all weights a_i that were added, on whatever process.
-
-        Raises:
-            TrainingError: the terms add up to more than :attr:`LARGEST`.
-        """
-        if not self._magnitude < self.LARGEST:
-            raise TrainingError(
-                f"the weights changed by {self._magnitude:.3g} in all, more than {self.LARGEST:.3g}: training diverges;"
-                " lower the learning rate or set trainer.gradient_clip_val."
-            )
-        vectors = {dtype: vector.clone() for dtype, vector in self._largest.items()}
-        for dtype, coarse in self._coarse.items():
-            change = (coarse + self._fine[dtype] / self._FINE) / (self._COARSE * total)
-            vectors[dtype] = change.add_(self._reference.vectors[dtype]).to(dtype)
-        return Weights(vectors)
-
-
 def check_finite(weights: Weights, reference: Weights) -> None:
     """Refuse weights with an entry that became NaN or infinite.
 
@@ -295,7 +213,7 @@ def check_finite(weights: Weights, reference: Weights) -> None:
         TrainingError: there is one.
     """
     for dtype, vector in weights.floating():
-        if not ((vector == reference.vectors[dtype]) | vector.isfinite()).all():
+        if largest_magnitude(vector) == inf and not ((vector == reference.vectors[dtype]) | vector.isfinite()).all():
             raise TrainingError(
                 "the weights are not finite: training diverges; lower the learning rate or set"
                 " trainer.gradient_clip_val."
@@ -307,7 +225,7 @@ class _Broadcaster(Protocol):
 
 
 class SoleContribution:
-    """What :class:`WeightedSum` computes where a single client contributes: its weights, to the last bit.
+    """What ``WeightedSum`` computes where a single client contributes: its weights, to the last bit.
 
     Args:
         rank: the process that hosts the client.
@@ -328,6 +246,11 @@ class SoleContribution:
         check_finite(weights, self._reference)
         self._weights = weights.clone()
 
+    def add_all_(self, terms: Sequence[tuple[Weights, float]]) -> None:
+        """Take the client's weights where it is hosted here: the only term, if there is one."""
+        for weights, weight in terms:
+            self.add_(weights, weight)
+
     def reduce_(self, reducer: _Broadcaster) -> None:
         """Hand the weights to all processes."""
         if self._weights is None:
@@ -341,23 +264,9 @@ class SoleContribution:
         return self._weights
 
 
-def _change(vector: Tensor, reference: Tensor) -> tuple[Tensor, float]:
-    """``vector - reference`` in float64, zero where both are the same infinity, and its largest magnitude."""
-    change = torch.empty_like(vector, dtype=torch.float64).copy_(vector).sub_(reference)  # no second temporary
-    largest = _largest_magnitude(change)
-    if largest == inf:
-        change.masked_fill_(vector == reference, 0.0)
-        largest = _largest_magnitude(change)
-    return change, largest
-
-
-def _largest_magnitude(vector: Tensor) -> float:
+def largest_magnitude(vector: Tensor) -> float:
     """``max |v|``; infinity if any entry is infinite or NaN."""
     if not vector.numel():
         return 0.0
     largest = max(abs(float(bound)) for bound in torch.aminmax(vector))
     return largest if largest == largest else inf
-
-
-def _lowest(dtype: torch.dtype) -> int | bool:
-    return False if dtype == torch.bool else torch.iinfo(dtype).min

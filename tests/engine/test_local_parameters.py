@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from lightning_fl.engine.local_parameters import LocalParameters, trainable_spans
-from lightning_fl.engine.weights import FlatModule, SoleContribution, WeightedSum, check_finite
+from lightning_fl.engine.weighted_sum import WeightedSum
+from lightning_fl.engine.weights import FlatModule, SoleContribution, check_finite
 from lightning_fl.errors import ConfigurationError, TrainingError
 
 

@@ -1,4 +1,6 @@
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import pytest
@@ -6,7 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_fl.engine.weights import WeightedSum, Weights
+from lightning_fl.engine import weighted_sum
+from lightning_fl.engine.weighted_sum import WeightedSum
+from lightning_fl.engine.weights import Weights
 from lightning_fl.errors import TrainingError
 
 # Both signs, from 1e-12 to 1e9.
@@ -46,23 +50,30 @@ def bits(vector: torch.Tensor) -> bytes:
     return vector.numpy().tobytes()
 
 
-class Together:
-    """All-reduce over sums that lie in one process, called once for each of their parts."""
+class Exchange:
+    """All-reduce over sums that lie in one process, each reduced in a thread of its own."""
 
-    def __init__(self, sums: list[WeightedSum]):
-        self.parts = [self.tensors(one) for one in sums]
-        self.call = 0
-
-    @staticmethod
-    def tensors(one: WeightedSum) -> list[torch.Tensor]:
-        found = [*one._coarse.values(), *one._fine.values(), *(part.long() for part in one._largest.values())]
-        return [part.clone() for part in (*found, torch.tensor(one._magnitude, dtype=torch.float64))]
+    def __init__(self, count: int):
+        self.barrier = threading.Barrier(count)
+        self.tensors: dict[int, torch.Tensor] = {}
+        self.sent: list[tuple[torch.dtype, int]] = []
 
     def all_reduce(self, tensor: torch.Tensor, group: None = None, reduce_op: str = "sum") -> torch.Tensor:
-        column = torch.stack([parts[self.call] for parts in self.parts])
-        self.call += 1
-        assert column.dtype == tensor.dtype
-        return column.sum(0) if reduce_op == "sum" else column.amax(0)
+        self.tensors[threading.get_ident()] = tensor.clone()
+        if self.barrier.wait(10) == 0:
+            self.sent.append((tensor.dtype, tensor.numel()))
+        together = torch.stack([self.tensors[key] for key in sorted(self.tensors)])
+        self.barrier.wait(10)
+        return together.sum(0) if reduce_op == "sum" else together.amax(0)
+
+
+def reduce_all(sums: list[WeightedSum]) -> list[tuple[torch.dtype, int]]:
+    """Reduce sums with each other; returns what each sent."""
+    exchange = Exchange(len(sums))
+    with ThreadPoolExecutor(len(sums)) as pool:
+        for done in [pool.submit(one.reduce_, exchange) for one in sums]:
+            done.result()
+    return exchange.sent
 
 
 @settings(max_examples=60, deadline=None)
@@ -79,9 +90,8 @@ def test_same_bits_in_every_order_and_over_any_number_of_processes(problem, rng:
     processes = [WeightedSum(weights(reference)) for _ in range(num_processes)]
     for i in order:
         processes[rng.randrange(num_processes)].add_(weights(rows[i]), betas[i])
-    together = [Together(processes) for _ in processes]
-    for process, reducer in zip(processes, together, strict=True):
-        process.reduce_(reducer)
+    reduce_all(processes)
+    for process in processes:
         assert bits(process.value(total).vectors[torch.float64]) == expected
 
 
@@ -183,8 +193,8 @@ def test_integers_and_booleans_follow_the_largest():
     processes = [WeightedSum(reference) for _ in clients]
     for process, one in zip(processes, clients, strict=True):
         process.add_(one, 0.5)
-    processes[0].reduce_(Together(processes))
-    assert value(processes[0]) == [[5, -8], [True, False], [9]]
+    reduce_all(processes)
+    assert [value(process) for process in processes] == [[[5, -8], [True, False], [9]]] * 2
 
 
 def test_what_goes_in_and_what_came_out_stay_as_they_are():
@@ -229,6 +239,143 @@ def test_changes_beyond_the_exact_range_are_refused():
     with pytest.raises(TrainingError, match=message):
         average([[2.0**39]] * 3, [1.0] * 3)
     thirds = [added([[2.0**39]], [1.0]) for _ in range(3)]
-    thirds[0].reduce_(Together(thirds))
+    reduce_all(thirds)
     with pytest.raises(TrainingError, match=message):
         thirds[0].value(3.0)
+
+
+def integer_average(rows, betas, reference, total: float) -> list[float]:
+    """The definition in Python's integers, which never overflow: the same roundings, hence the same bits."""
+    averages = []
+    for k, start in enumerate(reference):
+        units = sum(round((row[k] - start) * (beta * 2.0**46)) for row, beta in zip(rows, betas, strict=True))
+        averages.append(float(units) / (2.0**46 * total) + start)
+    return averages
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(weighted_sum, "_CACHED", 4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    return 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("offset", [-7, -1, 0, 1, 8, 9])
+def test_has_the_bits_of_integer_sums_at_the_edges_of_blocks(small_blocks, offset, dtype):
+    """Changes of 2^-40 and of 2^10 in one vector, so that some sums are one integer and some are two."""
+    size, count = small_blocks + offset, 5
+    draws = torch.Generator().manual_seed(size)
+    scales = 2.0 ** torch.randint(-40, 11, (size,), generator=draws)
+    reference = torch.randn(size, generator=draws, dtype=torch.float64).to(dtype)
+    rows = [(reference.double() + scales * torch.randn(size, generator=draws)).to(dtype) for _ in range(count)]
+    betas = [0.05, 0.1, 0.25, 0.3, 0.3]
+    start, models = Weights({dtype: reference}), [Weights({dtype: row}) for row in rows]
+    expected = integer_average([row.tolist() for row in rows], betas, reference.tolist(), sum(betas))
+    expected = torch.tensor(expected, dtype=torch.float64).to(dtype)
+
+    one_by_one, together = WeightedSum(start), WeightedSum(start)
+    for model, beta in zip(models, betas, strict=True):
+        one_by_one.add_(model, beta)
+    together.add_all_(list(zip(reversed(models), reversed(betas), strict=True)))
+    for total in (one_by_one, together):
+        got = total.value(sum(betas)).vectors[dtype]
+        assert got.dtype == dtype
+        assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize("largest", [10.0, 100.0, 2.0**30])
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+def test_one_integer_becomes_two_at_any_time_and_on_any_process(largest, num_processes):
+    """Sums that go up to the largest and come down again; small ones before, between and after."""
+    steps = [1e-9, 0.3, largest / 3, -7e-5, largest, -largest / 7, 1.1, -largest, 2e-13, largest, -0.7]
+    rows, betas, reference = [[step, -step, 0.5] for step in steps], [1.0] * len(steps), [0.25, 0.0, 0.5]
+    expected = integer_average(rows, betas, reference, 3.0)
+    for order in (range(len(rows)), reversed(range(len(rows)))):
+        processes = [WeightedSum(weights(reference)) for _ in range(num_processes)]
+        for i in order:
+            processes[i % num_processes].add_(weights(rows[i]), betas[i])
+        if num_processes > 1:
+            reduce_all(processes)
+        for process in processes:
+            assert process.value(3.0).vectors[torch.float64].tolist() == expected
+            process.add_(weights(rows[1]), 1.0)  # a reduced sum goes on
+            assert process.value(3.0).vectors[torch.float64].tolist() == integer_average(
+                [*rows, rows[1]], [*betas, 1.0], reference, 3.0
+            )
+
+
+def test_processes_send_one_number_an_entry_unless_a_sum_needs_two():
+    reference = Weights({torch.float32: torch.zeros(5), torch.bfloat16: torch.zeros(3, dtype=torch.bfloat16)})
+
+    def sent(change: float) -> list[tuple[torch.dtype, int]]:
+        sums = [WeightedSum(reference) for _ in range(3)]
+        model = reference.clone()
+        model.vectors[torch.float32][1] = change
+        sums[1].add_(model, 1.0)
+        facts, *parts = reduce_all(sums)
+        assert facts == (torch.float64, 3)
+        assert {float(one.value(1.0).vectors[torch.float32][1]) for one in sums} == {change}
+        return parts
+
+    one, two = [(torch.float64, 3), (torch.float64, 5)], [*[(torch.float64, 3)] * 2, *[(torch.float64, 5)] * 2]
+    assert sent(120.0) == one
+    assert sent(130.0) == two
+
+
+def test_sums_that_fit_one_by_one_and_not_together():
+    """100 on each of three processes: less than 128 each, and more in all."""
+    sums = [added([[100.0, 2.0**-46]], [1.0]) for _ in range(3)]
+    assert len(reduce_all(sums)) == 3
+    assert sums[2].value(1.0).vectors[torch.float64].tolist() == [300.0, 3 * 2.0**-46]
+
+
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan, 2.0**41])
+def test_what_was_added_of_refused_weights_is_taken_back(small_blocks, bad):
+    """The bad entry lies in the last block, after changes of every size."""
+    size = 3 * small_blocks + 1
+    reference = torch.zeros(size)
+    good = 2.0 ** torch.linspace(-50, 20, size)
+    refused = -3.7 * good
+    refused[-1] = bad
+    start, first = Weights({torch.float32: reference}), Weights({torch.float32: good})
+    total, untouched = WeightedSum(start), WeightedSum(start)
+    for one in (total, untouched):
+        one.add_(first, 0.7)
+    for terms in ([(first, 0.3), (Weights({torch.float32: refused}), 0.9)], [(Weights({torch.float32: refused}), 0.9)]):
+        with pytest.raises(TrainingError, match="the weights (are not finite|changed by 2.2e.12, more than 1.1e.12)"):
+            total.add_all_(terms)
+        assert total.value(0.7).equal(untouched.value(0.7))
+
+
+def test_models_at_hand_count_with_their_integers():
+    reference = Weights({torch.float64: torch.zeros(1), torch.int64: torch.zeros(2, dtype=torch.int64)})
+    models = [
+        Weights({torch.float64: torch.tensor([w], dtype=torch.float64), torch.int64: torch.tensor(steps)})
+        for w, steps in ((1.0, [3, -4]), (5.0, [2, -1]))
+    ]
+    total = WeightedSum(reference)
+    total.add_all_([(models[0], 3.0), (models[1], 1.0)])
+    value = total.value(4.0)
+    assert value.vectors[torch.float64].tolist() == [2.0]
+    assert value.vectors[torch.int64].tolist() == [3, -1]
+    total.add_all_([])
+    assert total.value(4.0).equal(value)
+
+
+def test_threads_do_not_change_bits():
+    draws = torch.Generator().manual_seed(1)
+    reference = torch.randn(300_001, generator=draws)
+    models = [Weights({torch.float32: reference + torch.randn(300_001, generator=draws)}) for _ in range(3)]
+    before, values = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            total = WeightedSum(Weights({torch.float32: reference}))
+            for model, beta in zip(models, (0.1, 0.2, 0.7), strict=True):
+                total.add_(model, beta)
+            values.append(total.value(1.0))
+    finally:
+        torch.set_num_threads(before)
+    assert values[0].equal(values[1])
+    assert values[0].equal(values[2])
