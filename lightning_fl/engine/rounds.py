@@ -103,12 +103,13 @@ def _train_then_choose(trainer: "FederatedTrainer", cohort: Cohort, chooser: "Ca
     starts, models = trainer.models, list(trainer.models)
     for model in sorted(planned):  # one sum at a time: its memory is several times a model's
         total = _empty_sum(trainer, model, contributors[model])
-        terms = [
-            (kept[participant.client], _models_of(trainer, participant).get(model, 0.0) / planned[model])
-            for participant in cohort.participants
-            if participant.client in kept
-        ]
-        total.add_all_([(weights, weight) for weights, weight in terms if weight])
+        total.add_all_(
+            [
+                (kept[participant.client], weight / planned[model])
+                for participant in cohort.participants
+                if participant.client in kept and (weight := _models_of(trainer, participant).get(model)) is not None
+            ]
+        )
         models[model] = _average(trainer, arrived, model, planned[model], total)
     trainer.models = models
     kept.clear()

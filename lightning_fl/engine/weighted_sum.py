@@ -139,8 +139,8 @@ class WeightedSum:
                     part = models[k][number]
                     magnitude = _add_part(block, part, weight, start, change)
                     if magnitude == inf:
-                        for earlier, *term in added:  # back to the integers of before
-                            _add_part(earlier, *term, *earlier.start(rows))
+                        for earlier, done, opposite in added:  # back to the integers of before
+                            _add_part(earlier, done, opposite, *earlier.start(rows))
                         self._refuse(weights)
                     magnitudes[k] = max(magnitudes[k], magnitude)
                     added.append((block, part, -weight))
