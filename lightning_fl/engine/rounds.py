@@ -47,21 +47,21 @@ def train_round(trainer: "FederatedTrainer", cohort: Cohort) -> None:
     if choosers:
         _train_own_models(trainer, cohort, choosers[0])
         return
-    planned = _planned_totals(trainer, cohort)
-    contributors = _contributors(trainer, cohort)
+    parts = _parts(trainer, cohort)
+    planned, contributors = _planned_totals(parts), _contributors(parts)
     sums = {model: _empty_sum(trainer, model, contributors[model]) for model in sorted(planned)}
 
     def add(participant: Participant, weights: Weights) -> None:
-        for model, weight in _models_of(trainer, participant).items():
+        for model, weight in parts[participant].items():
             sums[model].add_(weights, weight / planned[model])
 
     arrived = _train_cohort(trainer, cohort, add)
     starts, models = trainer.models, list(trainer.models)
     for model, total in sums.items():
-        models[model] = _average(trainer, arrived, model, planned[model], total)
+        models[model] = _average(trainer, parts, arrived, model, planned[model], total)
     trainer.models = models
     trainer.communication.end_turns(arrived)
-    _after_average(trainer, arrived, starts)
+    _after_average(trainer, parts, arrived, starts)
 
 
 def _train_own_models(trainer: "FederatedTrainer", cohort: Cohort, chooser: "Callback") -> None:
@@ -98,23 +98,23 @@ def _train_then_choose(trainer: "FederatedTrainer", cohort: Cohort, chooser: "Ca
     collaboration = chooser.select_collaboration(trainer, kept)
     if collaboration is not None:
         regroup(trainer, collaboration)
-    planned = _planned_totals(trainer, cohort)
-    contributors = _contributors(trainer, cohort)
+    parts = _parts(trainer, cohort)
+    planned, contributors = _planned_totals(parts), _contributors(parts)
     starts, models = trainer.models, list(trainer.models)
     for model in sorted(planned):  # one sum at a time: its memory is several times a model's
         total = _empty_sum(trainer, model, contributors[model])
         total.add_all_(
             [
-                (kept[participant.client], weight / planned[model])
-                for participant in cohort.participants
-                if participant.client in kept and (weight := _models_of(trainer, participant).get(model)) is not None
+                (kept[participant.client], part[model] / planned[model])
+                for participant, part in parts.items()
+                if participant.client in kept and model in part
             ]
         )
-        models[model] = _average(trainer, arrived, model, planned[model], total)
+        models[model] = _average(trainer, parts, arrived, model, planned[model], total)
     trainer.models = models
     kept.clear()
     trainer.communication.end_turns(arrived, judged=collaboration is not None)
-    _after_average(trainer, arrived, starts)
+    _after_average(trainer, parts, arrived, starts)
 
 
 def regroup(trainer: "FederatedTrainer", collaboration: Collaboration) -> None:
@@ -125,29 +125,41 @@ def regroup(trainer: "FederatedTrainer", collaboration: Collaboration) -> None:
     trainer._collaboration = collaboration
 
 
-def _models_of(trainer: "FederatedTrainer", participant: Participant) -> dict[int, float]:
-    """The models a participant contributes to, with its weight in each."""
-    column: list[float] = trainer.collaboration.aggregation[:, participant.client].tolist()
+#: What participants, in the cohort's order, contribute to: model -> weight in it.
+_Parts = dict[Participant, dict[int, float]]
+
+
+def _parts(trainer: "FederatedTrainer", cohort: Cohort) -> _Parts:
+    clients = [participant.client for participant in cohort.participants]
+    columns = trainer.collaboration.aggregation[:, clients].T.tolist()  # of the whole cohort at once
+    return {
+        participant: _models_of(participant, column)
+        for participant, column in zip(cohort.participants, columns, strict=True)
+    }
+
+
+def _models_of(participant: Participant, column: list[float]) -> dict[int, float]:
+    """The models a participant contributes to, with its weight in each; ``column`` is its client's of A."""
     if participant.model is not None:
         weight = column[participant.model] if participant.weight is None else participant.weight
         return {participant.model: weight} if weight > 0 else {}
     return {k: a if participant.weight is None else participant.weight for k, a in enumerate(column) if a > 0}
 
 
-def _planned_totals(trainer: "FederatedTrainer", cohort: Cohort) -> dict[int, float]:
+def _planned_totals(parts: _Parts) -> dict[int, float]:
     """Each model's sum of weights over the whole cohort: terms are scaled by it, so that sums use their full range."""
     totals: dict[int, float] = {}
-    for participant in cohort.participants:
-        for model, weight in _models_of(trainer, participant).items():
+    for part in parts.values():
+        for model, weight in part.items():
             totals[model] = totals.get(model, 0.0) + weight
     return totals
 
 
-def _contributors(trainer: "FederatedTrainer", cohort: Cohort) -> dict[int, list[int]]:
+def _contributors(parts: _Parts) -> dict[int, list[int]]:
     """The clients that contribute to each model."""
     clients: dict[int, list[int]] = {}
-    for participant in cohort.participants:
-        for model in _models_of(trainer, participant):
+    for participant, part in parts.items():
+        for model in part:
             clients.setdefault(model, []).append(participant.client)
     return clients
 
@@ -160,13 +172,14 @@ def _empty_sum(trainer: "FederatedTrainer", model: int, clients: list[int]) -> W
 
 def _average(
     trainer: "FederatedTrainer",
+    parts: _Parts,
     arrived: Sequence[Participant],
     model: int,
     planned: float,
     total: WeightedSum | SoleContribution,
 ) -> Weights:
     """The next shared model; one whose participants all failed stays as it is."""
-    survived = sum(_models_of(trainer, participant).get(model, 0.0) / planned for participant in arrived)
+    survived = sum(parts[participant].get(model, 0.0) / planned for participant in arrived)
     if not survived:
         return trainer.models[model]
     if trainer.fabric.world_size > 1:
@@ -174,14 +187,16 @@ def _average(
     return trainer.strategy.aggregate(trainer.models[model], total.value(survived))
 
 
-def _after_average(trainer: "FederatedTrainer", arrived: Sequence[Participant], starts: Sequence[Weights]) -> None:
+def _after_average(
+    trainer: "FederatedTrainer", parts: _Parts, arrived: Sequence[Participant], starts: Sequence[Weights]
+) -> None:
     """Tell callbacks who had which share in the models."""
     callbacks = trainer.callbacks_with("on_average_end")
     if not callbacks:
         return
     weights: dict[int, dict[int, float]] = {}
     for participant in arrived:
-        for model, weight in _models_of(trainer, participant).items():
+        for model, weight in parts[participant].items():
             if not weight:
                 continue
             of_model = weights.setdefault(model, {})
