@@ -4,14 +4,16 @@
 
 "clients": LeNet, 20,000 random images in all and as many steps for every number of clients. A process trains all of
 them, one federation after another within each repeat, and gives the ratios of their rounds; memory is the peak resident
-set of a process of its own. "parameters": fully connected networks; the time of a turn outside forward and backward
-passes and the optimiser, per client and per parameter, beside copying as many weights. "processes": the federation of 20
+set of a process of its own. "parameters": fully connected networks; the time of a turn outside the data, forward and
+backward passes and the optimiser's steps, per client and parameter, beside copying as many weights. "processes": 20
 clients on one process and on two forked ones.
 
 Rounds after the first count. Ratios are taken within a repeat; their median and range are printed, as Markdown.
 """
 
 import argparse
+import contextlib
+import io
 import itertools
 import logging
 import resource
@@ -36,7 +38,7 @@ from lightning_fl.engine import profile
 
 #: The federations "few" and "many" of the comparison with peers, and one between them.
 NUM_IMAGES, BATCH_SIZE = FEDERATIONS["few"].num_clients * FEDERATIONS["few"].samples, FEDERATIONS["few"].batch_size
-FORWARD_BACKWARD_STEP = (profile.FORWARD, profile.BACKWARD, profile.OPTIMIZER, profile.DATA)
+STEPS = (profile.FORWARD, profile.BACKWARD, profile.OPTIMIZER, profile.DATA)
 
 
 class Layers(LightningModule):
@@ -65,7 +67,8 @@ def fit(
             max_rounds=rounds, callbacks=[times], default_root_dir=root, enable_progress_bar=False, logger=False,
             enable_checkpointing=False, log_per_client=False, **settings,
         )  # fmt: skip
-        trainer.fit(module, data)
+        with contextlib.redirect_stdout(io.StringIO()):  # the table of a profiled run
+            trainer.fit(module, data)
     return [after - before for before, after in itertools.pairwise(times.ends)], trainer
 
 
@@ -92,12 +95,9 @@ def clients(counts: list[int], rounds: int, repeats: int) -> None:
     print(f"\n| clients | s per round | x {counts[0]} clients (range) | peak MiB | x {counts[0]} clients (range) |")
     print("|---|---|---|---|---|")
     for count in counts:
-        time_column, memory_column = (
-            against(seconds[count], seconds[counts[0]]),
-            against(memory[count], memory[counts[0]]),
-        )
-        print(f"| {count:,} | {statistics.median(seconds[count]):.3f} | {time_column} ", end="")
-        print(f"| {statistics.median(memory[count]):,.0f} | {memory_column} |")
+        of_time, of_memory = against(seconds[count], seconds[counts[0]]), against(memory[count], memory[counts[0]])
+        print(f"| {count:,} | {statistics.median(seconds[count]):.3f} | {of_time} ", end="")
+        print(f"| {statistics.median(memory[count]):,.0f} | {of_memory} |")
 
 
 def parameters(sizes: list[int], rounds: int, repeats: int) -> None:
@@ -117,7 +117,7 @@ def parameters(sizes: list[int], rounds: int, repeats: int) -> None:
             copied = copy_seconds(count)
             assert isinstance(trainer.profiler, profile.RoundProfiler)
             later = [of_round for number, of_round in trainer.profiler.rounds.items() if number > 1]
-            rest = [sum(s for what, s in of_round.items() if what not in FORWARD_BACKWARD_STEP) for of_round in later]
+            rest = [sum(s for what, s in of_round.items() if what not in STEPS) for of_round in later]
             if repeat:
                 whole.append(statistics.median(times) / num_clients)
                 outside.append(statistics.median(rest) / num_clients)
@@ -148,7 +148,8 @@ def processes(rounds: int, repeats: int) -> None:
     for repeat in range(repeats + 1):
         for count, measured in seconds.items():
             command = [sys.executable, __file__, "--forked", str(count), "--rounds", str(rounds)]
-            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            with tempfile.TemporaryDirectory() as folder:  # until the last process has written to it
+                output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout
             if repeat:
                 measured.append(float(output.split()[-1]))
     print("\n| processes | s per round | x one process (range) |\n|---|---|---|")
@@ -160,14 +161,12 @@ def forked(num_processes: int, rounds: int) -> None:
     """Train on this many processes and print the median of the rounds after the first."""
     federation, times = FEDERATIONS["cnn"], RoundTimes()
     data = Clients(images(federation.num_clients * federation.samples), federation.num_clients, 16, True)
-    with tempfile.TemporaryDirectory() as root:
-        trainer = FederatedTrainer(
-            max_rounds=rounds, callbacks=[times], default_root_dir=root, enable_progress_bar=False, logger=False,
-            enable_checkpointing=False, accelerator="cpu", devices=num_processes,
-        )  # fmt: skip
-        if num_processes > 1:
-            trainer.strategy.fork_processes(num_processes)
-        trainer.fit(ImageModule(), data)
+    trainer = FederatedTrainer(
+        max_rounds=rounds, callbacks=[times], enable_progress_bar=False, logger=False, enable_checkpointing=False,
+        accelerator="cpu", devices=1,
+    )  # fmt: skip
+    trainer.strategy.fork_processes(num_processes)
+    trainer.fit(ImageModule(), data)
     if trainer.is_global_zero:
         print(statistics.median([after - before for before, after in itertools.pairwise(times.ends)]))
 
