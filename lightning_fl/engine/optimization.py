@@ -147,7 +147,11 @@ class Optimization:
     def _configure(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
         module = self._module
         made: Any = self._shim.call_hook("configure_optimizers")
-        optimizers, schedulers, monitor = _configure_optimizers(_MockOptimizer() if made is None else made)
+        optimizers, schedulers, monitor = (
+            ([made], [], None)  # Lightning's check, against a protocol, takes longer than loading the weights
+            if isinstance(made, Optimizer)
+            else _configure_optimizers(_MockOptimizer() if made is None else made)
+        )
         configs = (
             _configure_schedulers_automatic_opt(schedulers, monitor)
             if module.automatic_optimization

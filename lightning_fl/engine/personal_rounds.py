@@ -1,13 +1,14 @@
 """A round of clients that each have a model of their own and average it with the models of those they choose."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lightning_fl.cohort import Participant
-from lightning_fl.engine.weights import Weights, check_finite
+from lightning_fl.engine.weights import Weights, check_finite, largest_magnitude
 from lightning_fl.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def average_in_place(models: Sequence[Weights], aggregation: Tensor, rows: Seque
         aggregation: A, [N, N], rows sum to 1; row k has a positive entry k.
         rows: the k whose models are averaged; the others stay.
     """
-    members = {k: [i for i, weight in enumerate(aggregation[k].tolist()) if weight > 0 and i != k] for k in rows}
+    shares = aggregation.tolist()
+    members = {k: [i for i, weight in enumerate(shares[k]) if weight > 0 and i != k] for k in rows}
     busy = [k for k in rows if members[k]]
     if not busy:
         return
@@ -94,14 +96,17 @@ def average_in_place(models: Sequence[Weights], aggregation: Tensor, rows: Seque
         for begin in range(0, vector.numel(), _COLUMNS):
             part = slice(begin, begin + _COLUMNS)
             block = torch.stack([models[i].vectors[dtype][part] for i in needed]).double()
+            finite, change = largest_magnitude(block) < inf, torch.empty_like(block[0])
             for k in busy:
                 own = block[place[k]]
                 total = own.clone()
                 for i in members[k]:
                     other = block[place[i]]
-                    change = (other - own).masked_fill_(other == own, 0.0)  # also of equal infinities
-                    total.add_(change, alpha=float(aggregation[k, i]))
-                models[k].vectors[dtype][part] = total.to(dtype)
+                    torch.sub(other, own, out=change)
+                    if not finite:
+                        change.masked_fill_(other == own, 0.0)  # of equal infinities
+                    total.add_(change, alpha=shares[k][i])
+                models[k].vectors[dtype][part].copy_(total)
     for dtype, _ in first.discrete():
         copies = {i: models[i].vectors[dtype].clone() for i in needed}
         for k in busy:

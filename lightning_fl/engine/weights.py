@@ -111,6 +111,18 @@ class _Slot:
     tensor: Tensor
     view: Tensor
     begin: int
+    pointer: int
+    stride: tuple[int, ...]
+
+    def holds(self, tensor: Tensor | None) -> bool:
+        """Whether a tensor is the one that lies there and views the vector, as nearly always: told in a microsecond."""
+        return (
+            tensor is self.tensor
+            and tensor.data_ptr() == self.pointer
+            and tensor.dtype is self.view.dtype
+            and tensor.shape == self.view.shape
+            and tensor.stride() == self.stride
+        )
 
 
 class FlatModule:
@@ -154,7 +166,7 @@ class FlatModule:
             view = self.weights.vectors[tensor.dtype][offset : offset + tensor.numel()].view(tensor.shape)
             view.copy_(tensor.detach())
             tensor.data = view
-            self._slots.append(_Slot(name, owner, key, tensor, view, offset))
+            self._slots.append(_Slot(name, owner, key, tensor, view, offset, view.data_ptr(), view.stride()))
 
     def spans(self) -> list[Span]:
         """Every parameter, then every buffer; a tied one under each of its names, at the same place."""
@@ -180,6 +192,8 @@ class FlatModule:
         """
         for slot in self._slots:
             tensor, view = slot.owner.get(slot.key), slot.view
+            if slot.holds(tensor):
+                continue
             if tensor is None or tensor.shape != view.shape or not torch.can_cast(tensor.dtype, view.dtype):
                 now = "gone" if tensor is None else f"{tuple(tensor.shape)} {tensor.dtype}"
                 raise TrainingError(
