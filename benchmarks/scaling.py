@@ -25,6 +25,7 @@ import time
 import warnings
 from collections.abc import Callable
 
+import overhead
 import torch
 import torch.nn.functional as F
 from arms.federations import FEDERATIONS
@@ -183,12 +184,15 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, nargs="+", default=[60_000, 1_000_000, 10_000_000])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--cpu-time", action="store_true", help="of clients: process time, on a busy machine")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--forked", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning").setLevel(logging.ERROR)
     torch.set_num_threads(1)
+    if arguments.cpu_time:
+        overhead.clock = time.process_time
     if arguments.one:
         lenet(arguments.one, rounds=2)
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
