@@ -3,7 +3,8 @@
     uv run --group bench python benchmarks/peers.py [cnn|gnn|many|large|all] [--repeats 5] [--rounds N] [--arms NAME]
 
 Arms take turns inside every repeat, ratios are taken within a repeat, and medians over repeats are printed as Markdown
-tables, so that a busy machine disturbs them little. Start-up is from the start of the process to the end of the first
+tables, so that a busy machine disturbs them little. Each script runs for a round before that, which compiles what it imports:
+a start is that of a program that was installed and has run before. Start-up is from the start of the process to the end of the first
 round, a round the median gap between the ends of the later ones; memory is that of all processes of an arm, resident
 and with shared pages counted once. No arm draws random numbers while it trains (but those called "shuffled"), so all
 should end with the bare loop's weights. One torch thread in every process; "-2p" is two processes.
@@ -13,6 +14,7 @@ NVFlare runs only if it is named with ``--arms``: it takes 10 GB. Linux only.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -99,6 +101,8 @@ ARMS = {
         bare("bare-kept", "gnn", "--keep"),
         ours("lightning-fl", "gnn"),
         ours("lightning-fl-shuffled", "gnn", "--shuffle"),
+        ours("lightning-fl-shuffled-2p", "gnn", "--shuffle", processes=2),
+        ours("lightning-fl-2p", "gnn", processes=2),
         flower("flower", "gnn"),
     ],
     "many": [
@@ -134,6 +138,12 @@ class Benchmark:
             command = [sys.executable, str(SCRIPTS / "make_molecules.py"), str(self.scratch / "molecules.pt"), "1128"]
             run(command, check=True)
 
+    def warm_up(self, arm: Arm) -> None:
+        """Run an arm for a round, so that its imports are compiled and its files are in memory."""
+        with contextlib.suppress(EnvironmentFailure):  # which is told when the arm is measured
+            python = str(peer_python(arm.environment, self.environments)) if arm.environment else sys.executable
+            self.run_arm(arm.command(python, 1), own=arm.environment is None)
+
     def measure(self, task: str, arm: Arm, rounds: int, repeat: int) -> None:
         """Run an arm once."""
         record: Record = {"run": self.name, "task": task, "arm": arm.name, "federation": arm.federation}
@@ -160,6 +170,9 @@ class Benchmark:
         files = {"BENCH_RECORD": str(folder / "record.json"), "BENCH_MOLECULES": str(self.scratch / "molecules.pt")}
         log = self.scratch / "output.log"
         environment = {**os.environ, **QUIET, **home, **files, "PYTHONPATH": os.pathsep.join(paths)}
+        # Every arm finds its imports compiled, wherever these environments and their caches come from.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        environment["PYTHONPYCACHEPREFIX"] = str(self.environments / "pycache")
         outcome = run_tree(command, environment=environment, folder=folder, log=log, timeout=self.timeout)
         record: Record = {**asdict(outcome), "status": "ok"}
         written = folder / "record.json"
@@ -226,6 +239,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lfb", ignore_cleanup_errors=True) as scratch:
         benchmark = Benchmark(arguments.environments.absolute(), Path(scratch), arguments.timeout, arguments.json)
         benchmark.prepare(tasks)
+        for script, arm in {arm.script: arm for _, arm in chosen(tasks, arguments.arms)}.items():
+            print(f"warming up {script}", file=sys.stderr, flush=True)
+            benchmark.warm_up(arm)
         for repeat in range(arguments.repeats):
             for task, arm in chosen(tasks, arguments.arms):
                 benchmark.measure(task, arm, arguments.rounds or ROUNDS[task], repeat)
