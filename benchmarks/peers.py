@@ -3,11 +3,11 @@
     uv run --group bench python benchmarks/peers.py [cnn|gnn|many|large|all] [--repeats 5] [--rounds N] [--arms NAME]
 
 Arms take turns inside every repeat, ratios are taken within a repeat, and medians over repeats are printed as Markdown
-tables, so that a busy machine disturbs them little. Each script runs for a round before that, which compiles what it imports:
-a start is that of a program that was installed and has run before. Start-up is from the start of the process to the end of the first
-round, a round the median gap between the ends of the later ones; memory is that of all processes of an arm, resident
-and with shared pages counted once. No arm draws random numbers while it trains (but those called "shuffled"), so all
-should end with the bare loop's weights. One torch thread in every process; "-2p" is two processes.
+tables, so that a busy machine disturbs them little. What an arm imports is compiled before, by a run of one round.
+Start-up is from the start of the process to the end of the first round, a round the median gap between the ends of the
+later ones; memory is that of all processes of an arm, resident and with shared pages counted once. No arm draws random
+numbers while it trains (but those called "shuffled"), so all should end with the bare loop's weights. One torch thread
+in every process; "-2p" is two processes.
 
 Peers are installed into virtual environments of their own when they are first needed, with the torch of this one.
 NVFlare runs only if it is named with ``--arms``: it takes 10 GB. Linux only.
@@ -239,8 +239,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lfb", ignore_cleanup_errors=True) as scratch:
         benchmark = Benchmark(arguments.environments.absolute(), Path(scratch), arguments.timeout, arguments.json)
         benchmark.prepare(tasks)
-        for script, arm in {arm.script: arm for _, arm in chosen(tasks, arguments.arms)}.items():
-            print(f"warming up {script}", file=sys.stderr, flush=True)
+        arms = [arm for _, arm in chosen(tasks, arguments.arms)]
+        for arm in {(arm.script, arm.federation, "--lightning" in arm.words): arm for arm in arms}.values():
             benchmark.warm_up(arm)
         for repeat in range(arguments.repeats):
             for task, arm in chosen(tasks, arguments.arms):
