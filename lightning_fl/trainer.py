@@ -27,6 +27,7 @@ from lightning_fl.engine.profile import AGGREGATION, RoundProfiler, report_profi
 from lightning_fl.engine.rounds import mixture, regroup, train_round
 from lightning_fl.engine.run import Run
 from lightning_fl.engine.settings import check_settings, complete_callbacks, make_fabric
+from lightning_fl.engine.stacked_loop import StackedLoop
 from lightning_fl.engine.stages import Stages
 from lightning_fl.engine.state import load_run_state, run_state
 from lightning_fl.engine.statistics import target_statistics
@@ -67,6 +68,8 @@ class FederatedTrainer(Stages):
         gradient_clip_val: clip gradients at this norm or value.
         gradient_clip_algorithm: "norm" (default) or "value".
         accumulate_grad_batches: batches per optimiser step.
+        stacked_clients: clients that a process trains at once, as rows of stacked weights: blocks of so many
+            consecutive ones. Pays for small models; docs/lightning-support.md says what it needs.
         optimizer_state: "fresh" optimisers every round, or "keep" a client's from its last turn.
         scheduler_interval: step learning-rate schedulers as their ``interval`` says ("auto": "epoch" is a round), or
             all per local "step" or per "round".
@@ -111,6 +114,7 @@ class FederatedTrainer(Stages):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: Literal["norm", "value"] | None = None,
         accumulate_grad_batches: int = 1,
+        stacked_clients: int = 1,
         optimizer_state: Literal["fresh", "keep"] = "fresh",
         scheduler_interval: Literal["auto", "step", "round"] = "auto",
         on_client_error: Literal["fail", "skip"] = "fail",
@@ -133,6 +137,7 @@ class FederatedTrainer(Stages):
         self.gradient_clip_val = gradient_clip_val
         self.gradient_clip_algorithm = gradient_clip_algorithm
         self.accumulate_grad_batches = accumulate_grad_batches
+        self.stacked_clients = stacked_clients
         self.optimizer_state = optimizer_state
         self.scheduler_interval = scheduler_interval
         self.on_client_error = on_client_error
@@ -184,6 +189,7 @@ class FederatedTrainer(Stages):
         self.round_work: LocalWork | None = None
         self.participant: Participant | None = None
         self._changed_batches: dict[tuple[int, Split], ClientBatches | None] = {}
+        self.stacked: StackedLoop | None = None
         self.loop: LocalLoop  # both are made when a run is set up
         self.batch_factory: BatchFactory
 
@@ -330,6 +336,7 @@ class FederatedTrainer(Stages):
         with Run(self, "fit", module, datamodule, ckpt_path):
             self.fitting = True
             self.loop.call("on_train_start")
+            self.stacked = StackedLoop(self) if self.stacked_clients > 1 else None
             started = time.perf_counter() - self.wall_time_seconds
             with InterruptGuard() as guard, timed_rounds(self):
                 while self.current_round < self.max_rounds and not self.should_stop:

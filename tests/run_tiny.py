@@ -55,6 +55,8 @@ def callbacks(seconds: float = 0.0, algorithm: str = "drflm") -> list[Any]:
     slow = [Slowly(seconds)] if seconds else []
     if algorithm == "drflm":
         return [DROClientSampling(step_size=0.05), LocalMixup(alpha=0.4), *slow]
+    if algorithm == "stacked":
+        return [UniformSampling(cohort_size=5), PersonalLayers(layers=["linear.bias"])]
     if algorithm == "fedcollab":
         small = {"capacity": 1.0, "hidden": 8, "max_rounds": 40, "learning_rate": 0.5}
         return [FedCollab(**small, warm_up_rounds=1, layer="before"), ClientArrivals(rounds={"client_1": 3}), *slow]
@@ -92,10 +94,19 @@ def settings(root: str, rounds: int) -> dict[str, Any]:
     }
 
 
+def settings_of(algorithm: str) -> dict[str, Any]:
+    """What an algorithm's runs have besides."""
+    if algorithm == "stacked":
+        return {"stacked_clients": 3, "optimizer_state": "fresh"}
+    return {"on_client_error": "skip"} if algorithm == "tiers" else {}
+
+
 def federation(algorithm: str) -> tuple[Any, Any]:
     """The module and the data."""
     if algorithm in ("tiers", "soft", "ifca", "fesem"):
         return CornerModule(), MixedClients()
+    if algorithm == "stacked":
+        return TinyModule(norm=True), TinyClients((24, 10, 18, 7, 3, 16, 24))
     return TinyModule(dropout=0.2, norm=True), TinyClients()
 
 
@@ -126,10 +137,9 @@ def main() -> None:
         devices=arguments.devices,
         num_nodes=arguments.num_nodes,
         callbacks=[*callbacks(arguments.seconds, arguments.algorithm), ModelCheckpoint(every_n_rounds=1)],
-        on_client_error="skip" if arguments.algorithm == "tiers" else "fail",
         profile=arguments.profile,
         compile={"backend": arguments.compile} if arguments.compile else False,
-        **settings(arguments.root, arguments.rounds),
+        **settings(arguments.root, arguments.rounds) | settings_of(arguments.algorithm),
     )
     module, data = federation(arguments.algorithm)
     opened: set[str] = set()

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from run_tiny import callbacks, digest, federation, settings
+from run_tiny import callbacks, digest, federation, settings, settings_of
 from tier_tiny import MixedClients
 from tiny import FolderSilo, TinyClients, regression_set
 
@@ -60,7 +60,7 @@ def traffic(trainer: FederatedTrainer) -> dict[str, Any]:
 
 def in_this_process(folder: Path, data: Any, algorithm: str = "drflm", **more: Any) -> FederatedTrainer:
     made = callbacks(algorithm=algorithm)
-    given = settings(str(folder / "one"), 4) | more
+    given = settings(str(folder / "one"), 4) | settings_of(algorithm) | more
     trainer = FederatedTrainer(callbacks=made, accelerator="cpu", devices=1, **given)
     module, _ = federation(algorithm)
     trainer.fit(module, data)
@@ -177,8 +177,7 @@ def test_contributions_have_the_same_bits_on_two_processes(method: str, tmp_path
 @pytest.mark.parametrize("algorithm", ["tiers", "soft", "ifca", "fesem"])
 def test_tiers_and_tokens_have_the_same_bits_on_two_processes(algorithm: str, tmp_path: Path) -> None:
     """Models trained alone, scores, bids, and turns of clients on different ranks, some of which fail in one tier."""
-    skip = {"on_client_error": "skip"} if algorithm == "tiers" else {}
-    one = in_this_process(tmp_path, MixedClients(), algorithm, **skip)
+    one = in_this_process(tmp_path, MixedClients(), algorithm)
     ranks = start(tmp_path, "--devices", "2", "--algorithm", algorithm)
     assert [rank["num_processes"] for rank in ranks] == [2, 2]
     tiers = [[c.members, c.bids, c.cohorts] for c in one.callbacks if isinstance(c, TierBidding)]
@@ -191,6 +190,18 @@ def test_tiers_and_tokens_have_the_same_bits_on_two_processes(algorithm: str, tm
         assert rank["tiers"] == json.loads(json.dumps(tiers))
         assert rank["tokens"] == json.loads(json.dumps(tokens))
         assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test/acc"].clients.items()}
+
+
+def test_stacked_clients_have_the_same_bits_on_two_processes(tmp_path: Path) -> None:
+    """Blocks of clients of unequal sizes, some of whom take part, with layers of their own."""
+    _, data = federation("stacked")
+    one = in_this_process(tmp_path, data, "stacked")
+    ranks = start(tmp_path, "--devices", "2", "--algorithm", "stacked")
+    assert [rank["hosted"] for rank in ranks] == [[0, 1, 2], [3, 4, 5, 6]]
+    for rank in ranks:
+        assert rank["communication"] == traffic(one)
+        assert rank["weights"] == digest(one.models[0])
+        assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
 
 
 def test_two_nodes_give_the_bits_of_one(tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ def choose_processes(
         strategy.fork_processes(strategy.num_processes)
         return None
     cores, clients, size = len(os.sched_getaffinity(0)), _known_clients(data), _num_parameters(module)
-    processes = min(cores, clients or cores)
+    blocks = clients and -(-clients // trainer.stacked_clients)  # whose clients stay together
+    processes = min(cores, blocks or cores)
     if processes < 2 or not 0 < size <= _SMALL_MODEL:
         return None
     strategy.fork_processes(processes)

@@ -39,16 +39,16 @@ class BatchTransfer:
         self._channels_last = channels_last
         self._convert = None if isinstance(precision, MixedPrecision) or type(precision) is Precision else precision
         names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-        self._hooks: dict[str, Any] = {}
+        self.hooks: dict[str, Any] = {}
         for name in names:
             # As in Lightning, the data module's hook comes before the module's.
             owner = next((part for part in (datamodule, module) if is_overridden(name, part)), None)
             if owner is not None:
-                self._hooks[name] = getattr(owner, name)
+                self.hooks[name] = getattr(owner, name)
 
     def __call__(self, batch: Any, on_device: bool) -> Any:
         """The batch as the step gets it; ``on_device`` says that it lies there already."""
-        hooks = self._hooks
+        hooks = self.hooks
         if "on_before_batch_transfer" in hooks:
             batch = hooks["on_before_batch_transfer"](batch, 0)
         if "transfer_batch_to_device" in hooks:

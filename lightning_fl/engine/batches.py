@@ -3,7 +3,7 @@
 import copy
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from lightning_fl.engine.packs import Pack, pack_dataset
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.seeding import derive_seed, seed_default_generators
 
-__all__ = ["BatchFactory", "ClientBatches", "SizedBatch"]
+__all__ = ["BatchFactory", "ClientBatches", "PackedBatches", "SizedBatch"]
 
 #: A batch and its number of samples, ``None`` where only the batch itself tells.
 SizedBatch = tuple[Any, int | None]
@@ -103,7 +103,7 @@ class PackedBatches(ClientBatches):
     def __init__(
         self, pack: Pack, indices: Tensor | None, *, batch_size: int, shuffle: bool, drop_last: bool = False
     ) -> None:
-        self._pack = pack
+        self.pack = pack
         self._indices = indices
         self.num_samples = pack.num_samples if indices is None else len(indices)
         self._batch_size = batch_size
@@ -119,7 +119,7 @@ class PackedBatches(ClientBatches):
         """Targets of this client's samples; assigning replaces them for this client alone."""
         if self._targets is not None:
             return self._targets
-        targets = self._pack.targets
+        targets = self.pack.targets
         return targets if self._indices is None else targets.index_select(0, self._indices)
 
     @targets.setter
@@ -136,7 +136,7 @@ class PackedBatches(ClientBatches):
         """The same batches every time: gathered once and kept, and again if a step changed their tensors in place."""
         if self._kept is None or self._versions != [tensor._version for tensor in self._kept_tensors]:
             with torch.inference_mode(False):  # whose tensors have no versions
-                order = torch.arange(self.num_samples, device=self._pack.device)
+                order = torch.arange(self.num_samples, device=self.pack.device)
                 self._kept = list(self._gather(order, len(self._sizes())))
             self._kept_tensors = _tensors_of(self._kept)
             self._versions = [tensor._version for tensor in self._kept_tensors]
@@ -150,11 +150,30 @@ class PackedBatches(ClientBatches):
                 yield from itertools.islice(self.once(seed_path), num_batches)
                 num_batches -= self.epoch_length()
             return
-        draws = torch.Generator().manual_seed(derive_seed(*seed_path, "batches"))  # type: ignore[arg-type]
-        while num_batches > 0:
-            order = torch.randperm(self.num_samples, generator=draws).to(self._pack.device)
-            yield from self._gather(order, self._pack.batches_per_gather, num_batches)
+        for order in self._orders(seed_path, num_batches):
+            yield from self._gather(order, self.pack.batches_per_gather, num_batches)
             num_batches -= self.epoch_length()
+
+    def picks(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """The batches of :meth:`shuffled`, each as its samples in the pack, [size], and its targets if replaced."""
+        sizes = self._sizes()
+        for order in self._orders(seed_path, num_batches):
+            order = order[: sum(sizes)]  # without what drop_last leaves out
+            indices = order if self._indices is None else self._indices.index_select(0, order)
+            targets: Sequence[Tensor | None] = [None] * len(sizes)
+            if self._targets is not None:
+                targets = self._targets.index_select(0, order).split(sizes)
+            yield from itertools.islice(zip(indices.split(sizes), targets, strict=True), num_batches)
+            num_batches -= len(sizes)
+
+    def _orders(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[Tensor]:
+        """The samples' order in every pass, [n]."""
+        draws = torch.Generator().manual_seed(derive_seed(*seed_path, "batches"))  # type: ignore[arg-type]
+        for _ in range(0, num_batches, self.epoch_length()):
+            if self._shuffle:
+                yield torch.randperm(self.num_samples, generator=draws).to(self.pack.device)
+            else:
+                yield torch.arange(self.num_samples, device=self.pack.device)
 
     def some(self, seed_path: tuple[int | str, ...], num_samples: int | None) -> Iterator[SizedBatch]:
         """A random subset without replacement; every draw comes from ``seed_path``."""
@@ -169,9 +188,9 @@ class PackedBatches(ClientBatches):
 
     def _subset(self, seed_path: tuple[int | str, ...], num_samples: int, batch_size: int) -> "PackedBatches":
         draws = torch.Generator().manual_seed(derive_seed(*seed_path, "samples"))  # type: ignore[arg-type]
-        chosen = torch.randperm(self.num_samples, generator=draws)[:num_samples].to(self._pack.device)
+        chosen = torch.randperm(self.num_samples, generator=draws)[:num_samples].to(self.pack.device)
         indices = chosen if self._indices is None else self._indices.index_select(0, chosen)
-        subset = PackedBatches(self._pack, indices, batch_size=batch_size, shuffle=False)
+        subset = PackedBatches(self.pack, indices, batch_size=batch_size, shuffle=False)
         if self._targets is not None:
             subset.targets = self._targets.index_select(0, chosen)
         return subset
@@ -187,7 +206,7 @@ class PackedBatches(ClientBatches):
             begin += sum(group)
             indices = positions if self._indices is None else self._indices.index_select(0, positions)
             targets = None if self._targets is None else self._targets.index_select(0, positions)
-            yield from zip(self._pack.gather(indices, list(group), targets), group, strict=True)
+            yield from zip(self.pack.gather(indices, list(group), targets), group, strict=True)
 
 
 def _tensors_of(batches: list[SizedBatch]) -> list[Tensor]:

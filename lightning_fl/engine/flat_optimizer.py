@@ -17,7 +17,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from lightning_fl.engine.weights import FlatModule
 
-__all__ = ["FlatOptimizer"]
+__all__ = ["FlatOptimizer", "FlatRun", "flat_runs", "is_elementwise"]
 
 #: No norm, sort or draw over a whole parameter in these.
 _ELEMENTWISE = frozenset({SGD, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop})
@@ -30,7 +30,7 @@ _SCALARS = frozenset({"step", "mu_product"})
 _HOW = ("foreach", "fused", "capturable", "differentiable")
 
 
-class _Run:
+class FlatRun:
     """Parameters of one group that lie one behind the other, as one.
 
     Args:
@@ -105,7 +105,7 @@ class FlatOptimizer:
         groups: the runs of every group of the optimiser.
     """
 
-    def __init__(self, optimizer: Optimizer, groups: Sequence[Sequence[_Run]]) -> None:
+    def __init__(self, optimizer: Optimizer, groups: Sequence[Sequence[FlatRun]]) -> None:
         self._optimizer = optimizer
         self._groups = groups
         self._twin = copy.copy(optimizer)  # of its class, with the settings that its constructor left in it
@@ -126,14 +126,12 @@ class FlatOptimizer:
             flat: the module whose parameters it has.
             earlier: one of the same module that is no longer used; its vectors are used again.
         """
-        if type(optimizer) not in _ELEMENTWISE or _has_hooks(optimizer):
-            return None
-        if any(group.get(name) for group in optimizer.param_groups for name in _HOW):
+        if not is_elementwise(optimizer):
             return None
         if earlier is not None and earlier._covers(optimizer):
             again = cls(optimizer, earlier._groups)
             return again if again._take_state() else None
-        groups = [_runs(group["params"], flat) for group in optimizer.param_groups]
+        groups = [flat_runs(group["params"], flat) for group in optimizer.param_groups]
         parameters = sum(len(group["params"]) for group in optimizer.param_groups)
         found = [runs for runs in groups if runs is not None]
         if len(found) < len(groups) or 2 * sum(map(len, found)) > parameters:
@@ -182,16 +180,22 @@ class FlatOptimizer:
         return True
 
 
+def is_elementwise(optimizer: Optimizer) -> bool:
+    """Whether its steps treat every entry by itself, and nobody asked how they are taken or wants to see them."""
+    how = any(group.get(name) for group in optimizer.param_groups for name in _HOW)
+    return type(optimizer) in _ELEMENTWISE and not how and not _has_hooks(optimizer)
+
+
 def _has_hooks(optimizer: Optimizer) -> bool:
     """Whether somebody wants to see its steps: by hooks, or by a ``step`` of the object's own (schedulers have one)."""
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *_GLOBAL_HOOKS)
     return any(hooks) or not getattr(vars(optimizer).get("step"), "_wrapped_by_lr_sched", "step" not in vars(optimizer))
 
 
-def _runs(parameters: Sequence[Tensor], flat: FlatModule) -> list[_Run] | None:
+def flat_runs(parameters: Sequence[Tensor], flat: FlatModule) -> list[FlatRun] | None:
     """A group's parameters as runs of the flat vectors; ``None`` where one is frozen, in halves or not the module's."""
     places = [flat.place(parameter) for parameter in parameters]
-    runs: list[_Run] = []
+    runs: list[FlatRun] = []
     begin = 0
     for number, (parameter, place) in enumerate(zip(parameters, places, strict=True)):
         if place is None or place.dtype not in _DTYPES or not parameter.requires_grad:
@@ -201,6 +205,8 @@ def _runs(parameters: Sequence[Tensor], flat: FlatModule) -> list[_Run] | None:
             continue
         members = [known for known in places[begin : number + 1] if known is not None]
         vector = flat.weights.vectors[place.dtype][members[0].begin : place.end]
-        runs.append(_Run(parameters[begin : number + 1], vector, [known.begin - members[0].begin for known in members]))
+        runs.append(
+            FlatRun(parameters[begin : number + 1], vector, [known.begin - members[0].begin for known in members])
+        )
         begin = number + 1
     return runs

@@ -173,7 +173,7 @@ class HeldOutLoss:
                     continue
                 shim.batch_idx = index
                 shim.collector.batch, shim.collector.batch_size = batch, size
-                loss = loop._loss(loop._step("training_step", batch, index))
+                loss = loop.loss(loop.step("training_step", batch, index))
                 if loss is not None:
                     yield loss, shim.collector._current_batch_size()
 
@@ -183,7 +183,7 @@ class HeldOutLoss:
         shim = loop.module_trainer
         fn, stage = shim.state.fn, shim.state.stage
         assert fn is not None
-        loop._load(client, weights, own=True)
+        loop.load(client, weights, own=True)
         loop._strategy_loss = False
         seed_default_generators(*path)  # type: ignore[arg-type]
         # Not FITTING: in a fit's validation the round's number has moved on, here it has not.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lightning_fl.callbacks.callback import Callback
     from lightning_fl.trainer import FederatedTrainer
 
-__all__ = ["ClientReport", "LocalLoop", "LocalWork"]
+__all__ = ["ClientReport", "LocalLoop", "LocalWork", "ends_step", "turn_report"]
 
 _STAGES: dict[Split, tuple[TrainerFn, RunningStage, str]] = {
     "val": (TrainerFn.VALIDATING, RunningStage.VALIDATING, "validation"),
@@ -100,15 +100,15 @@ class LocalLoop:
         self._overridden: dict[str, bool] = {}  # asked for in every step
         _refuse_hooks(module)
         self._precision: Precision = trainer.fabric._precision
-        self._optimization = Optimization(trainer, module, module_trainer, flat)
+        self.optimization = Optimization(trainer, module, module_trainer, flat)
         self._step_takes_index = {
             name: _takes_batch_index(module, name)
             for name in ("training_step", "validation_step", "test_step", "predict_step")
         }
         self._around: list[Callback] = trainer.callbacks_with("around_training_step")
         self._after_step: list[Callback] = trainer.callbacks_with("on_client_step_end")
-        self._own_loss = type(trainer.strategy).client_loss is not _base_client_loss()
-        self._strategy_loss = self._own_loss
+        self.own_loss = type(trainer.strategy).client_loss is not _base_client_loss()
+        self._strategy_loss = self.own_loss
         self.move = BatchTransfer(
             module,
             trainer.datamodule,
@@ -147,16 +147,16 @@ class LocalLoop:
         trainer, shim = self.trainer, self.module_trainer
         path = (trainer.seed, trainer.current_round, client, purpose)
         batches = self.batches(client, "train")
-        total, epoch_length, steps = self._amount_of_work(batches, work)
-        self._load(client, start, own)
-        self._strategy_loss = self._own_loss and own
+        total, epoch_length, steps = self.amount_of_work(batches, work)
+        self.load(client, start, own)
+        self._strategy_loss = self.own_loss and own
         generators = self._seed(*path)
         shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
         shim.begin_turn(client, state.global_step)
         shim.num_training_batches = total
         accumulate = trainer.accumulate_grad_batches
         shim.estimated_stepping_batches = trainer.max_rounds * steps
-        self._optimization.begin(state)
+        self.optimization.begin(state)
         self.call("on_train_epoch_start")
 
         losses: list[Tensor] = []
@@ -170,13 +170,13 @@ class LocalLoop:
             if self.overridden("on_train_batch_start") and self.call("on_train_batch_start", batch, index) == -1:
                 break
             place = index % epoch_length if epoch_length else index  # accumulation starts anew in every epoch
-            stepping = (place + 1) % accumulate == 0 or shim.is_last_batch or place + 1 == epoch_length
+            stepping = ends_step(index, total, epoch_length, accumulate)
 
             def compute(batch: Any = batch, index: int = index) -> tuple[Tensor | None, STEP_OUTPUT]:
                 output = self._training_output(batch, index, generators)
-                return self._loss(output), output
+                return self.loss(output), output
 
-            loss, output = self._optimization.step(compute, index, first=place % accumulate == 0, stepping=stepping)
+            loss, output = self.optimization.step(compute, index, first=place % accumulate == 0, stepping=stepping)
             if loss is not None:
                 losses.append(loss.detach())
                 sizes.append(shim.collector._current_batch_size())
@@ -186,7 +186,7 @@ class LocalLoop:
                 for callback in self._after_step:
                     callback.on_client_step_end(trainer, client, shim.global_step - state.global_step)
         self.call("on_train_epoch_end")
-        self._optimization.end(state)
+        self.optimization.end(state)
         shim.end_turn()
         return self._training_report(client, batches, losses, sizes, state)
 
@@ -196,19 +196,10 @@ class LocalLoop:
         steps = self.module_trainer.global_step - state.global_step
         state.global_step = self.module_trainer.global_step
         metrics = self.module_trainer.collector.reduce(batches.num_samples)
-        if losses:
-            values: list[float] = torch.stack(losses).tolist()  # one wait for the device
-            step = next((step for step, value in enumerate(values) if not math.isfinite(value)), None)
-            if step is not None:
-                raise TrainingError(
-                    f"the training loss is {values[step]} at local batch {step + 1} of {len(losses)}. Lower the"
-                    " learning rate, set trainer.gradient_clip_val, or look at this client's data."
-                )
-            mean = math.fsum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
-            metrics.setdefault("train/loss", LoggedValue(mean, float(sum(sizes)), higher_is_better=False))
-        return ClientReport(batches.num_samples, steps, metrics)
+        values: list[float] = torch.stack(losses).tolist() if losses else []  # one wait for the device
+        return turn_report(batches.num_samples, steps, metrics, values, sizes)
 
-    def _load(self, client: int, weights: Weights, own: bool) -> None:
+    def load(self, client: int, weights: Weights, own: bool) -> None:
         """Give the module some weights, with the client's personal layers."""
         self.flat.load(weights)
         personal = self.trainer.personal
@@ -217,7 +208,7 @@ class LocalLoop:
             if values is not None:
                 personal.insert_(self.flat.weights, values)
 
-    def _amount_of_work(self, batches: ClientBatches, work: LocalWork | None) -> tuple[int, int | None, int]:
+    def amount_of_work(self, batches: ClientBatches, work: LocalWork | None) -> tuple[int, int | None, int]:
         """Batches in the turn, batches in an epoch where the work is given in epochs, optimiser steps in the turn."""
         accumulate = self.trainer.accumulate_grad_batches
         work = work or self.trainer.round_work or LocalWork(self.trainer.local_steps, self.trainer.local_epochs)
@@ -235,14 +226,15 @@ class LocalLoop:
         """``training_step`` inside the callbacks that change what it is given (mixup)."""
 
         def training_step(batch: Any) -> STEP_OUTPUT:
-            return self._step("training_step", batch, index)
+            return self.step("training_step", batch, index)
 
         compute: Callable[[Any], STEP_OUTPUT] = training_step
         for callback, draws in zip(self._around, generators, strict=True):
             compute = _bind(callback, self.trainer, compute, draws)
         return compute(batch)
 
-    def _loss(self, output: STEP_OUTPUT) -> Tensor | None:
+    def loss(self, output: STEP_OUTPUT) -> Tensor | None:
+        """The loss to descend, of what ``training_step`` returned; ``None`` where the batch is left out."""
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if loss is None:
             if output is not None and self.module.automatic_optimization:
@@ -282,8 +274,8 @@ class LocalLoop:
         batches = self.batches(client, "train")
         length = batches.epoch_length()
         count = num_batches if length is None else min(num_batches, length)
-        self._load(client, weights, own=True)
-        self._strategy_loss = self._own_loss
+        self.load(client, weights, own=True)
+        self._strategy_loss = self.own_loss
         generators = self._seed(*path)
         shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
         shim.begin_turn(client, self._global_step(client))
@@ -292,7 +284,7 @@ class LocalLoop:
             for index, (batch, size) in enumerate(batches.shuffled(path, count)):
                 batch = self.move(batch, batches.on_device)
                 shim.collector.batch, shim.collector.batch_size = batch, size
-                loss = self._loss(self._training_output(batch, index, generators))
+                loss = self.loss(self._training_output(batch, index, generators))
                 if loss is None:
                     continue
                 size = shim.collector._current_batch_size()
@@ -376,7 +368,7 @@ class LocalLoop:
                     shim.batch_idx = index
                     if self.overridden(f"on_{word}_batch_start"):
                         self.call(f"on_{word}_batch_start", batch, index)
-                    output = self._step(f"{word}_step", batch, index)
+                    output = self.step(f"{word}_step", batch, index)
                     if self.overridden(f"on_{word}_batch_end"):
                         self.call(f"on_{word}_batch_end", output, batch, index)
                     yield output
@@ -415,13 +407,54 @@ class LocalLoop:
             self.module_trainer.begin_hook_of_run()
         return self.module_trainer.call_hook(name, *args)
 
-    def _step(self, name: str, batch: Any, index: int) -> Any:
+    def step(self, name: str, batch: Any, index: int) -> Any:
+        """``training_step`` or another one of the module's."""
         arguments = (batch, index) if self._step_takes_index[name] else (batch,)
         with self._forward_context():
             return self.module_trainer.call_hook(name, *arguments)
 
     def _forward_context(self) -> AbstractContextManager:
         return nullcontext() if type(self._precision) is Precision else self._precision.forward_context()
+
+
+def ends_step(index: int, total: int, epoch_length: int | None, accumulate: int) -> bool:
+    """Whether the optimiser steps after a batch.
+
+    Args:
+        index: the batch's, in the turn.
+        total: batches in the turn.
+        epoch_length: batches in an epoch, where the work is given in epochs.
+        accumulate: batches per step; fewer at the end of the turn and of an epoch.
+    """
+    place = index % epoch_length if epoch_length else index
+    return (place + 1) % accumulate == 0 or index == total - 1 or place + 1 == epoch_length
+
+
+def turn_report(
+    num_samples: int, num_steps: int, metrics: dict[str, LoggedValue], losses: Sequence[float], sizes: Sequence[int]
+) -> ClientReport:
+    """The report of a turn, with the mean loss as ``train/loss`` unless the module logged that.
+
+    Args:
+        num_samples: the client's.
+        num_steps: of its optimiser.
+        metrics: what the module logged.
+        losses: of each batch.
+        sizes: samples of each batch.
+
+    Raises:
+        TrainingError: a loss is NaN or infinite.
+    """
+    if losses:
+        step = next((step for step, value in enumerate(losses) if not math.isfinite(value)), None)
+        if step is not None:
+            raise TrainingError(
+                f"the training loss is {losses[step]} at local batch {step + 1} of {len(losses)}. Lower the"
+                " learning rate, set trainer.gradient_clip_val, or look at this client's data."
+            )
+        mean = math.fsum(value * size for value, size in zip(losses, sizes, strict=True)) / sum(sizes)
+        metrics.setdefault("train/loss", LoggedValue(mean, float(sum(sizes)), higher_is_better=False))
+    return ClientReport(num_samples, num_steps, metrics)
 
 
 def _batch_outputs(output: STEP_OUTPUT, accumulate: int) -> dict[str, Any]:

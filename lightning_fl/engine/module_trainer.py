@@ -345,7 +345,11 @@ class ModuleTrainer:
         """A client's turn begins: what is logged from now on is its own."""
         self.client, self.global_step = client, global_step
         self.collector.begin()
-        self._between_turns.replay(self._moment, self.collector)
+        self.replay(self.collector)
+
+    def replay(self, collector: LogCollector) -> None:
+        """Log into a turn's collector what hooks of the run logged for the turns that follow."""
+        self._between_turns.replay(self._moment, collector)
 
     def end_turn(self) -> None:
         """The client's turn is over."""

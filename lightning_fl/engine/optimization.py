@@ -108,7 +108,7 @@ class Optimization:
 
     def begin(self, state: ClientState) -> None:
         """Optimisers and schedulers for the client whose turn begins, carried on from its ``state``."""
-        optimizers, schedulers = self._configure()
+        optimizers, schedulers = self.configure()
         for parameter in self._parameters:
             parameter.grad = None
         if state.optimizers:
@@ -144,7 +144,8 @@ class Optimization:
                 for optimizer in optimizers
             ]
 
-    def _configure(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+    def configure(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+        """What the module's ``configure_optimizers`` makes."""
         module = self._module
         made: Any = self._shim.call_hook("configure_optimizers")
         optimizers, schedulers, monitor = (

@@ -165,23 +165,36 @@ def _timed_methods(
     trainer: "FederatedTrainer", profiler: RoundProfiler
 ) -> Iterator[tuple[object, str, Callable[..., Any]]]:
     """What is timed: an object, its method, and the timed one."""
-    loop, shim, optimization = trainer.loop, trainer.loop.module_trainer, trainer.loop._optimization
+    loop, shim, optimization = trainer.loop, trainer.loop.module_trainer, trainer.loop.optimization
     methods: list[tuple[object, str, str]] = [
         (loop, "move", DATA),
-        (loop, "_load", SET_UP),
+        (loop, "load", SET_UP),
         (loop, "_seed", SET_UP),
         (optimization, "begin", SET_UP),
         (optimization, "end", SET_UP),
         (loop, "_training_output", FORWARD),
-        (loop, "_loss", FORWARD),
+        (loop, "loss", FORWARD),
         (optimization, "_backward", BACKWARD),
         (optimization, "step", OPTIMIZER),
         (loop, "call", HOOKS),
         (loop, "train", BOOKKEEPING),
         (trainer.run_log, "log_round", LOGGERS),
     ]
+    if trainer.stacked is not None:
+        stacked = trainer.stacked
+        methods += [
+            (stacked, "train", BOOKKEEPING),
+            (stacked, "_rows", DATA),
+            (stacked, "_gather", DATA),
+            (stacked, "_visit", DATA),
+            (stacked, "_stack", DATA),
+            (stacked, "_begin", SET_UP),
+            (stacked, "_forward", FORWARD),
+            (stacked, "_backward", BACKWARD),
+            (stacked, "_step", OPTIMIZER),
+        ]
     if loop._around:  # the module's step inside the callbacks around it
-        methods.append((loop, "_step", FORWARD))
+        methods.append((loop, "step", FORWARD))
     if not loop.module.automatic_optimization:  # called from within training_step
         methods += [(shim.strategy, "backward", BACKWARD), (shim.strategy, "optimizer_step", OPTIMIZER)]
     if trainer.fabric.world_size > 1:

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
@@ -11,9 +12,9 @@ from torch import Tensor
 from lightning_fl.cohort import Cohort, Participant
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.engine.local import ClientReport
-from lightning_fl.engine.optimization import ClientState
 from lightning_fl.engine.personal_rounds import finish_personal_round, keep_own_model
-from lightning_fl.engine.turns import combine_reports
+from lightning_fl.engine.stacked_turns import StackedTurns
+from lightning_fl.engine.turns import begin_turn, combine_reports
 from lightning_fl.engine.weighted_sum import WeightedSum
 from lightning_fl.engine.weights import SoleContribution, Weights, check_finite
 from lightning_fl.errors import ConfigurationError, TrainingError
@@ -224,21 +225,17 @@ def _train_cohort(
         TrainingError: on every rank, if a client's turn fails and the run's policy is to fail, or all fail.
     """
     trainer.communication.begin_turns(cohort.participants)
-    hosted = set(trainer.hosted_clients)
-    before, after = trainer.callbacks_with("on_client_start"), trainer.callbacks_with("on_client_end")
+    hosted, after = set(trainer.hosted_clients), trainer.callbacks_with("on_client_end")
+    take_turn = partial(_take_turn, trainer) if trainer.stacked is None else StackedTurns(trainer, cohort).take
     reports: dict[int, ClientReport] = {}  # by place in the cohort
     failure: Exception | None = None
     for place, participant in enumerate(cohort.participants):
         client = participant.client
         if client not in hosted or failure is not None:
             continue
-        start = trainer.shared_model(client) if participant.model is None else trainer.models[participant.model]
-        state = trainer.client_states.setdefault(client, ClientState())
-        trainer.participant = participant
         try:
-            for callback in before:
-                callback.on_client_start(trainer, client)
-            reports[place] = trainer.loop.train(client, start, state)
+            reports[place], start = take_turn(place, participant)
+            trainer.participant = participant
             _hand_over(trainer, participant, start, hand_over)
         except Exception as error:
             reports[place] = ClientReport(error=_in_words(trainer, error))
@@ -261,6 +258,12 @@ def _in_words(trainer: "FederatedTrainer", error: Exception) -> str:
     if trainer.channels_last and "view size is not compatible" in text:
         text += " Images are laid out as trainer.channels_last says; set it to false where the module needs `view`."
     return text
+
+
+def _take_turn(trainer: "FederatedTrainer", place: int, participant: Participant) -> tuple[ClientReport, Weights]:
+    """A participant's turn by itself; leaves its new weights in the module, returns its report and its start."""
+    start, state = begin_turn(trainer, participant)
+    return trainer.loop.train(participant.client, start, state), start
 
 
 def _hand_over(

@@ -148,7 +148,7 @@ def _set_up(trainer: "FederatedTrainer", stage: str, steps: CompiledSteps, datam
             shim.call_hook("prepare_data")
     datamodule.setup(stage)
     trainer.client_ranks = trainer.strategy.place_clients(
-        datamodule.num_clients, datamodule.client_sizes(), pinned=datamodule.pinned
+        datamodule.num_clients, datamodule.client_sizes(), pinned=datamodule.pinned, block=trainer.stacked_clients
     )
     _warn_of_idle_ranks(trainer)
     shim.call_hook("setup", stage)
@@ -188,7 +188,8 @@ def _warn_of_idle_ranks(trainer: "FederatedTrainer") -> None:
     idle = trainer.fabric.world_size - len(set(trainer.client_ranks))
     if idle > 0:
         rank_zero_warn(
-            f"{idle} of {trainer.fabric.world_size} processes host no client: there are {trainer.num_clients} clients."
+            f"{idle} of {trainer.fabric.world_size} processes host no client: there are {trainer.num_clients} clients"
+            f"{f', {trainer.stacked_clients} of which stay together' if trainer.stacked_clients > 1 else ''}."
             " Lower trainer.devices."
         )
 

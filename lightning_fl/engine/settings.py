@@ -117,7 +117,8 @@ def complete_callbacks(
 def check_settings(settings: dict[str, Any]) -> None:
     """Name every fault of the trainer's arguments in one message."""
     faults = []
-    for name in ("max_rounds", "local_epochs", "local_steps", "accumulate_grad_batches", "num_nodes", "num_threads"):
+    at_least_one = ("max_rounds", "local_epochs", "local_steps", "accumulate_grad_batches", "stacked_clients")
+    for name in (*at_least_one, "num_nodes", "num_threads"):
         if settings[name] is not None and settings[name] < 1:
             faults.append(f"trainer.{name}={settings[name]}: give a number of at least 1.")
     for name in ("check_val_every_n_rounds", "log_every_n_steps"):

@@ -158,7 +158,9 @@ class FederatedStrategy(DDPStrategy):
 
     # -- placing clients on ranks --------------------------------------------------------------------------------
 
-    def place_clients(self, num_clients: int, sizes: Sequence[int] | None = None, pinned: bool = False) -> list[int]:
+    def place_clients(
+        self, num_clients: int, sizes: Sequence[int] | None = None, pinned: bool = False, block: int = 1
+    ) -> list[int]:
         """The rank of every client.
 
         Args:
@@ -166,21 +168,28 @@ class FederatedStrategy(DDPStrategy):
             sizes: training samples per client where known, to balance the ranks (largest first, to the rank with the
                 fewest samples); ``None`` deals the clients out in turn.
             pinned: client i lives on rank ``i % world_size``, whatever its size: one silo per rank.
+            block: so many consecutive clients (the last block may have fewer) share a rank.
 
         Raises:
-            ConfigurationError: there is not one size per client.
+            ConfigurationError: there is not one size per client, or blocks of several clients are pinned.
         """
+        if pinned and block > 1:
+            raise ConfigurationError(
+                f"trainer.stacked_clients={block}: silos are pinned to processes one by one, so their clients cannot be"
+                " trained together. Set trainer.stacked_clients=1."
+            )
         if pinned or sizes is None:
-            return [client % self.world_size for client in range(num_clients)]
+            return [client // block % self.world_size for client in range(num_clients)]
         if len(sizes) != num_clients:
             raise ConfigurationError(f"{len(sizes)} client sizes for {num_clients} clients: give one each, or None.")
+        of_blocks = [sum(sizes[begin : begin + block]) for begin in range(0, num_clients, block)]
         load = [0] * self.world_size
-        ranks = [0] * num_clients
-        for client in sorted(range(num_clients), key=lambda i: (-sizes[i], i)):
+        ranks = [0] * len(of_blocks)
+        for place in sorted(range(len(of_blocks)), key=lambda i: (-of_blocks[i], i)):
             rank = min(range(self.world_size), key=lambda r: (load[r], r))
-            ranks[client] = rank
-            load[rank] += sizes[client]
-        return ranks
+            ranks[place] = rank
+            load[rank] += of_blocks[place]
+        return [ranks[client // block] for client in range(num_clients)]
 
     def exchange(self, of_hosted_clients: Mapping[int, T]) -> dict[int, T]:
         """What every rank knows of the clients it hosts, brought together on all ranks in the order of clients.

@@ -60,6 +60,12 @@ def test_as_many_as_cores_and_clients_allow(four_cores, tmp_path):
     assert chosen(tmp_path, data=TinyClients((9,))) == (1, False, None)
 
 
+def test_no_more_than_blocks_of_clients_that_train_at_once(four_cores, tmp_path):
+    assert chosen(tmp_path, stacked_clients=2)[0] == 2
+    assert chosen(tmp_path, data=Unknown(), stacked_clients=2)[0] == 4
+    assert chosen(tmp_path, stacked_clients=3) == (1, False, None)
+
+
 def test_what_is_given_is_kept_and_forked(four_cores, tmp_path):
     assert chosen(tmp_path, devices=2) == (2, True, None)
     assert chosen(tmp_path, devices=1) == (1, False, None)

@@ -158,8 +158,8 @@ def test_drop_last_leaves_out_the_rest_but_never_all():
 def test_without_shuffling_batches_come_in_order_and_are_gathered_once(monkeypatch):
     batches = made(numbers(10), shuffle=False)
     calls = []
-    gather = batches._pack.gather
-    monkeypatch.setattr(batches._pack, "gather", lambda *arguments: calls.append(1) or gather(*arguments))
+    gather = batches.pack.gather
+    monkeypatch.setattr(batches.pack, "gather", lambda *arguments: calls.append(1) or gather(*arguments))
     assert seen(batches.shuffled(PATH, 7)) == [*([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]] * 2), [0, 1, 2, 3]]
     assert seen(batches.once(PATH))[0] == [0, 1, 2, 3]
     assert len(calls) == 1
@@ -211,8 +211,8 @@ def test_clients_share_one_pack():
         Given(Subset(shared, range(10)), Subset(shared, range(10, 20)), numbers(20)), torch.device("cpu")
     )
     first, second, third = (factory.batches(client, "train") for client in range(3))
-    assert first._pack is second._pack
-    assert third._pack is not first._pack
+    assert first.pack is second.pack
+    assert third.pack is not first.pack
     assert seen(second.once(PATH)) == [list(range(10, 20))]
     assert factory.batches(0, "train") is first
     assert factory.batches(0, "val") is None
@@ -277,7 +277,7 @@ def test_views_of_a_held_data_set():
     view = held[order]
     factory = BatchFactory(Given(view[:5], view[5:], Subset(view[2:], [3, 0]), held), torch.device("cpu"))
     parts = [factory.batches(client, "train") for client in range(4)]
-    assert len({id(part._pack) for part in parts}) == 1
+    assert len({id(part.pack) for part in parts}) == 1
     ys = [[int(y) for batch, _ in part.once(PATH) for y in batch.y] for part in parts]
     assert ys == [[11, 2, 7, 5, 0], [1, 3, 4, 6, 8, 9, 10], [1, 7], list(range(12))]
 

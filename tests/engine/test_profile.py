@@ -245,7 +245,7 @@ def test_results_have_the_same_bits_and_nothing_stays_timed(keep: str, tmp_path:
         trainer.fit(module, TinyClients())
         results.append(weights_of(module))
         loop = trainer.loop
-        for timed in (trainer, loop, loop._optimization, trainer.run_log, trainer.strategy, *trainer.callbacks):
+        for timed in (trainer, loop, loop.optimization, trainer.run_log, trainer.strategy, *trainer.callbacks):
             left = [name for name, value in vars(timed).items() if "RoundProfiler.timed" in repr(value)]
             assert left == []
         assert type(loop.move).__name__ == "BatchTransfer"

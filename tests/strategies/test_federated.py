@@ -84,6 +84,22 @@ def test_pinned_clients_and_those_of_unknown_size_are_dealt_out_in_turn():
     assert on_processes(3).place_clients(5) == [0, 1, 2, 0, 1]
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=30), st.integers(1, 6), st.integers(1, 8))
+def test_blocks_stay_together_and_are_balanced_as_their_sums_are(sizes, count, block):
+    ranks = on_processes(count).place_clients(len(sizes), sizes, block=block)
+    sums = [sum(sizes[begin : begin + block]) for begin in range(0, len(sizes), block)]
+    of_blocks = on_processes(count).place_clients(len(sums), sums)
+    assert ranks == [of_blocks[client // block] for client in range(len(sizes))]
+    dealt_out = on_processes(count).place_clients(len(sizes), block=block)
+    assert dealt_out == [client // block % count for client in range(len(sizes))]
+
+
+def test_pinned_clients_are_no_blocks():
+    with pytest.raises(ConfigurationError, match="stacked_clients=2: silos are pinned to processes one by one"):
+        on_processes(2).place_clients(4, pinned=True, block=2)
+
+
 def test_one_size_per_client():
     with pytest.raises(ConfigurationError, match="3 client sizes for 4 clients: give one each, or None"):
         on_processes(2).place_clients(4, [1, 2, 3])

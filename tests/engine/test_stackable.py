@@ -1,0 +1,289 @@
+"""What cannot be trained for several clients at once is refused, with the mend."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule
+from test_stacked_clients import SIZES, Doubles, Network, fit
+from tiny import TinyModule, regression_set
+from torch import nn
+from torch.utils.data import DataLoader
+from torchmetrics import MeanAbsoluteError
+
+from lightning_fl import FederatedTrainer, Silos
+from lightning_fl.callbacks import DROClientSampling, LocalMixup
+from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.strategies import FedAvg
+
+MEND = "Set trainer.stacked_clients=1"
+
+
+class Plain(Network):
+    """Of a class of its own, so that every test may add what is refused."""
+
+    def __init__(self) -> None:
+        super().__init__(norm=False)
+
+    def training_step(self, batch, batch_idx):
+        return (self.head(self.net(batch[0])) * self.scale - batch[1]).square().mean()
+
+
+def with_method(name: str, method: Any) -> Any:
+    return type("Plain", (Plain,), {name: method})
+
+
+HOOKS = (
+    "on_train_epoch_start",
+    "on_train_epoch_end",
+    "on_train_batch_end",
+    "on_before_zero_grad",
+    "optimizer_zero_grad",
+    "on_before_backward",
+    "backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "configure_gradient_clipping",
+    "optimizer_step",
+)
+
+
+def test_hooks_of_a_clients_turn_are_named_together(tmp_path):
+    hooked = type("Plain", (Plain,), {name: lambda self, *args, **kwargs: None for name in HOOKS})
+    with pytest.raises(ConfigurationError, match=rf"of Plain at once: it overrides {', '.join(HOOKS)}\. {MEND}"):
+        fit(tmp_path, 3, hooked())
+
+
+def test_turns_that_end_early(tmp_path):
+    ending = with_method("on_train_batch_start", lambda self, batch, index: -1 if index else None)
+    with pytest.raises(TrainingError, match=f"Plain.on_train_batch_start returned -1: where several .*{MEND}"):
+        fit(tmp_path, 3, ending())
+
+
+@pytest.mark.parametrize(
+    "transfer",
+    [
+        lambda self, batch, _: {"x": batch[0]},
+        lambda self, batch, _: None,
+        lambda self, batch, _: [batch[0], None],
+        lambda self, batch, _: [batch[0][: self.trainer.client + 1], batch[1][: self.trainer.client + 1]],
+    ],
+)
+def test_batches_that_a_hook_made_unlike(transfer, tmp_path):
+    with pytest.raises(
+        TrainingError, match=f"after on_after_batch_transfer batches of as many samples are no .*{MEND}"
+    ):
+        fit(tmp_path, 3, with_method("on_after_batch_transfer", transfer)())
+
+
+def test_manual_optimisation_and_all_else_that_is_wrong_in_one_message(tmp_path):
+    class Manual(Plain):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+    settings: dict[str, Any] = {"optimizer_state": "keep", "local_steps": 2, "local_epochs": None}
+    settings["callbacks"] = [LocalMixup(alpha=0.4), DROClientSampling(step_size=0.1)]
+    with pytest.raises(
+        ConfigurationError,
+        match=r"stacked_clients=3 cannot train the clients of Manual at once: it optimises manually;"
+        r" LocalMixup takes part in every step \(around_training_step\);"
+        r" DROClientSampling takes part in every step \(on_client_step_end\);"
+        r" trainer.optimizer_state=keep goes on with each client's own optimiser\. Set trainer.stacked_clients=1",
+    ):
+        fit(tmp_path, 3, Manual(), **settings)
+
+
+def test_a_strategys_own_loss(tmp_path):
+    class Proximal(FedAvg):
+        def client_loss(self, loss, module):
+            return loss + 0.1
+
+    with pytest.raises(ConfigurationError, match="the strategy Proximal has a client_loss of its own"):
+        fit(tmp_path, 3, Plain(), strategy=Proximal())
+
+
+def test_images_laid_out_channels_last(tmp_path):
+    with pytest.raises(ConfigurationError, match="trainer.channels_last lays out the images of one client"):
+        fit(tmp_path, 3, Plain(), channels_last=True)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_halves(precision, tmp_path):
+    with pytest.raises(ConfigurationError, match=f"trainer.precision={precision} is neither 32 nor 64"):
+        fit(tmp_path, 3, TinyModule(), precision=precision)
+
+
+def test_data_that_are_not_packed_tensors(tmp_path):
+    class Loaded(Doubles):
+        def client_data(self, client, split):
+            found = super().client_data(client, split)
+            return DataLoader(found, batch_size=4, collate_fn=lambda samples: samples) if client == 2 else found
+
+    with pytest.raises(ConfigurationError, match=r"data of client 2 \(client_2\) are not those of a TensorDataset"):
+        fit(tmp_path, 3, Plain(), Loaded())
+
+
+class Silo(LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(regression_set(8, 0), batch_size=4)
+
+
+def test_silos(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"stacked_clients=3: silos are pinned to processes one by one.*=1"):
+        fit(tmp_path, 3, TinyModule(), Silos([Silo(), Silo()]))
+
+
+def optimized(make: Any) -> Any:
+    return with_method("configure_optimizers", make)()
+
+
+def hooked(module):
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer.register_step_post_hook(lambda *args: None)
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda self: None, "configure_optimizers returns no optimiser"),
+        (lambda self: torch.optim.LBFGS(self.parameters()), "its optimiser LBFGS is not one of torch's elementwise"),
+        (lambda self: torch.optim.SGD(self.parameters(), lr=0.1, foreach=True), "SGD is not .* or has hooks, foreach"),
+        (hooked, "SGD is not .* or has hooks"),
+        (
+            lambda self: torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1),
+            "its optimiser has parameters that are not the module's, or not float32 or float64",
+        ),
+        (
+            lambda self: {
+                "optimizer": (made := torch.optim.SGD(self.parameters(), lr=0.1)),
+                "lr_scheduler": torch.optim.lr_scheduler.StepLR(made, 1),
+            },
+            "configure_optimizers returns a learning-rate scheduler",
+        ),
+    ],
+)
+def test_optimizers(make, match, tmp_path):
+    with pytest.raises(ConfigurationError, match=f"{match}.*{MEND}"):
+        fit(tmp_path, 3, optimized(make))
+
+
+def test_the_number_is_checked(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"trainer.stacked_clients=0: give a number of at least 1"):
+        FederatedTrainer(stacked_clients=0)
+
+
+# -- what only a step shows ------------------------------------------------------------------------------------------
+
+
+def step(body: Any) -> Any:
+    """A module whose step does something besides."""
+
+    def training_step(self, batch, batch_idx):
+        loss = Plain.training_step(self, batch, batch_idx)
+        if body is None:
+            return None
+        changed = body(self, batch, loss)
+        return loss if changed is None else changed
+
+    return with_method("training_step", training_step)()
+
+
+def in_place(module, batch, loss):
+    module.total = getattr(module, "total", torch.zeros(()).double())
+    module.total += loss.detach()
+
+
+def branch(module, batch, loss):
+    return loss if loss > 1 else 2 * loss
+
+
+def keeps(module, batch, loss):
+    module.history = [loss.detach()]
+
+
+def keeps_inside(module, batch, loss):
+    module.net[0].cache = {"loss": loss.detach()}
+
+
+def counts(module, batch, loss):
+    module.metric = MeanAbsoluteError().double()
+    module.metric.update(batch[0].sum(1), batch[1][:, 0])
+
+
+def assigns(module, batch, loss):
+    module.mean = 0.5 * module.mean
+
+
+CASES = {
+    "dropout": (lambda m, b, loss: loss + nn.functional.dropout(b[0], 0.5).mean(), "it draws random numbers"),
+    "item": (lambda m, b, loss: loss * loss.item(), "it reads a tensor's value"),
+    "float": (lambda m, b, loss: loss * float(loss), "it reads a tensor's value|depends on a tensor's value"),
+    "branch": (branch, "what it does depends on a tensor's value"),
+    "in_place": (in_place, "it changes in place a tensor that all clients share"),
+    "metric": (counts, "it changes in place a tensor that all clients share \\(a metric's state, say\\)"),
+    "cause": (lambda m, b, loss: loss + b[7].mean(), "The cause: IndexError: list index out of range"),
+    "no_graph": (lambda m, b, loss: loss.detach(), "The cause: RuntimeError: .*does not require grad"),
+    "none": (None, "returned None: where several clients"),
+    "shape": (lambda m, b, loss: loss.expand(2), r"returned a loss of shape \(2,\): where several clients"),
+}
+
+
+@pytest.mark.parametrize(("body", "match"), CASES.values(), ids=CASES)
+def test_a_step_that_cannot_be_run_for_several_clients(body, match, tmp_path):
+    with pytest.raises(TrainingError, match=f"Plain.training_step.*(?:{match})") as raised:
+        fit(tmp_path, 3, step(body))
+    assert "trainer.stacked_clients=1" in str(raised.value)
+
+
+REFUSED = {
+    "python": (lambda m, b, loss: loss * random.random(), "draws from Python's or NumPy's random numbers"),
+    "numpy": (lambda m, b, loss: loss * np.random.rand(), "draws from Python's or NumPy's random numbers"),  # noqa: NPY002
+    "keeps": (keeps, r"keeps a tensor in self\.history"),
+    "keeps_inside": (keeps_inside, r"keeps a tensor in self\.net\.0\.cache"),
+    "assigns": (assigns, r"assigns 'mean' anew: .* changed in place \(copy_\)"),
+    "unused": (lambda m, b, loss: m.scale.square() + b[0].sum() * 0, r"does not use the parameter 'net\.0\.weight'"),
+    "client": (lambda m, b, loss: loss * m.trainer.client, "reads self.trainer.client, which is another one for each"),
+    "length": (lambda m, b, loss: loss * m.trainer.num_training_batches, "reads self.trainer.num_training_batches"),
+    "so_far": (lambda m, b, loss: loss * len(m.trainer.callback_metrics), "reads self.trainer.callback_metrics"),
+}
+
+
+@pytest.mark.parametrize(("body", "match"), REFUSED.values(), ids=REFUSED)
+def test_a_step_that_would_mix_clients(body, match, tmp_path):
+    with pytest.raises(TrainingError, match=f"ConfigurationError: Plain.*{match}") as raised:
+        fit(tmp_path, 3, step(body))
+    assert "trainer.stacked_clients=1" in str(raised.value)
+    assert isinstance(raised.value.__cause__, ConfigurationError)
+
+
+def test_metrics_that_are_logged_as_objects(tmp_path):
+    class Counting(Plain):
+        def __init__(self):
+            super().__init__()
+            self.metric = MeanAbsoluteError()
+
+        def training_step(self, batch, batch_idx):
+            self.log("mae", self.metric)
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(TrainingError, match=r"self.log\('mae'\): a MeanAbsoluteError counts the samples of one client"):
+        fit(tmp_path, 3, Counting())
+
+
+def test_an_unknown_reduction_is_named_as_without_stacking(tmp_path):
+    module = step(lambda m, b, loss: m.log("x", loss, reduce_fx="median"))
+    with pytest.raises(TrainingError, match="use 'mean', 'sum', 'min', 'max' or a function of a tensor"):
+        fit(tmp_path, 3, module)
+
+
+def test_the_module_has_its_trainer_again_after_an_error(tmp_path):
+    module = step(branch)
+    with pytest.raises(TrainingError):
+        fit(tmp_path, 3, module)
+    assert module.trainer.num_clients == len(SIZES)
+    assert module.trainer.client is None
+    assert all(type(value) is nn.Parameter for value in module.parameters())
