@@ -1,10 +1,12 @@
 """What training several clients at once costs or saves: time per round, by ``trainer.stacked_clients``.
 
-    uv run --group bench python benchmarks/stacking.py [mlp|logistic|cnn|all] [--repeats 5]
+    uv run --group bench python benchmarks/stacking.py [mlp|logistic|cnn|cnn100|all] [--repeats 5] [--accelerator cuda]
 
-Arms run one after another inside every repeat, in one process with one thread; the ratio to ``stacked_clients=1`` is
-taken within a repeat and its median and range are printed, so that a busy machine disturbs it little. All arms of a
-task take the same local steps on the same samples, so that their weights differ by rounding alone (the last column).
+Arms run one after another inside every repeat, in one process with one thread; the ratio to a bare loop over the
+clients, on batches that were cut once and lie on the device, and to ``stacked_clients=1`` are taken within a repeat and
+their medians and ranges are printed, so that a busy machine disturbs them little. All arms of a task take as many local
+steps on the same samples; those of ``stacked_clients`` take them in the same order, so that their weights differ by
+rounding alone (the last column). "cnn100" is meant for GPUs.
 """
 
 import argparse
@@ -26,8 +28,6 @@ from workloads import Clients, ImageModule, images
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback
 from lightning_fl.engine.weights import Weights
-
-SIZES = (1, 4, 16, 64)
 
 
 class Classifier(LightningModule):
@@ -57,6 +57,7 @@ class Task:
     module: Callable[[], LightningModule]
     data: Callable[[], Clients]
     rounds: int
+    sizes: tuple[int, ...] = (1, 4, 16, 64)
 
 
 def pixels(num_samples: int) -> TensorDataset:
@@ -82,6 +83,13 @@ TASKS = {
     "cnn": Task(
         "LeNet, 20 clients x 250 images, batch 16", ImageModule, lambda: Clients(images(5000), 20, 16, True), 4
     ),
+    "cnn100": Task(
+        "LeNet, 100 clients x 250 images, batch 16",
+        ImageModule,
+        lambda: Clients(images(25000), 100, 16, True),
+        4,
+        (1, 25, 100),
+    ),
 }
 
 
@@ -96,7 +104,36 @@ class RoundTimes(Callback):
         self.ends.append(self.clock())
 
 
-def run(task: Task, stacked: int, clock: Callable[[], float]) -> tuple[float, Weights]:
+def bare(task: Task, accelerator: str, clock: Callable[[], float]) -> float:
+    """Seconds of a round after the first, in the median, of FedAvg as one writes it by hand for equal clients."""
+    torch.manual_seed(7)
+    device = torch.device(accelerator)
+    module, data = task.module().to(device), task.data()
+    tensors = [tensor.to(device) for tensor in data.dataset.tensors]
+    cut = [
+        list(zip(*(tensor[share.to(device)].split(data.batch_size) for tensor in tensors), strict=True))
+        for share in data.shares
+    ]
+    shared = {name: value.clone() for name, value in module.state_dict().items()}
+    ends = []
+    for _ in range(task.rounds):
+        total = {name: torch.zeros_like(value) for name, value in shared.items()}
+        for batches in cut:
+            module.load_state_dict(shared)
+            optimizer = module.configure_optimizers()
+            for batch in batches:
+                optimizer.zero_grad()
+                module.training_step(batch, 0).backward()
+                optimizer.step()
+            for name, value in module.state_dict().items():
+                total[name] += value
+        shared = {name: value / len(cut) for name, value in total.items()}
+        float(next(iter(shared.values())).sum())  # waits for a GPU
+        ends.append(clock())
+    return statistics.median(after - before for before, after in itertools.pairwise(ends))
+
+
+def run(task: Task, stacked: int, accelerator: str, clock: Callable[[], float]) -> tuple[float, Weights]:
     """Seconds of a round after the first, in the median, and the last weights."""
     torch.manual_seed(7)
     times = RoundTimes(clock)
@@ -104,7 +141,8 @@ def run(task: Task, stacked: int, clock: Callable[[], float]) -> tuple[float, We
         max_rounds=task.rounds,
         stacked_clients=stacked,
         callbacks=[times],
-        accelerator="cpu",
+        accelerator=accelerator,
+        devices=1,
         logger=False,
         enable_progress_bar=False,
         enable_checkpointing=False,
@@ -114,28 +152,44 @@ def run(task: Task, stacked: int, clock: Callable[[], float]) -> tuple[float, We
     return statistics.median(gaps), trainer.models[0]
 
 
-def measure(task: Task, repeats: int, clock: Callable[[], float]) -> None:
+def measure(task: Task, repeats: int, accelerator: str, clock: Callable[[], float]) -> None:
     """Run the arms and print a Markdown table."""
-    seconds: dict[int, list[float]] = {stacked: [] for stacked in SIZES}
+    floor: list[float] = []
+    seconds: dict[int, list[float]] = {stacked: [] for stacked in task.sizes}
     models: dict[int, Weights] = {}
+    memory: dict[int, float] = {}
     for repeat in range(repeats + 1):
-        for stacked in SIZES:
-            took, models[stacked] = run(task, stacked, clock)
-            if repeat:  # the first one warms up
+        took = bare(task, accelerator, clock)
+        if repeat:  # the first one warms up
+            floor.append(took)
+        for stacked in task.sizes:
+            if accelerator == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            took, models[stacked] = run(task, stacked, accelerator, clock)
+            if repeat:
                 seconds[stacked].append(took)
+            if accelerator == "cuda":
+                memory[stacked] = torch.cuda.max_memory_allocated() / 2**20
     print(
-        f"\n### {task.title}\n\n| stacked_clients | ms per round | x one after another, median (range) | largest"
-        " difference of a weight |\n|---|---|---|---|"
+        f"\n### {task.title}, {accelerator}\n\n| stacked_clients | ms per round | x bare loop, median (range) | x one"
+        " after another, median (range) | largest difference of a weight | peak MiB on the GPU |\n"
+        "|---|---|---|---|---|---|"
     )
+    print(f"| bare loop | {1e3 * statistics.median(floor):.1f} | 1 | | | |")
     for stacked, times in seconds.items():
-        ratios = [own / plain for own, plain in zip(times, seconds[1], strict=True)]
         difference = max(
             float((vector - models[1].vectors[dtype]).abs().max()) for dtype, vector in models[stacked].floating()
         )
         print(
-            f"| {stacked} | {1e3 * statistics.median(times):.1f} | {statistics.median(ratios):.2f}"
-            f" ({min(ratios):.2f} to {max(ratios):.2f}) | {difference:.1e} |"
+            f"| {stacked} | {1e3 * statistics.median(times):.1f} | {ratio(times, floor)} | {ratio(times, seconds[1])} |"
+            f" {difference:.1e} | {f'{memory[stacked]:.0f}' if memory else ''} |"
         )
+
+
+def ratio(times: list[float], others: list[float]) -> str:
+    """The median of the ratios of a repeat, and their range."""
+    ratios = [own / other for own, other in zip(times, others, strict=True)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def main() -> None:
@@ -143,6 +197,7 @@ def main() -> None:
     parser.add_argument("task", nargs="?", default="all", choices=[*TASKS, "all"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--cpu-time", action="store_true", help="process time instead of wall time, on a busy machine")
+    parser.add_argument("--accelerator", default="cpu", choices=["cpu", "cuda"])
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning").setLevel(logging.ERROR)
@@ -150,7 +205,7 @@ def main() -> None:
     clock = time.process_time if arguments.cpu_time else time.perf_counter
     for name, task in TASKS.items():
         if arguments.task in (name, "all"):
-            measure(task, arguments.repeats, clock)
+            measure(task, arguments.repeats, arguments.accelerator, clock)
 
 
 if __name__ == "__main__":
