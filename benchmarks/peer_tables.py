@@ -103,6 +103,17 @@ def paired_ratios(records: Iterable[Record], numerator: str, denominator: str, q
     return [value / below[repeat] for repeat, value in by_arm[numerator].items() if repeat in below]
 
 
+def best_round(records: Iterable[Record], arm: str) -> float | None:
+    """The shortest of an arm's rounds after the first, over all repeats: what others on the machine disturb least."""
+    gaps = [
+        after - before
+        for record in records
+        if record["arm"] == arm and record["status"] == "ok"
+        for before, after in itertools.pairwise(record["ends"])
+    ]
+    return min(gaps, default=None)
+
+
 def spread(values: list[float], digits: int = 2) -> str:
     """The median, and the range of more than one."""
     middle = f"{statistics.median(values):.{digits}f}"
@@ -132,9 +143,9 @@ def markdown(records: list[Record]) -> str:
 
 def _arms(records: list[Record]) -> str:
     lines = [
-        "| arm | runs | s per round | start-up, s | of it since imports | whole run, s | peak RSS, MiB | peak PSS, MiB"
-        " | processes | weights against the bare loop's |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| arm | runs | s per round | best | start-up, s | of it since imports | whole run, s | peak RSS, MiB |"
+        " peak PSS, MiB | processes | weights against the bare loop's |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     good = [record for record in records if record["status"] == "ok"]
     for arm in dict.fromkeys(record["arm"] for record in good):
@@ -143,7 +154,8 @@ def _arms(records: list[Record]) -> str:
         median = {name: statistics.median(value[name] for value in values) for name in values[0]}
         checks = [difference(record["checksum"], _expected(good, record)) for record in runs]
         lines.append(
-            f"| {arm} | {len(runs)} | {spread([value['round'] for value in values], 3)} | {median['start']:.1f} |"
+            f"| {arm} | {len(runs)} | {spread([value['round'] for value in values], 3)} |"
+            f" {best_round(runs, arm) or float('nan'):.3f} | {median['start']:.1f} |"
             f" {median['since_imports']:.1f} | {median['wall']:.1f} | {median['rss']:.0f} | {median['pss']:.0f} |"
             f" {median['processes']:.0f} | {', '.join(dict.fromkeys(checks))} |"
         )
@@ -168,10 +180,16 @@ def _comparisons(task: str, records: list[Record]) -> str:
         ratios = paired_ratios(records, numerator, denominator, quantity)
         if ratios:
             verdict = comparison.verdict(statistics.median(ratios))
-            lines.append(f"| {numerator} / {denominator} | {LABELS[quantity]} | {spread(ratios)} | {verdict} |")
+            above, below = best_round(records, numerator), best_round(records, denominator)
+            of_best = f"{above / below:.2f}" if quantity == "round" and above and below else ""
+            lines.append(
+                f"| {numerator} / {denominator} | {LABELS[quantity]} | {spread(ratios)} | {of_best} | {verdict} |"
+            )
     if not lines:
         return ""
-    return "\n".join(["| ratio within a repeat | of | median (range) | aim |", "|---|---|---|---|", *lines])
+    return "\n".join(
+        ["| ratio within a repeat | of | median (range) | of the best rounds | aim |", "|---|---|---|---|---|", *lines]
+    )
 
 
 def _failures(records: list[Record]) -> str:
