@@ -342,7 +342,8 @@ class FederatedTrainer(Stages):
                 while self.current_round < self.max_rounds and not self.should_stop:
                     self._fit_round()
                     self.wall_time_seconds = time.perf_counter() - started
-                    self.interrupted_by = self._anybody(guard.signal_number or 0) or None
+                    stop, signal_number = self._of_any_rank(int(self.should_stop), guard.signal_number or 0)
+                    self.should_stop, self.interrupted_by = bool(stop), signal_number or None
                     if self.interrupted_by:
                         break
             self.loop.call("on_train_end")
@@ -367,7 +368,6 @@ class FederatedTrainer(Stages):
         self.run_log.log_round(self)
         self.call("on_round_end")
         self.should_stop |= self.loop.module_trainer.should_stop
-        self.should_stop = bool(self._anybody(int(self.should_stop)))
 
     def _select_clients(self) -> Cohort:
         chosen = self.callbacks_with("select_clients")
@@ -466,9 +466,12 @@ class FederatedTrainer(Stages):
             self.fabric.launch()
             self._launched = True
 
-    def _anybody(self, value: int) -> int:
-        """The largest value on any rank."""
-        return max(self.strategy.exchange({self.fabric.global_rank: value}).values())
+    def _of_any_rank(self, *values: int) -> list[int]:
+        """The largest of each value on any rank."""
+        largest = torch.tensor(values, device=self.fabric.device)
+        if self.fabric.world_size > 1:
+            largest = self.strategy.all_reduce(largest, reduce_op="max")
+        return largest.tolist()
 
     def call(self, hook: str, *args: Any) -> None:
         """Run a hook of all callbacks, in order."""

@@ -45,8 +45,8 @@ def test_markdown_names_missed_aims_other_weights_and_failures(tables):
             record("lightning-fl-shuffled", 1, 1.0, status="failed with exit code 1", tail="no disk"),
         ]
     )
-    assert "| lightning-fl-shuffled / bare-shuffled | s per round | 1.30 | at most 0.7: missed |" in text
-    assert "| flower / lightning-fl | s per round | 5.00 | at least 4: met |" in text
+    assert "| lightning-fl-shuffled / bare-shuffled | s per round | 1.30 | 1.30 | at most 0.7: missed |" in text
+    assert "| flower / lightning-fl | s per round | 5.00 | 5.00 | at least 4: met |" in text
     assert text.count("| same |") == 2
     assert "| off by 1e-02 |" in text
     assert "lightning-fl-shuffled, repeat 2: failed with exit code 1" in text

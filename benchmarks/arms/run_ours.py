@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 from lightning_fl import FederatedDataModule, FederatedTrainer
 from lightning_fl.callbacks import Callback
 from lightning_fl.data.module import Split
+from lightning_fl.strategies.fork_launcher import end_fork
 
 
 class Clients(FederatedDataModule):
@@ -58,6 +59,8 @@ def main() -> None:
     trainer.fit(module, Clients(arguments.federation, arguments.shuffle))
     if trainer.is_global_zero:  # the module holds the shared model once fit returns
         rounds.finish(module.network)
+    else:
+        end_fork(0)  # as lightning-fl fit does by itself
 
 
 if __name__ == "__main__":

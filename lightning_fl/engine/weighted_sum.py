@@ -21,6 +21,8 @@ _COARSE = 2.0**34
 _CACHED = 1 << 17
 #: Entries at a time on a GPU, where starting operations costs more.
 _ON_DEVICE = 1 << 22
+#: Entries up to which processes send their sums before they know whether these add up exactly.
+_SENT_TOGETHER = 1 << 20
 
 
 class _Reducer(Protocol):
@@ -155,11 +157,28 @@ class WeightedSum:
         wide = any(block.coarse is not None for block in blocks)
         bound = inf if wide else max((block.bound for block in blocks), default=0.0)
         facts = torch.tensor([bound, self._magnitude, 1.0], dtype=torch.float64, device=self._device)
-        bound, self._magnitude, num_processes = reducer.all_reduce(facts, reduce_op="sum").tolist()
-        if bound > _EXACT:
+        # Processes wait longer for each other than a small model takes to send: its sums go along at a venture.
+        fine = list(self._fine.values())
+        ventured = fine if sum(part.numel() for part in fine) <= _SENT_TOGETHER else []
+        together = reducer.all_reduce(torch.cat([facts, *ventured]), reduce_op="sum")
+        bound, self._magnitude, num_processes = together[:3].tolist()
+        if bound > _EXACT:  # sums of sums would not be exact
             for block in blocks:
                 block.carry_()
             bound = num_processes * _COARSE / 2
+            self._reduce_parts(reducer)
+        elif ventured:
+            for part, total in zip(fine, together[3:].split([part.numel() for part in fine]), strict=True):
+                part.copy_(total)
+        else:
+            self._reduce_parts(reducer)
+        for block in blocks:
+            block.bound = bound
+        for part in self._largest.values():
+            wide_part = part.long()
+            part.copy_(reducer.all_reduce(wide_part, reduce_op="max"))
+
+    def _reduce_parts(self, reducer: _Reducer) -> None:
         for dtype, fine in self._fine.items():
             fine.copy_(reducer.all_reduce(fine, reduce_op="sum"))
             coarse = [block.coarse for block in self._blocks[dtype] if block.coarse is not None]
@@ -167,11 +186,6 @@ class WeightedSum:
                 together = reducer.all_reduce(torch.cat(coarse), reduce_op="sum")
                 for part, total in zip(coarse, together.split(self._size), strict=True):
                     part.copy_(total)
-        for block in blocks:
-            block.bound = bound
-        for part in self._largest.values():
-            wide_part = part.long()
-            part.copy_(reducer.all_reduce(wide_part, reduce_op="max"))
 
     def value(self, total: float) -> Weights:
         """The average, in the weights' own dtypes.

@@ -26,6 +26,9 @@ __all__ = ["FederatedStrategy"]
 
 T = TypeVar("T")
 
+#: Entries, over all ranks, that are gathered and added up by everybody.
+_GATHERED = 1 << 18
+
 
 @contextmanager
 def _quiet() -> Iterator[None]:
@@ -202,6 +205,23 @@ class FederatedStrategy(DDPStrategy):
             torch.distributed.all_gather_object(gathered, dict(of_hosted_clients))
             merged = {client: value for part in gathered for client, value in part.items()}
         return dict(sorted(merged.items()))
+
+    def all_reduce(self, tensor: Tensor, group: Any | None = None, reduce_op: Any = "mean") -> Tensor:
+        """Fabric's, without the barrier before it: a sum or maximum waits for all ranks by itself.
+
+        Small tensors are gathered by Gloo, which takes one message where its sum takes several.
+        """
+        if reduce_op not in ("sum", "max") or not torch.distributed.is_initialized():
+            return super().all_reduce(tensor, group, reduce_op)
+        size = torch.distributed.get_world_size(group)
+        if torch.distributed.get_backend(group) == "gloo" and size * tensor.numel() <= _GATHERED:
+            gathered = [torch.empty_like(tensor) for _ in range(size)]
+            torch.distributed.all_gather(gathered, tensor.contiguous(), group=group)
+            together = torch.stack(gathered)
+            return together.sum(0) if reduce_op == "sum" else together.amax(0)
+        operation = torch.distributed.ReduceOp.SUM if reduce_op == "sum" else torch.distributed.ReduceOp.MAX
+        torch.distributed.all_reduce(tensor, op=operation, group=group)
+        return tensor
 
     def broadcast_bytes_(self, vector: Tensor, src: int) -> None:
         """Overwrite a vector on every rank by that of rank ``src``, bit for bit, whatever its dtype."""

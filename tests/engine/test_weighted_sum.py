@@ -305,22 +305,25 @@ def test_one_integer_becomes_two_at_any_time_and_on_any_process(largest, num_pro
             )
 
 
-def test_processes_send_one_number_an_entry_unless_a_sum_needs_two():
+@pytest.mark.parametrize("together", [True, False])
+def test_processes_send_one_number_an_entry_unless_a_sum_needs_two(together, monkeypatch):
+    """And three facts: of a small model beside the sums, of a large one before them."""
+    if not together:
+        monkeypatch.setattr("lightning_fl.engine.weighted_sum._SENT_TOGETHER", 7)
     reference = Weights({torch.float32: torch.zeros(5), torch.bfloat16: torch.zeros(3, dtype=torch.bfloat16)})
 
-    def sent(change: float) -> list[tuple[torch.dtype, int]]:
+    def sent(change: float) -> list[int]:
         sums = [WeightedSum(reference) for _ in range(3)]
         model = reference.clone()
         model.vectors[torch.float32][1] = change
         sums[1].add_(model, 1.0)
-        facts, *parts = reduce_all(sums)
-        assert facts == (torch.float64, 3)
+        parts = reduce_all(sums)
         assert {float(one.value(1.0).vectors[torch.float32][1]) for one in sums} == {change}
-        return parts
+        assert {dtype for dtype, _ in parts} == {torch.float64}
+        return [count for _, count in parts]
 
-    one, two = [(torch.float64, 3), (torch.float64, 5)], [*[(torch.float64, 3)] * 2, *[(torch.float64, 5)] * 2]
-    assert sent(120.0) == one
-    assert sent(130.0) == two
+    assert sent(120.0) == ([3 + 8] if together else [3, 3, 5])
+    assert sent(130.0) == [3 + 8 if together else 3, 3, 3, 5, 5]
 
 
 def test_sums_that_fit_one_by_one_and_not_together():
