@@ -141,8 +141,7 @@ class Benchmark:
     def warm_up(self, arm: Arm) -> None:
         """Run an arm for a round, so that its imports are compiled and its files are in memory."""
         with contextlib.suppress(EnvironmentFailure):  # which is told when the arm is measured
-            python = str(peer_python(arm.environment, self.environments)) if arm.environment else sys.executable
-            self.run_arm(arm.command(python, 1), own=arm.environment is None)
+            self.run_arm(arm, 1)
 
     def measure(self, task: str, arm: Arm, rounds: int, repeat: int) -> None:
         """Run an arm once."""
@@ -150,8 +149,7 @@ class Benchmark:
         record |= {"rounds": rounds, "repeat": repeat, "machine": self.machine}
         record["busy_before_percent"] = psutil.cpu_percent(1.0)
         try:
-            python = str(peer_python(arm.environment, self.environments)) if arm.environment else sys.executable
-            record |= self.run_arm(arm.command(python, rounds), own=arm.environment is None)
+            record |= self.run_arm(arm, rounds)
         except EnvironmentFailure as failure:
             record |= {"status": "failed", "tail": str(failure)}
         self.records.append(record)
@@ -160,8 +158,14 @@ class Benchmark:
                 file.write(json.dumps(record) + "\n")
         report(record)
 
-    def run_arm(self, command: list[str], own: bool) -> Record:
-        """Run a command in a folder of its own, and read what it wrote down."""
+    def run_arm(self, arm: Arm, rounds: int) -> Record:
+        """Run an arm in a folder of its own, and read what it wrote down.
+
+        Raises:
+            EnvironmentFailure: its environment cannot be made.
+        """
+        own = arm.environment is None
+        python = str(peer_python(arm.environment, self.environments)) if arm.environment else sys.executable
         # This project's interpreter keeps its path, so that a working tree may stand in for what is installed.
         paths = [str(SCRIPTS), *([os.environ["PYTHONPATH"]] if own and os.environ.get("PYTHONPATH") else [])]
         # Short: Ray puts sockets below it, whose paths may have 107 characters.
@@ -173,7 +177,9 @@ class Benchmark:
         # Every arm finds its imports compiled, wherever these environments and their caches come from.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         environment["PYTHONPYCACHEPREFIX"] = str(self.environments / "pycache")
-        outcome = run_tree(command, environment=environment, folder=folder, log=log, timeout=self.timeout)
+        outcome = run_tree(
+            arm.command(python, rounds), environment=environment, folder=folder, log=log, timeout=self.timeout
+        )
         record: Record = {**asdict(outcome), "status": "ok"}
         written = folder / "record.json"
         if written.exists():

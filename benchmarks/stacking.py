@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import overhead
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
@@ -26,7 +27,6 @@ from torch.utils.data import TensorDataset
 from workloads import Clients, ImageModule, images
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.callbacks import Callback
 from lightning_fl.engine.weights import Weights
 
 
@@ -93,50 +93,29 @@ TASKS = {
 }
 
 
-class RoundTimes(Callback):
-    """The time at the end of every round."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
-        self.ends: list[float] = []
-
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
-        self.ends.append(self.clock())
+def gap(ends: list[float]) -> float:
+    """Seconds of a round after the first, in the median."""
+    return statistics.median(after - before for before, after in itertools.pairwise(ends))
 
 
-def bare(task: Task, accelerator: str, clock: Callable[[], float]) -> float:
-    """Seconds of a round after the first, in the median, of FedAvg as one writes it by hand for equal clients."""
+def one_after_another(task: Task, accelerator: str) -> float:
+    """Seconds of a round of the bare loop."""
     torch.manual_seed(7)
     device = torch.device(accelerator)
-    module, data = task.module().to(device), task.data()
+    data = task.data()
     tensors = [tensor.to(device) for tensor in data.dataset.tensors]
     cut = [
         list(zip(*(tensor[share.to(device)].split(data.batch_size) for tensor in tensors), strict=True))
         for share in data.shares
     ]
-    shared = {name: value.clone() for name, value in module.state_dict().items()}
-    ends = []
-    for _ in range(task.rounds):
-        total = {name: torch.zeros_like(value) for name, value in shared.items()}
-        for batches in cut:
-            module.load_state_dict(shared)
-            optimizer = module.configure_optimizers()
-            for batch in batches:
-                optimizer.zero_grad()
-                module.training_step(batch, 0).backward()
-                optimizer.step()
-            for name, value in module.state_dict().items():
-                total[name] += value
-        shared = {name: value / len(cut) for name, value in total.items()}
-        float(next(iter(shared.values())).sum())  # waits for a GPU
-        ends.append(clock())
-    return statistics.median(after - before for before, after in itertools.pairwise(ends))
+    ends, _ = overhead.bare(task.module().to(device), lambda client, _: cut[client], len(cut), task.rounds)
+    return gap(ends)
 
 
-def run(task: Task, stacked: int, accelerator: str, clock: Callable[[], float]) -> tuple[float, Weights]:
-    """Seconds of a round after the first, in the median, and the last weights."""
+def run(task: Task, stacked: int, accelerator: str) -> tuple[float, Weights]:
+    """Seconds of a round, and the last weights."""
     torch.manual_seed(7)
-    times = RoundTimes(clock)
+    times = overhead.RoundTimes()
     trainer = FederatedTrainer(
         max_rounds=task.rounds,
         stacked_clients=stacked,
@@ -148,24 +127,23 @@ def run(task: Task, stacked: int, accelerator: str, clock: Callable[[], float]) 
         enable_checkpointing=False,
     )
     trainer.fit(task.module(), task.data())
-    gaps = [after - before for before, after in itertools.pairwise(times.ends)]
-    return statistics.median(gaps), trainer.models[0]
+    return gap(times.ends), trainer.models[0]
 
 
-def measure(task: Task, repeats: int, accelerator: str, clock: Callable[[], float]) -> None:
+def measure(task: Task, repeats: int, accelerator: str) -> None:
     """Run the arms and print a Markdown table."""
     floor: list[float] = []
     seconds: dict[int, list[float]] = {stacked: [] for stacked in task.sizes}
     models: dict[int, Weights] = {}
     memory: dict[int, float] = {}
     for repeat in range(repeats + 1):
-        took = bare(task, accelerator, clock)
+        took = one_after_another(task, accelerator)
         if repeat:  # the first one warms up
             floor.append(took)
         for stacked in task.sizes:
             if accelerator == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            took, models[stacked] = run(task, stacked, accelerator, clock)
+            took, models[stacked] = run(task, stacked, accelerator)
             if repeat:
                 seconds[stacked].append(took)
             if accelerator == "cuda":
@@ -202,10 +180,11 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    clock = time.process_time if arguments.cpu_time else time.perf_counter
+    if arguments.cpu_time:
+        overhead.clock = time.process_time
     for name, task in TASKS.items():
         if arguments.task in (name, "all"):
-            measure(task, arguments.repeats, arguments.accelerator, clock)
+            measure(task, arguments.repeats, arguments.accelerator)
 
 
 if __name__ == "__main__":

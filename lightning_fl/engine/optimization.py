@@ -31,7 +31,19 @@ from lightning_fl.errors import ConfigurationError, TrainingError
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
 
-__all__ = ["ClientState", "Optimization"]
+__all__ = ["STEP_HOOKS", "ClientState", "Optimization"]
+
+#: Hooks of a module that take part in an optimiser's step.
+STEP_HOOKS = (
+    "on_before_zero_grad",
+    "optimizer_zero_grad",
+    "on_before_backward",
+    "backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "configure_gradient_clipping",
+    "optimizer_step",
+)
 
 Compute = Callable[[], tuple[Tensor | None, STEP_OUTPUT]]
 
@@ -79,20 +91,7 @@ class Optimization:
         self._validated = False
         self._shim = module_trainer
         module_trainer.before_optimizer_step = self._before_step
-        self._own = {
-            name: is_overridden(name, module)
-            for name in (
-                "on_before_zero_grad",
-                "optimizer_zero_grad",
-                "on_before_backward",
-                "backward",
-                "on_after_backward",
-                "on_before_optimizer_step",
-                "configure_gradient_clipping",
-                "optimizer_step",
-                "lr_scheduler_step",
-            )
-        }
+        self._own = {name: is_overridden(name, module) for name in (*STEP_HOOKS, "lr_scheduler_step")}
         # Lightning clears gradients between forward and backward. Nobody sees the difference without these hooks, and
         # the forward pass gets the gradients' memory, still in the cache.
         self._clears_early = not (self._own["on_before_zero_grad"] or self._own["optimizer_zero_grad"])

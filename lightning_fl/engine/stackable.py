@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from lightning_fl.engine.batches import PackedBatches
+from lightning_fl.engine.optimization import STEP_HOOKS
 from lightning_fl.engine.packs import TensorPack
 from lightning_fl.engine.stacked_weights import why_not_stackable
 from lightning_fl.errors import ConfigurationError
@@ -32,19 +33,7 @@ _MEANINGS = {
 }
 
 #: Hooks of the module that would see one client's turn, gradients or optimiser.
-_HOOKS_OF_A_TURN = (
-    "on_train_epoch_start",
-    "on_train_epoch_end",
-    "on_train_batch_end",
-    "on_before_zero_grad",
-    "optimizer_zero_grad",
-    "on_before_backward",
-    "backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "configure_gradient_clipping",
-    "optimizer_step",
-)
+_HOOKS_OF_A_TURN = ("on_train_epoch_start", "on_train_epoch_end", "on_train_batch_end", *STEP_HOOKS)
 
 
 def refuse_unstackable(trainer: "FederatedTrainer") -> None:

@@ -361,9 +361,7 @@ class _TrainingStep(nn.Module):
 
 def _samples(pack: TensorPack, batch: _Batch) -> list[Tensor]:
     """One client's batch: tensors [size, ...]."""
-    tensors = [tensor.index_select(0, batch.samples) for tensor in pack.tensors]
-    if batch.targets is not None:
-        tensors[-1] = batch.targets
+    (tensors,) = pack.gather(batch.samples, [len(batch.samples)], batch.targets)
     return tensors
 
 
