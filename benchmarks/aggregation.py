@@ -17,8 +17,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lightning_fl.engine.weighted_sum import WeightedSum
-from lightning_fl.engine.weights import Weights
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.engine.weights.weighted_sum import WeightedSum
 
 BYTES_AT_HAND = 512 * 2**20
 #: Models that are stacked, or handed over together, at a time.

@@ -27,7 +27,7 @@ from torch.utils.data import TensorDataset
 from workloads import Clients, ImageModule, images
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.engine.weights import Weights
+from lightning_fl.engine.weights.flat import Weights
 
 
 class Classifier(LightningModule):

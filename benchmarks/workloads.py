@@ -13,8 +13,8 @@ from torch_geometric.nn import GCNConv, global_mean_pool
 
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.module import Split
-from lightning_fl.data.molecules import MoleculeDataset
-from lightning_fl.data.standin import esol_standin
+from lightning_fl.data.molecules.dataset import MoleculeDataset
+from lightning_fl.data.molecules.standin import esol_standin
 
 
 class Clients(FederatedDataModule):

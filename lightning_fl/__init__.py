@@ -18,7 +18,7 @@ _EXPORTS = {
     "FederatedTrainer": "lightning_fl.trainer",
     "Partitioned": "lightning_fl.data.partitioned",
     "Silos": "lightning_fl.data.silos",
-    "federate": "lightning_fl.federation",
+    "federate": "lightning_fl.federate",
 }
 _SUBPACKAGES = ("callbacks", "data", "functional", "metrics", "models", "strategies")
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from lightning_fl.data.module import FederatedDataModule
     from lightning_fl.data.partitioned import Partitioned
     from lightning_fl.data.silos import Silos
-    from lightning_fl.federation import federate
+    from lightning_fl.federate import federate
     from lightning_fl.trainer import FederatedTrainer
 
 

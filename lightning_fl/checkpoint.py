@@ -13,8 +13,8 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lightning_fl.collaboration import Collaboration
-from lightning_fl.engine.rounds import mixture
-from lightning_fl.engine.weights import Weights
+from lightning_fl.engine.round.training import mixture
+from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lightning_fl.errors import ConfigurationError
 
 if TYPE_CHECKING:  # the figures of a finished run are compared without torch
-    from lightning_fl.engine.results import LoggedValue
+    from lightning_fl.engine.turn.results import LoggedValue
 
 __all__ = [
     "ClientMetrics",

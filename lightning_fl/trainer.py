@@ -17,21 +17,21 @@ from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.cohort import Cohort, Participant
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import FederatedDataModule, Split
-from lightning_fl.engine.batches import BatchFactory, ClientBatches
-from lightning_fl.engine.communication import CommunicationAccount
+from lightning_fl.engine.batches.client import BatchFactory, ClientBatches
 from lightning_fl.engine.interrupt import InterruptGuard
-from lightning_fl.engine.local import ClientReport, LocalLoop, LocalWork
-from lightning_fl.engine.local_parameters import LocalParameters
-from lightning_fl.engine.optimization import ClientState
+from lightning_fl.engine.probes.statistics import target_statistics
 from lightning_fl.engine.profile import AGGREGATION, RoundProfiler, report_profile, timed_rounds
-from lightning_fl.engine.rounds import mixture, regroup, train_round
+from lightning_fl.engine.round.communication import CommunicationAccount
+from lightning_fl.engine.round.training import mixture, regroup, train_round
 from lightning_fl.engine.run import Run
 from lightning_fl.engine.settings import check_settings, complete_callbacks, make_fabric
-from lightning_fl.engine.stacked_loop import StackedLoop
+from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.engine.stages import Stages
 from lightning_fl.engine.state import load_run_state, run_state
-from lightning_fl.engine.statistics import target_statistics
-from lightning_fl.engine.weights import Weights
+from lightning_fl.engine.turn.loop import ClientReport, LocalLoop, LocalWork
+from lightning_fl.engine.turn.optimization import ClientState
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.engine.weights.local_parameters import LocalParameters
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.metrics import ClientMetrics, summarize
 from lightning_fl.run_log import RunLog

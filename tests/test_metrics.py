@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_fl.engine.results import LoggedValue
+from lightning_fl.engine.turn.results import LoggedValue
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import (
     default_metric,

@@ -14,7 +14,7 @@ import yaml
 
 from lightning_fl.cli import main, make_parser
 from lightning_fl.cli.run import instantiate
-from lightning_fl.data.cards import load_card
+from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.shipped import available_recipes, find_recipe, recipe_headline
 
 RECIPES = available_recipes()
@@ -75,7 +75,7 @@ PAPER = {  # DRFLM, Table 1, GCN: average and worst-client RMSE
 @pytest.fixture(scope="module")
 def data_root(tmp_path_factory):
     """A small file in the columns of every card that a recipe names; molecules of the stand-in, two-decimal labels."""
-    from lightning_fl.data.standin import esol_standin
+    from lightning_fl.data.molecules.standin import esol_standin
 
     folder = tmp_path_factory.mktemp("data")
     table = esol_standin(target_name="label", target_unit="log10(mol/L)")

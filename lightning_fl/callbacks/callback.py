@@ -12,8 +12,8 @@ from lightning_fl.metrics import ClientMetrics
 if TYPE_CHECKING:
     from lightning_fl.cohort import Cohort
     from lightning_fl.collaboration import Collaboration
-    from lightning_fl.engine.batches import ClientBatches
-    from lightning_fl.engine.weights import Weights
+    from lightning_fl.engine.batches.client import ClientBatches
+    from lightning_fl.engine.weights.flat import Weights
     from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["Callback"]

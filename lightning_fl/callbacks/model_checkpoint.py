@@ -8,7 +8,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.checkpoint import export_models, save_atomically
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
-from lightning_fl.engine.weights import Weights
+from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import ClientMetrics, default_metric
 

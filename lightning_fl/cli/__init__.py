@@ -19,7 +19,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from lightning_fl import __version__
 from lightning_fl.cli.diagnosis import compact
-from lightning_fl.data.cards import did_you_mean
+from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
 
 __all__ = ["COMMANDS", "Command", "error_text", "main", "make_parser", "parse"]

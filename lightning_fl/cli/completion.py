@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_fl.data.cards import available_cards
+from lightning_fl.data.cards.catalogue import available_cards
 from lightning_fl.shipped import available_recipes, available_studies
 
 __all__ = ["add_arguments", "completion_script", "run"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_fl.data.cards import Card, ImageCard, available_cards, load_card
+from lightning_fl.data.cards.catalogue import Card, ImageCard, available_cards, load_card
 from lightning_fl.errors import DataError
 
 __all__ = ["add_arguments", "run"]
@@ -88,8 +88,8 @@ def _find(card: Card, *, fetch: bool) -> _Found:
     Raises:
         DataError: one of them is not to be had.
     """
-    from lightning_fl.data.image_sources import find_images
-    from lightning_fl.data.lookup import find_file
+    from lightning_fl.data.cards.lookup import find_file
+    from lightning_fl.data.images.sources import find_images
 
     if isinstance(card, ImageCard):
         images = find_images(card, allow_download=fetch)

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser
 
-from lightning_fl.data.cards import did_you_mean
+from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.shipped import find_recipe
 

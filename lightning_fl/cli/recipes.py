@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_fl.data.cards import did_you_mean
+from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.shipped import available_recipes, recipe_headline
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_fl.data.cards import did_you_mean
+from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.shipped import available_studies, find_study, recipe_headline
 

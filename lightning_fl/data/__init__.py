@@ -4,34 +4,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 _EXPORTS = {
-    "Dirichlet": "partitioners",
-    "DrugOOD": "molecule_module",
+    "Dirichlet": "partition",
+    "DrugOOD": "molecules.module",
     "FedCollabConceptShift": "shifts",
-    "FedCollabLabelShift": "partitioners",
+    "FedCollabLabelShift": "partition",
     "FederatedDataModule": "module",
-    "GroupBy": "partitioners",
-    "IID": "partitioners",
-    "ImageData": "image_module",
-    "ImageDomains": "image_domains",
-    "ImageFolders": "image_silos",
+    "GroupBy": "partition",
+    "IID": "partition",
+    "ImageData": "images.module",
+    "ImageDomains": "images.domains",
+    "ImageFolders": "images.silos",
     "Inversion": "shifts",
     "LabelPermutation": "shifts",
-    "LabelTypes": "partitioners",
-    "Mixture": "partitioners",
-    "MoleculeCSV": "molecule_module",
-    "MoleculeNet": "molecule_module",
-    "OneClassShards": "partitioners",
+    "LabelTypes": "partition",
+    "Mixture": "partition",
+    "MoleculeCSV": "molecules.module",
+    "MoleculeNet": "molecules.module",
+    "OneClassShards": "partition",
     "Partitioned": "partitioned",
-    "Partitioner": "partitioners",
-    "Pathological": "partitioners",
-    "Quantity": "partitioners",
+    "Partitioner": "partition",
+    "Pathological": "partition",
+    "Quantity": "partition",
     "Rotation": "shifts",
-    "Scaffold": "partitioners",
+    "Scaffold": "partition",
     "Shift": "shifts",
     "Silos": "silos",
-    "Sizes": "partitioners",
-    "SyntheticMixture": "synthetic_mixture",
-    "TableData": "table_module",
+    "Sizes": "partition",
+    "SyntheticMixture": "tables.synthetic_mixture",
+    "TableData": "tables.module",
 }
 
 __all__ = [
@@ -66,13 +66,12 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from lightning_fl.data.image_domains import ImageDomains
-    from lightning_fl.data.image_module import ImageData
-    from lightning_fl.data.image_silos import ImageFolders
+    from lightning_fl.data.images.domains import ImageDomains
+    from lightning_fl.data.images.module import ImageData
+    from lightning_fl.data.images.silos import ImageFolders
     from lightning_fl.data.module import FederatedDataModule
-    from lightning_fl.data.molecule_module import DrugOOD, MoleculeCSV, MoleculeNet
-    from lightning_fl.data.partitioned import Partitioned
-    from lightning_fl.data.partitioners import (
+    from lightning_fl.data.molecules.module import DrugOOD, MoleculeCSV, MoleculeNet
+    from lightning_fl.data.partition import (
         IID,
         Dirichlet,
         FedCollabLabelShift,
@@ -86,10 +85,11 @@ if TYPE_CHECKING:
         Scaffold,
         Sizes,
     )
+    from lightning_fl.data.partitioned import Partitioned
     from lightning_fl.data.shifts import FedCollabConceptShift, Inversion, LabelPermutation, Rotation, Shift
     from lightning_fl.data.silos import Silos
-    from lightning_fl.data.synthetic_mixture import SyntheticMixture
-    from lightning_fl.data.table_module import TableData
+    from lightning_fl.data.tables.module import TableData
+    from lightning_fl.data.tables.synthetic_mixture import SyntheticMixture
 
 
 def __getattr__(name: str) -> Any:

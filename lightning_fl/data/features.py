@@ -25,7 +25,7 @@ from lightning_fl.errors import ConfigurationError, DataError
 if TYPE_CHECKING:
     from torch_geometric.data.data import BaseData
 
-    from lightning_fl.engine.batches import ClientBatches
+    from lightning_fl.engine.batches.client import ClientBatches
 
 __all__ = [
     "batch_features",

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from lightning_fl.data.loaders import find_loader, has_plain_batches, is_shuffled, loader_like, sampled_dataset
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
+from lightning_fl.data.partition import Partitioner
 from lightning_fl.data.partition.sizes import check_fractions
-from lightning_fl.data.partitioners import Partitioner
 from lightning_fl.data.shared import cut_splits
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.seeding import run_seed, seed_default_generators

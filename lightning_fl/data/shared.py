@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
-from lightning_fl.data.partition import split_indices
+from lightning_fl.data.partition import Partitioner, split_indices
 from lightning_fl.data.partition.sizes import check_fractions, remaining_fractions
 from lightning_fl.data.partition.stratified import check_classes, split_stratified, stratified_parts
-from lightning_fl.data.partitioners import Partitioner
 from lightning_fl.data.targets import dataset_targets
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.seeding import generator, run_seed

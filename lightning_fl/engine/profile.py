@@ -20,7 +20,7 @@ from rich.text import Text
 
 from lightning_fl.atomic import write_whole
 from lightning_fl.callbacks.callback import Callback, overrides
-from lightning_fl.engine.batches import ClientBatches
+from lightning_fl.engine.batches.client import ClientBatches
 
 if TYPE_CHECKING:
     import pandas as pd

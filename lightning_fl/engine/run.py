@@ -13,13 +13,13 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning_fl.checkpoint import load_checkpoint, resolve_checkpoint
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import FederatedDataModule
-from lightning_fl.engine.batches import BatchFactory
-from lightning_fl.engine.compilation import CompiledSteps
-from lightning_fl.engine.local import LocalLoop
-from lightning_fl.engine.module_trainer import ModuleTrainer, keep_metrics_local
+from lightning_fl.engine.batches.client import BatchFactory
 from lightning_fl.engine.settings import check_arguments
 from lightning_fl.engine.state import class_path
-from lightning_fl.engine.weights import FlatModule, Weights
+from lightning_fl.engine.turn.compilation import CompiledSteps
+from lightning_fl.engine.turn.loop import LocalLoop
+from lightning_fl.engine.turn.module_trainer import ModuleTrainer, keep_metrics_local
+from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.errors import CheckpointError, ConfigurationError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule
 from lightning_fl.callbacks.callback import Callback, overrides
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.data.module import FederatedDataModule
-from lightning_fl.engine.compilation import compile_faults
+from lightning_fl.engine.turn.compilation import compile_faults
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.strategies.federated import FederatedStrategy
 

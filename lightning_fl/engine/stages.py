@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lightning_fl.engine.local import LocalLoop
+    from lightning_fl.engine.turn.loop import LocalLoop
 
 __all__ = ["Stages"]
 

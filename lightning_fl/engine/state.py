@@ -6,7 +6,7 @@ import torch
 
 from lightning_fl import __version__
 from lightning_fl.collaboration import Collaboration
-from lightning_fl.engine.optimization import ClientState
+from lightning_fl.engine.turn.optimization import ClientState
 
 if TYPE_CHECKING:
     from lightning_fl.callbacks.callback import Callback

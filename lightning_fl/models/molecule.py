@@ -136,7 +136,7 @@ class MoleculeModel(LightningModule):
         super().__init__()
         if node_dim is None or edge_dim is None:
             # Imported here, for RDKit is slow to load and whoever brings other features does not need it.
-            from lightning_fl.data.featurizer import ATOM_DIM, BOND_DIM
+            from lightning_fl.data.molecules.featurizer import ATOM_DIM, BOND_DIM
 
             node_dim = ATOM_DIM if node_dim is None else node_dim
             edge_dim = BOND_DIM if edge_dim is None else edge_dim

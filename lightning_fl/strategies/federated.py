@@ -17,8 +17,8 @@ from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from lightning_utilities.core import rank_zero
 from torch import Tensor, nn
 
-from lightning_fl.engine.weighted_sum import WeightedSum
-from lightning_fl.engine.weights import FlatModule, Weights
+from lightning_fl.engine.weights.flat import FlatModule, Weights
+from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.strategies.fork_launcher import ForkLauncher
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lightning_fl.data.cards import did_you_mean
+from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.study.intervals import Interval, paired_interval
 

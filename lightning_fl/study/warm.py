@@ -11,10 +11,10 @@ PARSER = make_parser("fit")
 # What most runs import when they come to it, here once for all. After the parser, which keeps dependencies' warnings of
 # each other quiet while it imports them.
 for _name in (
-    "lightning_fl.data.molecules",
-    "lightning_fl.data.standin",
-    "lightning_fl.data.tables",
-    "lightning_fl.engine.graph_packs",
+    "lightning_fl.data.molecules.dataset",
+    "lightning_fl.data.molecules.standin",
+    "lightning_fl.data.tables.dataset",
+    "lightning_fl.engine.batches.graph_packs",
     "lightning_fl.models.mpnn",
     "lightning_fl.report",
     "sklearn.datasets",

@@ -10,7 +10,7 @@ import pytest
 import lightning_fl
 from lightning_fl import shipped
 from lightning_fl.cli import COMMANDS
-from lightning_fl.data.cards import available_cards
+from lightning_fl.data.cards.catalogue import available_cards
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.shipped import available_recipes, recipe_headline
 

@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, train_both
 from torch import Tensor, nn
 
-from lightning_fl.engine.module_trainer import ModuleTrainer
+from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.errors import TrainingError
 
 _RECORDED = [

@@ -21,10 +21,10 @@ from lightning_fl.data.features import (
     sample_classes,
     squared_norms,
 )
-from lightning_fl.data.molecules import MoleculeDataset
-from lightning_fl.data.standin import esol_standin
-from lightning_fl.engine.batches import ClientBatches, PackedBatches, SizedBatch
-from lightning_fl.engine.packs import TensorPack, pack_dataset
+from lightning_fl.data.molecules.dataset import MoleculeDataset
+from lightning_fl.data.molecules.standin import esol_standin
+from lightning_fl.engine.batches.client import ClientBatches, PackedBatches, SizedBatch
+from lightning_fl.engine.batches.packs import TensorPack, pack_dataset
 from lightning_fl.errors import ConfigurationError, DataError
 
 SMILES = ["CCO", "c1ccccc1", "CC(=O)O", "CCN", "C"]

@@ -10,7 +10,7 @@ from image_files import cycle, pictures, write_npz
 from PIL import Image
 
 from lightning_fl.data import IID, ImageData, ImageDomains, ImageFolders, MoleculeCSV, MoleculeNet, Silos, TableData
-from lightning_fl.data.cards import load_card
+from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.data.shifts import Inversion
 from lightning_fl.errors import ConfigurationError, DataError
 

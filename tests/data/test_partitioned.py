@@ -18,8 +18,8 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader as GraphLoader
 
 from lightning_fl.data.module import SPLITS, FederatedDataModule
+from lightning_fl.data.partition import IID, Dirichlet, GroupBy, Quantity
 from lightning_fl.data.partitioned import Partitioned
-from lightning_fl.data.partitioners import IID, Dirichlet, GroupBy, Quantity
 from lightning_fl.errors import ConfigurationError, DataError
 
 DATA = TensorDataset(torch.arange(100.0), torch.arange(100) % 4)
@@ -404,7 +404,7 @@ def test_recipe():
             "init_args": {
                 "data": {"class_path": f"{OnlyTraining.__module__}.OnlyTraining"},
                 "partitioner": {
-                    "class_path": "lightning_fl.data.partitioners.Dirichlet",
+                    "class_path": "lightning_fl.data.partition.Dirichlet",
                     "init_args": {"num_clients": 3, "alpha": 2},
                 },
                 "split": [0.6, 0.2, 0.2],

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 from lightning_fl.data.module import SPLITS
-from lightning_fl.data.partition import apportion, split_indices
+from lightning_fl.data.partition import IID, Dirichlet, Partitioner, apportion, split_indices
 from lightning_fl.data.partition.stratified import check_classes, split_stratified, stratified_parts
 from lightning_fl.data.partitioned import Partitioned
-from lightning_fl.data.partitioners import IID, Dirichlet, Partitioner
 from lightning_fl.data.shared import OpenedData, SharedDataModule, class_labels, cut_splits
 from lightning_fl.errors import ConfigurationError, DataError
 

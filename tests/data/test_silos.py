@@ -17,8 +17,8 @@ from torch.utils.data import (
 )
 
 from lightning_fl.data.module import FederatedDataModule
+from lightning_fl.data.partition import IID
 from lightning_fl.data.partitioned import Partitioned
-from lightning_fl.data.partitioners import IID
 from lightning_fl.data.silos import Silos
 from lightning_fl.errors import ConfigurationError, DataError
 

@@ -408,7 +408,8 @@ def test_checkpoint_round_trip(encoder, tmp_path):
 
 
 def test_sizes_left_out_are_those_of_the_featuriser(monkeypatch):
-    monkeypatch.setitem(sys.modules, "lightning_fl.data.featurizer", SimpleNamespace(ATOM_DIM=ATOM, BOND_DIM=BOND))
+    sizes = SimpleNamespace(ATOM_DIM=ATOM, BOND_DIM=BOND)
+    monkeypatch.setitem(sys.modules, "lightning_fl.data.molecules.featurizer", sizes)
     model = MoleculeModel(encoder="gat", hidden_dim=16)
     assert (model.hparams.node_dim, model.hparams.edge_dim) == (ATOM, BOND)
     assert model(collate(molecules(3))).shape == (3, 1)

@@ -1,9 +1,11 @@
-"""How the samples of one data set are shared out among clients: pure functions from labels or keys to indices.
+"""How the samples of one data set are shared out among clients: pure functions, and thin classes of them for recipes.
 
-Every partition is a list with one int64 tensor per client: disjoint, ascending indices. They cover all samples unless
-the function says what is left unused. The same arguments and seed give the same partition in every process.
+The functions go from labels or keys to indices. Every partition is a list with one int64 tensor per client: disjoint,
+ascending indices. They cover all samples unless the function says what is left unused. The same arguments and seed give
+the same partition in every process.
 """
 
+from lightning_fl.data.partition.group_partitioners import GroupBy, Scaffold
 from lightning_fl.data.partition.groups import (
     by_group,
     choose_groups,
@@ -12,6 +14,13 @@ from lightning_fl.data.partition.groups import (
     murcko_scaffolds,
     scaffold,
     sorted_groups,
+)
+from lightning_fl.data.partition.label_partitioners import (
+    Dirichlet,
+    FedCollabLabelShift,
+    LabelTypes,
+    OneClassShards,
+    Pathological,
 )
 from lightning_fl.data.partition.labels import (
     bin_targets,
@@ -24,12 +33,27 @@ from lightning_fl.data.partition.labels import (
     pathological_shares,
     type_shares,
 )
+from lightning_fl.data.partition.mixture_partitioners import Mixture
 from lightning_fl.data.partition.mixtures import by_mixture, largest_mixture, mixture_counts, mixture_shares
+from lightning_fl.data.partition.partitioner import Partitioner
 from lightning_fl.data.partition.shards import by_shards, half_normal_counts, one_class_shards, shard_holdings
+from lightning_fl.data.partition.size_partitioners import IID, Quantity, Sizes
 from lightning_fl.data.partition.sizes import apportion, by_sizes, iid, quantity, quantity_sizes, split_indices
 from lightning_fl.data.partition.stratified import split_stratified, stratified_parts
 
 __all__ = [
+    "IID",
+    "Dirichlet",
+    "FedCollabLabelShift",
+    "GroupBy",
+    "LabelTypes",
+    "Mixture",
+    "OneClassShards",
+    "Partitioner",
+    "Pathological",
+    "Quantity",
+    "Scaffold",
+    "Sizes",
     "apportion",
     "bin_targets",
     "by_counts",

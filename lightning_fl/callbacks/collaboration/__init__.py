@@ -1,0 +1,1 @@
+"""Who collaborates with whom: callbacks that set the collaboration."""

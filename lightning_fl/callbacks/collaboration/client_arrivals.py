@@ -1,0 +1,72 @@
+"""Clients that join while training runs."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.collaboration import Collaboration
+from lightning_fl.data.cards.catalogue import did_you_mean
+from lightning_fl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["ClientArrivals"]
+
+
+class ClientArrivals(Callback):
+    """Some clients are absent at first: they neither train nor are evaluated before their round.
+
+    A client arrives with the average of the models that the others use, weighted by their samples. A callback that
+    decides the collaboration then finds its place: ``HCCT`` by its first update, ``FedCollab`` by its distances.
+
+    Args:
+        rounds: client (its name, or its number as text) -> the first round that it takes part in, counted from 1.
+
+    Raises:
+        ConfigurationError: a round is less than 1; at the start of a run, a client is not known or nobody is there.
+    """
+
+    role = "arrival"
+
+    def __init__(self, *, rounds: dict[str, int]) -> None:
+        for client, first in rounds.items():
+            if first < 1:
+                raise ConfigurationError(
+                    f"ClientArrivals.rounds: {client} arrives in round {first}; they begin with 1."
+                )
+        self.rounds = rounds
+        self._first: dict[int, int] = {}
+
+    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+        """Find the clients."""
+        assert trainer.datamodule is not None
+        names = trainer.datamodule.client_names()
+        numbers = {str(client): client for client in range(len(names))} | {name: i for i, name in enumerate(names)}
+        for name in self.rounds:
+            if name not in numbers:
+                raise ConfigurationError(
+                    f"ClientArrivals.rounds: there is no client {name!r}{did_you_mean(name, names)}; the data have"
+                    f" {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}."
+                )
+        self._first = {numbers[name]: first for name, first in self.rounds.items()}
+        if all(self._first.get(client, 1) > 1 for client in range(len(names))):
+            raise ConfigurationError("ClientArrivals.rounds: nobody is there in round 1; leave some client out of it.")
+        trainer.absent_clients = self._absent(trainer)
+
+    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+        """Let in who arrives."""
+        absent = self._absent(trainer)
+        newcomers = trainer.absent_clients - absent
+        if newcomers:
+            old = trainer.collaboration
+            samples = torch.tensor(trainer.num_samples, dtype=torch.float64)
+            samples[list(trainer.absent_clients)] = 0.0
+            personalisation = old.personalisation.clone()
+            personalisation[list(newcomers)] = samples @ old.personalisation / samples.sum()
+            trainer.collaboration = Collaboration(old.aggregation, personalisation)
+        trainer.absent_clients = absent
+
+    def _absent(self, trainer: "FederatedTrainer") -> set[int]:
+        return {client for client, first in self._first.items() if first > trainer.current_round + 1}

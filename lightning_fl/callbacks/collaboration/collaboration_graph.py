@@ -1,0 +1,387 @@
+"""DPFL: every client has a model of its own and chooses, by its validation data, whose models to average it with.
+
+Kharrat, Canini, Horváth, "DPFL: Decentralized Personalized Federated Learning", AISTATS 2025,
+https://arxiv.org/abs/2406.06520, algorithms 1 to 3.
+
+=================  ==========================================================  ======
+paper              here                                                        shape
+=================  ==========================================================  ======
+w_k                ``trainer.models``, one a client                            [P]
+p_k                ``trainer.num_samples`` over their sum                      [N]
+tau_init           ``init_epochs``, the work of the first round                epochs
+Omega_k, BGGC      ``candidates``, chosen once, after the first round          sets
+C_k, GGC           ``chosen``, anew every ``every_n_rounds``                   sets
+B_c                ``budget``
+R(S)               minus the client's validation loss (``monitor``)
+=================  ==========================================================  ======
+
+Differs from the paper: the first round stands for the preprocessing. In a simulation every process holds all N models;
+what a client refers to at once is bounded by B_c.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.collaboration import Collaboration
+from lightning_fl.engine.probes.on_hosts import clients_without, compute_on_hosts
+from lightning_fl.engine.turn.loop import LocalWork
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.dpfl import Collaborators, Model, batched_greedy_collaborators
+from lightning_fl.metrics import default_metric, higher_is_better, monitored_metric
+from lightning_fl.seeding import generator
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["CollaborationGraph"]
+
+#: Models that a client without a budget refers to at a time.
+_BATCH = 16
+
+
+class CollaborationGraph(Callback):
+    """A directed graph of collaboration: an edge from j to k means that k's model takes in j's.
+
+    Works with any strategy's local objective, with sampled clients (who takes no part keeps its model and is nobody's
+    collaborator in that round), with ``PersonalLayers`` and with ``ClientArrivals`` (a newcomer chooses among all who
+    are there; the others' candidates stay). Writes ``communication.csv``: how many models and bytes each client
+    received from which other in every round, and whether it chose that one.
+
+    Args:
+        budget: B_c, the most collaborators a client has: a number, a share of the N clients (0.1), or ``None`` for no
+            limit. 0 is local training.
+        graph: "greedy" is DPFL; "random" gives every client ``budget`` others, drawn once; "full" everybody; else a
+            CSV file with the clients' names in its first row and column, row k with a 1 for everybody client k
+            collaborates with and a 0 for the others.
+        every_n_rounds: rounds between two greedy choices.
+        init_epochs: epochs of the first round, after which candidates are chosen; default the work of any round.
+        monitor: validation metric that the greedy choice improves; default the first one with "loss" in its name,
+            else the first.
+        never_worse: a client whose choice does worse on its validation data than its own model alone chooses nobody
+            in that round. The paper's rule does not see to it: averages of models that trained apart are worse at
+            first, and better after the next local training.
+        loners: numbers of clients that choose nobody and keep their own models, while others may choose them.
+        watched: numbers of clients (of doubtful data, say) whose share of the other clients' edges is logged as
+            ``graph/watched_share``.
+
+    Raises:
+        ConfigurationError: a value is out of range, the file does not fit, or a client has no validation data.
+    """
+
+    role = "collaboration"
+
+    def __init__(
+        self,
+        *,
+        budget: int | float | None = None,
+        graph: str = "greedy",
+        every_n_rounds: int = 1,
+        init_epochs: int | None = None,
+        monitor: str | None = None,
+        never_worse: bool = False,
+        loners: list[int] | None = None,
+        watched: list[int] | None = None,
+    ) -> None:
+        if budget is not None and not (0 <= budget < math.inf and (budget < 1 or budget == int(budget))):
+            raise ConfigurationError(
+                f"CollaborationGraph.budget={budget}: give a number of clients, a share of them below 1, or null."
+            )
+        if graph == "random" and budget is None:
+            raise ConfigurationError("CollaborationGraph.graph='random' needs a budget: how many others a client gets.")
+        for name, value in (("every_n_rounds", every_n_rounds), ("init_epochs", init_epochs)):
+            if value is not None and value < 1:
+                raise ConfigurationError(f"CollaborationGraph.{name}={value}: give a number of at least 1.")
+        self.budget = budget
+        self.graph = graph
+        self.every_n_rounds = every_n_rounds
+        self.init_epochs = init_epochs
+        self.monitor = monitor
+        self.never_worse = never_worse
+        self.loners = loners or []
+        self.watched = watched or []
+        self._reset()
+
+    def _reset(self) -> None:
+        #: Client -> whom it may choose from (Omega_k); known once it took part.
+        self.candidates: dict[int, list[int]] = {}
+        #: Rounds done when each entry of :attr:`chosen` was made.
+        self.rounds: list[int] = []
+        #: In each round, client -> whose models it took in (C_k).
+        self.chosen: list[dict[int, list[int]]] = []
+        #: In each round, rows (k, j, models that k received from j), int32 [E, 3].
+        self.received: list[Tensor] = []
+        self._last_choice = 0
+
+    def num_collaborators(self, num_clients: int) -> int | None:
+        """B_c as a number of clients."""
+        if self.budget is None or self.budget == 0 or self.budget >= 1:
+            return None if self.budget is None else int(self.budget)
+        return max(1, round(self.budget * num_clients))
+
+    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+        """Give every client a model; read a given graph; check that there is something to choose by."""
+        self._reset()
+        for name, clients in (("loners", self.loners), ("watched", self.watched)):
+            if not set(clients) <= set(range(trainer.num_clients)):
+                raise ConfigurationError(
+                    f"CollaborationGraph.{name}={clients}: there are the clients 0..{trainer.num_clients - 1} only."
+                )
+        if self.graph == "greedy":
+            self._check_validation(trainer)
+        else:
+            self.candidates = self._given(trainer)
+        trainer.collaboration = Collaboration.local(trainer.num_clients)
+
+    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+        """The first round trains for ``init_epochs``."""
+        if trainer.current_round == 0 and self.init_epochs is not None:
+            trainer.round_work = LocalWork(None, self.init_epochs)
+
+    def select_collaborators(self, trainer: "FederatedTrainer") -> Collaboration:
+        """Every client that took part chooses."""
+        clients = sorted(trainer.survivors)
+        newcomers = [client for client in clients if client not in self.candidates]
+        due = trainer.current_round - self._last_choice >= self.every_n_rounds
+        received = torch.zeros(trainer.num_clients, trainer.num_clients, dtype=torch.int32)
+        if self.graph != "greedy":
+            chosen = {k: [j for j in self.candidates[k] if j in trainer.survivors] for k in clients}
+            chosen |= {k: [] for k in self.loners if k in chosen}
+        else:
+            chosen = self._greedy(trainer, clients, newcomers, due, received)
+        if due or newcomers == clients:
+            self._last_choice = trainer.current_round
+        edges = torch.zeros_like(received)
+        for k in clients:  # what was not received for the choice is received for the average
+            for j in chosen[k]:
+                edges[k, j] = 1
+        received = torch.maximum(received, edges)
+        trainer.communication.between_clients(received - edges)  # the average's own are counted with it
+        self.rounds.append(trainer.current_round + 1)
+        self.chosen.append(chosen)
+        self._log(trainer, clients, chosen, received)
+        return Collaboration(self._aggregation(trainer, chosen))
+
+    # -- the greedy choice ---------------------------------------------------------------------------------------
+
+    def _greedy(
+        self, trainer: "FederatedTrainer", clients: list[int], newcomers: list[int], due: bool, received: Tensor
+    ) -> dict[int, list[int]]:
+        """C_k of every client: of newcomers with their candidates, of the others anew where that is due."""
+        hosted = set(trainer.hosted_clients)
+        total = self._sum(trainer, clients) if any(client in newcomers for client in hosted) else None
+
+        def choose(client: int) -> tuple[list[int], list[int] | None, list[int]] | None:
+            """C_k, the candidates of a newcomer, and whose models were asked for; ``None`` to stay as it is."""
+            if client in self.loners:
+                return [], [], []
+            if client in newcomers:
+                others = [other for other in clients if other != client]
+                result, asked = self._choose(trainer, client, others, total)
+                return result.chosen, result.chosen, [*others, *asked]
+            if not due:
+                return None
+            possible = [other for other in self.candidates[client] if other in trainer.survivors]
+            result, _ = self._choose(trainer, client, possible, None)
+            return result.never_worse if self.never_worse else result.chosen, None, possible
+
+        found = compute_on_hosts(trainer, clients, choose, "choosing collaborators failed")
+        last = self.chosen[-1] if self.chosen else {}
+        chosen: dict[int, list[int]] = {}
+        for client in clients:
+            choice = found[client]
+            if choice is None:
+                chosen[client] = [other for other in self._last_of(client, last) if other in trainer.survivors]
+                continue
+            chosen[client], candidates, asked = choice
+            if candidates is not None:
+                self.candidates[client] = candidates
+            for other in asked:
+                received[client, other] += 1
+        return chosen
+
+    def _last_of(self, client: int, last: dict[int, list[int]]) -> list[int]:
+        """Whom a client chose when it last took part."""
+        if client in last:
+            return last[client]
+        return next((chosen[client] for chosen in reversed(self.chosen) if client in chosen), [])
+
+    def _choose(
+        self, trainer: "FederatedTrainer", client: int, others: list[int], everybody: Model | None
+    ) -> tuple[Collaborators, list[int]]:
+        """One client's choice, and whose models it asked for in the pass that decides."""
+        asked: list[int] = []
+
+        def fetch(batch: Sequence[int]) -> list[list[Tensor]]:
+            asked.extend(batch)
+            return [[vector for _, vector in trainer.models[other].floating()] for other in batch]
+
+        own = trainer.models[client]
+        samples = trainer.num_samples
+        budget = self.num_collaborators(trainer.num_clients)
+        result = batched_greedy_collaborators(
+            lambda vectors: self._reward(trainer, client, own, vectors),
+            [vector for _, vector in own.floating()],
+            others,
+            {other: samples[other] for other in others},
+            samples[client],
+            fetch,
+            budget,
+            generator(trainer.seed, trainer.current_round, client, "collaborators"),
+            batch_size=min(budget or _BATCH, _BATCH) if everybody is not None else None,
+            everybody=everybody,
+        )
+        return result, asked
+
+    def _sum(self, trainer: "FederatedTrainer", clients: list[int]) -> list[Tensor]:
+        """``sum_i p_i w_i`` of all, which every client's first pass would add up."""
+        total = [torch.zeros_like(v, dtype=torch.float64) for _, v in trainer.models[clients[0]].floating()]
+        for client in clients:
+            for part, (_, vector) in zip(total, trainer.models[client].floating(), strict=True):
+                part.add_(vector, alpha=trainer.num_samples[client])
+        return total
+
+    def _reward(self, trainer: "FederatedTrainer", client: int, own: Weights, vectors: list[Tensor]) -> float:
+        dtypes = [dtype for dtype, _ in own.floating()]
+        weights = Weights({**own.vectors, **dict(zip(dtypes, vectors, strict=True))})
+        personal = trainer.client_stores.get("personal_layers", {}).get(client)
+        if trainer.personal is not None and personal is not None:
+            trainer.personal.insert_(weights, personal)
+        report = trainer.loop.evaluate(client, weights, "val")
+        assert report is not None
+        name = monitored_metric(report.metrics, self.monitor, default_metric(report.metrics), "CollaborationGraph")
+        metric = report.metrics[name]
+        return metric.value if higher_is_better(name, metric.higher_is_better) else -metric.value
+
+    # -- checks, records -----------------------------------------------------------------------------------------
+
+    def _check_validation(self, trainer: "FederatedTrainer") -> None:
+        assert trainer.datamodule is not None
+        if not trainer.loop.evaluates("val"):
+            raise ConfigurationError(
+                f"CollaborationGraph chooses by validation loss: give {type(trainer.module).__name__} a"
+                " validation_step, or CollaborationGraph a graph."
+            )
+        missing = clients_without(trainer, "val", set(range(trainer.num_clients)).difference(self.loners))
+        if missing:
+            raise ConfigurationError(
+                f"CollaborationGraph chooses by validation loss, and {len(missing)} of {trainer.num_clients} clients"
+                f" have no validation data (the first is {missing[0]}): give the data a validation split."
+            )
+
+    def _given(self, trainer: "FederatedTrainer") -> dict[int, list[int]]:
+        """Candidates of a graph that is not chosen by data."""
+        count = trainer.num_clients
+        others = {k: [j for j in range(count) if j != k] for k in range(count)}
+        if self.graph == "full":
+            return others
+        if self.graph == "random":
+            budget = self.num_collaborators(count)
+            graph = {}
+            for k, possible in others.items():
+                order = torch.randperm(len(possible), generator=generator(trainer.seed, k, "random graph")).tolist()
+                graph[k] = sorted(possible[place] for place in order[:budget])
+            return graph
+        assert trainer.datamodule is not None
+        return read_graph(Path(self.graph), trainer.datamodule.client_names())
+
+    def _aggregation(self, trainer: "FederatedTrainer", chosen: dict[int, list[int]]) -> Tensor:
+        """A: row k p-weighted over k and those it chose; who took no part keeps its model."""
+        matrix = torch.eye(trainer.num_clients, dtype=torch.float64)
+        samples = torch.tensor(trainer.num_samples, dtype=torch.float64)
+        for k, others in chosen.items():
+            members = [k, *others]
+            matrix[k] = 0.0
+            matrix[k, members] = samples[members] / samples[members].sum()
+        return matrix
+
+    def _log(
+        self, trainer: "FederatedTrainer", clients: list[int], chosen: dict[int, list[int]], received: Tensor
+    ) -> None:
+        edges_used = received.nonzero()
+        counts = received[edges_used[:, 0], edges_used[:, 1]]
+        self.received.append(torch.cat([edges_used.int(), counts[:, None]], dim=1))
+        edges = {(k, j) for k, others in chosen.items() for j in others}
+        possible = len(clients) * (len(clients) - 1)
+        one_way = sum((j, k) not in edges for k, j in edges)
+        models = int(received.sum())
+        trainer.log("graph/edges", len(edges))
+        trainer.log("graph/sparsity", 1 - len(edges) / possible if possible else 1.0)
+        trainer.log("graph/asymmetry", one_way / len(edges) if edges else 0.0)
+        if self.watched:
+            others = [j for k, j in edges if k not in self.watched]
+            share = sum(j in self.watched for j in others) / len(others) if others else 0.0
+            trainer.log("graph/watched_share", share)
+        trainer.log("graph/models_received", models)
+        trainer.log("graph/megabytes_received", models * trainer.models[0].num_bytes / 1e6)
+
+    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+        """Write who received how much from whom."""
+        if not trainer.is_global_zero or trainer.datamodule is None or not self.received:
+            return
+        import pandas as pd  # takes a second to import
+
+        names = trainer.datamodule.client_names()
+        size = trainer.models[0].num_bytes
+        rows = [
+            (turn, names[k], names[j], count, count * size, int(j in chosen[k]))
+            for turn, chosen, received in zip(self.rounds, self.chosen, self.received, strict=True)
+            for k, j, count in received.tolist()
+        ]
+        folder = Path(trainer.log_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        table = pd.DataFrame(rows, columns=["round", "client", "received_from", "models", "bytes", "chosen"])
+        table.to_csv(folder / "communication.csv", index=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The graph and its history."""
+        return {
+            "candidates": self.candidates,
+            "rounds": self.rounds,
+            "chosen": self.chosen,
+            "received": self.received,
+            "last_choice": self._last_choice,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the graph and its history."""
+        self.candidates = {int(k): list(v) for k, v in state["candidates"].items()}
+        self.rounds = list(state["rounds"])
+        self.chosen = [{int(k): list(v) for k, v in one.items()} for one in state["chosen"]]
+        self.received = [one.clone() for one in state["received"]]
+        self._last_choice = state["last_choice"]
+
+
+def read_graph(path: Path, names: Sequence[str]) -> dict[int, list[int]]:
+    """Client -> its collaborators, of a CSV file with a row and a column per client.
+
+    Raises:
+        ConfigurationError: there is no such file, a client is missing, or an entry is neither 0 nor 1.
+    """
+    if not path.is_file():
+        raise ConfigurationError(
+            f"CollaborationGraph.graph={str(path)!r}: there is no such file; give greedy, random, full, or a CSV file."
+        )
+    import pandas as pd  # takes a second to import
+
+    table = pd.read_csv(path, index_col=0, dtype={0: str})
+    table.index, table.columns = table.index.astype(str), table.columns.astype(str)
+    missing = [name for name in names if name not in table.index or name not in table.columns]
+    if missing:
+        raise ConfigurationError(
+            f"{path}: no row or column of client {missing[0]}: give a row and a column for each of {', '.join(names)}."
+        )
+    matrix = table.loc[list(names), list(names)]
+    bad = [(k, j) for k in names for j in names if matrix.loc[k, j] not in (0, 1)]
+    if bad:
+        k, j = bad[0]
+        raise ConfigurationError(
+            f"{path}: row {k}, column {j} is {matrix.loc[k, j]!s}: give 1 for a collaborator, else 0."
+        )
+    return {k: [j for j in range(len(names)) if j != k and matrix.iat[k, j] == 1] for k in range(len(names))}

@@ -1,0 +1,405 @@
+"""FedCollab: before training, clients find out with whom to train, from distances between their data and their counts.
+
+Bao, Wang, Wu, He: Optimizing the Collaboration Structure in Cross-Silo Federated Learning, ICML 2023
+(https://arxiv.org/abs/2306.06508), algorithms 1 and 2, equation 10.
+
+=====================  ==================================================  ======
+paper                  here                                                shape
+=====================  ==================================================  ======
+D_ij                   ``distances``, by client discriminators             [N, N]
+                       (:mod:`lightning_fl.functional.client_distances`)
+m_i                    ``trainer.num_samples``                             [N]
+C                      ``capacity``
+L, its minimiser       :mod:`lightning_fl.functional.fedcollab`
+coalitions             ``assignment``                                      [N]
+=====================  ==================================================  ======
+
+Differs from the paper: coalitions also merge and are searched from several kinds of starts, not by single moves alone;
+targets of regression are standardised where classes are one-hot, and graphs of molecules enter as Morgan fingerprints.
+What the discriminators do otherwise is in the file named above.
+"""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor, nn
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.collaboration import Collaboration
+from lightning_fl.engine.probes.client_features import LayerOutput, client_features
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.client_discriminator import DiscriminatorSettings, Monitor
+from lightning_fl.functional.client_distances import pairwise_distances
+from lightning_fl.functional.fedcollab import coalition_objective, join_coalitions, solve_coalitions
+from lightning_fl.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["FedCollab"]
+
+
+class FedCollab(Callback):
+    """Divides clients into coalitions before the first round; any strategy then trains one model in each.
+
+    Every pair of clients trains a small discriminator federatedly on its inputs and targets; the better it tells the
+    two apart, the further they are from each other. Coalitions minimise the mean over clients of
+    ``capacity / sqrt(samples in the coalition) + distance to the coalition``. Distances and coalitions are written to
+    the run's folder as ``distances.csv`` and ``coalitions.csv``.
+
+    Clients that arrive later (``ClientArrivals``) are measured when they come and put where the objective is least;
+    nobody else moves. Likewise for clients that a finished run did not have, with ``structure``: its coalitions and
+    models are taken up, and only coalitions that a new client joins are trained on.
+
+    Args:
+        capacity: C >= 0, the model's appetite for data: 10 for Fashion-MNIST and CIFAR-10, 8 for CIFAR-100 in the
+            paper; 0 leaves clients with different data alone.
+        num_restarts: starts of the search for the best coalitions.
+        distances: known distances, as a file: ``distances.csv`` of another run (clients by name), or a ``.npy`` matrix
+            [N, N] in the clients' order. Pairs that it lacks, or has NaN for, are measured.
+        structure: folder of a finished FedCollab run to join.
+        encoder: a frozen network from a batch's inputs to features [B, d] for the discriminators; ``None`` for the
+            inputs themselves, or Morgan fingerprints of molecules.
+        warm_up_rounds: rounds in which all clients train together first; the shared model's ``layer`` is then the
+            frozen encoder, and coalitions go on from that model.
+        layer: submodule of the model whose output is the features, with ``warm_up_rounds``: "network.encoder" of a
+            ``ClassificationModel``, "readout" of a ``MoleculeModel``.
+        hidden: hidden units of a discriminator.
+        learning_rate: of its gradient steps.
+        max_rounds: rounds at most.
+        eval_every: rounds between two evaluations.
+        patience: evaluations without improvement after which a pair stops.
+        monitor: what chooses the round that counts, on validation samples: the least "loss", or the best
+            "balanced_accuracy" (the paper's, biased upwards where there are few).
+        max_train: training samples of each side at most (each client keeps at least half of its samples to validate).
+        max_validation: validation samples of each side at most.
+        shared_size: as many training samples in every pair as the smallest client of all can give.
+        ignore: for ablations (section 5.5): "quantities" takes every client to have the mean number of samples,
+            "distances" takes every pair to be as far apart as all are on average.
+
+    Raises:
+        ConfigurationError: a value is out of range; at the start of a run, a file does not fit, a client has fewer than
+            four training samples, or clients' inputs have different sizes.
+        DataError: inputs or targets cannot be read.
+    """
+
+    role = "collaboration"
+
+    def __init__(
+        self,
+        *,
+        capacity: float = 10.0,
+        num_restarts: int = 20,
+        distances: str | None = None,
+        structure: str | None = None,
+        encoder: nn.Module | None = None,
+        warm_up_rounds: int = 0,
+        layer: str | None = None,
+        hidden: int = 200,
+        learning_rate: float = 0.3,
+        max_rounds: int = 2000,
+        eval_every: int = 10,
+        patience: int = 10,
+        monitor: Monitor = "loss",
+        max_train: int = 64,
+        max_validation: int = 500,
+        shared_size: bool = False,
+        ignore: Literal["quantities", "distances"] | None = None,
+    ) -> None:
+        if ignore not in (None, "quantities", "distances"):
+            raise ConfigurationError(f"FedCollab.ignore={ignore!r}: choose quantities, distances or null.")
+        if not 0 <= capacity < float("inf"):
+            raise ConfigurationError(f"FedCollab.capacity={capacity}: give a number of at least 0 (10 in the paper).")
+        if num_restarts < 1:
+            raise ConfigurationError(f"FedCollab.num_restarts={num_restarts}: give a number of at least 1.")
+        if distances is not None and structure is not None:
+            raise ConfigurationError(
+                f"FedCollab.distances={distances!r} and structure={structure!r} are both set: a structure has its own"
+                " distances; drop one."
+            )
+        if warm_up_rounds < 0 or (warm_up_rounds > 0) != (layer is not None) or (layer and encoder is not None):
+            raise ConfigurationError(
+                f"FedCollab.warm_up_rounds={warm_up_rounds}, layer={layer!r}, encoder="
+                f"{None if encoder is None else type(encoder).__name__}: give a number of rounds and a layer, or"
+                " neither; an encoder goes with neither."
+            )
+        self.warm_up_rounds = warm_up_rounds
+        self.layer = layer
+        self.capacity = capacity
+        self.num_restarts = num_restarts
+        self.distances_file = distances
+        self.structure = structure
+        self.ignore = ignore
+        self.encoder = encoder
+        self.discriminator = DiscriminatorSettings(
+            hidden=hidden,
+            learning_rate=learning_rate,
+            max_rounds=max_rounds,
+            eval_every=eval_every,
+            patience=patience,
+            monitor=monitor,
+            max_train=max_train,
+            max_validation=max_validation,
+            shared_size=shared_size,
+        )
+        #: D, float64 [N, N]; NaN where a pair was not measured (clients that are not there yet).
+        self.distances: Tensor = torch.empty(0, 0, dtype=torch.float64)
+        #: Coalition of every client, 0..K-1; clients that are not there yet share the last label.
+        self.assignment: list[int] = []
+        self._placed: set[int] = set()
+
+    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+        """Measure distances and form coalitions; a resumed run has them in its checkpoint."""
+        if self.layer is not None:
+            assert trainer.module is not None
+            LayerOutput(trainer.module, self.layer)  # refuses a wrong name now
+        if self.warm_up_rounds >= trainer.max_rounds:
+            rank_zero_warn(
+                f"FedCollab.warm_up_rounds={self.warm_up_rounds} of max_rounds={trainer.max_rounds}: this run ends"
+                " before coalitions are formed; give more rounds to train in them."
+            )
+        self._placed = set()
+        if not trainer.resumes_fit and not self.warm_up_rounds:
+            self._begin(trainer)
+
+    def _begin(self, trainer: "FederatedTrainer") -> None:
+        present = trainer.present_clients
+        self.distances = self._measured(trainer, self._known_distances(trainer), present)
+        if self.structure is not None:
+            self._join_structure(trainer, Path(self.structure))
+            return
+        labels = solve_coalitions(
+            *self._judged(trainer, present),
+            self.capacity,
+            num_restarts=self.num_restarts,
+            seed=derive_seed(trainer.seed, "coalitions"),
+        )
+        self._form(trainer, dict(zip(present, labels, strict=True)))
+
+    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+        """Let in who arrives: measure its distances and put it where the objective is least."""
+        if trainer.current_round < self.warm_up_rounds:
+            return
+        if not self._placed:
+            self._begin(trainer)
+        newcomers = [client for client in trainer.present_clients if client not in self._placed]
+        if not newcomers:
+            return
+        present = trainer.present_clients
+        self.distances = self._measured(trainer, self.distances, present)
+        self._form(trainer, self._joined(trainer, {i: self.assignment[i] for i in self._placed}, newcomers))
+
+    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+        """Keep the files with the run, also with one that was resumed."""
+        if self._placed:
+            self._write(trainer)
+
+    # -- distances -----------------------------------------------------------------------------------------------
+
+    def _known_distances(self, trainer: "FederatedTrainer") -> Tensor:
+        """[N, N], NaN where nothing is known."""
+        count = trainer.num_clients
+        path = self.distances_file if self.structure is None else Path(self.structure) / "distances.csv"
+        if path is None:
+            return torch.full((count, count), torch.nan, dtype=torch.float64).fill_diagonal_(0.0)
+        assert trainer.datamodule is not None
+        return read_distances(Path(path), trainer.datamodule.client_names())
+
+    def _measured(self, trainer: "FederatedTrainer", known: Tensor, clients: list[int]) -> Tensor:
+        """The distances with those among ``clients`` that are not known measured."""
+        pairs = [(i, j) for i in clients for j in clients if i < j and torch.isnan(known[i, j])]
+        if not pairs:
+            return known
+        rank_zero_info(f"FedCollab: measuring {len(pairs)} distances between {len(clients)} clients")
+        started = time.perf_counter()
+        involved = sorted({client for pair in pairs for client in pair})
+        places = {client: place for place, client in enumerate(involved)}
+        encoder = self.encoder
+        if self.layer is not None:
+            assert trainer.module is not None
+            encoder = LayerOutput(trainer.module, self.layer)
+            trainer.communication.receive(involved, [trainer.shared_model(involved[0])])
+            trainer.loop.flat.load(trainer.shared_model(involved[0]))
+        features, classes = client_features(trainer, involved, encoder)
+        several = trainer.fabric.world_size > 1
+        found = pairwise_distances(
+            {places[client]: rows for client, rows in features.items()},
+            self.discriminator,
+            num_clients=len(involved),
+            pairs=[(places[i], places[j]) for i, j in pairs],
+            seed=derive_seed(trainer.seed, "client discriminators"),
+            groups={places[client]: labels for client, labels in classes.items()},
+            reduce=(lambda tensor: trainer.strategy.all_reduce(tensor, reduce_op="sum")) if several else None,
+        )
+        traffic = (found.bytes_received, found.bytes_sent)
+        trainer.communication.add(*(dict(zip(involved, of_each.tolist(), strict=True)) for of_each in traffic))
+        record = trainer.run_log.summary.setdefault("fedcollab", {})
+        record["measured_pairs"] = record.get("measured_pairs", 0) + len(pairs)
+        record["distance_seconds"] = round(record.get("distance_seconds", 0.0) + time.perf_counter() - started, 3)
+        measured = known.clone()
+        for i, j in pairs:
+            measured[i, j] = measured[j, i] = found.distances[places[i], places[j]]
+        return measured
+
+    # -- coalitions ----------------------------------------------------------------------------------------------
+
+    def _judged(self, trainer: "FederatedTrainer", clients: list[int]) -> tuple[Tensor, Tensor]:
+        """The distances [n, n] and numbers of samples [n] of some clients by which their coalitions are judged."""
+        distances = self.distances[clients][:, clients]
+        samples = torch.tensor([trainer.num_samples[client] for client in clients], dtype=torch.float64)
+        if self.ignore == "quantities":
+            samples = samples.mean().expand(len(clients))
+        if self.ignore == "distances" and len(clients) > 1:
+            pairs = ~torch.eye(len(clients), dtype=torch.bool)
+            distances = torch.where(pairs, distances[pairs].mean(), distances)
+        return distances, samples
+
+    def _joined(self, trainer: "FederatedTrainer", labels: dict[int, int], newcomers: list[int]) -> dict[int, int]:
+        """Labels of those who are there, with the newcomers put where the objective is least."""
+        clients = sorted([*labels, *newcomers])
+        places = {client: place for place, client in enumerate(clients)}
+        joined = join_coalitions(
+            [labels.get(client, 0) for client in clients],
+            *self._judged(trainer, clients),
+            self.capacity,
+            [places[client] for client in newcomers],
+        )
+        return dict(zip(clients, joined, strict=True))
+
+    def _form(self, trainer: "FederatedTrainer", labels: dict[int, int]) -> None:
+        """Make the coalitions those of the run; those who are not there yet wait in one of their own."""
+        self._placed = set(labels)
+        waiting = max(labels.values()) + 1
+        self.assignment = [labels.get(client, waiting) for client in range(trainer.num_clients)]
+        trainer.collaboration = Collaboration.coalitions(self.assignment, trainer.num_samples)
+        clients = sorted(labels)
+        objective = coalition_objective(
+            [labels[client] for client in clients],
+            *self._judged(trainer, clients),
+            self.capacity,
+        )
+        assert trainer.datamodule is not None
+        names = trainer.datamodule.client_names()
+        coalitions = [[names[i] for i in clients if labels[i] == label] for label in sorted(set(labels.values()))]
+        trainer.run_log.summary.setdefault("fedcollab", {}).update({"coalitions": coalitions, "objective": objective})
+        rank_zero_info("FedCollab: " + "; ".join(f"coalition {k}: {', '.join(c)}" for k, c in enumerate(coalitions)))
+        self._write(trainer)
+
+    # -- a finished run's structure ------------------------------------------------------------------------------
+
+    def _join_structure(self, trainer: "FederatedTrainer", run: Path) -> None:
+        """Take up the coalitions and models of a finished run; coalitions without a newcomer rest."""
+        import pandas as pd  # takes a second to import
+
+        assert trainer.datamodule is not None
+        names = trainer.datamodule.client_names()
+        path = run / "coalitions.csv"
+        try:
+            table = pd.read_csv(path, dtype={"client": str}).set_index("client")["coalition"].astype(int)
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigurationError(
+                f"FedCollab.structure={str(run)!r}: {path} cannot be read ({error}). Give the folder of a finished run"
+                " with FedCollab."
+            ) from error
+        known = {client: int(table[name]) for client, name in enumerate(names) if name in table.index}
+        newcomers = [client for client in trainer.present_clients if client not in known]
+        missing = sorted(set(table.index) - set(names))
+        if missing or not newcomers:
+            problem = f"lack its clients {', '.join(missing)}" if missing else "have no client that it lacks"
+            raise ConfigurationError(
+                f"FedCollab.structure={str(run)!r}: the data {problem}. Give data with the run's clients, under the"
+                " same names, and new ones."
+            )
+        labels = self._joined(trainer, known, newcomers)
+        initial = trainer.models[0]
+        self._form(trainer, labels)
+        old = set(known.values())
+        trainer.models = [
+            _read_model(trainer, run / "models" / f"shared_{label}.ckpt") if label in old else initial
+            for label in range(trainer.collaboration.num_models)
+        ]
+        joined = {labels[client] for client in newcomers}
+        trainer.resting_clients = {client for client, label in labels.items() if label not in joined}
+
+    # -- keeping -------------------------------------------------------------------------------------------------
+
+    def _write(self, trainer: "FederatedTrainer") -> None:
+        if not trainer.is_global_zero:
+            return
+        import pandas as pd  # takes a second to import
+
+        assert trainer.datamodule is not None
+        names, folder = trainer.datamodule.client_names(), Path(trainer.log_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        pd.DataFrame(self.distances.numpy(), index=pd.Index(names, name="client"), columns=names).to_csv(
+            folder / "distances.csv"
+        )
+        rows = [(names[i], trainer.num_samples[i], self.assignment[i]) for i in sorted(self._placed)]
+        pd.DataFrame(rows, columns=["client", "samples", "coalition"]).to_csv(folder / "coalitions.csv", index=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Distances and coalitions."""
+        return {"distances": self.distances, "assignment": self.assignment, "placed": sorted(self._placed)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take them up."""
+        self.distances, self.assignment = state["distances"], list(state["assignment"])
+        self._placed = set(state["placed"])
+
+
+def read_distances(path: Path, names: list[str]) -> Tensor:
+    """Distances [N, N] from a file, NaN for pairs that it lacks.
+
+    Args:
+        path: a CSV file with the clients' names in the first row and column, or a ``.npy`` matrix in their order.
+        names: the clients.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or its content is no matrix of distances of these clients.
+    """
+    import pandas as pd  # takes a second to import
+
+    advice = "Give a CSV file with the clients' names in its first row and column, or a .npy matrix in their order."
+    try:
+        if path.suffix == ".npy":
+            import numpy as np
+
+            matrix = torch.from_numpy(np.load(path, allow_pickle=False)).double()
+        else:
+            table = pd.read_csv(path, index_col=0, dtype={0: str})
+            table.index = table.index.astype(str)
+            if not set(names) & set(table.index) or list(table.index) != list(table.columns):
+                raise ValueError("its first row and column are not the names of this run's clients")
+            matrix = torch.from_numpy(table.reindex(index=names, columns=names).to_numpy("float64", copy=True))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigurationError(f"FedCollab: distances in {path} cannot be read: {error}. {advice}") from error
+    if matrix.shape != (len(names), len(names)):
+        raise ConfigurationError(
+            f"FedCollab: distances in {path} have shape {tuple(matrix.shape)} for {len(names)} clients. {advice}"
+        )
+    matrix.fill_diagonal_(0.0)
+    known = ~torch.isnan(matrix)
+    symmetric = torch.equal(known, known.T) and torch.allclose(matrix.nan_to_num(), matrix.T.nan_to_num())
+    if not symmetric or not bool((matrix[known] >= 0).all()) or not bool(matrix[known].isfinite().all()):
+        raise ConfigurationError(
+            f"FedCollab: distances in {path} are not a symmetric matrix of finite numbers >= 0 (NaN where unknown)."
+        )
+    return matrix
+
+
+def _read_model(trainer: "FederatedTrainer", path: Path) -> Weights:
+    """A shared model that a run exported, as weights of this run's module."""
+    assert trainer.module is not None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+        trainer.module.load_state_dict(state)
+    except Exception as error:
+        raise ConfigurationError(
+            f"FedCollab.structure: {path} is no model of the kind {type(trainer.module).__name__} is"
+            f" ({str(error).splitlines()[0]}). Join a run with the same model, made with save_models (the default)."
+        ) from error
+    return trainer.loop.flat.collect().clone()

@@ -1,0 +1,218 @@
+"""IFCA: several models; in every round each client trains the one that explains its training data best.
+
+Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020,
+https://arxiv.org/abs/2006.04088, algorithm 1, option II (model averaging).
+
+=============================  ===================================================  ========
+paper                          here                                                 shape
+=============================  ===================================================  ========
+theta_j, k models              ``trainer.models``, ``num_clusters`` of them         K x [P]
+theta_j^(0)                    drawn anew for every model, or ``initial_noise``     K x [P]
+F_i(theta_j)                   ``losses``, mean loss of ``training_step``           [N, K]
+ĵ, cluster identity            ``assignments``                                      [N]
+M_t, who takes part            the run's cohort (``UniformSampling``, ...)
+tau, gamma                     the trainer's local steps, the module's optimiser
+=============================  ===================================================  ========
+
+Differs from the paper: a model is the average of its clients by samples, where the paper's all have as many. Layers
+that all models share (section 6.2's weight sharing) are not built in. When clients are evaluated they use the model
+that then has the least loss on their training data. As in the paper, the outcome depends on the draw of the first
+models; try several ``trainer.seed``.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.personal.soft_averaging import soft_collaboration
+from lightning_fl.cohort import Cohort
+from lightning_fl.engine.probes.held_out_loss import HeldOutLoss
+from lightning_fl.engine.probes.on_hosts import compute_on_hosts
+from lightning_fl.engine.weights.flat import Span, Weights
+from lightning_fl.engine.weights.initial_models import reinitialised
+from lightning_fl.engine.weights.local_parameters import averaged_spans
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.ifca import least_loss_models, perturbed
+from lightning_fl.seeding import generator
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["IFCA"]
+
+
+class IFCA(Callback):
+    """A fixed number of clusters, each with a model; who is in which is chosen anew by those who train in a round.
+
+    Of the models with the least loss on a client's training data it trains the first; a model that nobody trains stays
+    as it is. Works with any strategy, with sampled clients, ``PersonalLayers`` (a client compares models with its own
+    ones) and ``ClientArrivals``. With ``optimizer_state="keep"`` a client has one optimiser for all models.
+
+    Args:
+        num_clusters: K, at most the number of clients.
+        num_samples: training samples of each client that models are compared on, drawn anew in every round; ``None``
+            for all. Of data that come from a ``DataLoader``, its first batches that hold as many.
+        initial_noise: ``None`` draws the parameters of each model but the first, the module's own, anew, by the
+            ``reset_parameters`` of its layers (or of the module, where it defines one). A positive number adds normal
+            noise to the module's own instead, of that share of each parameter's root mean square: for a network that
+            was trained before. Frozen and personal parameters are the same in all models.
+
+    Attributes (a list entry per round):
+        rounds: rounds done.
+        assignments: the model that each client trained when it last took part, -1 for none yet, length N.
+
+    Attributes:
+        losses: when each client last took part, its loss under every model, float64 [N, K]; NaN for none yet.
+
+    Raises:
+        ConfigurationError: a value is out of range; at the start of a run, there are more models than clients, the
+            module optimises manually, or its models would start alike; in a round, the callback that selects clients
+            names models for them.
+        TrainingError: a loss is not finite.
+    """
+
+    role = "collaboration"
+
+    def __init__(
+        self, *, num_clusters: int, num_samples: int | None = None, initial_noise: float | None = None
+    ) -> None:
+        for name, value in (("num_clusters", num_clusters), ("num_samples", num_samples)):
+            if value is not None and value < 1:
+                raise ConfigurationError(f"IFCA.{name}={value}: give a number of at least 1.")
+        if initial_noise is not None and not 0 < initial_noise < math.inf:
+            raise ConfigurationError(
+                f"IFCA.initial_noise={initial_noise}: give a positive number, such as 0.1, or null to draw parameters"
+                " anew."
+            )
+        self.num_clusters = num_clusters
+        self.num_samples = num_samples
+        self.initial_noise = initial_noise
+        self._reset(0)
+
+    def _reset(self, num_clients: int) -> None:
+        self.rounds: list[int] = []
+        self.assignments: list[list[int]] = []
+        self.losses: Tensor = torch.full((num_clients, self.num_clusters), torch.nan, dtype=torch.float64)
+        #: What was found of the present models: they are compared once, for an evaluation and the round after it.
+        self._found: dict[int, list[float]] = {}
+
+    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+        """Check the settings; clients that have not chosen yet use the first model."""
+        count = trainer.num_clients
+        self._reset(count)
+        if self.num_clusters > count:
+            raise ConfigurationError(
+                f"IFCA.num_clusters={self.num_clusters} for {count} clients: give at most one model a client."
+            )
+        HeldOutLoss.check_module(trainer, "IFCA")
+        first = one_hot(torch.zeros(count, dtype=torch.long), self.num_clusters).double()
+        trainer.collaboration = soft_collaboration(first, trainer.num_samples)
+
+    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+        """Let the models start apart; all callbacks have said by now which layers are personal."""
+        if trainer.current_round == 0:
+            trainer.models = self._initial_models(trainer)
+
+    def assign_models(self, trainer: "FederatedTrainer", cohort: Cohort) -> Cohort:
+        """Everybody who takes part receives all models and trains the one with the least loss."""
+        if any(participant.model is not None for participant in cohort.participants):
+            raise ConfigurationError(
+                "IFCA lets clients choose which model they train; the callback that selects clients names one for"
+                " them. Keep one of the two in trainer.callbacks."
+            )
+        clients = cohort.clients
+        trainer.communication.receive(clients, trainer.models)
+        chosen = self._choose(trainer, clients, trainer.current_round)
+        before = self.assignments[-1] if self.assignments else [-1] * trainer.num_clients
+        self.rounds.append(trainer.current_round + 1)
+        self.assignments.append([chosen.get(client, known) for client, known in enumerate(before)])
+        for client in clients:
+            self.losses[client] = torch.tensor(self._found[client], dtype=torch.float64)
+        trainer.log("ifca/clusters", len(set(chosen.values())))
+        trainer.log("ifca/moved", sum(before[client] not in (-1, model) for client, model in chosen.items()))
+        trainer.log("ifca/loss", math.fsum(min(self._found[client]) for client in clients) / len(clients))
+        samples = torch.tensor(trainer.num_samples, dtype=torch.float64)
+        beta = (samples / samples.sum()).tolist()
+        return Cohort(
+            tuple(
+                replace(one, model=chosen[one.client], weight=beta[one.client] if one.weight is None else one.weight)
+                for one in cohort.participants
+            )
+        )
+
+    def on_aggregate_end(self, trainer: "FederatedTrainer") -> None:
+        """Where clients are about to be evaluated, each uses what is best for it now."""
+        self._found = {}
+        done = trainer.current_round + 1
+        if done == trainer.max_rounds or trainer.evaluates_after(done):
+            self._choose(trainer, trainer.present_clients, done)
+
+    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+        """The same where a run ended early."""
+        if trainer.current_round:
+            self._choose(trainer, trainer.present_clients, trainer.current_round)
+
+    def _choose(self, trainer: "FederatedTrainer", clients: Sequence[int], drawn_in: int) -> dict[int, int]:
+        """Client -> its best model; that is what it uses from now on."""
+        loss = HeldOutLoss(trainer, "train", self.num_samples, "IFCA", drawn_in)
+        self._found |= compute_on_hosts(
+            trainer,
+            [client for client in clients if client not in self._found],
+            lambda client: [loss.value(client, model) for model in trainer.models],
+            "IFCA cannot compare the models",
+        )
+        best = least_loss_models(torch.tensor([self._found[client] for client in clients], dtype=torch.float64))
+        personalisation = trainer.collaboration.personalisation.clone()
+        personalisation[list(clients)] = one_hot(torch.tensor(best), self.num_clusters).double()
+        trainer.collaboration = soft_collaboration(personalisation, trainer.num_samples)
+        return dict(zip(clients, best, strict=True))
+
+    # -- the first models ----------------------------------------------------------------------------------------
+
+    def _initial_models(self, trainer: "FederatedTrainer") -> list[Weights]:
+        own = trainer.models[0]
+        flat = trainer.loop.flat
+        spans = averaged_spans(trainer)
+        models = [own]
+        for model in range(1, self.num_clusters):
+            path = ("first models", model)
+            if self.initial_noise is None:
+                models.append(reinitialised(flat, own, spans, trainer.seed, *path))
+            else:
+                models.append(_noisy(own, spans, self.initial_noise, generator(trainer.seed, *path)))
+            if any(models[-1].equal(other) for other in models[:-1]):
+                mend = (
+                    "their layers have no reset_parameters that draws: define one in the module, or set"
+                    " IFCA.initial_noise"
+                    if self.initial_noise is None
+                    else "all its parameters are zero: leave IFCA.initial_noise out"
+                )
+                raise ConfigurationError(
+                    f"IFCA: the models of {type(trainer.module).__name__} would start alike, and stay so; {mend}."
+                )
+        return models
+
+    def state_dict(self) -> dict[str, Any]:
+        """The history; who uses which model is the run's collaboration."""
+        return {"rounds": self.rounds, "assignments": self.assignments, "losses": self.losses}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the history."""
+        self.rounds = list(state["rounds"])
+        self.assignments = [list(labels) for labels in state["assignments"]]
+        self.losses = state["losses"].clone()
+        self._found = {}
+
+
+def _noisy(own: Weights, spans: Sequence[Span], scale: float, draws: torch.Generator) -> Weights:
+    weights = own.clone()
+    for span in spans:
+        part = slice(span.begin, span.end)
+        weights.vectors[span.dtype][part] = perturbed(own.vectors[span.dtype][part], scale, draws)
+    return weights

@@ -1,0 +1,128 @@
+"""Pictures of coalitions: distances, HCCT's merge tree, who was with whom over the rounds."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from lightning_fl.callbacks.collaboration.hcct import HCCT
+from lightning_fl.callbacks.figures.plots.coalitions import draw_distances, draw_merge_tree, draw_partition
+from lightning_fl.callbacks.figures.round_figure import RoundFigure
+from lightning_fl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["CoalitionFigure"]
+
+
+class CoalitionFigure(RoundFigure):
+    """What the callback that forms coalitions found, in TensorBoard and in ``figures/``.
+
+    ``distances.png`` where it measures distances between clients (``FedCollab``): drawn before the first round, with
+    the clients of a coalition side by side. ``merge_tree.png`` of the last hierarchical partition (``HCCT``), and
+    ``partition.png``, every client's coalition over the rounds: drawn at the end of the fit.
+
+    Args:
+        every_n_rounds: also draw every n rounds; 0 for the times above only.
+
+    Raises:
+        ConfigurationError: ``every_n_rounds`` is negative; at the start of a run, no callback forms coalitions.
+    """
+
+    def __init__(self, *, every_n_rounds: int = 0) -> None:
+        super().__init__(every_n_rounds=every_n_rounds)
+        #: Rounds done, and every client's coalition then; kept when coalitions change, and in the last round.
+        self.rounds: list[int] = []
+        self.assignments: list[list[int]] = []
+
+    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+        """A new fit starts an empty history."""
+        if stage == "fit":
+            self.rounds, self.assignments = [], []
+            if not any(callback.role == "collaboration" for callback in trainer.callbacks):
+                raise ConfigurationError(
+                    "CoalitionFigure: no callback of this run forms coalitions. Add one, such as FedCollab or HCCT, to"
+                    " trainer.callbacks, or remove CoalitionFigure."
+                )
+
+    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+        """Draw the distances that the first coalitions come from."""
+        if trainer.current_round == 0:
+            self._draw_distances(trainer)
+
+    def on_round_end(self, trainer: "FederatedTrainer") -> None:
+        """Keep the round's coalitions; draw what is due."""
+        labels = [_label(trainer, client) for client in range(trainer.num_clients)]
+        self.rounds.append(trainer.current_round)
+        self.assignments.append(labels)
+        super().on_round_end(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The history."""
+        return {"rounds": list(self.rounds), "assignments": [list(labels) for labels in self.assignments]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the history."""
+        self.rounds = list(state["rounds"])
+        self.assignments = [list(labels) for labels in state["assignments"]]
+
+    def draw(self, trainer: "FederatedTrainer") -> None:
+        """Draw the whole history."""
+        if not trainer.is_global_zero or not self.rounds:
+            return
+        assert trainer.datamodule is not None
+        names, source, done = trainer.datamodule.client_names(), trainer.datamodule.source, trainer.current_round
+        self._draw_distances(trainer)
+        hcct = next((callback for callback in trainer.callbacks if isinstance(callback, HCCT)), None)
+        if hcct is not None and hcct.merged_clients:
+            figure = draw_merge_tree(
+                hcct.merges,
+                _final_labels(hcct),
+                [names[client] for client in hcct.merged_clients],
+                title=f"Hierarchical partition, round {hcct.partition_round}",
+                source=source,
+            )
+            trainer.run_log.log_figure("merge_tree", figure, done)
+        figure = draw_partition(
+            self.rounds, self.assignments, names, title=f"Coalitions up to round {done}", source=source
+        )
+        trainer.run_log.log_figure("partition", figure, done)
+
+    def _draw_distances(self, trainer: "FederatedTrainer") -> None:
+        distances: Tensor | None = next(
+            (
+                getattr(callback, "distances", None)
+                for callback in trainer.callbacks
+                if callback.role == "collaboration"
+            ),
+            None,
+        )
+        present = trainer.present_clients
+        if distances is None or not trainer.is_global_zero or len(distances) != trainer.num_clients:  # not measured yet
+            return
+        assert trainer.datamodule is not None
+        names = trainer.datamodule.client_names()
+        figure = draw_distances(
+            distances[present][:, present],
+            [_label(trainer, client) for client in present],
+            [names[client] for client in present],
+            title="Distances between clients, by coalition",
+            source=trainer.datamodule.source,
+        )
+        trainer.run_log.log_figure("distances", figure, trainer.current_round)
+
+
+def _label(trainer: "FederatedTrainer", client: int) -> int:
+    """A client's coalition: the model that it uses, or the one that it uses most."""
+    return int(trainer.collaboration.personalisation[client].argmax())
+
+
+def _final_labels(hcct: HCCT) -> Sequence[int]:
+    """The groups after the last merge, as positions among the clients that were merged."""
+    groups = {position: position for position in range(len(hcct.merged_clients))}
+    for merge in hcct.merges:
+        for position in (*merge.first, *merge.second):
+            groups[position] = min(merge.first + merge.second)
+    order = {group: label for label, group in enumerate(dict.fromkeys(groups.values()))}
+    return [order[group] for group in groups.values()]

@@ -1,0 +1,37 @@
+"""A picture of who collaborates with whom."""
+
+from typing import TYPE_CHECKING
+
+from lightning_fl.callbacks.figures.plots.run import draw_matrix
+from lightning_fl.callbacks.figures.round_figure import RoundFigure
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["CollaborationFigure"]
+
+
+class CollaborationFigure(RoundFigure):
+    """The collaboration matrix ``P A`` [N, N] as a heat map, in TensorBoard and as ``figures/collaboration.png``.
+
+    Row i shows how much of each client's update is in what client i uses. Drawn at the end of the fit.
+
+    Args:
+        every_n_rounds: also draw it every n rounds; 0 for the end only.
+
+    Raises:
+        ConfigurationError: ``every_n_rounds`` is negative.
+    """
+
+    def draw(self, trainer: "FederatedTrainer") -> None:
+        """Draw the collaboration of now."""
+        if not trainer.is_global_zero:
+            return
+        assert trainer.datamodule is not None
+        figure = draw_matrix(
+            trainer.collaboration.matrix,
+            trainer.datamodule.client_names(),
+            f"Collaboration after round {trainer.current_round}",
+            trainer.datamodule.source,
+        )
+        trainer.run_log.log_figure("collaboration", figure, trainer.current_round)

@@ -1,0 +1,76 @@
+"""A picture of what every client has contributed, over rounds."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lightning_fl.callbacks.figures.plots.run import draw_contributions
+from lightning_fl.callbacks.figures.round_figure import RoundFigure
+from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
+from lightning_fl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["ContributionFigure"]
+
+
+class ContributionFigure(RoundFigure):
+    """The clients' cumulated contributions, as lines over rounds and as sorted bars, in TensorBoard and as a file.
+
+    They are those of ``ShapleyRewards``. Drawn at the end of the fit as ``figures/contributions.png``.
+
+    Args:
+        every_n_rounds: also draw it every n rounds; 0 for the end only.
+
+    Raises:
+        ConfigurationError: ``every_n_rounds`` is negative; at the start of a fit, ``ShapleyRewards`` is not among the
+            callbacks.
+    """
+
+    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+        """Refuse a run in which nothing can be drawn."""
+        if stage == "fit":
+            _rewards(trainer)
+
+    def draw(self, trainer: "FederatedTrainer") -> None:
+        """Draw the whole history."""
+        rewards = _rewards(trainer)
+        if not trainer.is_global_zero or not rewards.rounds:
+            return
+        assert trainer.datamodule is not None
+        figure = draw_contributions(
+            rewards.rounds,
+            _cumulated(rewards.values, trainer.num_clients),
+            trainer.datamodule.client_names(),
+            title=f"Contributions up to round {trainer.current_round}: Shapley values, {_words(rewards)}",
+            ylabel="cumulated contribution (units of the loss)",
+            source=trainer.datamodule.source,
+        )
+        trainer.run_log.log_figure("contributions", figure, trainer.current_round)
+
+
+def _cumulated(values: list[dict[int, float]], num_clients: int) -> Tensor:
+    """[R, N], float64; NaN where a client has no value yet."""
+    rows, row = [], torch.full((num_clients,), torch.nan, dtype=torch.float64)
+    for of_round in values:
+        row = row.clone()
+        for client, value in of_round.items():
+            row[client] = value + (0.0 if row[client].isnan() else float(row[client]))
+        rows.append(row)
+    return torch.stack(rows)
+
+
+def _words(rewards: ShapleyRewards) -> str:
+    return f"{rewards.method.replace('_', ' ')}{', normalised' if rewards.normalized else ''}"
+
+
+def _rewards(trainer: "FederatedTrainer") -> ShapleyRewards:
+    for callback in trainer.callbacks:
+        if isinstance(callback, ShapleyRewards):
+            return callback
+    raise ConfigurationError(
+        "ContributionFigure draws the values of ShapleyRewards: add it to trainer.callbacks, or remove"
+        " ContributionFigure."
+    )

@@ -1,0 +1,76 @@
+"""A picture of what every client gains over training alone."""
+
+from typing import TYPE_CHECKING
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.figures.plots.coalitions import draw_gains
+from lightning_fl.callbacks.personal.local_reference import LocalReference
+from lightning_fl.data.module import Split
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.metrics import ClientMetrics, metric_name
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["GainFigure"]
+
+
+class GainFigure(Callback):
+    """Each client's metric beside that of its local model, and the difference, in TensorBoard and ``figures/``.
+
+    Drawn of the last validation of a fit (``gain_val.png``) and of every test (``gain_test.png``).
+
+    Args:
+        metric: its name without the split ("acc", "rmse"); ``None`` for the first that is no loss, else the first.
+
+    Raises:
+        ConfigurationError: at the start of a run, ``LocalReference`` is not among the callbacks before this one; at an
+            evaluation, there is no such metric.
+    """
+
+    def __init__(self, *, metric: str | None = None) -> None:
+        self.metric = metric
+
+    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+        """Refuse a run in which nothing can be drawn."""
+        before = trainer.callbacks[: trainer.callbacks.index(self)]
+        if not any(isinstance(callback, LocalReference) for callback in before):
+            raise ConfigurationError(
+                "GainFigure draws gains over local training: put LocalReference before it in trainer.callbacks, or"
+                " remove GainFigure."
+            )
+
+    def on_evaluate_end(self, trainer: "FederatedTrainer", split: Split, metrics: ClientMetrics) -> None:
+        """Draw a test."""
+        if split == "test":
+            self._draw(trainer, split, metrics)
+
+    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+        """Draw the last validation."""
+        if trainer.metrics.get("val"):
+            self._draw(trainer, "val", trainer.metrics["val"])
+
+    def _draw(self, trainer: "FederatedTrainer", split: Split, metrics: ClientMetrics) -> None:
+        names = {metric_name(name, split): name for name in trainer.gains.get(split, {})}
+        if not names:  # a checkpoint without local models; LocalReference said so
+            return
+        chosen = self.metric or next((short for short in names if "loss" not in short), next(iter(names)))
+        if chosen not in names:
+            raise ConfigurationError(
+                f"GainFigure.metric={chosen!r} is not logged in {split}. Logged are: {', '.join(names)}."
+            )
+        if not trainer.is_global_zero:
+            return
+        assert trainer.datamodule is not None
+        metric = metrics[names[chosen]]
+        figure = draw_gains(
+            metric.clients,
+            metrics[f"{split}/local/{chosen}"].clients,
+            trainer.datamodule.client_names(),
+            metric=chosen,
+            higher_is_better=metric.higher_is_better,
+            title=f"Gain over local training, {split}, round {trainer.current_round}",
+            source=trainer.datamodule.source,
+            labels=[int(row.argmax()) for row in trainer.collaboration.personalisation],
+        )
+        trainer.run_log.log_figure(f"gain_{split}", figure, trainer.current_round)

@@ -1,0 +1,95 @@
+"""A picture of what the clients learned, over rounds."""
+
+from typing import TYPE_CHECKING, Any
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.figures.plots.run import Curve, draw_learning_curves
+from lightning_fl.callbacks.progress import leading_metric
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.metrics import MetricSummary
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["LearningCurves"]
+
+
+class LearningCurves(Callback):
+    """The training loss and one validation metric over rounds: every client, their average and the worst client.
+
+    Drawn at the end of the fit, in TensorBoard and as ``figures/learning_curves.png``; the values are kept in the
+    run's checkpoints.
+
+    Args:
+        monitor: the validation metric; ``None`` for the first loss, else the first that is logged.
+
+    Raises:
+        ConfigurationError: at the first validation, ``monitor`` is not logged.
+    """
+
+    def __init__(self, *, monitor: str | None = None) -> None:
+        self.monitor = monitor
+        #: Metric -> round -> [mean, worst] and client -> value.
+        self.history: dict[str, dict[int, dict[str, Any]]] = {}
+
+    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+        """A new fit starts an empty history."""
+        if stage == "fit":
+            self.history = {}
+
+    def on_round_end(self, trainer: "FederatedTrainer") -> None:
+        """Keep the round's values."""
+        train = trainer.metrics.get("train", {})
+        name = leading_metric(train)
+        if name is not None:
+            self._record(trainer.current_round, name, train[name])
+        validation = trainer.metrics.get("val", {}) if trainer.evaluated_this_round else {}
+        if not validation:
+            return
+        name = leading_metric(validation, self.monitor)
+        assert name is not None
+        if self.monitor is not None and self.monitor != name:
+            raise ConfigurationError(
+                f"LearningCurves.monitor={self.monitor!r} is not logged in validation. Logged are:"
+                f" {', '.join(validation)}."
+            )
+        self._record(trainer.current_round, name, validation[name])
+
+    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+        """Draw the whole history."""
+        if not trainer.is_global_zero or not self.history:
+            return
+        assert trainer.datamodule is not None
+        figure = draw_learning_curves(
+            {name: self._client_curves(name) for name in self.history},
+            {name: self._curve(name, "mean") for name in self.history},
+            {name: self._curve(name, "worst") for name in self.history},
+            trainer.datamodule.source,
+        )
+        trainer.run_log.log_figure("learning_curves", figure, trainer.current_round)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The history."""
+        return {"history": {name: dict(rounds) for name, rounds in self.history.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the history."""
+        self.history = {name: dict(rounds) for name, rounds in state["history"].items()}
+
+    def _record(self, done: int, name: str, metric: MetricSummary) -> None:
+        values = {"mean": metric.mean, "worst": metric.worst, "clients": dict(metric.clients)}
+        self.history.setdefault(name, {})[done] = values
+
+    def _curve(self, name: str, part: str) -> Curve:
+        rounds = self.history[name]
+        return list(rounds), [values[part] for values in rounds.values()]
+
+    def _client_curves(self, name: str) -> dict[int, Curve]:
+        """Each client's curve over the rounds it took part in."""
+        curves: dict[int, tuple[list[int], list[float]]] = {}
+        for done, values in self.history[name].items():
+            for client, value in values["clients"].items():
+                rounds, points = curves.setdefault(client, ([], []))
+                rounds.append(done)
+                points.append(value)
+        return dict(curves)

@@ -1,0 +1,1 @@
+"""The pictures of a run as functions: numbers in, a figure out."""

@@ -1,0 +1,310 @@
+"""Pictures of tiers and tokens as functions: who trained which tier, who paid whom, who has how much, who is served.
+
+A tier has the same colour
+in every picture. They show a run of PI-FL: Khan et al., "PI-FL: Personalized and Incentivized Federated Learning",
+2023, https://arxiv.org/abs/2304.07514.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+from lightning_fl.callbacks.figures.plots.coalitions import _label_rounds, _name_clients, _palette
+from lightning_fl.callbacks.figures.plots.run import _COLORS, _GREY, MOST_NAMES, MOST_VALUES, _figure, _legend
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.tokens import UNITS_PER_TOKEN
+
+__all__ = ["draw_balances", "draw_cdf", "draw_payments", "draw_tier_contributions", "draw_tier_membership"]
+
+#: What flows into a pool is drawn above zero, what flows out of it below; in this order, others after them. None of the
+#: colours is a tier's.
+_FLOWS = {
+    "bid": ("bids", "#4c5b7a"),
+    "reward": ("rewards", "#2a9d8f"),
+    "reimbursement": ("reimbursements", "#e9c46a"),
+    "refund": ("refunds", "#b58fd0"),
+    "retirement": ("retired", "0.6"),
+}
+_LEFT = "crimson"
+#: A cell of the picture of who trained which tier is so many lines high: two, three and four tiers share it evenly.
+_LINES = 12
+_MOST_TIERS = 12
+
+
+def draw_balances(
+    rounds: Sequence[int], balances: Sequence[Mapping[int, float]], names: Sequence[str], *, title: str, source: str
+) -> Figure:
+    """What every client has: a line per client over rounds, their mean, and below what all have together.
+
+    Of more than 12 clients the six that have most at the end and the six that have least are coloured and named.
+
+    Args:
+        rounds: R round numbers, at least one.
+        balances: of each of these rounds, client -> tokens; a client that has left, or not come yet, is not in it.
+        names: N client names.
+        title: what is shown.
+        source: where the data came from.
+
+    Raises:
+        ConfigurationError: the sizes differ, or there is no round.
+    """
+    if not rounds or len(balances) != len(rounds):
+        raise ConfigurationError(
+            f"{len(rounds)} rounds, {len(balances)} balances: give the clients' balances for each round, at least one."
+        )
+    table = np.array([[of_round.get(client, np.nan) for client in range(len(names))] for of_round in balances])
+    known = np.isfinite(table)
+    last = [table[known[:, client], client][-1] if known[:, client].any() else np.nan for client in range(len(names))]
+    order = sorted(np.flatnonzero(known.any(0)).tolist(), key=lambda client: (-last[client], client))
+    half = MOST_NAMES // 2
+    named = order if len(order) <= MOST_NAMES else [*order[:half], *order[-half:]]
+    figure = _figure(title, source, (8.0, 5.6))
+    lines, total = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
+    marker = "." if len(rounds) == 1 else ""
+    for client in set(order).difference(named):
+        lines.plot(rounds, table[:, client], color=_GREY, linewidth=0.6, marker=marker, zorder=1)
+    for client, color in zip(named, _COLORS, strict=False):
+        lines.plot(rounds, table[:, client], color=color, linewidth=1.1, marker=marker, label=names[client], zorder=2)
+    if len(named) < len(order):
+        lines.plot([], [], color=_GREY, linewidth=0.7, label=f"{len(order) - len(named)} more")
+    present = known.sum(1)
+    means = np.where(present > 0, np.nansum(table, 1) / np.maximum(present, 1), np.nan)
+    lines.plot(rounds, means, color="black", linewidth=2.0, linestyle="--", marker=marker, label="mean", zorder=3)
+    lines.set_ylabel("balance (tokens)")
+    _legend(lines)
+    sums = np.nansum(table, 1)
+    total.plot(rounds, sums, color="black", linewidth=1.5, marker=marker)
+    total.set_ylim(0, 1.15 * max(float(sums.max()), 1e-9))
+    total.set_ylabel("all clients\n(tokens)")
+    total.set_xlabel("round")
+    total.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _open(lines, total)
+    return figure
+
+
+def draw_payments(transactions: Sequence[Mapping[str, Any]], *, title: str, source: str) -> Figure:
+    """What was paid into each tier's pool in every round (above zero) and out of it (below), in tokens.
+
+    The red line is what is left in the pool after a round. Of more than 12 tiers those with the largest payments are
+    shown.
+
+    Args:
+        transactions: rows of a ledger with ``round``, ``kind``, ``tier``, ``recipient`` and ``amount`` in millionths of
+            a token, see :meth:`lightning_fl.functional.tokens.TokenLedger.rows`; those without a tier are left out.
+        title: what is shown.
+        source: where the data came from.
+
+    Raises:
+        ConfigurationError: no transaction has a tier.
+    """
+    flows: dict[int, dict[str, Counter[int]]] = {}
+    for row in transactions:
+        if row["tier"] is not None:
+            sign = 1 if row["recipient"] == "pool" else -1
+            of_tier = flows.setdefault(int(row["tier"]), {})
+            of_tier.setdefault(str(row["kind"]), Counter())[int(row["round"])] += sign * int(row["amount"])
+    if not flows:
+        raise ConfigurationError("transactions: none is of a tier, so that there is nothing to draw; draw it later.")
+    kinds = {kind for of_tier in flows.values() for kind in of_tier}
+    style = {kind: look for kind, look in _FLOWS.items() if kind in kinds}
+    further = ("tab:red", "tab:brown", "tab:pink", "tab:olive", "tab:cyan")
+    for number, kind in enumerate(sorted(kinds.difference(_FLOWS))):
+        style[kind] = (kind, further[number % len(further)])
+    volumes = {tier: sum(abs(units) for of in kinds.values() for units in of.values()) for tier, kinds in flows.items()}
+    tiers = sorted(sorted(flows, key=lambda tier: (-volumes[tier], tier))[:_MOST_TIERS])
+    rounds = sorted({number for tier in tiers for of in flows[tier].values() for number in of})
+    span = list(range(rounds[0], rounds[-1] + 1))
+    figure = _figure(title, source, (min(6.5 + 0.06 * len(span), 12.0), min(1.6 + 1.7 * len(tiers), 16.0)))
+    panels = figure.subplots(len(tiers), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    colors = _palette(max(flows) + 1)
+    for axes, tier in zip(panels, tiers, strict=True):
+        heights = {True: np.zeros(len(span)), False: np.zeros(len(span))}
+        for kind, (_, color) in style.items():
+            if kind not in flows[tier]:
+                continue
+            values = np.array([flows[tier][kind][number] / UNITS_PER_TOKEN for number in span])
+            above = bool((values >= 0).all())
+            axes.bar(span, values, width=0.8 if len(span) <= 60 else 1.0, bottom=heights[above], color=color)
+            heights[above] = heights[above] + values
+        pool = np.cumsum(heights[True] + heights[False])
+        axes.plot(span, pool, color=_LEFT, linewidth=1.0, marker="." if len(span) == 1 else "")
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.set_ylabel(f"tier {tier}", color=colors[tier], weight="bold")
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+    panels[-1].set_xlabel("round")
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    _open(*panels)
+    figure.supylabel("tokens into (+) and out of (-) the pool", fontsize=9)
+    handles: list[Any] = [Patch(color=color, label=label) for label, color in style.values()]
+    handles.append(panels[0].plot([], [], color=_LEFT, linewidth=1.0, label="left in the pool")[0])
+    if len(tiers) < len(flows):
+        handles.append(Patch(color="none", label=f"{len(flows) - len(tiers)} tiers more"))
+    panels[0].legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
+    return figure
+
+
+def draw_tier_contributions(cumulated: Tensor, names: Sequence[str], *, title: str, label: str, source: str) -> Figure:
+    """What each client has contributed to each tier, as a heat map.
+
+    Clients that contributed most to the same tier are side by side, the largest contribution first.
+
+    Args:
+        cumulated: [N, K]; NaN where a client never trained a tier.
+        names: N client names.
+        title: what and when.
+        label: the quantity and its unit.
+        source: where the data came from.
+
+    Raises:
+        ConfigurationError: the sizes differ, or there is no tier.
+    """
+    if cumulated.ndim != 2 or len(cumulated) != len(names) or not cumulated.shape[1]:
+        raise ConfigurationError(
+            f"cumulated of shape {list(cumulated.shape)} for {len(names)} names: give one row per client and one column"
+            " per tier, at least one."
+        )
+    values = cumulated.detach().cpu().double().numpy()
+    count, num_tiers = values.shape
+    known = np.nan_to_num(values, nan=-np.inf)
+    best = np.where(np.isfinite(known.max(1)), known.argmax(1), num_tiers)  # after all tiers who trained none
+    order = sorted(range(count), key=lambda client: (int(best[client]), -known[client].max(), client))
+    finite = values[np.isfinite(values)]
+    highest = float(np.abs(finite).max()) if len(finite) and np.abs(finite).max() > 0 else 1.0
+    height = min(2.2 + 0.2 * count, 14.0)
+    figure = _figure(title, source, (min(4.4 + 0.5 * num_tiers, 12.0), height))
+    axes = figure.add_subplot()
+    axes.set_facecolor("0.9")
+    image = axes.imshow(values[order], cmap="RdBu", vmin=-highest, vmax=highest, aspect="auto", interpolation="nearest")
+    figure.colorbar(image, ax=axes, label=label)
+    axes.set_xticks(range(num_tiers), [str(tier) for tier in range(num_tiers)])
+    axes.set_xlabel("tier" if len(finite) == values.size else "tier (grey: never trained it)")
+    axes.set_ylabel(_name_clients(axes, "y", order, names, None))
+    if count <= MOST_VALUES and num_tiers <= MOST_VALUES:
+        for row, client in enumerate(order):
+            for tier in range(num_tiers):
+                value = values[client, tier]
+                if np.isfinite(value):
+                    color = "white" if abs(value) > 0.6 * highest else "black"
+                    axes.text(tier, row, f"{value:.2g}", ha="center", va="center", color=color, fontsize=8)
+    return figure
+
+
+def draw_tier_membership(
+    rounds: Sequence[int],
+    cohorts: Sequence[Mapping[int, Mapping[str, Sequence[int]]]],
+    names: Sequence[str],
+    *,
+    title: str,
+    source: str,
+) -> Figure:
+    """Who trained which tier: a row per client, a column per round, a colour per tier, lighter where drawn at random.
+
+    The cell of a client in several tiers is shared by their colours; it is blank where the client was in none. Clients
+    that were mostly in the same tier are side by side.
+
+    Args:
+        rounds: R round numbers, at least one.
+        cohorts: of each of these rounds, tier -> ``{"best": clients, "random": clients}``.
+        names: N client names.
+        title: what is shown.
+        source: where the data came from.
+
+    Raises:
+        ConfigurationError: the sizes differ, or there is no round.
+    """
+    if not rounds or len(cohorts) != len(rounds):
+        raise ConfigurationError(
+            f"{len(rounds)} rounds, {len(cohorts)} cohorts: give the tiers' cohorts for each round, at least one."
+        )
+    count = len(names)
+    tiers = sorted({tier for of_round in cohorts for tier in of_round})
+    colors = dict(enumerate(_palette(max(tiers, default=-1) + 1)))
+    shades = {
+        "best": {tier: np.array(colors[tier]) for tier in tiers},
+        "random": {tier: 0.4 * np.array(colors[tier]) + 0.6 for tier in tiers},
+    }
+    turns = np.zeros((count, max(tiers, default=0) + 1), dtype=int)
+    cells: dict[tuple[int, int], list[np.ndarray]] = {}
+    for column, of_round in enumerate(cohorts):
+        for tier in sorted(of_round):
+            for how, shade in shades.items():
+                for client in of_round[tier].get(how, ()):
+                    turns[client, tier] += 1
+                    cells.setdefault((client, column), []).append(shade[tier])
+
+    def place(client: int) -> tuple[int, int, int]:
+        return (
+            (int(turns[client].argmax()), -int(turns[client].max()), client)
+            if turns[client].any()
+            else (len(colors), 0, client)
+        )
+
+    order = sorted(range(count), key=place)
+    row_of = {client: row for row, client in enumerate(order)}
+    image = np.ones((count * _LINES, len(rounds), 3))
+    for (client, column), of_cell in cells.items():
+        for line in range(_LINES):
+            image[row_of[client] * _LINES + line, column] = of_cell[line * len(of_cell) // _LINES]
+    figure = _figure(title, source, (min(3.6 + 0.28 * len(rounds), 13.0), min(2.2 + 0.19 * count, 13.0)))
+    axes = figure.add_subplot()
+    axes.imshow(image, aspect="auto", interpolation="nearest", extent=(-0.5, len(rounds) - 0.5, count - 0.5, -0.5))
+    _label_rounds(axes, rounds, order, names)
+    handles = [Patch(color=colors[tier], label=f"tier {tier}") for tier in tiers[:_MOST_TIERS]]
+    if len(tiers) > _MOST_TIERS:
+        handles.append(Patch(color="none", label=f"{len(tiers) - _MOST_TIERS} more"))
+    if any(members.get("random") for of_round in cohorts for members in of_round.values()):
+        handles.append(Patch(color=tuple(0.4 * np.array(to_rgb("0.3")) + 0.6), label="lighter: drawn\nat random"))
+    handles.append(Patch(facecolor="white", edgecolor="0.6", label="in no tier"))
+    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
+    return figure
+
+
+def draw_cdf(series: Mapping[str, Sequence[float]], *, quantity: str, title: str, source: str) -> Figure:
+    """How a quantity is spread over clients: the share of clients that have at most so much, a line per series.
+
+    The means stand in the legend. The first series is drawn thickest.
+
+    Args:
+        series: name -> the clients' values; those that are not finite are left out.
+        quantity: what the values are.
+        title: what and when.
+        source: where the data came from.
+
+    Raises:
+        ConfigurationError: no series has a value.
+    """
+    finite = {name: np.array([v for v in values if np.isfinite(v)], dtype=float) for name, values in series.items()}
+    finite = {name: values for name, values in finite.items() if len(values)}
+    if not finite:
+        raise ConfigurationError(f"series={list(series)}: no client has a value of {quantity}; evaluate before.")
+    figure = _figure(title, source, (6.8, 4.4))
+    axes = figure.add_subplot()
+    shown = list(finite.items())[: len(_COLORS)]
+    for number, ((name, values), color) in enumerate(zip(shown, _COLORS, strict=False)):
+        label = f"{name} (mean {values.mean():.3g})"
+        axes.ecdf(values, color=color, linewidth=1.3 if number else 2.4, label=label, zorder=3 if number else 4)
+    if len(shown) < len(finite):
+        axes.plot([], [], color="none", label=f"{len(finite) - len(shown)} more")
+    axes.set_xlabel(quantity)
+    axes.set_ylabel("share of clients with at most this")
+    axes.set_ylim(0, 1.02)
+    axes.grid(color="0.92")
+    axes.set_axisbelow(True)
+    _legend(axes)
+    _open(axes)
+    return figure
+
+
+def _open(*panels: Axes) -> None:
+    """Without the upper and the right side of the frame."""
+    for axes in panels:
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)

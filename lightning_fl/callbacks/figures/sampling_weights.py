@@ -1,0 +1,96 @@
+"""A picture of whom the sampling of clients favours, over rounds."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lightning_fl.callbacks.figures.plots.run import draw_client_curves
+from lightning_fl.callbacks.figures.round_figure import RoundFigure
+from lightning_fl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["SamplingWeightsFigure"]
+
+
+class SamplingWeightsFigure(RoundFigure):
+    """The sampling weights lambda [N] over rounds, a line per client, in TensorBoard and as a file.
+
+    They are read after every round from the callback that decides the participation and has ``weights`` (such as
+    ``DROClientSampling``), and kept in the run's checkpoints: 8 bytes per round and client. Drawn at the end of the
+    fit as ``figures/sampling_weights.png``.
+
+    Args:
+        every_n_rounds: also draw it every n rounds; 0 for the end only.
+
+    Raises:
+        ConfigurationError: ``every_n_rounds`` is negative; at the start of a run, no callback has sampling weights.
+    """
+
+    def __init__(self, *, every_n_rounds: int = 0) -> None:
+        super().__init__(every_n_rounds=every_n_rounds)
+        #: Rounds done when each row of :attr:`history` was read.
+        self.rounds: list[int] = []
+        self._rows: list[Tensor] = []
+
+    @property
+    def history(self) -> Tensor:
+        """The weights, shape [R, N]; the first row is that of the start."""
+        return torch.stack(self._rows) if self._rows else torch.empty(0, 0, dtype=torch.float64)
+
+    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+        """Find the callback to read from; a new fit starts an empty history."""
+        _sampling_weights(trainer)
+        if stage == "fit":
+            self.rounds, self._rows = [], []
+
+    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+        """Keep the weights that the first round starts with."""
+        if not self.rounds:
+            self._record(trainer)
+
+    def on_round_end(self, trainer: "FederatedTrainer") -> None:
+        """Keep the round's weights; draw what is due."""
+        self._record(trainer)
+        super().on_round_end(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The history."""
+        return {"rounds": list(self.rounds), "history": self.history}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the history."""
+        self.rounds, self._rows = list(state["rounds"]), list(state["history"])
+
+    def _record(self, trainer: "FederatedTrainer") -> None:
+        self.rounds.append(trainer.current_round)
+        self._rows.append(_sampling_weights(trainer).detach().to("cpu", torch.float64, copy=True))
+
+    def draw(self, trainer: "FederatedTrainer") -> None:
+        """Draw the whole history."""
+        if not trainer.is_global_zero or not self.rounds:
+            return
+        assert trainer.datamodule is not None
+        figure = draw_client_curves(
+            self.rounds,
+            self.history,
+            trainer.datamodule.client_names(),
+            title=f"Sampling weights up to round {trainer.current_round}",
+            ylabel="sampling weight λ",
+            source=trainer.datamodule.source,
+            reference=("uniform", 1 / trainer.num_clients),
+        )
+        trainer.run_log.log_figure("sampling_weights", figure, trainer.current_round)
+
+
+def _sampling_weights(trainer: "FederatedTrainer") -> Tensor:
+    for callback in trainer.callbacks:
+        weights = getattr(callback, "weights", None)
+        if callback.role == "participation" and isinstance(weights, Tensor):
+            return weights
+    raise ConfigurationError(
+        "SamplingWeightsFigure: no callback of this run has sampling weights. Add DROClientSampling to"
+        " trainer.callbacks, or remove SamplingWeightsFigure."
+    )

@@ -1,0 +1,165 @@
+"""Pictures of tiers, tokens and contributions during and after a run."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lightning_fl.callbacks.figures.plots.tiers import (
+    draw_balances,
+    draw_cdf,
+    draw_payments,
+    draw_tier_contributions,
+    draw_tier_membership,
+)
+from lightning_fl.callbacks.figures.round_figure import RoundFigure
+from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
+from lightning_fl.callbacks.rewards.tier_history import TierHistory
+from lightning_fl.callbacks.rewards.token_ledger import TokenLedger
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.tokens import UNITS_PER_TOKEN
+from lightning_fl.metrics import metric_name
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["TierFigures"]
+
+
+class TierFigures(RoundFigure):
+    """What happened in a run of PI-FL, in TensorBoard and as files in ``figures/``; drawn at the end of the fit.
+
+    Of ``TierBidding``: ``tier_membership.png``, who trained which tier in which round, and ``tier_importance.png``, how
+    well the tiers' models do on the clients' data. Of ``TokenLedger``: ``token_balances.png`` and
+    ``token_payments.png``. Of ``ShapleyRewards``: ``tier_contributions.png``. And ``personal_METRIC.png``, how the
+    validation of the clients' own models is spread, against their local training where ``LocalReference`` has it.
+
+    Args:
+        every_n_rounds: also draw them every n rounds; 0 for the end only.
+
+    Raises:
+        ConfigurationError: ``every_n_rounds`` is negative; at the start of a fit, none of the callbacks named above is
+            there, or one comes after this one.
+    """
+
+    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+        """Refuse a run in which nothing can be drawn."""
+        if stage != "fit":
+            return
+        drawn = [
+            callback
+            for callback in trainer.callbacks
+            if isinstance(callback, (TierHistory, TokenLedger, ShapleyRewards))
+        ]
+        if not drawn:
+            raise ConfigurationError(
+                "TierFigures draws what TierBidding, TokenLedger and ShapleyRewards keep: add one of them to"
+                " trainer.callbacks, or remove TierFigures."
+            )
+        later = trainer.callbacks[trainer.callbacks.index(self) :]
+        if late := [type(callback).__name__ for callback in drawn if callback in later]:
+            raise ConfigurationError(
+                f"TierFigures draws what {' and '.join(late)} kept of a round: put it after them in trainer.callbacks."
+            )
+
+    def draw(self, trainer: "FederatedTrainer") -> None:
+        """Draw the whole history."""
+        if not trainer.is_global_zero:
+            return
+        assert trainer.datamodule is not None
+        figures: dict[str, Figure] = {}
+        for callback in trainer.callbacks:
+            if isinstance(callback, TierHistory):
+                figures |= _of_tiers(trainer, callback)
+            if isinstance(callback, TokenLedger):
+                figures |= _of_tokens(trainer, callback)
+            if isinstance(callback, ShapleyRewards) and any(callback.by_model):
+                figures["tier_contributions"] = draw_tier_contributions(
+                    _cumulated(callback.by_model, trainer.num_clients),
+                    trainer.datamodule.client_names(),
+                    title=f"Contributions up to round {trainer.current_round}",
+                    label="cumulated Shapley value (units of the loss)",
+                    source=trainer.datamodule.source,
+                )
+        for name, figure in (figures | _of_validation(trainer)).items():
+            trainer.run_log.log_figure(name, figure, trainer.current_round)
+
+
+def _of_tiers(trainer: "FederatedTrainer", tiers: TierHistory) -> "dict[str, Figure]":
+    assert trainer.datamodule is not None
+    source, figures = trainer.datamodule.source, {}
+    if tiers.cohorts:
+        figures["tier_membership"] = draw_tier_membership(
+            tiers.rounds,
+            tiers.cohorts,
+            trainer.datamodule.client_names(),
+            title="Who trained which tier",
+            source=source,
+        )
+    if len(tiers.importance):
+        raw = torch.as_tensor(tiers.importance[-1], dtype=torch.float64)
+        series = {"best tier of each client": raw.amax(1).tolist()}
+        series |= {f"tier {tier}": raw[:, tier].tolist() for tier in range(raw.shape[1])}
+        if any(torch.tensor(values).isfinite().any() for values in series.values()):
+            figures["tier_importance"] = draw_cdf(
+                series,
+                quantity="importance weight υ",
+                title=f"How well tiers fit clients' data, round {tiers.rounds[-1]}",
+                source=source,
+            )
+    return figures
+
+
+def _of_tokens(trainer: "FederatedTrainer", tokens: TokenLedger) -> "dict[str, Figure]":
+    assert trainer.datamodule is not None
+    source, figures = trainer.datamodule.source, {}
+    if tokens.balances:
+        figures["token_balances"] = draw_balances(
+            tokens.rounds,
+            [{client: units / UNITS_PER_TOKEN for client, units in of.items()} for of in tokens.balances],
+            trainer.datamodule.client_names(),
+            title="Balances of tokens",
+            source=source,
+        )
+    rows = tokens.ledger.rows()
+    if any(row["tier"] is not None for row in rows):
+        figures["token_payments"] = draw_payments(rows, title="Payments by tier and round", source=source)
+    return figures
+
+
+def _of_validation(trainer: "FederatedTrainer") -> "dict[str, Figure]":
+    """The leading metric of the clients' own models, and of their local training."""
+    assert trainer.datamodule is not None
+    metrics = trainer.metrics.get("val", {})
+    own = [name for name in metrics if not name.startswith("val/local/")]
+    # Accuracy and the like before a loss: the figures of the paper are of accuracy.
+    leading = next((name for name in own if metrics[name].higher_is_better), own[0] if own else None)
+    if leading is None:
+        return {}
+    short = metric_name(leading, "val")
+    series = {"personal": list(metrics[leading].clients.values())}
+    if f"val/local/{short}" in metrics:
+        series["local training"] = list(metrics[f"val/local/{short}"].clients.values())
+    if not torch.tensor([value for values in series.values() for value in values]).isfinite().any():
+        return {}
+    figure = draw_cdf(
+        series,
+        quantity=f"{short} (validation)",
+        title=f"Clients' own models after round {trainer.current_round}",
+        source=trainer.datamodule.source,
+    )
+    return {f"personal_{short}": figure}
+
+
+def _cumulated(by_model: Sequence[Mapping[int, Mapping[int, float]]], num_clients: int) -> Tensor:
+    """Each client's contributions to each model, summed over rounds: [N, K], float64, NaN where there is none."""
+    num_models = 1 + max(model for of_round in by_model for model in of_round)
+    totals = torch.full((num_clients, num_models), torch.nan, dtype=torch.float64)
+    for of_round in by_model:
+        for model, clients in of_round.items():
+            for client, value in clients.items():
+                totals[client, model] = value + totals[client, model].nan_to_num(nan=0.0)
+    return totals

@@ -1,0 +1,1 @@
+"""On what clients train: callbacks that change batches or targets."""

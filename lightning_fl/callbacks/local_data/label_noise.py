@@ -1,0 +1,101 @@
+"""Label noise on some clients, as in DRFLM's study.
+
+Wu et al.: DRFLM, 2022 (https://arxiv.org/abs/2204.07742), section 4.2: half of the clients, each label with
+probability 0.3, Gaussian noise of standard deviation 0 to 1 in label units; class labels flip instead.
+
+Differs from the paper: half of an odd number of clients is rounded up; only training labels are changed unless
+``splits`` says otherwise, since the paper does not say which are.
+"""
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.data.module import SPLITS, Split
+from lightning_fl.engine.batches.client import ClientBatches
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.seeding import generator
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["LabelNoise", "flip_labels", "perturb_targets"]
+
+
+def perturb_targets(targets: Tensor, std: float, probability: float, generator: torch.Generator) -> Tensor:
+    """Add Gaussian noise of standard deviation ``std`` to each entry with a probability; shape and type are kept."""
+    hit = torch.rand(targets.shape, generator=generator) < probability
+    noise = torch.randn(targets.shape, generator=generator) * std
+    return targets + (noise * hit).to(targets)
+
+
+def flip_labels(labels: Tensor, num_classes: int, probability: float, generator: torch.Generator) -> Tensor:
+    """Replace each class label, with a probability, by another one drawn uniformly; shape [n, ...] is kept."""
+    hit = torch.rand(labels.shape, generator=generator) < probability
+    shift = torch.randint(1, max(2, num_classes), labels.shape, generator=generator)
+    return torch.where(hit.to(labels.device), (labels + shift.to(labels)) % num_classes, labels)
+
+
+class LabelNoise(Callback):
+    """Corrupts the labels of some clients once, when their data are opened.
+
+    Args:
+        std: standard deviation of the noise on real targets, in their units. Class labels flip instead.
+        probability: of each label.
+        client_share: share of the clients that are noisy, rounded half up, drawn by the run's seed.
+        clients: the noisy clients themselves, instead of a share.
+        num_classes: number of classes, for class labels.
+        splits: the splits whose labels are changed; test labels should stay clean to measure by.
+    """
+
+    def __init__(
+        self,
+        *,
+        std: float = 0.5,
+        probability: float = 0.3,
+        client_share: float = 0.5,
+        clients: list[int] | None = None,
+        num_classes: int | None = None,
+        splits: tuple[Split, ...] = ("train",),
+    ) -> None:
+        if std < 0:
+            raise ConfigurationError(f"LabelNoise.std={std}: give a standard deviation of at least 0.")
+        for name, value in (("probability", probability), ("client_share", client_share)):
+            if not 0 <= value <= 1:
+                raise ConfigurationError(f"LabelNoise.{name}={value}: give a number between 0 and 1.")
+        unknown = [split for split in splits if split not in SPLITS]
+        if unknown:
+            raise ConfigurationError(f"LabelNoise.splits={list(splits)}: choose from {', '.join(SPLITS)}.")
+        self.std = std
+        self.probability = probability
+        self.client_share = client_share
+        self.clients = clients
+        self.num_classes = num_classes
+        self.splits = tuple(splits)
+
+    def noisy_clients(self, seed: int, num_clients: int) -> list[int]:
+        """Which clients are noisy."""
+        if self.clients is not None:
+            outside = [client for client in self.clients if not 0 <= client < num_clients]
+            if outside:
+                raise ConfigurationError(f"LabelNoise.clients={self.clients}: the clients are 0 to {num_clients - 1}.")
+            return sorted(set(self.clients))
+        count = math.floor(num_clients * self.client_share + 0.5)
+        order = torch.randperm(num_clients, generator=generator(seed, "label noise", "clients"))
+        return sorted(order[:count].tolist())
+
+    def on_client_data(self, trainer: "FederatedTrainer", client: int, split: Split, batches: ClientBatches) -> None:
+        """Change the targets of a noisy client."""
+        if split not in self.splits or client not in self.noisy_clients(trainer.seed, trainer.num_clients):
+            return
+        targets = batches.targets
+        draws = generator(trainer.seed, "label noise", client, split)
+        if targets.is_floating_point():
+            batches.targets = perturb_targets(targets, self.std, self.probability, draws)
+            return
+        if self.num_classes is None:
+            raise ConfigurationError("LabelNoise: the targets are class labels; set LabelNoise.num_classes.")
+        batches.targets = flip_labels(targets, self.num_classes, self.probability, draws)

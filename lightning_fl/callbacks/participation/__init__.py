@@ -1,0 +1,1 @@
+"""Who takes part: callbacks that choose a round's clients."""

@@ -1,0 +1,1 @@
+"""Models of a client's own: personal layers, fine-tuning, local references."""

@@ -1,0 +1,106 @@
+"""Every client ends with the model of its own best round by validation, as in DPFL (Kharrat et al. 2025, section 4)."""
+
+import math
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Literal
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.data.module import Split
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.metrics import ClientMetrics, default_metric, higher_is_better, monitored_metric
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["BestClientModels"]
+
+
+class BestClientModels(Callback):
+    """Keeps each client's model of the round in which its validation was best; they are what fit ends with.
+
+    ``ModelCheckpoint`` keeps one best round for all; here every client has its own. What is tested after fit and
+    written to ``models/`` are the kept models; ``FineTuning`` starts from them. Costs the memory of one more model a
+    client. A run that goes on from its last checkpoint goes on from the models of the last round, and remembers the
+    best ones.
+
+    Args:
+        monitor: validation metric; default the first one with "loss" in its name, else the first.
+        mode: "min", "max", or "auto" for the metric's own direction.
+        before_averaging: judge also what a client's local training leaves, before it is averaged with others: one more
+            evaluation of each client in every round. For algorithms in which clients have models of their own (DPFL);
+            with FedAvg, a client's result would be a fine-tuned model.
+
+    Raises:
+        ConfigurationError: the mode is unknown; in a run, the metric is not logged or validation is switched off.
+    """
+
+    role = "best models"
+
+    def __init__(
+        self,
+        *,
+        monitor: str | None = None,
+        mode: Literal["auto", "min", "max"] = "auto",
+        before_averaging: bool = False,
+    ) -> None:
+        if mode not in ("auto", "min", "max"):
+            raise ConfigurationError(f"BestClientModels.mode={mode!r}: choose one of auto, min, max.")
+        self.monitor = monitor
+        self.mode = mode
+        self.before_averaging = before_averaging
+
+    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+        """Without validation there is no best round."""
+        if not trainer.check_val_every_n_rounds or not trainer.loop.evaluates("val"):
+            raise ConfigurationError(
+                "BestClientModels goes by validation: set trainer.check_val_every_n_rounds to 1 or more, and give the"
+                " module a validation_step."
+            )
+
+    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+        """A resumed run trains the models of the last round."""
+        trainer.client_stores.pop("final_models", None)
+
+    def on_client_end(self, trainer: "FederatedTrainer", client: int) -> None:
+        """Judge what local training left."""
+        due = trainer.current_round + 1
+        if not self.before_averaging or (due % trainer.check_val_every_n_rounds and due != trainer.max_rounds):
+            return
+        weights = trainer.client_weights()
+        report = trainer.loop.evaluate(client, weights, "val")
+        if report is not None and report.metrics:
+            name = self._metric(report.metrics)
+            metric = report.metrics[name]
+            higher = higher_is_better(name, metric.higher_is_better)
+            self._keep_better(trainer, client, metric.value, higher, weights, due)
+
+    def on_evaluate_end(self, trainer: "FederatedTrainer", split: Split, metrics: ClientMetrics) -> None:
+        """Keep the models of the clients that improved."""
+        if split != "val" or not trainer.fitting or not metrics:
+            return
+        metric = metrics[self._metric(metrics)]
+        for client in trainer.hosted_clients:
+            value = metric.clients.get(client, math.nan)
+            model = trainer.client_model(client)
+            self._keep_better(trainer, client, value, metric.higher_is_better, model, trainer.current_round)
+
+    def _metric(self, logged: Collection[str]) -> str:
+        return monitored_metric(logged, self.monitor, default_metric(logged), "BestClientModels")
+
+    def _keep_better(
+        self, trainer: "FederatedTrainer", client: int, value: float, higher: bool, weights: Weights, turn: int
+    ) -> None:
+        kept = trainer.client_store("best_models")
+        best = kept.get(client)
+        sign = 1 if (higher if self.mode == "auto" else self.mode == "max") else -1
+        if not math.isnan(value) and (best is None or sign * value > sign * best["value"]):
+            kept[client] = {"value": value, "round": turn, "weights": weights.clone().state_dict()}
+
+    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+        """The kept models are the run's result."""
+        if trainer.interrupted_by:  # the rounds are not over; a resumed run will come here
+            return
+        for client, best in trainer.client_store("best_models").items():
+            trainer.client_store("final_models").setdefault(client, best["weights"])  # fine-tuned ones stay
+        trainer.models_are_final = True

@@ -1,0 +1,91 @@
+"""Fine-tuning: after the last round every client trains its model a little further on its own data."""
+
+from typing import TYPE_CHECKING
+
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.personal.best_client_models import BestClientModels
+from lightning_fl.engine.round.training import mixture
+from lightning_fl.engine.turn.loop import LocalWork
+from lightning_fl.engine.turn.optimization import ClientState
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import ConfigurationError, TrainingError
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["FineTuning"]
+
+
+class FineTuning(Callback):
+    """Makes every client's model personal at the end of the fit: FedAvg + fine-tuning and its kin.
+
+    It starts from the models of the best round (of each client's own, with ``BestClientModels``; of the last, where
+    nothing is monitored). What is tested after fit and written to ``models/`` are the fine-tuned models. A run that
+    goes on from its last checkpoint goes on from the shared models.
+
+    Args:
+        epochs: passes over a client's data; default (without ``steps`` either) twice the local work of a round.
+        steps: optimiser steps, instead of epochs.
+
+    Raises:
+        ConfigurationError: a number is less than 1, or both are given.
+    """
+
+    role = "fine-tuning"
+
+    def __init__(self, *, epochs: int | None = None, steps: int | None = None) -> None:
+        for name, value in (("epochs", epochs), ("steps", steps)):
+            if value is not None and value < 1:
+                raise ConfigurationError(f"FineTuning.{name}={value}: give a number of at least 1.")
+        if epochs is not None and steps is not None:
+            raise ConfigurationError(f"FineTuning.epochs={epochs} and steps={steps} are both set: drop one.")
+        self.epochs = epochs
+        self.steps = steps
+
+    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+        """A resumed run trains the shared models."""
+        trainer.client_stores.pop("final_models", None)
+
+    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+        """Train every client's model."""
+        if trainer.interrupted_by:  # the rounds are not over; a resumed run will come here
+            return
+        work = LocalWork(self.steps, self.epochs or 2 * trainer.local_epochs)
+        if self.steps is None and self.epochs is None and trainer.local_steps is not None:
+            work = LocalWork(2 * trainer.local_steps, 1)
+        starts = self._starts(trainer)
+        failures: dict[int, str] = {}
+        for client, start in starts.items():
+            try:
+                trainer.loop.train(client, start, ClientState(), purpose="fine-tuning", own=False, work=work)
+            except TrainingError as error:
+                failures[client] = str(error)
+                continue
+            trainer.client_store("final_models")[client] = trainer.client_weights().clone().state_dict()
+        for client, problem in trainer.strategy.exchange(failures).items():
+            text = f"fine-tuning of client {client} failed: {problem}"
+            if trainer.on_client_error == "fail":
+                raise TrainingError(f"{text} The run's checkpoints hold the models before fine-tuning.")
+            rank_zero_warn(f"{text} It keeps its model.")
+        trainer.models_are_final = True
+
+    def _starts(self, trainer: "FederatedTrainer") -> dict[int, Weights]:
+        """What each hosted client uses before fine-tuning."""
+        clients = [client for client in trainer.hosted_clients if client not in trainer.absent_clients]
+        if any(isinstance(callback, BestClientModels) for callback in trainer.callbacks):
+            kept, device = trainer.client_store("best_models"), trainer.fabric.device
+            known = [client for client in clients if client in kept]
+            return {client: Weights.from_state_dict(kept[client]["weights"], device) for client in known}
+        checkpoint = trainer.checkpoint_callback
+        if checkpoint is None or checkpoint.best_round is None:
+            return {client: trainer.client_model(client) for client in clients}
+        models, collaboration = checkpoint.best_models(trainer)
+        personal = checkpoint.best_client_store("personal_layers")
+        starts = {}
+        for client in clients:
+            starts[client] = mixture(collaboration.personalisation[client].tolist(), models)
+            if trainer.personal is not None and client in personal:
+                starts[client] = trainer.personal.insert_(starts[client].clone(), personal[client])
+        return starts

@@ -1,0 +1,160 @@
+"""What each client gains over training alone.
+
+Cho, Jhunjhunwala, Li, Smith, Joshi: To Federate or Not To Federate, 2022 (https://arxiv.org/abs/2205.14840), for the
+incentivised participation rate; Bao et al.: Optimizing the Collaboration Structure in Cross-Silo Federated Learning,
+ICML 2023 (https://arxiv.org/abs/2306.06508), equations 11 and 12, for both measures.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.data.module import Split
+from lightning_fl.engine.turn.optimization import ClientState
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.metrics import ClientMetrics, MetricSummary, metric_name, summarize, summarize_gains
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["LocalReference"]
+
+_STORE = "local_reference"
+
+
+class LocalReference(Callback):
+    """Trains every client's local model beside the federation and measures each client's gain over it.
+
+    The local model starts from the same initial weights and does in every round what a client's turn is (the same
+    batches in the same order, mixup and noise as configured, an optimiser of its own), but never meets another
+    client; a strategy's proximal term does not apply. It costs as much as the clients' own training and keeps one
+    model per client on the client's rank. Its metrics are logged as ``val/local/NAME``; the gains, as
+    ``val/NAME/gain`` (mean over clients), ``/ipr`` (share of clients that gain), ``/rsd`` (standard deviation of the
+    gains) and ``/harmed`` (share of clients that lose), for every metric and split, in the table and ``summary.json``.
+
+    The local models compared with are those of the same round as the federation's: those of the best round, where
+    that is what is tested.
+
+    Args:
+        run: a finished run of ``LocalTraining`` on the same data, whose figures serve instead of training anew: its
+            folder or its ``summary.json``.
+
+    Raises:
+        ConfigurationError: at the start of a run: ``run`` has no summary, or its data are others.
+        TrainingError: a client's local training fails.
+    """
+
+    def __init__(self, *, run: str | None = None) -> None:
+        self.run = run
+        self._figures: dict[str, dict[str, dict[str, float]]] = {}
+
+    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+        """Start every client's local model; or read the other run."""
+        if self.run is not None:
+            self._figures = _read_figures(Path(self.run), trainer)
+            return
+        start = trainer.models[0].clone().state_dict()
+        for client in trainer.hosted_clients:
+            trainer.client_store(_STORE)[client] = {"weights": start, "state": ClientState().state_dict()}
+
+    def on_aggregate_end(self, trainer: "FederatedTrainer") -> None:
+        """One turn of every client's local model."""
+        if self.run is not None:
+            return
+        store = trainer.client_store(_STORE)
+        losses: dict[int, tuple[float | None, str | None]] = {}
+        for client in trainer.hosted_clients:
+            if client in trainer.absent_clients:
+                continue
+            state = ClientState(**store[client]["state"])
+            try:
+                report = trainer.loop.train(client, _weights(trainer, client), state, own=False)
+            except TrainingError as error:
+                losses[client] = (None, str(error))
+                continue
+            weights = trainer.client_weights().clone()
+            store[client] = {"weights": weights.state_dict(), "state": state.state_dict()}
+            loss = report.metrics.get("train/loss")
+            losses[client] = (None if loss is None else loss.value, None)
+        everyone = trainer.strategy.exchange(losses)
+        for client, (_, problem) in everyone.items():
+            if problem is not None:
+                text = f"the local model of client {client} failed in round {trainer.current_round + 1}: {problem}"
+                if trainer.on_client_error == "fail":
+                    raise TrainingError(f"{text} It serves as the reference (LocalReference).")
+                rank_zero_warn(f"{text} Its weights stay as they were before the round.")
+        known = [loss for loss, _ in everyone.values() if loss is not None]
+        if known:
+            trainer.log("train/local/loss", math.fsum(known) / len(known))
+
+    def on_evaluate_end(self, trainer: "FederatedTrainer", split: Split, metrics: ClientMetrics) -> None:
+        """Evaluate the local models likewise and take the differences."""
+        reference = self._reference(trainer, split, metrics)
+        trainer.gains[split] = {
+            name: summarize_gains(metric.clients, reference[name].clients, metric.higher_is_better)
+            for name, metric in list(metrics.items())
+            if name in reference
+        }
+        metrics.update({f"{split}/local/{metric_name(name, split)}": found for name, found in reference.items()})
+
+    def _reference(self, trainer: "FederatedTrainer", split: Split, metrics: ClientMetrics) -> ClientMetrics:
+        if self.run is not None:
+            return self._from_run(trainer, split, metrics)
+        sizes = trainer.strategy.exchange({trainer.fabric.global_rank: len(trainer.client_store(_STORE))})
+        if not any(sizes.values()):
+            rank_zero_warn("LocalReference: the checkpoint holds no local models; it is of a run without them.")
+            return {}
+        reports: dict[int, Any] = {}
+        for client in trainer.hosted_clients:
+            if client not in trainer.absent_clients:
+                report = trainer.loop.evaluate(client, _weights(trainer, client), split)
+                if report is not None:
+                    reports[client] = report.metrics
+        return summarize(trainer.strategy.exchange(reports))
+
+    def _from_run(self, trainer: "FederatedTrainer", split: Split, metrics: ClientMetrics) -> ClientMetrics:
+        assert trainer.datamodule is not None
+        figures, names = self._figures.get(split, {}), trainer.datamodule.client_names()
+        found: ClientMetrics = {}
+        for name, metric in metrics.items():
+            clients = figures.get(metric_name(name, split))
+            if clients is None:
+                continue
+            values = {client: clients[names[client]] for client in metric.clients if names[client] in clients}
+            found[name] = MetricSummary.of(values, higher_is_better=metric.higher_is_better)
+        return found
+
+
+def _weights(trainer: "FederatedTrainer", client: int) -> Weights:
+    return Weights.from_state_dict(trainer.client_store(_STORE)[client]["weights"], trainer.fabric.device)
+
+
+def _read_figures(run: Path, trainer: "FederatedTrainer") -> dict[str, dict[str, dict[str, float]]]:
+    """Split -> metric -> client's name -> value, of a finished run on the same data."""
+    path = run if run.is_file() else run / "summary.json"
+    try:
+        summary = json.loads(path.read_text())
+        figures = {
+            split: {name: record["clients"] for name, record in metrics.items()}
+            for split, metrics in summary["metrics"].items()
+        }
+        data = summary["data"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(
+            f"LocalReference.run={str(run)!r}: {path} is not the summary of a finished run ({type(error).__name__}:"
+            f" {error}). Give the folder of a run that LocalTraining was part of."
+        ) from error
+    assert trainer.datamodule is not None
+    own = json.loads(json.dumps(dict(trainer.datamodule.describe()), default=str))
+    different = sorted(key for key in own.keys() | data.keys() if own.get(key) != data.get(key))
+    if different:
+        raise ConfigurationError(
+            f"LocalReference.run={str(run)!r}: its data differ from this run's in {', '.join(different)}. Give a run on"
+            " the same data with the same seed."
+        )
+    return figures

@@ -1,0 +1,234 @@
+"""Several models, each the average of all clients weighted by how much of their data it explains best.
+
+FedSoft: Ruan, Joe-Wong, "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating", AAAI 2022,
+https://arxiv.org/abs/2112.06053.
+
+=====================  =============================================================  ========
+paper                  here                                                           shape
+=====================  =============================================================  ========
+c_s, cluster models    ``trainer.models``, ``num_models`` of them                     S x [P]
+l(c_s; x, y)           the loss of ``training_step`` on one sample                    [S, n]
+u_ks                   ``importance``, :func:`smallest_loss_shares`                   [N, S]
+n_k                    ``trainer.num_samples``                                        [N]
+tau                    ``every_n_rounds``
+=====================  =============================================================  ========
+
+A client trains once from its mixture ``sum_s u_ks c_s``, and its weights count ``u_ks n_k`` in model s. The paper's
+proximal term ``lambda/2 sum_s u_ks |w - c_s|^2`` is ``lambda/2 |w - sum_s u_ks c_s|^2`` and a constant, u summing to 1:
+FedProx's. It is the strategy's part, which with FedAvg has none (lambda = 0).
+
+Differs from the paper: all clients of a round count in all models by their importance, while it draws clients for each
+cluster by importance; u has no lower bound. Where the paper's models start from different initial weights, which an
+average of networks does not get out of, here all start from the module's: in the first ``initial_rounds`` clients are
+dealt out at random and each model is the average of its part.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.collaboration import Collaboration
+from lightning_fl.data.module import Split
+from lightning_fl.engine.probes.held_out_loss import HeldOutLoss
+from lightning_fl.engine.probes.on_hosts import check_samples, compute_on_hosts
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.dpfl import shuffled
+from lightning_fl.seeding import generator
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["SoftAveraging"]
+
+
+class SoftAveraging(Callback):
+    """Shared models that every client uses and contributes to, by how much of its data each of them explains best.
+
+    Works with any strategy, with sampled clients, ``PersonalLayers`` and ``ClientArrivals``: a newcomer uses and feeds
+    the models as the others do until its importance weights are first estimated. A model of no use to anybody is the
+    average of all clients by samples until it is.
+
+    Args:
+        num_models: S, at most the number of clients.
+        every_n_rounds: rounds between two estimates of the importance weights; the first is after the first
+            ``initial_rounds``.
+        initial_rounds: rounds, at least 1, for which clients stay in the parts that they are dealt out to at random.
+        num_samples: of each client, drawn anew for every estimate, each given to ``training_step`` as a batch of its
+            own under every model; ``None`` for all. Of data that come from a ``DataLoader``, its first batches that
+            hold as many, each compared as a whole.
+        split: samples that models are compared on, "train" or "val".
+        personal_split: those that decide what a client uses when it is evaluated; by default the same. Validation
+            samples may have another mixture than training samples: they say what the client wants to be good at.
+
+    Attributes (a list entry per estimate):
+        rounds: rounds done.
+        importance: u, float64 [N, S], rows sum to 1.
+        personal: u on the personal split, of the last evaluated round, float64 [N, S].
+
+    Raises:
+        ConfigurationError: a value is out of range; at the start of a run, there are more models than clients or
+            more initial rounds than rounds, the module optimises manually or a client has no samples in the
+            split.
+        TrainingError: the loss of a sample is not finite.
+    """
+
+    role = "collaboration"
+
+    def __init__(
+        self,
+        *,
+        num_models: int,
+        every_n_rounds: int = 1,
+        initial_rounds: int = 1,
+        num_samples: int | None = 256,
+        split: Literal["train", "val"] = "train",
+        personal_split: Literal["train", "val"] | None = None,
+    ) -> None:
+        for name, value in (
+            ("num_models", num_models),
+            ("every_n_rounds", every_n_rounds),
+            ("initial_rounds", initial_rounds),
+            ("num_samples", num_samples),
+        ):
+            if value is not None and value < 1:
+                raise ConfigurationError(f"SoftAveraging.{name}={value}: give a number of at least 1.")
+        for name, chosen in (("split", split), ("personal_split", personal_split or split)):
+            if chosen not in ("train", "val"):
+                raise ConfigurationError(
+                    f"SoftAveraging.{name}={chosen!r}: choose train or val; test samples are for the end."
+                )
+        self.num_models = num_models
+        self.every_n_rounds = every_n_rounds
+        self.initial_rounds = initial_rounds
+        self.num_samples = num_samples
+        self.split: Split = split
+        self.personal_split: Split = personal_split or split
+        self._reset()
+
+    def _reset(self) -> None:
+        self.rounds: list[int] = []
+        self.importance: list[Tensor] = []
+        self.personal: Tensor | None = None
+
+    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+        """Deal clients out: a part of them for each model."""
+        self._reset()
+        count = trainer.num_clients
+        if self.num_models > count:
+            raise ConfigurationError(
+                f"SoftAveraging.num_models={self.num_models} for {count} clients: give at most one model a client."
+            )
+        if self.initial_rounds > trainer.max_rounds:
+            raise ConfigurationError(
+                f"SoftAveraging.initial_rounds={self.initial_rounds}: a run of {trainer.max_rounds} rounds would never"
+                " estimate the importance weights; give a smaller number."
+            )
+        HeldOutLoss.check_module(trainer, "SoftAveraging")
+        for name, split in (("split", self.split), ("personal_split", self.personal_split)):
+            check_samples(trainer, f"SoftAveraging.{name}", split)
+        order = shuffled(range(count), generator(trainer.seed, "first parts"))
+        labels = [0] * count
+        for place, client in enumerate(order):
+            labels[client] = place % self.num_models
+        trainer.collaboration = Collaboration.coalitions(labels, trainer.num_samples)
+
+    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+        """Train from the mixtures by importance, whatever clients were evaluated with."""
+        if self.importance and self.personal_split != self.split:
+            self._use(trainer, self.importance[-1])
+
+    def on_aggregate_end(self, trainer: "FederatedTrainer") -> None:
+        """Estimate the importance weights anew, where that is due."""
+        since = trainer.current_round + 1 - self.initial_rounds
+        if since >= 0 and since % self.every_n_rounds == 0:
+            trainer.communication.receive(_active(trainer), trainer.models)
+            importance = self._estimate(trainer, self.split)
+            trainer.collaboration = soft_collaboration(importance, trainer.num_samples)
+            self.rounds.append(trainer.current_round + 1)
+            self.importance.append(importance)
+            for model, mean in enumerate(importance[_active(trainer)].mean(0).tolist()):
+                trainer.log(f"soft_averaging/{model}/importance", mean)
+        done = trainer.current_round + 1
+        if self.importance and (done == trainer.max_rounds or trainer.evaluates_after(done)):
+            self._personalise(trainer)
+
+    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+        """Personal models of a run that ended early."""
+        if self.importance and trainer.current_round < trainer.max_rounds:
+            self._personalise(trainer)
+
+    def _personalise(self, trainer: "FederatedTrainer") -> None:
+        """P from what the models explain of what the clients want to be good at."""
+        if self.personal_split != self.split:
+            self.personal = self._estimate(trainer, self.personal_split)
+            self._use(trainer, self.personal)
+
+    @staticmethod
+    def _use(trainer: "FederatedTrainer", importance: Tensor) -> None:
+        trainer.collaboration = Collaboration(trainer.collaboration.aggregation, importance)
+
+    def _estimate(self, trainer: "FederatedTrainer", split: Split) -> Tensor:
+        """u on a split's samples; those of clients that are away or rest are even."""
+        loss = HeldOutLoss(trainer, split, self.num_samples, f"soft averaging by {split}")
+        shares = compute_on_hosts(
+            trainer,
+            _active(trainer),
+            lambda client: _shares(loss, client, trainer.models),
+            "SoftAveraging cannot compare the models",
+        )
+        importance = torch.full((trainer.num_clients, self.num_models), 1 / self.num_models, dtype=torch.float64)
+        for client, row in shares.items():
+            importance[client] = torch.tensor(row, dtype=torch.float64)
+        return importance
+
+    def state_dict(self) -> dict[str, Any]:
+        """The history; what is in use is the run's collaboration."""
+        return {"rounds": self.rounds, "importance": self.importance, "personal": self.personal}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the history."""
+        self.rounds = list(state["rounds"])
+        self.importance = [one.clone() for one in state["importance"]]
+        self.personal = state["personal"]
+
+
+def _active(trainer: "FederatedTrainer") -> list[int]:
+    return [client for client in trainer.present_clients if client not in trainer.resting_clients]
+
+
+def _shares(loss: HeldOutLoss, client: int, models: Sequence[Weights]) -> list[float]:
+    found = [loss.of_samples(client, model) for model in models]
+    return smallest_loss_shares(torch.stack([losses for losses, _ in found]), found[0][1]).tolist()
+
+
+def smallest_loss_shares(losses: Tensor, num_samples: Tensor | None = None) -> Tensor:
+    """``u_s``: the share of samples of which model s has the smallest loss; equal ones share a sample.
+
+    Args:
+        losses: of every model on every sample, shape [S, n].
+        num_samples: samples behind each loss, shape [n]; one each unless given.
+
+    Returns:
+        float64, shape [S], sums to 1.
+    """
+    smallest = (losses == losses.amin(0)).double()
+    each = torch.ones(losses.shape[1], dtype=torch.float64) if num_samples is None else num_samples.double()
+    return (smallest / smallest.sum(0) * each).sum(1) / each.sum()
+
+
+def soft_collaboration(importance: Tensor, num_samples: list[int]) -> Collaboration:
+    """``A_sk = u_ks n_k / sum_j u_js n_j`` and ``P = u``; a model that nobody uses is the average of all by samples.
+
+    Args:
+        importance: u, [N, S], rows sum to 1.
+        num_samples: n, length N.
+    """
+    samples = torch.tensor(num_samples, dtype=torch.float64)
+    weights = importance.double().T * samples
+    totals = weights.sum(1, keepdim=True)
+    weights = torch.where(totals > 0, weights, samples)
+    return Collaboration(weights / weights.sum(1, keepdim=True), importance)

@@ -1,0 +1,1 @@
+"""For what reward: contributions, bids and payments."""

@@ -1,0 +1,413 @@
+"""Find the file that a card describes: the user's folders, then the cache, then a download.
+
+A user's own file is used even if it is another version than the card's (with a warning); a download never is. No call
+waits for ever: connecting, silence and the whole download have limits of their own.
+"""
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from filelock import FileLock, Timeout
+
+from lightning_fl.data.cards.catalogue import Card, CardFile
+from lightning_fl.errors import ConfigurationError, DataError
+
+__all__ = [
+    "SOURCES",
+    "FoundFile",
+    "Source",
+    "cache_folder",
+    "check_source",
+    "dataset_cache",
+    "download",
+    "file_in_folder",
+    "file_sha256",
+    "find_file",
+    "is_offline",
+    "real_or_standin",
+    "resolve_source",
+    "user_folders",
+]
+
+
+def rank_zero_warn(message: str) -> None:
+    """Fabric's, imported when there is something to say: listing data cards must not wait for torch."""
+    from lightning.fabric.utilities.rank_zero import rank_zero_warn as warn
+
+    warn(message)
+
+
+def rank_zero_info(message: str) -> None:
+    """Fabric's, likewise."""
+    from lightning.fabric.utilities.rank_zero import rank_zero_info as inform
+
+    inform(message)
+
+
+Source = Literal["auto", "real", "standin"]
+SOURCES: tuple[Source, ...] = ("auto", "real", "standin")
+
+Found = TypeVar("Found")
+
+_CONNECT_SECONDS = 5.0
+_READ_SECONDS = 10.0
+_DEADLINE_SECONDS = 60.0
+_ATTEMPTS = 3
+_CHUNK_BYTES = 1 << 14
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    """A data file that is there.
+
+    Attributes:
+        path: where it lies.
+        sha256: its sum.
+        verified: the sum is one that the card accepts (``False`` also where the card knows none).
+        origin: how it was found: ``"data_root"``, ``"LIGHTNING_FL_DATA"``, ``"cache"``, ``"download"`` or ``"path"``.
+    """
+
+    path: Path
+    sha256: str
+    verified: bool
+    origin: str
+
+
+def cache_folder() -> Path:
+    """``$LIGHTNING_FL_CACHE``, else ``$XDG_CACHE_HOME/lightning-fl``, else ``~/.cache/lightning-fl``."""
+    own = os.environ.get("LIGHTNING_FL_CACHE")
+    if own:
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "lightning-fl"
+
+
+def is_offline() -> bool:
+    """Whether ``$LIGHTNING_FL_OFFLINE`` switches downloads off."""
+    return os.environ.get("LIGHTNING_FL_OFFLINE", "").strip().lower() in ("1", "true", "yes", "on")
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 sum of a file, 64 hexadecimal digits."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def resolve_source(
+    card: Card, *, source: Source = "auto", data_root: str | Path | None = None, allow_download: bool = True
+) -> FoundFile | None:
+    """The file to read for a card, or ``None`` for its embedded stand-in.
+
+    Args:
+        card: the data set.
+        source: see :func:`real_or_standin`.
+        data_root: folder to look in first.
+        allow_download: try the card's addresses.
+
+    Raises:
+        ConfigurationError: ``source`` is unknown, or is ``"standin"`` and the card has none; see :func:`find_file`.
+        DataError: the file is not to be had.
+    """
+    return real_or_standin(card, source, lambda: find_file(card, data_root=data_root, allow_download=allow_download))
+
+
+def real_or_standin(card: Card, source: Source, find: Callable[[], Found]) -> Found | None:
+    """What ``find`` finds, or ``None`` for the card's embedded stand-in, with a warning.
+
+    Args:
+        card: the data set.
+        source: ``"real"`` for the data or an error; ``"auto"`` for the data, else the stand-in, else an error;
+            ``"standin"`` for the stand-in.
+        find: finds the data, or raises a ``DataError``.
+
+    Raises:
+        ConfigurationError: ``source`` is unknown, or is ``"standin"`` and the card has none.
+        DataError: the data are not to be had.
+    """
+    check_source(source)
+    if source == "standin":
+        if card.standin is None:
+            raise ConfigurationError(
+                f"source='standin': data set {card.name} has no stand-in for these columns or classes. Choose real."
+            )
+        rank_zero_warn(_standin_warning(card))
+        return None
+    try:
+        return find()
+    except DataError as error:
+        if source == "real" or card.standin is None:
+            raise
+        rank_zero_warn(f"{_standin_warning(card)} Set source to 'real' to refuse this. The reason: {error}")
+        return None
+
+
+def check_source(source: str) -> None:
+    """Refuse a source that is not one of :data:`SOURCES`."""
+    if source not in SOURCES:
+        raise ConfigurationError(f"source={source!r}: expected one of {', '.join(SOURCES)}.")
+
+
+def _standin_warning(card: Card) -> str:
+    return f"STAND-IN DATA: {card.standin_words}. The run's figures say nothing about {card.title}."
+
+
+def find_file(
+    card: Card,
+    file: CardFile | None = None,
+    *,
+    data_root: str | Path | None = None,
+    allow_download: bool = True,
+) -> FoundFile:
+    """Look in ``data_root``, in ``$LIGHTNING_FL_DATA``, in the cache, then download (unless ``$LIGHTNING_FL_OFFLINE``).
+
+    Args:
+        card: the data set.
+        file: which of its files; ``None`` for its only one.
+        data_root: folder to look in first; must exist.
+        allow_download: try the file's addresses.
+
+    Raises:
+        ConfigurationError: ``data_root`` is not a folder.
+        DataError: the file is nowhere and cannot be downloaded. The message says where it was looked for, which address
+            failed how, and where to put the file.
+    """
+    if file is None:
+        (file,) = card.files
+    looked: list[str] = []
+    for origin, folder in user_folders(data_root, file.name):
+        if (found := file_in_folder(card, file, folder, origin)) is not None:
+            return found
+        looked.append(f"{folder} ({origin})")
+    cached = dataset_cache(card) / file.name
+    if cached.is_file():
+        digest = file_sha256(cached)
+        if not file.sha256 or digest in file.sha256:
+            return FoundFile(cached, digest, digest in file.sha256, "cache")
+        looked.append(f"{cached.parent} (the cache, whose {cached.name} is damaged: sha256 {digest})")
+    else:
+        looked.append(f"{cached.parent} (the cache)")
+    failure = _fetch(card, file, cached, allow_download=allow_download)
+    if failure is None:
+        return FoundFile(cached, file_sha256(cached), True, "download")
+    raise DataError(
+        f"{file.name} of data set {card.name} was not found in {', '.join(looked)}; {failure}. "
+        f"Put {file.name} in {cached.parent}, or name its folder in data_root or LIGHTNING_FL_DATA."
+    )
+
+
+def user_folders(data_root: str | Path | None, name: str) -> list[tuple[str, Path]]:
+    """The user's own folders with the words for them: ``data_root``, then ``$LIGHTNING_FL_DATA``.
+
+    Args:
+        data_root: folder to look in first; must exist.
+        name: what is looked for, for the message.
+
+    Raises:
+        ConfigurationError: ``data_root`` is not a folder.
+    """
+    if data_root is not None and not Path(data_root).expanduser().is_dir():
+        raise ConfigurationError(f"data_root={str(data_root)!r} is not a folder: name the one that holds {name}.")
+    folders = [("data_root", data_root), ("LIGHTNING_FL_DATA", os.environ.get("LIGHTNING_FL_DATA"))]
+    return [(origin, Path(folder).expanduser()) for origin, folder in folders if folder]
+
+
+def file_in_folder(card: Card, file: CardFile, folder: Path, origin: str) -> FoundFile | None:
+    """A file of the card's in one of the user's folders; another version than the card's is used with a warning."""
+    names = [file.name, f"{file.name}.gz"] if card.may_be_gzipped else [file.name]
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        return None
+    found = FoundFile(path, digest := file_sha256(path), digest in file.sha256, origin)
+    if file.sha256 and not found.verified:
+        rank_zero_warn(
+            f"{path} is not the file that card {card.name} describes: its sha256 is {digest}, the card accepts "
+            f"{' or '.join(file.sha256)}. It is used as it is, and the run's record names its sum."
+        )
+    return found
+
+
+def dataset_cache(card: Card) -> Path:
+    """The folder of the cache that keeps a card's files."""
+    return cache_folder() / "datasets" / card.name
+
+
+def _fetch(card: Card, file: CardFile, destination: Path, *, allow_download: bool) -> str | None:
+    """Download a file of the card's; what went wrong, or ``None``."""
+    if not file.addresses:
+        return f"no address is known to download it from (its card, {card.path}, says where it comes from)"
+    if not allow_download:
+        return "it is not downloaded here (prepare_data() does that, once per machine)"
+    if is_offline():
+        return "downloads are switched off by LIGHTNING_FL_OFFLINE"
+    failures = []
+    for address in file.addresses:
+        rank_zero_info(f"Downloading {address} to {destination}")
+        try:
+            download(address, destination, file.sha256)
+        except DataError as error:
+            failures.append(str(error).rstrip("."))
+        else:
+            return None
+    return "; ".join(failures)
+
+
+def download(
+    address: str,
+    destination: Path,
+    sha256: tuple[str, ...],
+    *,
+    connect_seconds: float = _CONNECT_SECONDS,
+    read_seconds: float = _READ_SECONDS,
+    deadline_seconds: float = _DEADLINE_SECONDS,
+) -> None:
+    """Download a file, check its sum and only then put it in place (atomically).
+
+    What has arrived lies beside it, with ``.part`` added to the name, and the next call goes on from there.
+
+    Args:
+        address: ``https://`` or ``http://`` address.
+        destination: path of the file; its folder is made.
+        sha256: accepted sums; at least one.
+        connect_seconds: limit for connecting.
+        read_seconds: limit for the server's silence.
+        deadline_seconds: limit for everything together, however the server behaves.
+
+    Raises:
+        DataError: the server cannot be reached, refuses, is silent or too slow, or what it sent has another sum (then
+            the ``.part`` file is removed); the folder cannot be written. ``destination`` is left as it was.
+    """
+    part = destination.with_name(destination.name + ".part")
+    deadline = time.monotonic() + deadline_seconds
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{destination}.lock", timeout=deadline_seconds):
+            if destination.is_file() and file_sha256(destination) in sha256:
+                return  # another process was faster
+            while True:
+                resumed = part.is_file() and part.stat().st_size > 0
+                _receive(address, part, (connect_seconds, read_seconds), deadline)
+                digest = file_sha256(part)
+                if digest in sha256:
+                    os.replace(part, destination)
+                    return
+                part.unlink()
+                if not resumed:
+                    break
+                # the first piece may stem from an older version of the file: once more from the start
+    except Timeout:
+        raise DataError(
+            f"{destination} is being downloaded by another process for more than {deadline_seconds:g} s: wait for it, "
+            f"or remove {destination}.lock if there is none."
+        ) from None
+    except OSError as error:
+        raise DataError(
+            f"cannot write {part} ({error}): free the disk, or set LIGHTNING_FL_CACHE to a folder that can be written."
+        ) from error
+    raise DataError(
+        f"{destination.name} from {address} is damaged or another version: expected sha256 {' or '.join(sha256)}, got "
+        f"{digest}. It was removed; try again, or fetch the file by hand and name its folder in data_root."
+    )
+
+
+class _Transfer:
+    """One request, run in a thread of its own: no socket option limits a server that sends a byte now and then."""
+
+    def __init__(self, address: str, part: Path, timeout: tuple[float, float]) -> None:
+        self.address, self.part, self.timeout = address, part, timeout
+        self.lock = threading.Lock()
+        self.cancelled = False
+        self.failure: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self._transfer()
+        except Exception as error:  # handed to the waiting thread, which raises it
+            self.failure = error
+
+    def cancel(self) -> None:
+        with self.lock:  # after this the thread, should it ever wake, writes nothing
+            self.cancelled = True
+
+    def _transfer(self) -> None:
+        import requests
+
+        start = self.part.stat().st_size if self.part.is_file() else 0
+        headers = {"Accept-Encoding": "identity"}  # the bytes of the file itself, whose sum is known
+        if start:
+            headers["Range"] = f"bytes={start}-"
+        with requests.get(self.address, headers=headers, stream=True, timeout=self.timeout) as response:
+            if response.status_code == 416:  # nothing beyond what is there: complete, or of another file
+                return
+            response.raise_for_status()
+            resumes = response.status_code == 206 and response.headers.get("Content-Range", "").startswith(
+                f"bytes {start}-"
+            )
+            if response.status_code == 206 and not resumes:
+                raise requests.RequestException("the server sent another piece of the file than it was asked for")
+            with self.lock:
+                if self.cancelled:
+                    return
+                stream = self.part.open("ab" if resumes else "wb")
+            with stream:
+                for chunk in response.raw.stream(_CHUNK_BYTES, decode_content=False):
+                    with self.lock:
+                        if self.cancelled:
+                            return
+                        stream.write(chunk)
+                        stream.flush()
+
+
+def _receive(address: str, part: Path, timeout: tuple[float, float], deadline: float) -> None:
+    """Fill ``part`` with the whole file, going on where a connection breaks off."""
+    import requests  # here, not above: few runs download
+    import urllib3
+
+    failure: Exception | None = None
+    for _ in range(_ATTEMPTS):
+        before = _size(part)
+        transfer = _Transfer(address, part, timeout)
+        thread = threading.Thread(target=transfer.run, name="lightning-fl-download", daemon=True)
+        thread.start()
+        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            transfer.cancel()
+            raise DataError(
+                f"{address} is too slow: {_size(part):,} bytes arrived before the deadline. Try again (it goes on from "
+                "there), or fetch the file by hand and name its folder in data_root."
+            )
+        failure = transfer.failure
+        if failure is None:
+            return
+        if not isinstance(failure, requests.RequestException | urllib3.exceptions.HTTPError):
+            raise failure
+        if _size(part) <= before:
+            break  # not even a piece of it came: trying again at once is no use
+    kept = f" ({_size(part):,} bytes are kept, the next try goes on from there)" if _size(part) else ""
+    raise DataError(f"{address} {_in_words(failure)}{kept}.")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _in_words(failure: Exception | None) -> str:
+    """The failure without the library's nested representations."""
+    import requests
+    import urllib3
+
+    match failure:
+        case requests.HTTPError(response=response) if response is not None:
+            return f"answered {response.status_code} {response.reason}"
+        case requests.ReadTimeout() | urllib3.exceptions.ReadTimeoutError():
+            return "was silent for too long"
+        case requests.ConnectionError():
+            return "cannot be reached"
+        case urllib3.exceptions.ProtocolError():
+            return "broke off the connection"
+        case _:
+            return f"failed ({type(failure).__name__}: {failure})"

@@ -1,0 +1,1 @@
+"""Images: files, folders and arrays, ready data sets."""

@@ -1,0 +1,270 @@
+"""Labelled images held in memory, and reading them from a ``.npz`` file."""
+
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from lightning_fl.data.cards.fields import did_you_mean
+from lightning_fl.data.module import SPLITS, Split
+from lightning_fl.errors import ConfigurationError, DataError
+
+__all__ = ["ImageDataset", "check_geometry", "convert_channels", "read_npz", "resize_images"]
+
+_CHUNK_IMAGES = 4096
+
+#: One value per sample by which samples can be grouped.
+Column = Sequence[str | int]
+
+
+class ImageDataset(Dataset):
+    """n images of one size with a class each, in memory as bytes.
+
+    Args:
+        images: grey values or colours, uint8, shape [n, C, H, W] with C = 1 or 3.
+        targets: classes ``0..len(classes) - 1``, integers, shape [n].
+        classes: their names.
+        columns: further values by which samples can be grouped, one per sample, such as the writer.
+        place: what messages call the data.
+
+    Raises:
+        DataError: shapes, types or labels are not those above.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        targets: Tensor,
+        *,
+        classes: Sequence[str],
+        columns: Mapping[str, Column] | None = None,
+        place: str = "the images",
+    ) -> None:
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3) or 0 in images.shape:
+            raise DataError(
+                f"{place}: the images have shape {list(images.shape)} and type {images.dtype}: give bytes (uint8) of"
+                " shape [n, C, H, W] with 1 or 3 channels."
+            )
+        if targets.ndim != 1 or targets.is_floating_point() or len(targets) != len(images):
+            raise DataError(
+                f"{place}: the labels have shape {list(targets.shape)} and type {targets.dtype} for {len(images)}"
+                " images: give one integer class per image."
+            )
+        lowest, highest = int(targets.min()), int(targets.max())
+        if lowest < 0 or highest >= len(classes):
+            raise DataError(
+                f"{place}: the labels go from {lowest} to {highest}, but there are {len(classes)} classes: labels must"
+                f" lie in 0..{len(classes) - 1}."
+            )
+        for name, values in (columns or {}).items():
+            if len(values) != len(images):
+                raise DataError(f"{place}: column {name!r} has {len(values)} values for {len(images)} images.")
+        self.images = images
+        self.targets = targets.long()
+        self.classes = list(classes)
+        self.place = place
+        self._columns = dict(columns or {})
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.images[index], self.targets[index]
+
+    @property
+    def column_names(self) -> list[str]:
+        """The columns; ``label`` (the class's name) is always there."""
+        return [*self._columns, "label"]
+
+    def column(self, name: str) -> Column:
+        """The n values of a column.
+
+        Raises:
+            DataError: there is no such column.
+        """
+        if name in self._columns:
+            return self._columns[name]
+        if name != "label":
+            raise DataError(
+                f"{self.place} has no column {name!r}{did_you_mean(name, self.column_names)}. It has"
+                f" {', '.join(self.column_names)}."
+            )
+        return [self.classes[target] for target in self.targets.tolist()]
+
+    def tensors(self) -> TensorDataset:
+        """The same samples as plain tensors ``(images, targets)``, without copying."""
+        return TensorDataset(self.images, self.targets)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self], place: str) -> Self:
+        """Several data sets of the same classes and size as one; it has the columns that all of them have."""
+        common = set.intersection(*(set(part._columns) for part in parts))
+        columns: dict[str, Column] = {
+            name: [value for part in parts for value in part._columns[name]] for name in sorted(common)
+        }
+        return cls(
+            torch.cat([part.images for part in parts]),
+            torch.cat([part.targets for part in parts]),
+            classes=parts[0].classes,
+            columns=columns,
+            place=place,
+        )
+
+    def select(self, indices: Tensor) -> Self:
+        """Some of the samples, copied."""
+        chosen: list[int] = indices.tolist()
+        columns: dict[str, Column] = {
+            name: [values[index] for index in chosen] for name, values in self._columns.items()
+        }
+        return type(self)(
+            self.images[indices], self.targets[indices], classes=self.classes, columns=columns, place=self.place
+        )
+
+    def converted(self, *, size: int | None = None, channels: int | None = None) -> Self:
+        """The same samples with ``size`` x ``size`` pixels and so many channels; ``None`` for those they have."""
+        height, width = self.images.shape[2:]
+        images = self.images if channels is None or channels == 3 else convert_channels(self.images, channels)
+        if size is not None and (height, width) != (size, size):
+            images = resize_images(images, size)
+        # colours last, so that grey images are resized once
+        images = images if channels is None else convert_channels(images, channels)
+        return type(self)(images, self.targets, classes=self.classes, columns=self._columns, place=self.place)
+
+
+def check_geometry(size: int | None, channels: int | None) -> None:
+    """Refuse a size or a number of channels that no image can have."""
+    if size is not None and size < 1:
+        raise ConfigurationError(f"size={size}: give height and width in pixels, at least 1, or null to keep them.")
+    if channels not in (None, 1, 3):
+        raise ConfigurationError(f"channels={channels}: give 1 for grey images, 3 for colours, or null to keep them.")
+
+
+def resize_images(images: Tensor, size: int) -> Tensor:
+    """Images [n, C, size, size] from images [n, C, H, W], bytes, bilinear with antialiasing.
+
+    The smoothing matters where images get smaller: pixels in between are not skipped.
+    """
+    from torchvision.transforms.v2 import functional
+
+    chunks = images.split(_CHUNK_IMAGES)  # it works in floats, four times as large
+    return torch.cat([functional.resize(chunk, [size, size], antialias=True) for chunk in chunks])
+
+
+def convert_channels(images: Tensor, channels: int) -> Tensor:
+    """Grey images from colours (luma of ITU-R 601) or three equal channels from one; bytes [n, C, H, W]."""
+    from torchvision.transforms.v2 import functional
+
+    if images.shape[1] == channels:
+        return images
+    if channels == 3:
+        return images.expand(-1, 3, -1, -1).contiguous()
+    return torch.cat([functional.rgb_to_grayscale(chunk) for chunk in images.split(_CHUNK_IMAGES)])
+
+
+def read_npz(
+    path: Path, *, classes: Sequence[str] | None = None, labels: str = "labels", place: str | None = None
+) -> dict[Split, ImageDataset]:
+    """Images of a ``.npz`` file in MedMNIST's layout.
+
+    It holds ``train_images``, uint8, shape [N, H, W] (grey) or [N, H, W, C], and ``train_labels``, integers, shape [N]
+    or [N, 1]; likewise ``val_*`` and ``test_*`` where there are such parts. Any other entry ``train_NAME`` of shape [N]
+    is a column ``NAME`` by which the images can be grouped.
+
+    Args:
+        path: the file.
+        classes: names of the classes; ``None`` for numbers up to the largest label.
+        labels: entry to read the classes from, such as ``"coarse_labels"`` for ``train_coarse_labels``.
+        place: what messages call the data; ``None`` for the path.
+
+    Returns:
+        The data sets of the parts that are there, "train" first.
+
+    Raises:
+        DataError: the file is damaged or of another kind, an entry is missing, or has a shape or type not as above.
+    """
+    place = str(path) if place is None else place
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("it holds a single array")
+        with archive:
+            arrays = {name: archive[name] for name in archive.files if name.startswith(_PREFIXES)}
+    # what numpy raises for a file that is cut off, garbled, of another kind, or holds Python objects
+    except (OSError, ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(
+            f"{place} cannot be read as .npz ({type(error).__name__}: {error}): fetch it again, or give a file made"
+            " with numpy.savez."
+        ) from error
+    parts: list[Split] = [split for split in SPLITS if any(name.startswith(f"{split}_") for name in arrays)]
+    if "train" not in parts:
+        found = ", ".join(arrays) or "nothing of the kind"
+        raise DataError(f"{place} has no train_images and train_labels, only {found}: name its arrays so.")
+    targets = {split: _labels(arrays, f"{split}_{labels}", place) for split in parts}
+    if classes is None:
+        classes = [str(label) for label in range(max(int(part.max()) for part in targets.values()) + 1)]
+    return {
+        split: ImageDataset(
+            _images(arrays, f"{split}_images", place),
+            targets[split],
+            classes=classes,
+            columns=_columns(arrays, f"{split}_", len(targets[split])),
+            place=f"{place}, {split} part",
+        )
+        for split in parts
+    }
+
+
+_PREFIXES = tuple(f"{split}_" for split in SPLITS)
+
+
+def _images(arrays: Mapping[str, np.ndarray], name: str, place: str) -> Tensor:
+    array = _entry(arrays, name, place)
+    if array.dtype != np.uint8 or array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[3] not in (1, 3)):
+        raise DataError(
+            f"{place}: {name} has shape {list(array.shape)} and type {array.dtype}: expected uint8 of shape [N, H, W]"
+            " (grey) or [N, H, W, C] with 1 or 3 channels."
+        )
+    channels_last = array if array.ndim == 4 else array[..., None]
+    return torch.from_numpy(np.ascontiguousarray(channels_last.transpose(0, 3, 1, 2)))
+
+
+def _labels(arrays: Mapping[str, np.ndarray], name: str, place: str) -> Tensor:
+    array = _entry(arrays, name, place)
+    if array.ndim == 2 and array.shape[1] > 1:
+        raise DataError(
+            f"{place}: {name} has shape {list(array.shape)}, several labels per image: only one class per image can be"
+            " learned here; choose one column of labels."
+        )
+    if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or array.size == 0:
+        raise DataError(
+            f"{place}: {name} has shape {list(array.shape)} and type {array.dtype}: expected integers of shape [N] or"
+            " [N, 1], at least one."
+        )
+    return torch.from_numpy(array.astype(np.int64).reshape(-1))
+
+
+def _entry(arrays: Mapping[str, np.ndarray], name: str, place: str) -> np.ndarray:
+    if name not in arrays:
+        raise DataError(
+            f"{place} has no entry {name!r}{did_you_mean(name, arrays)}: every part needs images and labels. It has"
+            f" {', '.join(arrays)}."
+        )
+    return arrays[name]
+
+
+def _columns(arrays: Mapping[str, np.ndarray], prefix: str, length: int) -> dict[str, Column]:
+    """The further entries of a part with one integer or text per image."""
+    return {
+        name.removeprefix(prefix): array.tolist()
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+        and name.removeprefix(prefix) not in ("images", "labels")
+        and array.shape == (length,)
+        and array.dtype.kind in "iuU"
+    }

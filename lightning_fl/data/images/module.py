@@ -1,0 +1,267 @@
+"""A federated data module of one set of labelled images: from a card, or from a ``.npz`` file of one's own."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from lightning_fl.data.cards.lookup import Source, check_source
+from lightning_fl.data.images.dataset import ImageDataset, check_geometry, read_npz
+from lightning_fl.data.images.origin import ImageOrigin
+from lightning_fl.data.images.transform import (
+    Augmentation,
+    ImageTransform,
+    channel_statistics,
+    check_transform,
+    transform_batch,
+)
+from lightning_fl.data.module import SPLITS, Split
+from lightning_fl.data.partition import apportion
+from lightning_fl.data.partition.stratified import stratified_parts
+from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
+from lightning_fl.data.shifts import Shift
+from lightning_fl.data.user_file import existing_file
+from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.seeding import generator
+
+__all__ = ["ImageData", "SharedImages"]
+
+
+class SharedImages(SharedDataModule):
+    """Images in memory as bytes, shared out among clients; batches are converted to normalised floats.
+
+    A batch is ``[images, labels]``: float32 [B, C, H, W] and int64 [B].
+
+    Args:
+        normalize: subtract the mean and divide by the standard deviation of each channel; otherwise values lie in 0..1.
+        mean: mean of each channel of images from 0 to 1; ``None`` to compute it from the training images.
+        std: their standard deviation, likewise.
+        augment: changes drawn anew for every image of a training batch: ``"crop"`` (a border of 4 black pixels, then
+            an image of the same size from a random place) and ``"flip"`` (left to right with probability 1/2).
+        **kwargs: arguments of :class:`~lightning_fl.data.shared.SharedDataModule`.
+    """
+
+    sample_noun = "image"
+
+    def __init__(
+        self,
+        *,
+        normalize: bool = True,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        augment: list[Augmentation] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_transform(augment or [], normalize, mean, std)
+        self.normalize = normalize
+        self.mean = mean
+        self.std = std
+        self.augment: list[Augmentation] = augment or []
+        self._transform: ImageTransform | None = None
+
+    def _opened_images(
+        self,
+        parts: Mapping[Split, ImageDataset],
+        whole: Callable[[], Tensor],
+        source: str,
+        record: Mapping[str, Any],
+    ) -> OpenedData:
+        """The parts, and the transform made for them.
+
+        Args:
+            parts: what is shared out.
+            whole: gives the images [n, C, H, W] whose mean and deviation are taken, asked for only if they are.
+            source: of :class:`~lightning_fl.data.shared.OpenedData`.
+            record: likewise; completed here.
+        """
+        first = parts["train"]
+        channels = first.images.shape[1]
+        mean, std = self.mean, self.std
+        if self.normalize and (mean is None or std is None):
+            mean, std = channel_statistics(whole())
+        if mean is not None and len(mean) not in (1, channels):
+            raise ConfigurationError(f"mean={mean}: the images have {channels} channels, give one number for each.")
+        self._transform = ImageTransform(mean, std, self.augment)
+        own = {
+            "image_shape": list(first.images.shape[1:]),
+            "classes": first.classes,
+            "images": {split: len(part) for split, part in parts.items()},
+            "normalization": {"mean": mean, "std": std},
+            "augment": list(self.augment),
+        }
+        return OpenedData(dict(parts), source, {**record, **own})
+
+    def _newcomer(
+        self, path: str, record: Mapping[str, Any], *, size: int | None, channels: int | None, labels: str = "labels"
+    ) -> TensorDataset:
+        """The images of all parts of a ``.npz`` file, in the run's shape; batches are normalised as the run's were."""
+        if not path.endswith(".npz"):
+            raise ConfigurationError(f"{path!r}: expected a file of images that ends in .npz, in MedMNIST's layout.")
+        parts = read_npz(existing_file(path), classes=record["classes"], labels=labels, place=path)
+        images = ImageDataset.joined(
+            [part.converted(size=size, channels=channels) for part in parts.values()], place=path
+        )
+        shape, expected = list(images.images.shape[1:]), record["image_shape"]
+        if shape != expected:
+            raise DataError(
+                f"{path}: the images have the shape {shape} (channels, height, width), those of the run {expected}:"
+                " convert them first."
+            )
+        known = record["normalization"]
+        self._transform = ImageTransform(known["mean"], known["std"])
+        return images.tensors()
+
+    def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
+        return {split: self._images(dataset).tensors() for split, dataset in datasets.items()}
+
+    @staticmethod
+    def _images(dataset: Dataset) -> ImageDataset:
+        assert isinstance(dataset, ImageDataset)
+        return dataset
+
+    def on_after_batch_transfer(self, batch: list[Tensor], dataloader_idx: int) -> list[Tensor]:
+        """Normalised floats from bytes; while training, augmented."""
+        assert self._transform is not None
+        return transform_batch(self, self._transform, batch)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, once ``prepare_data`` or ``setup`` has run."""
+        return len(self._images(self._data.datasets["train"]).classes)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width, once ``prepare_data`` or ``setup`` has run."""
+        channels, height, width = self._images(self._data.datasets["train"]).images.shape[1:]
+        return channels, height, width
+
+
+class ImageData(SharedImages):
+    """Images described by a card, such as ``fashionmnist`` or ``cifar10``, or of a ``.npz`` file of one's own.
+
+    Training and test images keep their parts: a client's test images come from the test part, with the classes that
+    the partitioner gave the client in training, and its validation images are cut from its training images. With
+    ``pooled`` both parts are put together first and every client's images are divided by ``split``.
+
+    Args:
+        name: name of a card that comes with the package (``lightning-fl datasets`` lists them), or the path of another
+            card (``.yaml``) or of a ``.npz`` file in MedMNIST's layout
+            (:func:`~lightning_fl.data.images.dataset.read_npz`).
+        source: ``"real"``: the card's images or an error. ``"auto"``: else its stand-in, with a warning.
+            ``"standin"``: the stand-in.
+        data_root: folder in which the images are looked for first, before ``$LIGHTNING_FL_DATA``, the cache and
+            torchvision's download; as the card's ``.npz`` file, in torchvision's layout or in the folder in which the
+            data set is published.
+        size: resize to ``size`` x ``size`` pixels; ``None`` to keep theirs.
+        channels: 1 for grey, 3 for colours; ``None`` to keep theirs.
+        coarse_labels: learn the superclasses (of CIFAR-100) instead of the classes.
+        pooled: put the parts together.
+        max_samples: use so many images only, drawn by ``split_seed``, with the classes (and parts) in proportion;
+            ``None`` for all.
+        shifts: changes of a client's images and labels, applied once in ``setup``, in this order.
+        **kwargs: ``normalize``, ``mean``, ``std`` and ``augment`` of :class:`SharedImages`, and ``partitioner``,
+            ``split``, ``split_seed``, ``stratified``, ``train_shares``, ``batch_size``, ``eval_batch_size``,
+            ``shuffle`` and ``drop_last`` of :class:`~lightning_fl.data.shared.SharedDataModule`.
+
+    Raises:
+        ConfigurationError: from the constructor, if an argument is not allowed; from ``setup``, if a shift does not fit
+            the number of clients or classes.
+        DataError: from ``prepare_data`` and ``setup``, if the data are missing or damaged or a client gets no image.
+
+    Example:
+        >>> from lightning_fl.data.partition import Dirichlet
+        >>> data = ImageData(name="fashionmnist", partitioner=Dirichlet(num_clients=10, alpha=0.5), augment=["flip"])
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "fashionmnist",
+        source: Source = "auto",
+        data_root: str | None = None,
+        size: int | None = None,
+        channels: int | None = None,
+        coarse_labels: bool = False,
+        pooled: bool = False,
+        max_samples: int | None = None,
+        shifts: list[Shift] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_source(source)
+        check_geometry(size, channels)
+        if max_samples is not None and max_samples < 1:
+            raise ConfigurationError(f"max_samples={max_samples}: give at least 1, or null for all images.")
+        self.origin = ImageOrigin.of(name, source=source, data_root=data_root)
+        self.origin.check_superclasses(coarse_labels)
+        self.size = size
+        self.channels = channels
+        self.coarse_labels = coarse_labels
+        self.pooled = pooled
+        self.max_samples = max_samples
+        self.shifts = shifts or []
+
+    def _open(self, *, allow_download: bool) -> OpenedData:
+        read = self.origin.read(allow_download=allow_download, coarse_labels=self.coarse_labels)
+        chosen = self._chosen(read.parts)
+        parts = {split: self._converted(part) for split, part in chosen.items()}
+        train = parts["train"]
+        if self.pooled:
+            parts = {"train": ImageDataset.joined(list(parts.values()), place=f"the images of {self.origin.name}")}
+        own = {
+            "coarse_labels": self.coarse_labels,
+            "pooled": self.pooled,
+            "max_samples": self.max_samples,
+            "shifts": [shift.describe() for shift in self.shifts],
+        }
+
+        def whole() -> Tensor:
+            # also what max_samples leaves out: mean and deviation are constants of the data set
+            return (train if chosen is read.parts else self._converted(read.parts["train"])).images
+
+        return self._opened_images(parts, whole, read.source, read.record | own)
+
+    def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
+        """A ``.npz`` file in MedMNIST's layout, all its parts together, without the run's shifts."""
+        labels = "coarse_labels" if self.coarse_labels else "labels"
+        return self._newcomer(path, record, size=self.size, channels=self.channels, labels=labels)
+
+    def _converted(self, part: ImageDataset) -> ImageDataset:
+        return part.converted(size=self.size, channels=self.channels)
+
+    def _chosen(self, parts: Mapping[Split, ImageDataset]) -> Mapping[Split, ImageDataset]:
+        """The part of the images that ``max_samples`` leaves."""
+        lengths = [len(part) for part in parts.values()]
+        if self.max_samples is None or self.max_samples >= sum(lengths):
+            return parts
+        sizes = apportion(self.max_samples, lengths)
+        if 0 in sizes:
+            raise DataError(
+                f"max_samples={self.max_samples} leaves no image for {list(parts)[sizes.index(0)]}: give more."
+            )
+        chosen: dict[Split, ImageDataset] = {}
+        for (split, part), size in zip(parts.items(), sizes, strict=True):
+            rng = generator(self.partition_seed, "max_samples", split)
+            chosen[split] = part.select(stratified_parts(part.targets, [size], rng)[0])
+        return chosen
+
+    def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
+        if not self.shifts:
+            return super()._hold(datasets, shares)
+        num_classes = self.num_classes
+        for shift in self.shifts:
+            shift.check(len(shares), num_classes)
+        held: dict[Split, TensorDataset] = {}
+        for name, dataset in datasets.items():
+            part = self._images(dataset)
+            images, targets = part.images.clone(), part.targets.clone()
+            for client, of_client in enumerate(shares):
+                indices = torch.cat([of_client[split] for split in SPLITS if self._part_of(split) == name])
+                for shift in self.shifts:
+                    images[indices] = shift.images(client, images[indices], targets[indices])
+                    targets[indices] = shift.labels(client, targets[indices], num_classes)
+            held[name] = TensorDataset(images, targets)
+        return held

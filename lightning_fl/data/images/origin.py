@@ -1,0 +1,120 @@
+"""What a user's name of a set of images means (a card, a file), and reading it: measured images or the stand-in."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from lightning_fl.data.cards.catalogue import ImageCard, expect_kind, load_card
+from lightning_fl.data.cards.lookup import Source, file_sha256, real_or_standin
+from lightning_fl.data.images.dataset import ImageDataset, read_npz
+from lightning_fl.data.images.reading import read_images
+from lightning_fl.data.images.sources import FoundImages, find_images
+from lightning_fl.data.images.standin import MAX_CLASSES, digits_standin
+from lightning_fl.data.module import Split
+from lightning_fl.data.user_file import existing_file
+from lightning_fl.errors import ConfigurationError
+
+__all__ = ["ImageOrigin", "ReadImages"]
+
+
+@dataclass(frozen=True)
+class ReadImages:
+    """Images and where they come from.
+
+    Attributes:
+        parts: the parts of the data set, "train" first.
+        source: "measured", "stand-in" or "user".
+        record: what the run's record says of them.
+    """
+
+    parts: dict[Split, ImageDataset]
+    source: str
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ImageOrigin:
+    """A set of images as a recipe names it.
+
+    Attributes:
+        name: name of a card, or path of a card or of a ``.npz`` file.
+        card: the card; ``None`` for a file of one's own.
+        source: see :func:`~lightning_fl.data.cards.lookup.real_or_standin`.
+        data_root: folder to look in first.
+    """
+
+    name: str
+    card: ImageCard | None
+    source: Source
+    data_root: str | None
+
+    @classmethod
+    def of(cls, name: str, *, source: Source = "real", data_root: str | None = None) -> Self:
+        """Look up the name.
+
+        Raises:
+            ConfigurationError: there is no such card, it describes other data, or a file is given a stand-in or a
+                folder.
+        """
+        if not name.endswith(".npz"):
+            return cls(name, expect_kind(load_card(name), ImageCard), source, data_root)
+        if source == "standin":
+            raise ConfigurationError(f"source='standin': {name} is a file, only cards have stand-ins. Choose real.")
+        if data_root is not None:
+            raise ConfigurationError(f"name={name!r} and data_root={data_root!r}: give a card's name, or no data_root.")
+        return cls(name, None, source, None)
+
+    @property
+    def short_name(self) -> str:
+        """The card's name, or the file's without its folder."""
+        return Path(self.name).stem if self.card is None else self.card.name
+
+    def check_superclasses(self, coarse_labels: bool) -> None:
+        """Refuse superclasses where the card says that there are none."""
+        if coarse_labels and self.card is not None and not self.card.coarse_classes:
+            raise ConfigurationError(f"coarse_labels=True: data set {self.name} has no superclasses. Leave it out.")
+
+    def find(self, *, allow_download: bool) -> FoundImages:
+        """The measured images, without reading them.
+
+        Raises:
+            ConfigurationError: ``data_root`` is not a folder.
+            DataError: they are not to be had.
+        """
+        if self.card is not None:
+            return find_images(self.card, data_root=self.data_root, allow_download=allow_download)
+        path = existing_file(self.name, argument="")
+        return FoundImages("npz", path, {path.name: file_sha256(path)}, False, "path")
+
+    def read(self, *, allow_download: bool, coarse_labels: bool = False) -> ReadImages:
+        """The images, or the card's stand-in where ``source`` has it so.
+
+        Raises:
+            ConfigurationError: see :meth:`find`; there is no stand-in.
+            DataError: the images are not to be had, or damaged.
+        """
+        if self.card is None:
+            return self.read_found(self.find(allow_download=allow_download), coarse_labels=coarse_labels)
+        classes = self.card.coarse_classes if coarse_labels else self.card.classes
+        card = self.card if len(classes) <= MAX_CLASSES else replace(self.card, standin=None)
+        found = real_or_standin(card, self.source, lambda: self.find(allow_download=allow_download))
+        if found is not None:
+            return self.read_found(found, coarse_labels=coarse_labels)
+        standin = digits_standin(list(classes), size=card.size, channels=card.channels, writers=card.has_writers)
+        record = card.describe() | {
+            "title": f"STAND-IN ({card.standin_words}) for {card.title}",
+            "file": None,
+            "sha256": None,
+            "verified": False,
+            "layout": "scikit-learn",
+        }
+        return ReadImages({"train": standin}, "stand-in", record)
+
+    def read_found(self, found: FoundImages, *, coarse_labels: bool = False) -> ReadImages:
+        """The measured images that :meth:`find` found."""
+        if self.card is not None:
+            parts = read_images(self.card, found, coarse_labels=coarse_labels)
+            return ReadImages(parts, "measured", self.card.describe() | found.record())
+        assert found.path is not None
+        parts = read_npz(found.path, labels="coarse_labels" if coarse_labels else "labels")
+        return ReadImages(parts, "user", found.record())

@@ -1,0 +1,124 @@
+"""Stand-in images for a first run without a network: scikit-learn's digits, enlarged, turned or rendered anew.
+
+The digits are 8 x 8 pixels; they are resized to the size of the data set that they stand in for. With more than ten
+classes, class ``c`` is the digit ``c % 10`` after ``c // 10`` quarter turns to the left, from class 40 on seen in a
+mirror, so that there are at most eighty. Where images have writers, made-up ones press more or less hard. As domains,
+every domain shows the same digits in another rendering (:data:`RENDERINGS`).
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+
+from lightning_fl.data.images.dataset import ImageDataset
+from lightning_fl.data.images.reading import read_digits
+from lightning_fl.errors import DataError
+from lightning_fl.seeding import generator
+
+__all__ = ["MAX_CLASSES", "NUM_WRITERS", "RENDERINGS", "digits_domain", "digits_standin"]
+
+_DIGITS = 10
+#: Classes that the digits can stand in for: ten digits in four directions, plain and mirrored.
+MAX_CLASSES = 8 * _DIGITS
+#: Made-up writers of a stand-in.
+NUM_WRITERS = 120
+_SEED = 1998
+
+
+def digits_standin(classes: list[str], *, size: int, channels: int, writers: bool = False) -> ImageDataset:
+    """Digits in the shape of another data set.
+
+    Args:
+        classes: names of the classes of the data set that is replaced, at most :data:`MAX_CLASSES`.
+        size: height and width in pixels.
+        channels: 1 or 3.
+        writers: add a column ``writer`` of :data:`NUM_WRITERS` made-up writers. Like FEMNIST's, they write dark on
+            white; each presses in a way of its own.
+    """
+    assert len(classes) <= MAX_CLASSES
+    digits = read_digits().converted(size=size, channels=channels)
+    images, targets = [], []
+    for turns in range(-(-len(classes) // _DIGITS)):
+        wanted = digits.targets + turns * _DIGITS < len(classes)
+        turned = digits.images[wanted].rot90(turns, (2, 3))
+        images.append(turned if turns < 4 else turned.flip(3))
+        targets.append(digits.targets[wanted] + turns * _DIGITS)
+    together, place = torch.cat(images), "the stand-in digits"
+    if not writers:
+        return ImageDataset(together, torch.cat(targets), classes=classes, place=place)
+    rng = generator(_SEED, "writers")
+    writer = torch.randint(NUM_WRITERS, (len(together),), generator=rng)
+    pressure = 0.4 + 0.6 * torch.rand(NUM_WRITERS, generator=rng)
+    written = 255 - (together * pressure[writer, None, None, None]).round().to(torch.uint8)
+    names = [f"made_up_{number:03}" for number in writer.tolist()]
+    return ImageDataset(written, torch.cat(targets), classes=classes, columns={"writer": names}, place=place)
+
+
+def digits_domain(index: int, *, size: int) -> ImageDataset:
+    """All digits as one of the domains shows them, in colours.
+
+    Args:
+        index: number of the domain, which is that of the rendering.
+        size: height and width in pixels.
+
+    Raises:
+        DataError: there are fewer renderings.
+    """
+    if index >= len(RENDERINGS):
+        raise DataError(
+            f"the stand-in has {len(RENDERINGS)} domains ({', '.join(RENDERINGS)}), not {index + 1}: name fewer."
+        )
+    name = list(RENDERINGS)[index]
+    digits = read_digits().converted(size=size)
+    ink = digits.images.float().div(255)  # [n, 1, S, S]
+    rendered = RENDERINGS[name](ink, generator(_SEED, "rendering", name))
+    images = rendered.expand(-1, 3, -1, -1).mul(255).round().clamp(0, 255).to(torch.uint8)
+    return ImageDataset(images, digits.targets, classes=digits.classes, place=f"the stand-in digits, {name}")
+
+
+def _plain(ink: Tensor, rng: torch.Generator) -> Tensor:
+    return ink
+
+
+def _inverted(ink: Tensor, rng: torch.Generator) -> Tensor:
+    return 1 - ink
+
+
+def _on_noise(ink: Tensor, rng: torch.Generator) -> Tensor:
+    """White on coloured noise."""
+    background = 0.7 * torch.rand(len(ink), 3, *ink.shape[2:], generator=rng)
+    return torch.maximum(background, ink)
+
+
+def _blurred(ink: Tensor, rng: torch.Generator) -> Tensor:
+    """Smoothed over a quarter of the width and moved to the right by an eighth."""
+    width = ink.shape[-1]
+    window = max(3, width // 4) | 1
+    smooth = avg_pool2d(ink, window, stride=1, padding=window // 2)
+    return smooth.roll(width // 8, -1)
+
+
+def _coloured(ink: Tensor, rng: torch.Generator) -> Tensor:
+    """Every digit in a bright colour of its own on a dark one."""
+    bright = 0.5 + 0.5 * torch.rand(len(ink), 3, 1, 1, generator=rng)
+    dark = 0.4 * torch.rand(len(ink), 3, 1, 1, generator=rng)
+    return dark + (bright - dark) * ink
+
+
+def _shaded(ink: Tensor, rng: torch.Generator) -> Tensor:
+    """Black on a background that grows lighter from left to right."""
+    slope = torch.linspace(0.4, 1.0, ink.shape[-1])
+    return slope * (1 - ink)
+
+
+#: Name of a rendering to what it makes of grey values [n, 1, S, S] in 0..1 and a generator.
+RENDERINGS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "plain": _plain,
+    "inverted": _inverted,
+    "on noise": _on_noise,
+    "blurred": _blurred,
+    "coloured": _coloured,
+    "shaded": _shaded,
+}

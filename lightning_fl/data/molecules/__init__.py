@@ -1,0 +1,1 @@
+"""Molecules: tables of SMILES, their graphs, ready data sets."""

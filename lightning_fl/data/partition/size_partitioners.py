@@ -1,0 +1,110 @@
+"""Partitioners by quantity: equal parts, parts in given ratios, parts of given sizes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lightning_fl.data.module import Split
+from lightning_fl.data.partition.labels import by_sizes_stratified
+from lightning_fl.data.partition.partitioner import Partitioner, class_labels, faults_of
+from lightning_fl.data.partition.sizes import by_sizes, check_num_clients, check_ratios, check_sizes, quantity_sizes
+
+__all__ = ["IID", "Quantity", "Sizes"]
+
+#: Bins by which real targets are stratified.
+_NUM_BINS = 10
+
+
+class _BySize(Partitioner):
+    """Parts of sizes that follow from the number of samples, at random or stratified.
+
+    Args:
+        stratified: every client gets the classes in the proportions of the whole.
+    """
+
+    def __init__(self, *, stratified: bool) -> None:
+        self.stratified = stratified
+
+    def _parts(self, dataset: Dataset, sizes: Sequence[int], seed: int) -> list[Tensor]:
+        """Parts of these sizes."""
+        if not self.stratified:
+            return by_sizes(_length(dataset), sizes, seed)
+        labels = class_labels(
+            {"train": dataset}, num_bins=_NUM_BINS, mend="set stratified to false, or give one class per sample"
+        )
+        return by_sizes_stratified(labels["train"], sizes, seed)
+
+
+class IID(_BySize):
+    """Random parts of equal size.
+
+    Args:
+        num_clients: number of clients.
+        stratified: every client also gets the classes in the proportions of the whole, as nearly as integers allow
+            (real targets are put into ten bins between quantiles).
+    """
+
+    def __init__(self, *, num_clients: int, stratified: bool = False) -> None:
+        super().__init__(stratified=stratified)
+        check_num_clients(num_clients)
+        self.num_clients: int = num_clients
+
+    def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
+        """See :func:`lightning_fl.data.partition.iid`."""
+        return self._parts(dataset, quantity_sizes(_length(dataset), [1.0] * self.num_clients), seed)
+
+
+class Quantity(_BySize):
+    """Random parts of unequal size.
+
+    Args:
+        ratios: one positive number per client, such as ``[7, 2, 1]``.
+        stratified: every client gets the classes in the proportions of the whole, as for :class:`IID`.
+    """
+
+    def __init__(self, *, ratios: list[float], stratified: bool = False) -> None:
+        super().__init__(stratified=stratified)
+        check_ratios(ratios)
+        self.num_clients = len(ratios)
+        self.ratios = ratios
+
+    def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
+        """See :func:`lightning_fl.data.partition.quantity`."""
+        return self._parts(dataset, quantity_sizes(_length(dataset), self.ratios), seed)
+
+
+class Sizes(_BySize):
+    """Parts of given numbers of training samples; what remains of the training data is nobody's.
+
+    Separate validation and test data are shared out in equal parts. A split without data of its own is cut from these
+    parts, so that fewer training samples are left then.
+
+    Args:
+        train: samples of the training data for every client, each at least 1, such as ``[2100, 2100, 14]``.
+        stratified: every client gets the classes in the proportions of the whole, as for :class:`IID`.
+    """
+
+    def __init__(self, *, train: list[int], stratified: bool = True) -> None:
+        super().__init__(stratified=stratified)
+        check_sizes(train)
+        self.num_clients = len(train)
+        self.train = train
+
+    def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
+        """See :func:`lightning_fl.data.partition.by_sizes` and ``by_sizes_stratified`` there."""
+        return self._parts(dataset, self.train, seed)
+
+    def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
+        """The sizes for the training data, equal parts of the others."""
+        equal = IID(num_clients=len(self.train), stratified=self.stratified)
+        parts = {}
+        for split, dataset in datasets.items():
+            with faults_of(split):
+                parts[split] = self(dataset, seed) if split == "train" else equal(dataset, seed)
+        return parts
+
+
+def _length(dataset: Any) -> int:
+    return len(dataset)

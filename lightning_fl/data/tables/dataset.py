@@ -1,0 +1,306 @@
+"""Tables with a class for every row: reading them, and their columns as numbers."""
+
+import gzip
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lightning_fl.data.cards.fields import did_you_mean
+from lightning_fl.data.molecules.table import list_rows
+from lightning_fl.errors import DataError
+
+__all__ = [
+    "MISSING",
+    "TableDataset",
+    "TableSchema",
+    "class_indices",
+    "class_names",
+    "column_statistics",
+    "pick_columns",
+    "read_c45",
+    "read_csv",
+    "standardize",
+]
+
+#: How a missing value is written (an empty cell is one too), and what its category is called.
+MISSING = "?"
+_MAX_VALUES = 1000
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """How columns become numbers: numeric ones as they are, categorical ones one-hot.
+
+    Attributes:
+        numeric: the Q numeric columns.
+        categories: for each categorical column its values, sorted, with :data:`MISSING` where a value is missing
+            somewhere.
+    """
+
+    numeric: tuple[str, ...]
+    categories: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def of(
+        cls, frames: Sequence[pd.DataFrame], columns: Sequence[str], categorical: Sequence[str] | None, place: str
+    ) -> Self:
+        """The schema of tables that belong together, such as training and test data.
+
+        Args:
+            frames: the tables.
+            columns: the columns to use.
+            categorical: those that hold categories; ``None`` for those that hold anything but numbers.
+            place: where the tables come from, for messages.
+
+        Raises:
+            DataError: a column has no value at all or more values than categories may be, or one that should be
+                numeric holds something else.
+        """
+        numeric, categories = [], {}
+        for name in columns:
+            cells = pd.concat([frame[name] for frame in frames])
+            if cells.isna().all():
+                raise DataError(f"{place}, column {name!r} has no value in any row: drop it.")
+            wrong = cells[cells.notna() & ~np.isfinite(pd.to_numeric(cells, errors="coerce").astype(float))]
+            if len(wrong) == 0 if categorical is None else name not in categorical:
+                if len(wrong):
+                    raise DataError(
+                        f"{place}, column {name!r}: {len(wrong)} values are not finite numbers:"
+                        f" {list_rows(list(map(int, wrong.index)), wrong.tolist())}. Correct them, or name the column"
+                        " in categorical."
+                    )
+                numeric.append(name)
+                continue
+            values = sorted(cells.dropna().unique())
+            if len(values) > _MAX_VALUES:
+                raise DataError(
+                    f"{place}, column {name!r} has {len(values)} different values, such as {values[0]!r}: with more"
+                    f" than {_MAX_VALUES} it holds no categories. Drop it."
+                )
+            categories[name] = (*values, MISSING) if cells.isna().any() else tuple(values)
+        return cls(tuple(numeric), categories)
+
+    @property
+    def feature_names(self) -> list[str]:
+        """The D features: numeric columns, then ``column=value`` for every category."""
+        return [*self.numeric, *(f"{name}={value}" for name, values in self.categories.items() for value in values)]
+
+    def numbers(self, frame: pd.DataFrame) -> Tensor:
+        """The numeric columns, float64 [n, Q]; NaN for a missing value."""
+        columns = [pd.to_numeric(frame[name]).to_numpy(dtype=np.float64) for name in self.numeric]
+        return torch.from_numpy(np.stack(columns, axis=1)) if columns else torch.empty(len(frame), 0).double()
+
+    def check(self, frame: pd.DataFrame, place: str) -> None:
+        """Refuse rows that are not of this schema, such as those of a later file.
+
+        Raises:
+            DataError: a column is not there, a number is none, or a value is none of the categories.
+        """
+        pick_columns([frame], [*self.numeric, *self.categories], place)
+        for name in (*self.numeric, *self.categories):
+            cells = frame[name]
+            if name in self.categories:
+                wrong = cells[~cells.fillna(MISSING).isin(self.categories[name])].fillna(MISSING)
+                what = "are none of the values that the column had in training"
+            else:
+                numbers = pd.to_numeric(cells, errors="coerce").astype(float)
+                wrong = cells[cells.notna() & ~np.isfinite(numbers)]
+                what = "are not finite numbers"
+            if len(wrong):
+                listed = list_rows(list(map(int, wrong.index)), wrong.tolist())
+                raise DataError(
+                    f"{place}, column {name!r}: {len(wrong)} values {what}: {listed}. Correct them, or leave the rows"
+                    " out."
+                )
+
+    def one_hot(self, frame: pd.DataFrame) -> Tensor:
+        """The categorical columns one-hot, float32 [n, K]."""
+        blocks = []
+        for name, values in self.categories.items():
+            codes = pd.Categorical(frame[name].fillna(MISSING), categories=list(values)).codes
+            blocks.append(torch.nn.functional.one_hot(torch.from_numpy(codes.astype(np.int64)), len(values)).float())
+        return torch.cat(blocks, dim=1) if blocks else torch.empty(len(frame), 0)
+
+
+class TableDataset(Dataset):
+    """Rows as they stand in a file, with their classes: what partitioners go by.
+
+    Args:
+        frame: texts, ``None`` for a missing value; the index holds row numbers for messages.
+        targets: classes, int64, shape [n].
+        classes: their names.
+        schema: how the columns to learn from become numbers.
+        place: where the rows come from, for messages.
+    """
+
+    def __init__(
+        self, frame: pd.DataFrame, targets: Tensor, *, classes: Sequence[str], schema: TableSchema, place: str
+    ) -> None:
+        self.frame = frame
+        self.targets = targets
+        self.classes = list(classes)
+        self.schema = schema
+        self.place = place
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def column(self, name: str) -> list[str]:
+        """The n values of a column, as text.
+
+        Raises:
+            DataError: there is no such column, or a value is missing.
+        """
+        pick_columns([self.frame], [name], self.place)
+        values = self.frame[name]
+        if (missing := values.isna()).any():
+            rows = [int(row) for row in self.frame.index[missing]]
+            raise DataError(
+                f"{self.place}, column {name!r} has no value in {len(rows)} rows:"
+                f" {list_rows(rows, [MISSING] * len(rows))}. Fill them in, or choose another column."
+            )
+        return values.tolist()
+
+
+def column_statistics(training: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and population standard deviation of the training rows' numbers.
+
+    Args:
+        training: float64 [m, Q], NaN where missing.
+
+    Returns:
+        Two float64 [Q]; the deviation is 0 where a column is constant, and both are 0 where it has no value.
+    """
+    mean = training.nanmean(dim=0)
+    std = (training - mean).square().nanmean(dim=0).sqrt()
+    return mean.nan_to_num(nan=0.0), torch.where(std > 1e-12 * mean.abs(), std, 0.0)
+
+
+def standardize(numbers: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Numbers less the training rows' mean, divided by their standard deviation.
+
+    A missing number becomes 0, the mean; so does every number of a column that is constant in the training rows.
+
+    Args:
+        numbers: float64 [n, Q], NaN where missing.
+        mean: see :func:`column_statistics`.
+        std: likewise.
+
+    Returns:
+        float32 [n, Q].
+    """
+    return torch.where(std == 0, 0.0, (numbers - mean) / std).nan_to_num(nan=0.0).float()
+
+
+def read_c45(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """Read rows without a header, plain or gzipped: see :class:`~lightning_fl.data.cards.tables.TableCard`.
+
+    Returns:
+        Texts, ``None`` for a missing value; the index holds line numbers.
+
+    Raises:
+        DataError: the file cannot be read, has no rows, or a row has more or fewer values than there are columns.
+    """
+    rows: dict[int, list[str | None]] = {}
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as stream:
+            for number, line in enumerate(stream, start=1):
+                content = line.partition("|")[0].strip().removesuffix(".")
+                if not content:
+                    continue
+                rows[number] = [_cell(text) for text in content.split(",")]
+                if len(rows[number]) != len(columns):
+                    raise DataError(
+                        f"{path}, line {number} has {len(rows[number])} values for the {len(columns)} columns"
+                        f" {', '.join(columns)}: correct it."
+                    )
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}. Check the file.") from error
+    if not rows:
+        raise DataError(f"{path} has no rows of data: check the file.")
+    return pd.DataFrame.from_dict(rows, orient="index", columns=list(columns), dtype=object)
+
+
+def read_csv(path: Path) -> pd.DataFrame:
+    """Read a CSV file with a header (``.csv`` or ``.csv.gz``).
+
+    Returns:
+        Texts, ``None`` for a missing value; the index holds row numbers as a spreadsheet shows them.
+
+    Raises:
+        DataError: the file cannot be read or has no rows.
+    """
+    try:
+        frame = pd.read_csv(
+            path, dtype=str, keep_default_na=False, skip_blank_lines=False, encoding="utf-8-sig", index_col=False
+        )
+    except pd.errors.EmptyDataError as error:
+        raise DataError(f"{path} is empty: check the file.") from error
+    except (OSError, EOFError, ValueError) as error:  # ParserError and UnicodeDecodeError are ValueErrors
+        raise DataError(f"{path} cannot be read as a table: {error}. Check that it is a CSV file.") from error
+    frame.columns = frame.columns.str.strip()
+    frame.index += 2  # the header is row 1
+    frame = frame.map(_cell, na_action="ignore").astype(object)  # a row that is too short ends in NaN
+    frame = frame.where(frame.notna(), None).dropna(how="all")  # blank lines, which keep their row number
+    if frame.empty:
+        raise DataError(f"{path} has no rows of data, only a header: check the file.")
+    return frame
+
+
+def pick_columns(frames: Sequence[pd.DataFrame], names: Sequence[str], place: str) -> None:
+    """Refuse names that are no columns."""
+    for name in names:
+        if name not in frames[0].columns:
+            known = list(map(str, frames[0].columns))
+            raise DataError(f"{place} has no column {name!r}{did_you_mean(name, known)}. It has {', '.join(known)}.")
+
+
+def class_names(column: pd.Series, place: str) -> list[str]:
+    """The classes of a target column: its values, whole numbers in their order, anything else as text.
+
+    Raises:
+        DataError: there is one class only, or the values are no classes.
+    """
+    values = column.dropna().unique().tolist()
+    numbers = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce").astype(float)
+    whole = bool(np.isfinite(numbers).all()) and bool((numbers % 1 == 0).all())
+    if len(values) > _MAX_VALUES or (numbers.notna().all() and not whole):
+        raise DataError(
+            f"{place}, target column {column.name!r} has {len(values)} different values, such as {values[0]!r}: they"
+            " are no classes. Choose a column of classes, or put the values into classes first."
+        )
+    if len(values) < 2:
+        raise DataError(
+            f"{place}, target column {column.name!r} has {len(values)} different values: there is nothing to learn."
+            " Choose another column."
+        )
+    return sorted(values, key=float) if whole else sorted(values)
+
+
+def class_indices(column: pd.Series, classes: Sequence[str], place: str) -> Tensor:
+    """The class of every row, int64 [n].
+
+    Raises:
+        DataError: a value is missing or none of the classes.
+    """
+    codes = pd.Categorical(column, categories=list(classes)).codes.astype(np.int64)
+    if (wrong := codes < 0).any():
+        raise DataError(
+            f"{place}, target column {column.name!r}: {int(wrong.sum())} values are none of the classes"
+            f" {', '.join(classes)}: {list_rows(list(map(int, column.index[wrong])), column[wrong].tolist())}. Correct"
+            " them, or leave the rows out."
+        )
+    return torch.from_numpy(codes)
+
+
+def _cell(text: str) -> str | None:
+    """A cell without blanks at its ends; ``None`` for a missing value."""
+    text = text.strip()
+    return None if text in ("", MISSING) else text

@@ -1,0 +1,261 @@
+"""Federated data of tables: a card's, such as UCI Adult, or a CSV file of one's own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from lightning_fl.data.cards.catalogue import expect_kind, load_card
+from lightning_fl.data.cards.lookup import file_sha256, find_file
+from lightning_fl.data.cards.tables import TableCard
+from lightning_fl.data.module import Split
+from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
+from lightning_fl.data.user_file import existing_file
+from lightning_fl.errors import ConfigurationError, DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from lightning_fl.data.tables.dataset import TableDataset
+
+__all__ = ["TableData"]
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Tables as they stand in their files, and where they come from."""
+
+    frames: "dict[Split, pd.DataFrame]"
+    source: str
+    record: dict[str, Any]
+
+
+class TableData(SharedDataModule):
+    """Rows of a table with a class each: batches ``(features float32 [B, D], class int64 [B])``.
+
+    Numeric columns are standardised with the mean and the standard deviation of all clients' training rows (a missing
+    number becomes the mean); categorical ones are one-hot over the values in all rows, where ``?`` or an empty cell is
+    a value of its own. A column that only divides the rows among clients should be dropped: partitioners find it
+    anyway.
+
+    Args:
+        name: name of a card that comes with the package, such as ``adult``, or path of another (``.yaml``); instead of
+            ``path``. There is no stand-in.
+        path: a file of one's own (``.csv`` or ``.csv.gz``) with a header; instead of ``name``.
+        data_root: folder in which a card's files are looked for first, before ``$LIGHTNING_FL_DATA``, the cache and
+            the download.
+        target: column of classes; ``None`` for the card's.
+        columns: columns to learn from; ``None`` for all but the target.
+        drop: columns not to learn from; instead of ``columns``.
+        categorical: those of them that hold categories; ``None`` for the card's, and of a file of one's own for the
+            columns that hold anything but numbers.
+        **kwargs: ``partitioner``, ``split``, ``split_seed``, ``stratified``, ``train_shares``, ``batch_size``,
+            ``eval_batch_size``, ``shuffle`` and ``drop_last`` of :class:`~lightning_fl.data.shared.SharedDataModule`.
+
+    Raises:
+        ConfigurationError: from the constructor, if an argument is not allowed.
+        DataError: from ``prepare_data`` and ``setup``, if the data are missing or damaged, a column is not there or not
+            what it should be, or a client gets no row.
+
+    Example:
+        >>> from lightning_fl.data.partition import GroupBy
+        >>> data = TableData(name="adult", partitioner=GroupBy(column="doctorate"))
+    """
+
+    sample_noun = "row"
+
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        path: str | None = None,
+        data_root: str | None = None,
+        target: str | None = None,
+        columns: list[str] | None = None,
+        drop: list[str] | None = None,
+        categorical: list[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        # Not above, for pandas is slow to load and this class is known by name to every run; and not later, so that
+        # processes which are forked from this one share it.
+        import lightning_fl.data.tables.dataset  # noqa: F401
+
+        super().__init__(**kwargs)
+        if (name is None) == (path is None):
+            raise ConfigurationError(f"name={name!r}, path={path!r}: give one of them, such as name='adult'.")
+        if path is not None:
+            if data_root is not None:
+                raise ConfigurationError(f"path={path!r} and data_root={data_root!r}: give one of them.")
+            if not path.endswith((".csv", ".csv.gz")):
+                raise ConfigurationError(f"path={path!r}: expected a file that ends in .csv or .csv.gz.")
+            if target is None:
+                raise ConfigurationError(f"path={path!r} without target: name the column to predict.")
+        if columns is not None and (drop is not None or not columns or target in columns):
+            raise ConfigurationError(
+                f"columns={columns}, drop={drop}, target={target!r}: name one or more columns to learn from, without"
+                " the target, or those to drop."
+            )
+        self.card = None if name is None else expect_kind(load_card(name), TableCard)
+        self.path = path
+        self.data_root = data_root
+        self.target = target if self.card is None or target is not None else self.card.target
+        self.columns = columns
+        self.drop = drop
+        self.categorical = categorical
+        self._standardization: dict[str, list[float]] = {}
+
+    @property
+    def _table(self) -> "TableDataset":
+        from lightning_fl.data.tables.dataset import TableDataset
+
+        table = self._data.datasets["train"]
+        assert isinstance(table, TableDataset)
+        return table
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes 0, 1, ..., once ``prepare_data`` or ``setup`` has run."""
+        return self._table.classes
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.classes)
+
+    @property
+    def feature_names(self) -> list[str]:
+        """The D features: numeric columns, then ``column=value`` for every category."""
+        return self._table.schema.feature_names
+
+    @property
+    def num_features(self) -> int:
+        """Number of features D."""
+        return len(self.feature_names)
+
+    def _open(self, *, allow_download: bool) -> OpenedData:
+        import pandas as pd
+
+        from lightning_fl.data.tables.dataset import TableDataset, TableSchema, class_indices, class_names, pick_columns
+
+        read = self._read_card(self.card, allow_download) if self.card is not None else self._read_own()
+        frames, place = list(read.frames.values()), self.path or f"data set {read.record['name']}"
+        target = str(self.target)
+        derived = [column.name for column in self.card.derived] if self.card is not None else []
+        pick_columns(frames, [target, *(self.columns or []), *(self.drop or [])], place)
+        columns = self.columns or [
+            name for name in frames[0].columns if name not in (target, *derived, *(self.drop or []))
+        ]
+        categorical = self.categorical
+        if categorical is not None and (unknown := [name for name in categorical if name not in columns]):
+            raise DataError(
+                f"categorical={categorical}: {unknown[0]!r} is none of the columns to learn from, {', '.join(columns)}."
+            )
+        if categorical is None and self.card is not None:
+            categorical = [*self.card.categorical, *derived]
+        if not columns:
+            raise DataError(f"{place} has no column to learn from besides the target {target!r}: drop fewer.")
+        schema = TableSchema.of(frames, columns, categorical, place)
+        if self.card is not None and target == self.card.target:
+            classes = list(self.card.classes)
+        else:
+            classes = class_names(pd.concat([frame[target] for frame in frames]), place)
+        datasets = {
+            split: TableDataset(
+                frame,
+                class_indices(frame[target], classes, place),
+                classes=classes,
+                schema=schema,
+                place=place,
+            )
+            for split, frame in read.frames.items()
+        }
+        own = {
+            "rows": {split: len(frame) for split, frame in read.frames.items()},
+            "target": target,
+            "classes": classes,
+            "columns": list(columns),
+            "num_features": len(schema.feature_names),
+        }
+        return OpenedData(datasets, read.source, read.record | own)
+
+    def _read_card(self, card: TableCard, allow_download: bool) -> _Read:
+        """The card's files, with its derived columns."""
+        from lightning_fl.data.tables.dataset import read_c45
+
+        frames: dict[Split, pd.DataFrame] = {}
+        found_files = []
+        parts: tuple[Split, ...] = ("train", "test")
+        for split, file in zip(parts, card.files, strict=False):
+            found = find_file(card, file, data_root=self.data_root, allow_download=allow_download)
+            found_files.append({"file": found.path.name, "sha256": found.sha256, "verified": found.verified})
+            frames[split] = _with_derived(read_c45(found.path, card.columns), card)
+        return _Read(frames, "measured", card.describe() | {"files": found_files})
+
+    def _read_own(self) -> _Read:
+        """The user's file."""
+        from lightning_fl.data.tables.dataset import read_csv
+
+        path = existing_file(str(self.path))
+        return _Read({"train": read_csv(path)}, "user", {"file": path.name, "sha256": file_sha256(path)})
+
+    def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
+        """The encoded rows, standardised by the rows that clients train on."""
+        from lightning_fl.data.tables.dataset import TableDataset, column_statistics, standardize
+
+        schema = self._table.schema
+        tables = {split: dataset for split, dataset in datasets.items() if isinstance(dataset, TableDataset)}
+        numbers = {split: schema.numbers(table.frame) for split, table in tables.items()}
+        mean, std = column_statistics(numbers["train"][torch.cat([of_client["train"] for of_client in shares])])
+        self._standardization = {"mean": mean.tolist(), "std": std.tolist()}
+        return {
+            split: TensorDataset(
+                torch.cat([standardize(numbers[split], mean, std), schema.one_hot(table.frame)], dim=1), table.targets
+            )
+            for split, table in tables.items()
+        }
+
+    def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
+        """A CSV file with a header and the run's columns; a card's derived columns are derived here too."""
+        from lightning_fl.data.tables.dataset import TableSchema, class_indices, pick_columns, read_csv, standardize
+
+        if not path.endswith((".csv", ".csv.gz")):
+            raise ConfigurationError(f"{path!r}: expected a table that ends in .csv or .csv.gz.")
+        encoding = record.get("encoding")
+        if encoding is None:
+            raise ConfigurationError(
+                "the run's summary.json does not say how the columns were encoded: an older version made the run;"
+                " train it again."
+            )
+        frame, target = read_csv(existing_file(path)), record["target"]
+        if self.card is not None:
+            frame = _with_derived(frame, self.card)
+        schema = TableSchema(
+            tuple(encoding["numeric"]), {name: tuple(of) for name, of in encoding["categories"].items()}
+        )
+        schema.check(frame, path)
+        pick_columns([frame], [target], path)
+        mean, std = (torch.tensor(encoding[name], dtype=torch.float64) for name in ("mean", "std"))
+        features = torch.cat([standardize(schema.numbers(frame), mean, std), schema.one_hot(frame)], dim=1)
+        return TensorDataset(features, class_indices(frame[target], record["classes"], path))
+
+    def describe(self) -> Mapping[str, Any]:
+        """Origin, columns and how they are encoded, partition, division and sizes, for the run's record."""
+        schema = self._table.schema
+        columns = {
+            "numeric": list(schema.numeric),
+            "categories": {name: list(of) for name, of in schema.categories.items()},
+        }
+        return {**super().describe(), "encoding": columns | self._standardization}
+
+
+def _with_derived(frame: "pd.DataFrame", card: TableCard) -> "pd.DataFrame":
+    """The rows with the card's derived columns, where what these are derived from is there."""
+    for derived in card.derived:
+        if derived.column in frame.columns and derived.name not in frame.columns:
+            inside = frame[derived.column].isin(derived.values)
+            frame[derived.name] = np.where(inside, derived.label, derived.other)
+            frame.loc[frame[derived.column].isna(), derived.name] = None
+    return frame

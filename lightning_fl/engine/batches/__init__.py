@@ -1,0 +1,1 @@
+"""A client's data as batches that are ready on the device."""

@@ -1,0 +1,286 @@
+"""Molecules and other graphs held in memory as flat tensors, from which batches are gathered and cut."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data, InMemoryDataset
+from torch_geometric.data import Dataset as GraphDataset
+from torch_geometric.data.collate import collate
+from torch_geometric.data.storage import N_KEYS
+from torch_geometric.utils import is_sparse
+
+from lightning_fl.engine.batches.packs import Pack
+from lightning_fl.errors import ConfigurationError
+
+__all__ = ["GraphPack", "pack_graphs"]
+
+
+class GraphPack(Pack):
+    """Graphs as PyG's ``InMemoryDataset`` stores them; batches equal ``Batch.from_data_list``.
+
+    Several batches are gathered at once and cut apart, so that the cost of a batch is a few slices.
+
+    Args:
+        data: all graphs concatenated, without increments.
+        slices: for every key, where each graph begins, shape [n + 1].
+        num_nodes: nodes per graph, shape [n].
+    """
+
+    batches_per_gather = 8
+
+    def __init__(self, data: Data, slices: dict[str, Tensor], num_nodes: Tensor) -> None:
+        super().__init__(len(num_nodes))
+        self.num_nodes = num_nodes
+        self._empty_batch = Batch(_base_cls=Data)  # making the class anew for every batch costs more than its content
+        self._explicit_num_nodes = isinstance(getattr(data, "_num_nodes", None), list)
+        self._tensors: dict[str, tuple[Tensor, int, bool, str]] = {}  # key -> values, cat_dim, incremented, level
+        self._lists: dict[str, Sequence[Any]] = {}
+        self._levels: dict[str, tuple[Tensor, Tensor]] = {}  # level -> starts, counts
+        for key in slices:
+            value = data[key]
+            if not isinstance(value, Tensor):
+                self._lists[key] = value
+                continue
+            starts, counts = slices[key][:-1], slices[key].diff()
+            cat_dim = data.__cat_dim__(key, value)
+            cat_dim = value.ndim - 1 if cat_dim == -1 else (cat_dim or 0)
+            same = (name for name, known in self._levels.items() if all(map(torch.equal, known, (starts, counts))))
+            level = next(same, key)
+            self._levels.setdefault(level, (starts, counts))
+            self._tensors[key] = (value, cat_dim, _is_index(key), level)
+        # Most attributes lie one row a graph or one row a node: their counts need not be looked up again.
+        self._one_each = {level for level, (_, counts) in self._levels.items() if bool((counts == 1).all())}
+        self._per_node = {level for level, (_, counts) in self._levels.items() if torch.equal(counts, num_nodes)}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.num_nodes.device
+
+    @property
+    def targets(self) -> Tensor:
+        """``y``, shape [n, ...].
+
+        Raises:
+            ConfigurationError: the graphs have no ``y``, or not one row each.
+        """
+        if "y" not in self._tensors:
+            raise ConfigurationError("the graphs have no targets: set their `y`.")
+        value, _, _, level = self._tensors["y"]
+        if not (self._levels[level][1] == 1).all():
+            raise ConfigurationError(
+                "the graphs' `y` are not one row each, so they are not targets of graphs: give every graph a `y` of"
+                " shape [1, T] or [1]."
+            )
+        return value
+
+    def gather(self, indices: Tensor, sizes: Sequence[int], targets: Tensor | None = None) -> list[Any]:
+        """``Batch`` objects."""
+        device = indices.device
+        layout = _batch_layout(tuple(sizes), device)
+        nodes = self.num_nodes.index_select(0, indices)
+        node_ptr = _pointer(nodes)
+        node_cuts = node_ptr.index_select(0, layout.cuts).tolist()
+        node_parts = _lengths(node_cuts)
+        node_slices = layout.slices(node_ptr)
+        increments = node_ptr[:-1] - node_ptr.index_select(0, layout.first)  # within the graph's batch
+        membership = layout.place.repeat_interleave(nodes, output_size=node_cuts[-1])
+        memberships = _cut(membership, node_parts, 0)
+
+        level_index: dict[str, Tensor] = {}
+        level_counts: dict[str, Tensor] = {}
+        level_parts: dict[str, list[int]] = {}
+        level_slices: dict[str, Sequence[Tensor]] = {}
+        for level, (starts, counts) in self._levels.items():
+            if level in self._one_each:
+                level_index[level], level_counts[level] = starts.index_select(0, indices), layout.ones
+                level_parts[level], level_slices[level] = list(sizes), layout.unit
+                continue
+            if level in self._per_node:
+                chosen, pointer, parts, slices = nodes, node_ptr, node_parts, node_slices
+            else:
+                chosen = counts.index_select(0, indices)
+                pointer = _pointer(chosen)
+                parts = _lengths(pointer.index_select(0, layout.cuts).tolist())
+                slices = layout.slices(pointer)
+            total = sum(parts)
+            first = (starts.index_select(0, indices) - pointer[:-1]).repeat_interleave(chosen, output_size=total)
+            level_index[level] = first.add_(torch.arange(total, device=device))
+            level_counts[level], level_parts[level], level_slices[level] = chosen, parts, slices
+
+        columns: dict[str, Sequence[Tensor]] = {}
+        for key, (value, cat_dim, incremented, level) in self._tensors.items():
+            if key == "y" and targets is not None:
+                columns[key] = _cut(targets, sizes, 0)
+                continue
+            picked = value.index_select(cat_dim, level_index[level])
+            if incremented:
+                shape = [1] * picked.ndim
+                shape[cat_dim] = -1
+                total = sum(level_parts[level])
+                picked += increments.repeat_interleave(level_counts[level], output_size=total).view(shape)
+            columns[key] = _cut(picked, level_parts[level], cat_dim)
+
+        batches = []
+        increments_of = increments.split(list(sizes))
+        for b, (begin, end) in enumerate(pairwise(layout.ends)):
+            batch = copy.copy(self._empty_batch)
+            slice_dict: dict[str, Tensor] = {}
+            inc_dict: dict[str, Tensor | None] = {}
+            store = batch._store
+            for key, parts_of_key in columns.items():
+                store[key] = parts_of_key[b]
+                _, _, incremented, level = self._tensors[key]
+                slice_dict[key] = level_slices[level][b]
+                inc_dict[key] = increments_of[b] if incremented else layout.zeros[b]
+            for key, items in self._lists.items():
+                store[key] = [items[i] for i in indices[begin:end].tolist()]
+                slice_dict[key], inc_dict[key] = layout.unit[b], None
+            if self._explicit_num_nodes:
+                store.num_nodes = node_parts[b]
+                store._num_nodes = nodes[begin:end].tolist()
+            store.batch = memberships[b]
+            store.ptr = node_slices[b]
+            batch._num_graphs, batch._slice_dict, batch._inc_dict = end - begin, slice_dict, inc_dict
+            batches.append(batch)
+        return batches
+
+    def to(self, device: torch.device) -> "GraphPack":
+        """Move the tensors."""
+        self.num_nodes = self.num_nodes.to(device)
+        self._tensors = {key: (value.to(device), *rest) for key, (value, *rest) in self._tensors.items()}  # type: ignore[misc]
+        self._levels = {key: (starts.to(device), counts.to(device)) for key, (starts, counts) in self._levels.items()}
+        return self
+
+
+def pack_graphs(dataset: InMemoryDataset | list[Any]) -> Pack | None:
+    """The graphs as a :class:`GraphPack`, or ``None`` where they must be fetched one by one.
+
+    Packable are a list of PyG ``Data`` and an ``InMemoryDataset`` without transform.
+    """
+    if isinstance(dataset, InMemoryDataset):
+        return _pack_in_memory(dataset)
+    return _pack_list(dataset) if all(type(item) is Data for item in dataset) else None
+
+
+def _pack_list(graphs: list[Data]) -> Pack | None:
+    layout = _layout(graphs[0])
+    if any(_layout(graph) != layout for graph in graphs):
+        return None
+    data, slices, _ = collate(Data, graphs, increment=False, add_batch=False)
+    return _graph_pack(data, slices, torch.tensor([graph.num_nodes or 0 for graph in graphs]))
+
+
+def _layout(graph: Data) -> dict[str, Any]:
+    """What must be the same of all graphs for their attributes to lie in one tensor each."""
+    layout: dict[str, Any] = {}
+    for key, value in graph.to_dict().items():
+        layout[key] = type(value)
+        if isinstance(value, Tensor):
+            shape = list(value.shape)
+            if shape and not is_sparse(value):
+                del shape[graph.__cat_dim__(key, value)]
+            layout[key] = (type(value), value.dtype, value.ndim, shape)
+        elif isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value):
+            layout[key] = (type(value), len(value))
+    return layout
+
+
+def _pack_in_memory(dataset: InMemoryDataset) -> Pack | None:
+    """The whole of what an ``InMemoryDataset`` (or a view of one) holds."""
+    data, slices, kind = dataset._data, dataset.slices, type(dataset)
+    if data is None or slices is None or type(data) is not Data or dataset.transform is not None:
+        return None
+    if kind.get is not InMemoryDataset.get or kind.__getitem__ is not GraphDataset.__getitem__:
+        return None  # its samples are not simply what it holds
+    if isinstance(getattr(data, "_num_nodes", None), list):
+        return _graph_pack(data, slices, torch.tensor(data._num_nodes))
+    # Where PyG looks for the number of nodes, in its order.
+    held = [key for key in data.keys() if key in slices and isinstance(data[key], Tensor)]  # noqa: SIM118
+    key = next((key for key in held if key in N_KEYS), None) or next((key for key in held if "node" in key), None)
+    return None if key is None else _graph_pack(data, slices, slices[key].diff())
+
+
+def _graph_pack(data: Data, slices: dict[str, Any], num_nodes: Tensor) -> Pack | None:
+    if not data.can_infer_num_nodes:
+        return None
+    packable = all(_is_packable(key, data[key], part) for key, part in slices.items())
+    return GraphPack(data, slices, num_nodes) if packable else None
+
+
+def _is_packable(key: str, value: Any, slices: Any) -> bool:
+    """Whether an attribute is one dense tensor or a list with one entry per graph."""
+    if not isinstance(slices, Tensor) or slices.ndim != 1:
+        return False
+    if isinstance(value, list):  # unless PyG makes a tensor of its entries in a batch
+        return not any(is_sparse(part) or isinstance(part, Tensor | int | float | Mapping) for part in value)
+    if type(value) is not Tensor or value.layout != torch.strided or value.is_nested:
+        return False
+    # PyG increments a batch vector by its largest value, and turns a boolean index into numbers.
+    return "batch" not in key and not (_is_index(key) and value.dtype == torch.bool)
+
+
+def _is_index(key: str) -> bool:
+    """Whether PyG adds the number of nodes so far to an attribute of this name (``Data.__inc__``)."""
+    return "index" in key or key == "face"
+
+
+class _BatchLayout(NamedTuple):
+    """What gathering batches of the same sizes s has in common: n graphs in B batches.
+
+    ``ends`` of the batches and ``cuts`` [B + 1] are the same; ``first`` [n] is the first graph of a graph's batch,
+    ``place`` [n] its own place there; ``unit`` and ``zeros`` are 0..s and s times 0 for every batch, ``ones`` n times
+    1; ``borders`` [n + B] are each batch's entries of a pointer, both ends included, and ``origins`` the first of the
+    batch for each.
+    """
+
+    sizes: tuple[int, ...]
+    ends: list[int]
+    cuts: Tensor
+    first: Tensor
+    place: Tensor
+    ones: Tensor
+    unit: Sequence[Tensor]
+    zeros: Sequence[Tensor]
+    borders: Tensor
+    origins: Tensor
+
+    def slices(self, pointer: Tensor) -> Sequence[Tensor]:
+        """A pointer [n + 1] over all graphs as one per batch, [s + 1], each from 0."""
+        within = pointer.index_select(0, self.borders) - pointer.index_select(0, self.origins)
+        return within.split([size + 1 for size in self.sizes])
+
+
+@lru_cache(maxsize=64)
+def _batch_layout(sizes: tuple[int, ...], device: torch.device) -> _BatchLayout:
+    ends = [0, *accumulate(sizes)]
+    of_batch, longer = torch.tensor(sizes), torch.tensor(sizes) + 1
+    starts = torch.tensor(ends[:-1])
+    first, origins = starts.repeat_interleave(of_batch), starts.repeat_interleave(longer)
+    # Every batch but the first repeats the last border of the one before.
+    borders = torch.arange(len(origins)) - torch.arange(len(sizes)).repeat_interleave(longer)
+    unit = (borders - origins).to(device).split(longer.tolist())
+    moved = [t.to(device) for t in (torch.tensor(ends), first, torch.arange(ends[-1]) - first, borders, origins)]
+    cuts, first, place, borders, origins = moved
+    zeros = torch.zeros_like(first).split(list(sizes))
+    return _BatchLayout(sizes, ends, cuts, first, place, torch.ones_like(first), unit, zeros, borders, origins)
+
+
+def _cut(values: Tensor, parts: Sequence[int], dim: int) -> Sequence[Tensor]:
+    """Consecutive parts in the memory of the values; those of ``split`` a step could not change in place."""
+    return torch.unsafe_split_with_sizes(values, list(parts), dim)
+
+
+def _lengths(cuts: Sequence[int]) -> list[int]:
+    return [end - begin for begin, end in pairwise(cuts)]
+
+
+def _pointer(counts: Tensor) -> Tensor:
+    pointer = counts.new_zeros(len(counts) + 1)
+    torch.cumsum(counts, 0, out=pointer[1:])
+    return pointer

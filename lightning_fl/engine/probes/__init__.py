@@ -1,0 +1,1 @@
+"""What clients' data say of a model, computed where the data are."""

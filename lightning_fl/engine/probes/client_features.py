@@ -1,0 +1,140 @@
+"""What the client discriminators of a run see: features and encoded targets of every client's training samples."""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities.model_helpers import _ModuleMode
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lightning_fl.data.features import (
+    client_samples,
+    count_classes,
+    dataset_smiles,
+    discriminator_inputs,
+    encode_targets,
+    sample_classes,
+    squared_norms,
+)
+from lightning_fl.engine.batches.client import PackedBatches
+from lightning_fl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["LayerOutput", "client_features"]
+
+
+class LayerOutput(nn.Module):
+    """What comes out of one submodule when a module is given some inputs, in evaluation mode.
+
+    Args:
+        module: called with a batch's inputs.
+        layer: name of the submodule, as ``named_modules`` gives it; it gives a tensor [B, ...].
+
+    Raises:
+        ConfigurationError: there is no such submodule; when called, if it did not run once or gave no tensor.
+    """
+
+    def __init__(self, module: nn.Module, layer: str) -> None:
+        super().__init__()
+        layers = dict(module.named_modules())
+        if layer not in layers or not layer:
+            raise ConfigurationError(
+                f"layer={layer!r}: {type(module).__name__} has no such submodule; it has"
+                f" {', '.join(name for name in layers if name)}."
+            )
+        self._held = (module, layers[layer])  # in a tuple, so that the module is not taken for a part of this one
+        self._layer = layer
+
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+        """The submodule's output for a batch's inputs."""
+        module, submodule = self._held
+        outputs: list[Any] = []
+        mode = _ModuleMode()
+        mode.capture(module)
+        handle = submodule.register_forward_hook(lambda *call: outputs.append(call[-1]))
+        try:
+            module.eval()
+            module(*inputs, **named)
+        finally:
+            handle.remove()
+            mode.restore(module)
+        if len(outputs) != 1 or not isinstance(outputs[0], Tensor):
+            raise ConfigurationError(
+                f"layer={self._layer!r} gave {len(outputs)} outputs for a batch: name a submodule that runs once and"
+                " gives a tensor."
+            )
+        return outputs[0]
+
+
+def client_features(
+    trainer: "FederatedTrainer", clients: Collection[int], encoder: nn.Module | None = None
+) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Discriminator inputs of the hosted ones among some clients (:mod:`lightning_fl.data.features`).
+
+    Features are what the module's steps get (normalised, never augmented), flattened; with ``encoder`` its output for
+    them; of molecules, Morgan fingerprints where the data set has SMILES. Every rank calls it; sums of squares, numbers
+    of classes and moments of targets are exchanged.
+
+    Args:
+        trainer: in a fit.
+        clients: who is wanted, on whatever rank.
+        encoder: a frozen network.
+
+    Returns:
+        Client -> features and encoded targets, float32 [n, d], and client -> classes to stratify by, int64 [n].
+
+    Raises:
+        ConfigurationError: clients' features differ in size, or some have classes and others real targets.
+        DataError: inputs or targets cannot be read.
+    """
+    samples: dict[int, tuple[Tensor, Tensor]] = {}
+    shim = trainer.loop.module_trainer
+    shim.set_stage(TrainerFn.FITTING, RunningStage.VALIDATING)  # data modules augment training batches only
+    try:
+        for client in trainer.hosted_clients:
+            if client in clients:
+                samples[client] = _samples(trainer, client, encoder)
+    finally:
+        shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
+    told = trainer.strategy.exchange(
+        {client: (x.shape[1], squared_norms(x).cpu(), count_classes(y)) for client, (x, y) in samples.items()}
+    )
+    first = next(iter(told))
+    for client, (width, _, classes) in told.items():
+        if width != told[first][0]:
+            raise ConfigurationError(
+                f"client {client}'s samples have {width} features, client {first}'s have {told[first][0]}:"
+                " discriminators need inputs of one size. Give an encoder that maps both to the same size."
+            )
+        if (classes == 0) != (told[first][2] == 0):
+            raise ConfigurationError(
+                f"the targets of client {client} and of client {first} are of different kinds, classes and real"
+                " numbers: give all clients the same."
+            )
+    total = torch.stack([norms for _, norms, _ in told.values()]).sum(0)
+    num_classes = max(classes for _, _, classes in told.values())
+    mean, std = (None, None) if num_classes else trainer.target_statistics()
+    features = {
+        client: discriminator_inputs(x, encode_targets(y, num_classes=num_classes, mean=mean, std=std), total)
+        for client, (x, y) in samples.items()
+    }
+    return features, {client: sample_classes(y) for client, (_, y) in samples.items()}
+
+
+def _samples(trainer: "FederatedTrainer", client: int, encoder: nn.Module | None) -> tuple[Tensor, Tensor]:
+    """A client's features [n, d] and targets [n, T]."""
+    assert trainer.datamodule is not None
+    batches = trainer.client_batches(client, "train")
+    assert batches is not None
+    smiles = None
+    if encoder is not None:
+        encoder.to(trainer.fabric.device)
+    elif isinstance(batches, PackedBatches):  # whose order is that of the data set
+        data = trainer.datamodule.client_data(client, "train")
+        smiles = dataset_smiles(data.dataset if isinstance(data, DataLoader) else data)
+    path = (trainer.seed, "client features", client)
+    return client_samples(batches, path, transfer=trainer.loop.move, encoder=encoder, smiles=smiles)

@@ -1,0 +1,221 @@
+"""The loss of ``training_step`` on held-out samples of a client, and its gradient; nothing is trained or logged."""
+
+import math
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from torch import Tensor
+from torchmetrics import Metric
+
+from lightning_fl.data.module import Split
+from lightning_fl.engine.weights.flat import Span, Weights
+from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.seeding import seed_default_generators
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["HeldOutLoss", "metric_states"]
+
+
+class HeldOutLoss:
+    """L of one client at any weights: the mean of ``training_step``'s loss over samples of one of its splits.
+
+    In eval mode, with the client's personal layers, without a strategy's proximal term and without what callbacks do to
+    training batches (mixup). What the module logs meanwhile is dropped, its torchmetrics keep their states. In one
+    round the samples and random draws are the same at all weights.
+
+    Args:
+        trainer: in a fit.
+        split: whose samples.
+        num_samples: of each client, drawn anew in every round; ``None`` for all. Of data that come from a
+            ``DataLoader``, its first batches that hold as many.
+        purpose: of the random draws.
+        drawn_in: the round that the draws belong to; ``None`` for the current one.
+    """
+
+    def __init__(
+        self,
+        trainer: "FederatedTrainer",
+        split: Split,
+        num_samples: int | None,
+        purpose: str,
+        drawn_in: int | None = None,
+    ) -> None:
+        self._trainer = trainer
+        self._drawn_in = drawn_in
+        self._split = split
+        self._num_samples = num_samples
+        self._purpose = purpose
+
+    @staticmethod
+    def check_module(trainer: "FederatedTrainer", owner: str) -> None:
+        """Refuse a module whose ``training_step`` trains by itself.
+
+        Raises:
+            ConfigurationError: naming ``owner``, which needs the loss.
+        """
+        assert trainer.module is not None
+        if not trainer.module.automatic_optimization:
+            raise ConfigurationError(
+                f"{owner} needs the loss that training_step returns, and {type(trainer.module).__name__} optimises"
+                f" manually: use automatic optimisation, or remove {owner}."
+            )
+
+    def value(self, client: int, weights: Weights) -> float:
+        """L of a hosted client.
+
+        Raises:
+            TrainingError: it is not finite, or ``training_step`` gives none.
+        """
+        losses: list[Tensor] = []
+        sizes: list[int] = []
+        with torch.no_grad(), closing(self._losses(client, weights)) as found:
+            for loss, size in found:
+                losses.append(loss)
+                sizes.append(size)
+        return self._mean(client, losses, sizes)
+
+    def of_samples(self, client: int, weights: Weights) -> tuple[Tensor, Tensor]:
+        """The loss of every sample of a hosted client, each given to ``training_step`` as a batch of its own.
+
+        Of data that come from a ``DataLoader``, the mean loss of each batch.
+
+        Returns:
+            The losses and the number of samples behind each, float64, shape [n], on the CPU; samples are in the same
+            order at all weights.
+
+        Raises:
+            TrainingError: one is not finite, or ``training_step`` gives none.
+        """
+        losses: list[Tensor] = []
+        sizes: list[int] = []
+        with torch.no_grad(), closing(self._losses(client, weights, singly=True)) as found:
+            for loss, size in found:
+                losses.append(loss)
+                sizes.append(size)
+        self._mean(client, losses, sizes)
+        return torch.stack(losses).double().cpu(), torch.tensor(sizes, dtype=torch.float64)
+
+    def gradient(self, client: int, weights: Weights, spans: Sequence[Span]) -> Tensor:
+        """∇L of a hosted client with respect to some trainable parameters.
+
+        Args:
+            client: whose samples.
+            weights: where.
+            spans: the parameters.
+
+        Returns:
+            Their entries one after another, float64, shape [P], on the run's device.
+
+        Raises:
+            TrainingError: the loss or its gradient is not finite, or ``training_step`` gives no loss.
+        """
+        loop = self._trainer.loop
+        named = dict(loop.module.named_parameters(remove_duplicate=False))
+        parameters = [named[span.name] for span in spans]
+        lengths = [span.end - span.begin for span in spans]
+        total = torch.zeros(sum(lengths), dtype=torch.float64, device=self._trainer.fabric.device)
+        parts = total.split(lengths)
+        losses: list[Tensor] = []
+        sizes: list[int] = []
+        with torch.enable_grad(), closing(self._losses(client, weights)) as found:
+            for loss, size in found:
+                losses.append(loss.detach())
+                sizes.append(size)
+                if not loss.requires_grad:  # no parameter has a part in it
+                    continue
+                for part, gradient in zip(parts, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
+                    if gradient is not None:
+                        part.add_(gradient.flatten(), alpha=size)
+        self._mean(client, losses, sizes)
+        total /= sum(sizes)
+        if not bool(total.isfinite().all()):
+            raise TrainingError(f"the gradient of the loss of {self._whose(client)} is not finite. {_MEND}")
+        return total
+
+    def _mean(self, client: int, losses: list[Tensor], sizes: list[int]) -> float:
+        if not losses:
+            raise TrainingError(
+                f"training_step gave no loss for {self._whose(client)}: return one for held-out batches too, or choose"
+                " the other split."
+            )
+        values: list[float] = torch.stack([loss.detach() for loss in losses]).tolist()
+        mean = math.fsum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
+        if not math.isfinite(mean):
+            raise TrainingError(f"the loss of {self._whose(client)} is {mean}. {_MEND}")
+        return mean
+
+    def _whose(self, client: int) -> str:
+        trainer = self._trainer
+        assert trainer.datamodule is not None
+        return (
+            f"client {client} ({trainer.datamodule.client_names()[client]}) on its {self._split} data in round"
+            f" {trainer.current_round + 1}"
+        )
+
+    def _losses(self, client: int, weights: Weights, singly: bool = False) -> Generator[tuple[Tensor, int], None, None]:
+        """The loss of every batch, or of every sample, with its number of samples."""
+        loop = self._trainer.loop
+        shim = loop.module_trainer
+        drawn_in = self._trainer.current_round if self._drawn_in is None else self._drawn_in
+        path = (self._trainer.seed, drawn_in, client, self._purpose)
+        batches = loop.batches(client, self._split)
+        given = batches.singly if singly else batches.some
+        with self._turn(client, weights, path):
+            for index, (batch, size) in enumerate(given(path, self._num_samples)):
+                batch = loop.move(batch, batches.on_device)
+                if batch is None:
+                    continue
+                shim.batch_idx = index
+                shim.collector.batch, shim.collector.batch_size = batch, size
+                loss = loop.loss(loop.step("training_step", batch, index))
+                if loss is not None:
+                    yield loss, shim.collector._current_batch_size()
+
+    @contextmanager
+    def _turn(self, client: int, weights: Weights, path: tuple[int | str, ...]) -> Iterator[None]:
+        loop = self._trainer.loop
+        shim = loop.module_trainer
+        fn, stage = shim.state.fn, shim.state.stage
+        assert fn is not None
+        loop.load(client, weights, own=True)
+        loop._strategy_loss = False
+        seed_default_generators(*path)  # type: ignore[arg-type]
+        # Not FITTING: in a fit's validation the round's number has moved on, here it has not.
+        shim.set_stage(TrainerFn.VALIDATING, RunningStage.VALIDATING)
+        shim.begin_turn(client, loop._global_step(client))
+        loop._mode.capture(loop.module)
+        loop.module.eval()
+        with metric_states(loop.module):
+            try:
+                yield
+            finally:
+                loop._mode.restore(loop.module)
+                shim.end_turn()
+                shim.collector.begin()
+                shim.set_stage(fn, stage)
+
+
+_MEND = "Lower the learning rate, set trainer.gradient_clip_val, or look at this client's data."
+
+
+@contextmanager
+def metric_states(module: LightningModule) -> Iterator[None]:
+    """What a module's torchmetrics have counted is afterwards what it was before."""
+    metrics = [(metric, _state(metric)) for metric in module.modules() if isinstance(metric, Metric)]
+    try:
+        yield
+    finally:
+        for metric, state in metrics:
+            vars(metric).update(state)
+
+
+def _state(metric: Metric) -> dict[str, Any]:
+    """What a metric has counted, as attributes."""
+    cached = {name: vars(metric)[name] for name in ("_update_count", "_computed", "_forward_cache")}
+    return {**metric._copy_state_dict(), **cached}

@@ -1,0 +1,145 @@
+"""What the clients that were averaged into a shared model are worth to it, on held-out data of theirs."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import Tensor
+
+from lightning_fl.engine.probes.held_out_loss import HeldOutLoss
+from lightning_fl.engine.probes.on_hosts import compute_on_hosts
+from lightning_fl.engine.weights.flat import Span, Weights
+from lightning_fl.engine.weights.local_parameters import averaged_spans, span_bytes
+from lightning_fl.engine.weights.weighted_sum import WeightedSum
+from lightning_fl.functional.shapley import FirstOrderShapley
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["ModelValuation"]
+
+T = TypeVar("T")
+
+
+class ModelValuation:
+    """One shared model, what it was averaged from, and the loss by which that is judged.
+
+    The loss L of a model is the mean over the clients in its average of each one's own held-out loss: every client has
+    one voice, whatever its number of samples. Each rank computes it, or its gradient, for the clients that it hosts;
+    sums are exact, so that any number of processes gives the same bits. To be used on every rank alike.
+
+    Args:
+        trainer: in ``on_average_end``.
+        loss: of a client at some weights.
+        start: the model before the average.
+        average: the model after it.
+        shares: client -> lambda, its weight in the average.
+        learned: client hosted by this rank -> its weights after its turn. Who is in no rank's is not valued.
+
+    Attributes:
+        shares: client -> lambda, those of the clients that are valued, in ascending order, summing to 1.
+    """
+
+    def __init__(
+        self,
+        trainer: "FederatedTrainer",
+        loss: HeldOutLoss,
+        start: Weights,
+        average: Weights,
+        shares: Mapping[int, float],
+        learned: Mapping[int, Weights],
+    ) -> None:
+        self._trainer = trainer
+        self._loss = loss
+        self._start = start
+        self._average = average
+        self._learned = learned
+        members = trainer.strategy.exchange({client: shares[client] for client in learned if client in shares})
+        total = math.fsum(members.values())
+        self.shares = {client: share / total for client, share in members.items()}
+
+    def first_order(self, normalized: bool) -> dict[int, float]:
+        """First-order Shapley values: one gradient, and one inner product a client.
+
+        Args:
+            normalized: ``-<∇L, lambda_i (W_i - W_M)>``, else ``-<∇L, lambda_i (W_i - W_start)>``.
+        """
+        if normalized and len(self.shares) == 1:
+            return dict.fromkeys(self.shares, 0.0)
+        trainer = self._trainer
+        spans = averaged_spans(trainer)
+        trainer.communication.receive(self.shares, [self._average])
+        if len(self.shares) > 1:  # a lone client has all that is to be multiplied
+            trainer.communication.send(self.shares, span_bytes(spans))
+        gradient = self._gradient(spans).split([span.end - span.begin for span in spans])
+        slopes = FirstOrderShapley(gradient, normalized=False)
+        for client in self._hosted():
+            slopes.add(client, 1.0, self._update(client, spans))
+        # With the slopes known on all ranks, lambda is applied as in a model of one weight.
+        values = FirstOrderShapley(torch.tensor([-1.0]), normalized=normalized)
+        for client, slope in trainer.strategy.exchange(slopes.values()).items():
+            values.add(client, self.shares[client], torch.tensor([slope], dtype=torch.float64))
+        return values.values()
+
+    def coalition_value(self, normalized: bool) -> Callable[[frozenset[int]], float]:
+        """v(C) = -L of the model that a coalition of clients makes; of nobody, the model before the average.
+
+        Args:
+            normalized: lambda is normalised within the coalition; else those outside count as not having trained,
+                ``w_start + sum_C lambda_i (W_i - w_start)``.
+
+        Returns:
+            A function of a set of positions in :attr:`shares`.
+        """
+        clients = list(self.shares)
+
+        def value(coalition: frozenset[int]) -> float:
+            model = self._model_of([clients[position] for position in sorted(coalition)], normalized)
+            # What all of them make together is the average, which they are going to train on.
+            received = self._average if len(coalition) == len(clients) else model
+            self._trainer.communication.receive(clients, [received])
+            losses = self._of_hosted(lambda client: self._loss.value(client, model))
+            return -math.fsum(losses.values()) / len(losses)
+
+        return value
+
+    def _model_of(self, coalition: list[int], normalized: bool) -> Weights:
+        if not coalition:
+            return self._start
+        total = WeightedSum(self._start)
+        total.add_all_(
+            [(self._learned[client], self.shares[client]) for client in coalition if client in self._learned]
+        )
+        if self._trainer.fabric.world_size > 1:
+            total.reduce_(self._trainer.strategy)
+        return total.value(math.fsum(self.shares[client] for client in coalition) if normalized else 1.0)
+
+    def _gradient(self, spans: list[Span]) -> Tensor:
+        """∇L at the average, float64, shape [P]."""
+        length = sum(span.end - span.begin for span in spans)
+        zero = torch.zeros(length, dtype=torch.float64, device=self._trainer.fabric.device)
+        total = WeightedSum(Weights({torch.float64: zero}))
+
+        def add(client: int) -> None:
+            total.add_(Weights({torch.float64: self._loss.gradient(client, self._average, spans)}), 1.0)
+
+        count = len(self._of_hosted(add))
+        if self._trainer.fabric.world_size > 1:
+            total.reduce_(self._trainer.strategy)
+        return total.value(float(count)).vectors[torch.float64]
+
+    def _update(self, client: int, spans: list[Span]) -> list[Tensor]:
+        learned = self._learned[client]
+        return [
+            learned.vectors[span.dtype][span.begin : span.end].double()
+            - self._start.vectors[span.dtype][span.begin : span.end].double()
+            for span in spans
+        ]
+
+    def _hosted(self) -> list[int]:
+        return [client for client in self.shares if client in self._learned]
+
+    def _of_hosted(self, compute: Callable[[int], T]) -> dict[int, T]:
+        """What each client's rank computes, on all ranks; an error on one is raised on all."""
+        return compute_on_hosts(self._trainer, self.shares, compute, "the contributions to a model cannot be valued")

@@ -1,0 +1,1 @@
+"""A round: the cohort's turns, the average, what clients received and sent."""

@@ -1,0 +1,54 @@
+"""The beginning of a participant's turn, and several turns of one client as one report."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lightning_fl.cohort import Participant
+from lightning_fl.engine.turn.loop import ClientReport
+from lightning_fl.engine.turn.optimization import ClientState
+from lightning_fl.engine.turn.results import LoggedValue
+from lightning_fl.engine.weights.flat import Weights
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["begin_turn", "combine_reports"]
+
+
+def begin_turn(trainer: "FederatedTrainer", participant: Participant) -> tuple[Weights, ClientState]:
+    """What a hosted participant starts from and goes on with, after the callbacks that watch its start."""
+    client = participant.client
+    start = trainer.shared_model(client) if participant.model is None else trainer.models[participant.model]
+    state = trainer.client_states.setdefault(client, ClientState())
+    trainer.participant = participant
+    for callback in trainer.callbacks_with("on_client_start"):
+        callback.on_client_start(trainer, client)
+    return start, state
+
+
+def combine_reports(turns: Sequence[ClientReport]) -> ClientReport:
+    """What a client tells of a round in which it trained one or several models.
+
+    Turns that failed are left out; the client failed if all its turns did. Its samples count once, its steps are
+    summed, and what it logged is averaged by the samples behind each turn's value.
+
+    Args:
+        turns: its turns' reports, at least one, in their order.
+    """
+    done = [turn for turn in turns if turn.error is None]
+    if len(turns) == 1 or not done:
+        return turns[0]
+    names = dict.fromkeys(name for turn in done for name in turn.metrics)
+    metrics = {name: _mean([turn.metrics[name] for turn in done if name in turn.metrics]) for name in names}
+    return ClientReport(max(turn.num_samples for turn in done), sum(turn.num_steps for turn in done), metrics)
+
+
+def _mean(values: Sequence[LoggedValue]) -> LoggedValue:
+    if len(values) == 1:
+        return values[0]
+    total = math.fsum(value.weight for value in values)
+    weights = [value.weight / total if total else 1 / len(values) for value in values]
+    mean = sum(value.value * weight for value, weight in zip(values, weights, strict=True))
+    return replace(values[0], value=mean, weight=total, steps=tuple(step for value in values for step in value.steps))

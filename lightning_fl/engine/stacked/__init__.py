@@ -1,0 +1,1 @@
+"""Turns of several clients at once, their weights stacked."""

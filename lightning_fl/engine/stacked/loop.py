@@ -1,0 +1,376 @@
+"""Several clients' turns at once: their weights stacked, one ``training_step`` for all of them through ``torch.vmap``.
+
+A small model's step spends most of its time between operations, which take hardly longer for n clients than for one.
+The arithmetic is that of the clients' own turns, up to rounding, which depends on who is stacked with whom.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from lightning_fl.engine.batches.client import PackedBatches
+from lightning_fl.engine.batches.packs import TensorPack
+from lightning_fl.engine.stacked.stackable import explain, outside_draws, refuse_kept_tensors, refuse_unstackable
+from lightning_fl.engine.stacked.trainer import StackedTrainer
+from lightning_fl.engine.stacked.weights import StackedWeights
+from lightning_fl.engine.turn.loop import ClientReport, LocalLoop, ends_step, turn_report
+from lightning_fl.engine.turn.optimization import ClientState
+from lightning_fl.engine.turn.results import LogCollector
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
+from lightning_fl.seeding import seed_default_generators
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["StackedLoop", "StackedTurn"]
+
+
+@dataclass(frozen=True)
+class StackedTurn:
+    """One client's part in a group.
+
+    Args:
+        client: a hosted client.
+        start: the weights that it starts from.
+        state: what it keeps from round to round.
+    """
+
+    client: int
+    start: Weights
+    state: ClientState
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A batch that is not gathered yet: its place in the turn, its samples in the pack [size], its targets if replaced.
+
+    Batches for which ``alike`` is equal can be stacked.
+    """
+
+    index: int
+    samples: Tensor
+    targets: Tensor | None
+    alike: tuple[Any, ...]
+
+
+@dataclass
+class _Row:
+    """A client's turn: the batches of each of its steps, and what comes of them."""
+
+    turn: StackedTurn
+    pack: TensorPack
+    num_samples: int
+    total: int
+    planned_steps: int
+    steps: list[list[_Batch]]
+    collector: LogCollector
+    losses: list[float] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    draws: dict[str, Any] | None = None  # where its default generators are, once something may have drawn from them
+
+
+class StackedLoop:
+    """Trains groups of clients at once on one module.
+
+    Args:
+        trainer: whose loop is set up; nothing is trained yet.
+
+    Raises:
+        ConfigurationError: the module, the data, a callback or a setting of the run cannot be stacked; on every rank.
+    """
+
+    def __init__(self, trainer: "FederatedTrainer") -> None:
+        self._trainer = trainer
+        self._loop = trainer.loop
+        self._module = trainer.loop.module
+        self._shim = trainer.loop.module_trainer
+        self._view = StackedTrainer(self._shim)
+        self._training_step = _TrainingStep(self._loop)
+        self._losses: list[tuple[list[_Row], Tensor]] = []
+        self._step_was_checked = False
+        #: Whether the module or the data see each client's batch before it is stacked.
+        self._visits_batches = bool(self._loop.move.hooks) or self._loop.overridden("on_train_batch_start")
+        # The optimiser is looked at before any client's turn: one step a round stands for the client's own number.
+        self._view.begin_step(estimated_stepping_batches={trainer.max_rounds})
+        with self._view.instead_of_shim():
+            refuse_unstackable(trainer)
+
+    # -- a group's turns -----------------------------------------------------------------------------------------
+
+    def train(
+        self, turns: Sequence[StackedTurn]
+    ) -> tuple[StackedWeights, list[tuple[int, ClientReport | FederatedError]]]:
+        """The local work of a group in the current round; updates the clients' states.
+
+        Args:
+            turns: of different clients, at least one.
+
+        Returns:
+            The clients' new weights; for each turn its row of them, and its report or why it failed.
+
+        Raises:
+            FederatedError: the step fails, or cannot be run for several clients at once; nobody's state has changed.
+        """
+        self._shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
+        self._losses.clear()
+        rows = self._rows(turns)
+        # Who is done first comes last, so that those who go on are always the first rows.
+        order = sorted(range(len(rows)), key=lambda place: -len(rows[place].steps))
+        ordered = [rows[place] for place in order]
+        with self._view.instead_of_shim():
+            weights = self._begin(ordered)
+            for step in range(len(ordered[0].steps)):
+                active = [row for row in ordered if len(row.steps) > step]
+                weights.keep_first(len(active))
+                for members, batches in _alike([row.steps[step] for row in active]):
+                    self._batch_of(weights, [active[member] for member in members], members, batches, step)
+                self._step(weights)
+        reports = self._reports(rows)
+        return weights, [(order.index(place), report) for place, report in enumerate(reports)]
+
+    def _rows(self, turns: Sequence[StackedTurn]) -> list[_Row]:
+        """What every client does in its turn."""
+        trainer, accumulate = self._trainer, self._trainer.accumulate_grad_batches
+        rows = []
+        for turn in turns:
+            batches = trainer.client_batches(turn.client, "train")
+            assert isinstance(batches, PackedBatches)
+            assert isinstance(batches.pack, TensorPack)
+            total, epoch_length, planned = self._loop.amount_of_work(batches, None)
+            path = (trainer.seed, trainer.current_round, turn.client, "train")
+            layout = tuple((tensor.shape[1:], tensor.dtype) for tensor in batches.pack.tensors)
+            steps: list[list[_Batch]] = []
+            begins = True
+            for index, (samples, targets) in enumerate(batches.picks(path, total)):
+                if begins:
+                    steps.append([])
+                steps[-1].append(_Batch(index, samples, targets, (index, len(samples), layout)))
+                begins = ends_step(index, total, epoch_length, accumulate)
+            collector = LogCollector(trainer.log_every_n_steps)
+            self._shim.replay(collector)
+            rows.append(_Row(turn, batches.pack, batches.num_samples, total, planned, steps, collector))
+        return rows
+
+    def _begin(self, rows: Sequence[_Row]) -> StackedWeights:
+        """A fresh optimiser for all, and a row of weights for each."""
+        trainer, loop = self._trainer, self._loop
+        # The module draws nothing in its steps; whatever else does, it is the same on any number of processes.
+        seed_default_generators(trainer.seed, trainer.current_round, rows[0].turn.client, "train")
+        self._view.begin_step(**self._facts(rows, 0))
+        (optimizer, *_), _ = loop.optimization.configure()
+        self._shim.take_optimizers([optimizer], [])
+        weights = StackedWeights(loop.flat, optimizer, len(rows))
+        loaded: Weights | None = None
+        for place, row in enumerate(rows):
+            if row.turn.start is not loaded or trainer.personal is not None:
+                loop.load(row.turn.client, row.turn.start, own=True)
+                loaded = row.turn.start
+            weights.take(place)
+        return weights
+
+    def _facts(self, rows: Sequence[_Row], step: int) -> dict[str, set[Any]]:
+        """What a module may ask of the turns, where it is the same for all of them."""
+        return {
+            "global_step": {row.turn.state.global_step + step for row in rows},
+            "num_training_batches": {row.total for row in rows},
+            "estimated_stepping_batches": {self._trainer.max_rounds * row.planned_steps for row in rows},
+        }
+
+    def _batch_of(
+        self, weights: StackedWeights, rows: list[_Row], places: list[int], batches: list[_Batch], step: int
+    ) -> None:
+        """One batch of some clients: loss, gradients, and what was logged."""
+        index, size = batches[0].index, len(batches[0].samples)
+        for row in rows:
+            row.sizes.append(size)
+            row.collector.batch_size, row.collector.step = size, row.turn.state.global_step + step
+        if self._visits_batches:
+            visited = [self._visit(weights, *each, step) for each in zip(rows, places, batches, strict=True)]
+            batch = self._stack(visited)
+        else:
+            batch = self._gather(rows, batches)
+        last = {index == row.total - 1 for row in rows}
+        self._view.begin_step(**self._facts(rows, step), batch_idx={index}, is_last_batch=last)
+        chosen = None if len(places) == weights.active else torch.tensor(places, device=weights.device)
+        trained, kept = weights.parts(chosen)
+        losses, logged = self._forward(weights, trained, kept, batch, index)
+        gradients = self._backward(weights, trained, losses)
+        weights.accumulate(chosen, gradients, trained, kept)
+        self._losses.append((rows, losses.detach()))
+        for entry, values in zip(self._view.logged, logged, strict=True):
+            for row, value in zip(rows, values.unbind(0), strict=True):
+                row.collector.log(entry.hook, entry.name, value, **entry.options)
+
+    def _gather(self, rows: Sequence[_Row], batches: Sequence[_Batch]) -> list[Tensor]:
+        """The clients' batches as one: tensors [n, size, ...]."""
+        if any(row.pack is not rows[0].pack for row in rows) or any(batch.targets is not None for batch in batches):
+            each = [_samples(row.pack, batch) for row, batch in zip(rows, batches, strict=True)]
+            tensors = [torch.stack(column) for column in zip(*each, strict=True)]
+        else:
+            samples = torch.cat([batch.samples for batch in batches])
+            shape = (len(batches), len(batches[0].samples))
+            tensors = [tensor.index_select(0, samples).unflatten(0, shape) for tensor in rows[0].pack.tensors]
+        return self._loop.move(tensors, True)
+
+    def _visit(self, weights: StackedWeights, row: _Row, place: int, batch: _Batch, step: int) -> Any:
+        """One client's batch after the hooks that see it: those of its transfer, and ``on_train_batch_start``."""
+        trainer, loop = self._trainer, self._loop
+        if row.draws is None:
+            seed_default_generators(trainer.seed, trainer.current_round, row.turn.client, "train")
+        else:
+            _set_rng_states(row.draws)
+        last = {batch.index == row.total - 1}
+        of_one: dict[str, set[Any]] = {"client": {row.turn.client}, "batch_idx": {batch.index}, "is_last_batch": last}
+        self._view.begin_step(**self._facts([row], step), **of_one)
+        moved = loop.move(_samples(row.pack, batch), True)
+        if loop.overridden("on_train_batch_start"):
+            weights.give(place)
+            if loop.call("on_train_batch_start", moved, batch.index) == -1:
+                raise ConfigurationError(
+                    f"{type(self._module).__name__}.on_train_batch_start returned -1: where several clients train at"
+                    " once no turn ends early. Set trainer.stacked_clients=1."
+                )
+            weights.take(place)
+            for entry in self._view.logged:
+                row.collector.log(entry.hook, entry.name, entry.value, **entry.options)
+        row.draws = _collect_rng_states(include_cuda=trainer.fabric.device.type == "cuda")
+        return moved
+
+    def _stack(self, batches: list[Any]) -> list[Tensor]:
+        """Batches that were changed one by one, as one."""
+        layouts = {
+            tuple((part.shape, part.dtype) if isinstance(part, Tensor) else None for part in batch)
+            if isinstance(batch, list | tuple)
+            else (None,)
+            for batch in batches
+        }
+        if len(layouts) > 1 or None in next(iter(layouts)):
+            raise ConfigurationError(
+                f"after {', '.join(self._loop.move.hooks)} batches of as many samples are no lists of tensors of the"
+                " same shapes, so that those of several clients cannot be stacked. Set trainer.stacked_clients=1."
+            )
+        return [torch.stack(column) for column in zip(*batches, strict=True)]
+
+    # -- a step --------------------------------------------------------------------------------------------------
+
+    def _forward(
+        self, weights: StackedWeights, trained: list[Tensor], kept: list[Tensor], batch: list[Tensor], index: int
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The losses of some clients, [n], and what they logged, [n] each."""
+        what = f"{type(self._module).__name__}.training_step"
+
+        def of_one(trained: list[Tensor], kept: list[Tensor], batch: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+            values = dict(weights.named(trained, kept, prefix="module."))
+            given = dict(values)
+            # Tied tensors are given under each of their names; torch's own tying breaks modules that are shared.
+            output = functional_call(self._training_step, values, (batch, index), tie_weights=False)
+            loss = self._loop.loss(output)
+            if loss is None or loss.ndim:
+                got = "None" if loss is None else f"a loss of shape {tuple(loss.shape)}"
+                raise TrainingError(
+                    f"{what} returned {got}: where several clients train at once it returns one number for each batch."
+                    " Mend it, or set trainer.stacked_clients=1."
+                )
+            replaced = [name for name, value in given.items() if values[name] is not value]
+            if replaced:
+                raise ConfigurationError(
+                    f"{what} assigns {replaced[0].removeprefix('module.')!r} anew: where several clients train at once"
+                    " a buffer is changed in place (copy_). Do so, or set trainer.stacked_clients=1."
+                )
+            return loss, [entry.value for entry in self._view.logged]
+
+        before = None if self._step_was_checked else outside_draws()
+        try:
+            with torch.enable_grad():
+                losses, logged = torch.vmap(of_one, randomness="error")(trained, kept, batch)
+        except FederatedError:
+            raise
+        except Exception as error:
+            raise TrainingError(explain(what, error)) from error
+        if before is not None:
+            if before != outside_draws():
+                raise ConfigurationError(
+                    f"{what} draws from Python's or NumPy's random numbers, and every client has its own. Set"
+                    " trainer.stacked_clients=1."
+                )
+            refuse_kept_tensors(self._module)
+            self._step_was_checked = True
+        return losses, logged
+
+    def _backward(self, weights: StackedWeights, trained: list[Tensor], losses: Tensor) -> tuple[Tensor, ...]:
+        """The gradients of the trained parameters, [n, *shape] each; every loss depends on its own row alone."""
+        what = f"{type(self._module).__name__}.training_step"
+        share = torch.full_like(losses, 1 / self._trainer.accumulate_grad_batches)
+        try:
+            gradients = torch.autograd.grad(losses, trained, share, allow_unused=True)
+        except Exception as error:
+            raise TrainingError(explain(what, error)) from error
+        for names, gradient in zip(weights.trained_names, gradients, strict=True):
+            if gradient is None:
+                raise ConfigurationError(
+                    f"{what} does not use the parameter {names[0]!r}, whose optimiser then leaves it alone: where"
+                    " several clients train at once all their parameters are stepped. Freeze it"
+                    " (requires_grad_(False)), or set trainer.stacked_clients=1."
+                )
+        return gradients
+
+    def _step(self, weights: StackedWeights) -> None:
+        trainer = self._trainer
+        weights.step(trainer.gradient_clip_val, trainer.gradient_clip_algorithm)
+
+    # -- what comes of it ----------------------------------------------------------------------------------------
+
+    def _reports(self, rows: Sequence[_Row]) -> list[ClientReport | FederatedError]:
+        if self._losses:
+            values = iter(torch.cat([losses for _, losses in self._losses]).tolist())  # one wait for the device
+            for members, _ in self._losses:
+                for row in members:
+                    row.losses.append(next(values))
+        reports: list[ClientReport | FederatedError] = []
+        for row in rows:
+            state = row.turn.state
+            state.global_step += len(row.steps)
+            state.rounds_seen = self._trainer.current_round
+            try:
+                metrics = row.collector.reduce(row.num_samples)
+                reports.append(turn_report(row.num_samples, len(row.steps), metrics, row.losses, row.sizes))
+            except FederatedError as error:
+                reports.append(error)
+        return reports
+
+
+class _TrainingStep(nn.Module):
+    """The module's ``training_step`` as a forward pass, for :func:`torch.func.functional_call`."""
+
+    def __init__(self, loop: LocalLoop) -> None:
+        super().__init__()
+        self.module = loop.module
+        self._loop = loop
+
+    def forward(self, batch: list[Tensor], index: int) -> STEP_OUTPUT:
+        return self._loop.step("training_step", batch, index)
+
+
+def _samples(pack: TensorPack, batch: _Batch) -> list[Tensor]:
+    """One client's batch: tensors [size, ...]."""
+    (tensors,) = pack.gather(batch.samples, [len(batch.samples)], batch.targets)
+    return tensors
+
+
+def _alike(of_rows: Sequence[Sequence[_Batch]]) -> Iterator[tuple[list[int], list[_Batch]]]:
+    """The batches of one optimiser step that can be stacked, with the rows they are of; a row's in their order."""
+    for place in range(max(len(batches) for batches in of_rows)):
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for row, batches in enumerate(of_rows):
+            if place < len(batches):
+                groups.setdefault(batches[place].alike, []).append(row)
+        for members in groups.values():
+            yield members, [of_rows[row][place] for row in members]

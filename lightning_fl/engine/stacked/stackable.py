@@ -1,0 +1,140 @@
+"""What several clients cannot be trained at once with: said before training, or in the first step."""
+
+import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from lightning.fabric.plugins.precision import DoublePrecision, Precision
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import _MockOptimizer
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from lightning_fl.engine.batches.client import PackedBatches
+from lightning_fl.engine.batches.packs import TensorPack
+from lightning_fl.engine.stacked.weights import why_not_stackable
+from lightning_fl.engine.turn.optimization import STEP_HOOKS
+from lightning_fl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["explain", "outside_draws", "refuse_kept_tensors", "refuse_unstackable"]
+
+#: What torch says of a step that cannot be vectorised, and what that means here.
+_MEANINGS = {
+    "randomness error mode": "it draws random numbers (dropout, say), and every client has its own",
+    "data-dependent": "what it does depends on a tensor's value (an if, a loop)",
+    ".item()": "it reads a tensor's value (.item(), float(), a metric that does)",
+    "in-place": "it changes in place a tensor that all clients share (a metric's state, say)",
+    "inplace": "it changes in place a tensor that all clients share (a metric's state, say)",
+    "broadcast shape": "it changes in place a tensor that all clients share (a metric's state, say)",
+}
+
+#: Hooks of the module that would see one client's turn, gradients or optimiser.
+_HOOKS_OF_A_TURN = ("on_train_epoch_start", "on_train_epoch_end", "on_train_batch_end", *STEP_HOOKS)
+
+
+def refuse_unstackable(trainer: "FederatedTrainer") -> None:
+    """Refuse a run that cannot train several clients at once. To be called on every rank, before the first round.
+
+    Raises:
+        ConfigurationError: naming all reasons, on every rank.
+    """
+    found = [*_of_the_run(trainer), *_of_the_data(trainer)]
+    if trainer.loop.module.automatic_optimization:
+        found += _of_the_optimizer(trainer)
+    reasons = [
+        reason
+        for of_rank in trainer.strategy.exchange({trainer.fabric.global_rank: found}).values()
+        for reason in of_rank
+    ]
+    if reasons:
+        raise ConfigurationError(
+            f"trainer.stacked_clients={trainer.stacked_clients} cannot train the clients of"
+            f" {type(trainer.loop.module).__name__} at once: {'; '.join(dict.fromkeys(reasons))}. Set"
+            " trainer.stacked_clients=1, or do without what is named."
+        )
+
+
+def _of_the_run(trainer: "FederatedTrainer") -> Iterator[str]:
+    loop, precision = trainer.loop, trainer.fabric._precision
+    if not loop.module.automatic_optimization:
+        yield "it optimises manually"
+    hooks = [name for name in _HOOKS_OF_A_TURN if loop.overridden(name)]
+    if hooks:
+        yield f"it overrides {', '.join(hooks)}"
+    for hook in ("around_training_step", "on_client_step_end"):
+        for callback in trainer.callbacks_with(hook):
+            yield f"{type(callback).__name__} takes part in every step ({hook})"
+    if loop.own_loss:
+        yield f"the strategy {type(trainer.strategy).__name__} has a client_loss of its own"
+    if type(precision) not in (Precision, DoublePrecision):
+        yield f"trainer.precision={precision.precision} is neither 32 nor 64"
+    if trainer.channels_last:
+        yield "trainer.channels_last lays out the images of one client"
+    if trainer.optimizer_state == "keep":
+        yield "trainer.optimizer_state=keep goes on with each client's own optimiser"
+
+
+def _of_the_data(trainer: "FederatedTrainer") -> Iterator[str]:
+    for client in trainer.hosted_clients:
+        batches = trainer.client_batches(client, "train")
+        if not isinstance(batches, PackedBatches) or not isinstance(batches.pack, TensorPack):
+            assert trainer.datamodule is not None
+            yield (
+                f"the training data of client {client} ({trainer.datamodule.client_names()[client]}) are not those of a"
+                " TensorDataset, with default collation and no workers"
+            )
+            return
+
+
+def _of_the_optimizer(trainer: "FederatedTrainer") -> Iterator[str]:
+    optimizers, schedulers = trainer.loop.optimization.configure()
+    if schedulers:
+        yield "configure_optimizers returns a learning-rate scheduler"
+    reason = (
+        "configure_optimizers returns no optimiser"
+        if isinstance(optimizers[0], _MockOptimizer)
+        else why_not_stackable(optimizers[0], trainer.loop.flat)
+    )
+    if reason is not None:
+        yield reason
+
+
+# -- in the first step ----------------------------------------------------------------------------------------------
+
+
+def explain(what: str, error: Exception) -> str:
+    """What an error says that ``torch.vmap`` or its gradient raised in a step.
+
+    Args:
+        what: the step.
+        error: as raised.
+    """
+    text = str(error).strip().split("\n")[0]
+    meaning = next((meaning for words, meaning in _MEANINGS.items() if words in text), None)
+    return (
+        f"{what} cannot be run for several clients at once{f': {meaning}' if meaning else ''}. Set"
+        f" trainer.stacked_clients=1. The cause: {type(error).__name__}: {text}"
+    )
+
+
+def outside_draws() -> tuple[Any, ...]:
+    """The states of the random numbers that ``torch.vmap`` does not watch."""
+    state: Any = np.random.get_state(legacy=True)  # noqa: NPY002 - the user's code may draw from it
+    return random.getstate(), state[1].tobytes(), *state[2:]
+
+
+def refuse_kept_tensors(module: LightningModule) -> None:
+    """Refuse a step that left a tensor of all clients in the module: in a list of losses, in a metric's state."""
+    for prefix, submodule in module.named_modules():
+        for key, value in vars(submodule).items():
+            parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+            if any(isinstance(part, Tensor) and is_functorch_wrapped_tensor(part) for part in parts):
+                name = ".".join(part for part in (prefix, key) if part)
+                raise ConfigurationError(
+                    f"{type(module).__name__}.training_step keeps a tensor in self.{name}, where those of several"
+                    " clients would meet. Log what is wanted, or set trainer.stacked_clients=1."
+                )

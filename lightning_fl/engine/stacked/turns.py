@@ -1,0 +1,108 @@
+"""Which participants of a round train at once, and their turns in the cohort's order."""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.engine.round.turns import begin_turn
+from lightning_fl.engine.stacked.loop import StackedTurn
+from lightning_fl.engine.stacked.weights import StackedWeights
+from lightning_fl.engine.turn.loop import ClientReport
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["StackedTurns", "groups_of"]
+
+
+def groups_of(cohort: Cohort, block: int) -> list[tuple[int, int]]:
+    """The group of every participant: those of one group train at once.
+
+    A group is the participants of a block of consecutive clients, which live on one rank, so that it is the same
+    whatever the number of processes. Where clients train several models, their first turns are a group, then their
+    second ones.
+
+    Args:
+        cohort: of the round.
+        block: clients in a block.
+
+    Returns:
+        For each place in the cohort, the block's number and which of the client's turns it is.
+    """
+    turns: Counter[int] = Counter()
+    groups = []
+    for participant in cohort.participants:
+        groups.append((participant.client // block, turns[participant.client]))
+        turns[participant.client] += 1
+    return groups
+
+
+class StackedTurns:
+    """The turns of a round: a group is trained when the first of its participants is due.
+
+    The weights of a group are kept until the last of its participants was due: one group's at a time where the cohort
+    is in the order of clients.
+
+    Args:
+        trainer: with a loop for stacked clients.
+        cohort: of the round.
+
+    Raises:
+        ConfigurationError: a client trains several models and has personal layers.
+    """
+
+    def __init__(self, trainer: "FederatedTrainer", cohort: Cohort) -> None:
+        self._trainer = trainer
+        self._cohort = cohort
+        self._groups = groups_of(cohort, trainer.stacked_clients)
+        if trainer.personal is not None and any(turn for _, turn in self._groups):
+            raise ConfigurationError(
+                f"trainer.stacked_clients={trainer.stacked_clients}: a client trains several models in a round, each"
+                " going on from the personal layers that the one before left. Set trainer.stacked_clients=1, or do"
+                " without PersonalLayers."
+            )
+        hosted = set(trainer.hosted_clients)
+        self._members: dict[tuple[int, int], list[int]] = {}
+        for place, participant in enumerate(cohort.participants):
+            if participant.client in hosted:
+                self._members.setdefault(self._groups[place], []).append(place)
+        #: Place -> what it started from, and the group's weights with its row and report; or why it failed.
+        self._trained: dict[int, tuple[Weights, StackedWeights, int, ClientReport] | Exception] = {}
+
+    def take(self, place: int, participant: Participant) -> tuple[ClientReport, Weights]:
+        """A hosted participant's turn; leaves its new weights in the module, returns its report and its start.
+
+        Raises:
+            Exception: why it failed.
+        """
+        if place not in self._trained:
+            self._train(self._members[self._groups[place]])
+        outcome = self._trained.pop(place)
+        if isinstance(outcome, Exception):
+            raise outcome
+        start, weights, row, report = outcome
+        weights.give(row)
+        return report, start
+
+    def _train(self, places: list[int]) -> None:
+        """A group's turns, with a start of its own for each; who fails there is left out."""
+        loop = self._trainer.stacked
+        assert loop is not None
+        turns: dict[int, StackedTurn] = {}
+        for place in places:
+            participant = self._cohort.participants[place]
+            try:
+                turns[place] = StackedTurn(participant.client, *begin_turn(self._trainer, participant))
+            except Exception as error:
+                self._trained[place] = error
+        if not turns:
+            return
+        try:
+            weights, outcomes = loop.train(list(turns.values()))
+        except Exception as error:
+            self._trained.update(dict.fromkeys(turns, error))
+            return
+        for (place, turn), (row, report) in zip(turns.items(), outcomes, strict=True):
+            self._trained[place] = report if isinstance(report, Exception) else (turn.start, weights, row, report)

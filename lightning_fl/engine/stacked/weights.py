@@ -1,0 +1,280 @@
+"""The weights of several clients as rows of matrices, and one optimiser step on all of them.
+
+An optimiser that treats every entry by itself does not mind whose entry it is: the rows of clients who train with the
+same hyper-parameters are one parameter to it.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_fl.engine.turn.flat_optimizer import FlatRun, flat_runs, is_elementwise
+from lightning_fl.engine.weights.flat import FlatModule, Place
+
+__all__ = ["StackedWeights", "clip_rows_", "why_not_stackable"]
+
+
+def why_not_stackable(optimizer: Optimizer, flat: FlatModule) -> str | None:
+    """Why an optimiser cannot step for several clients at once; ``None`` where it can.
+
+    Args:
+        optimizer: a fresh one.
+        flat: the module whose parameters it has.
+    """
+    if not is_elementwise(optimizer):
+        return (
+            f"its optimiser {type(optimizer).__name__} is not one of torch's elementwise ones, or has hooks, foreach,"
+            " fused, capturable or differentiable set"
+        )
+    if any(flat_runs(_trained(group), flat) is None for group in optimizer.param_groups):
+        return "its optimiser has parameters that are not the module's, or not float32 or float64"
+    return None
+
+
+def clip_rows_(gradients: Sequence[Tensor], clip_val: float, algorithm: Literal["norm", "value"]) -> None:
+    """Clip every row's gradient by itself, as ``clip_grad_norm_`` or ``clip_grad_value_`` clip one client's.
+
+    Args:
+        gradients: matrices [n, P_run], the same n rows in each.
+        clip_val: largest norm of a row over all matrices, or largest magnitude of an entry.
+        algorithm: which of the two.
+    """
+    if algorithm == "value":
+        for gradient in gradients:
+            gradient.clamp_(-clip_val, clip_val)
+        return
+    norms = torch.stack([torch.linalg.vector_norm(gradient, dim=1) for gradient in gradients])
+    norm = torch.linalg.vector_norm(norms, dim=0)
+    factor = (clip_val / (norm + 1e-6)).clamp(max=1.0)  # torch's own guard against a norm of zero
+    for gradient in gradients:
+        gradient.mul_(factor.unsqueeze(1))
+
+
+class _StackedRun:
+    """A run of parameters that the optimiser steps, for all rows.
+
+    Args:
+        run: the run.
+        begin: where it begins in the flat vector of its dtype.
+        num_rows: n.
+    """
+
+    def __init__(self, run: FlatRun, begin: int, num_rows: int) -> None:
+        size = run.flat.numel()
+        self.run = run
+        self.place = Place(run.flat.dtype, begin, begin + size)
+        self.matrix = run.flat.new_zeros(num_rows, size, requires_grad=False)
+        self.gradient = torch.zeros_like(self.matrix)
+        self.parameter = nn.Parameter(self.matrix)
+
+    def parts(self, matrix: Tensor) -> list[Tensor]:
+        """Each parameter of some rows, [k, *shape], as a leaf of a graph: views of ``matrix`` [k, P_run]."""
+        return [
+            matrix[:, begin : begin + parameter.numel()].view(len(matrix), *parameter.shape).requires_grad_()
+            for parameter, begin in zip(self.run.parameters, self.run.begins, strict=True)
+        ]
+
+    def gather(self, parts: Sequence[Tensor]) -> Tensor:
+        """Values or gradients of its parameters, [k, *shape] each, as rows [k, P_run], zero in the gaps."""
+        pieces = []
+        ends = [*self.run.begins[1:], self.matrix.shape[1]]
+        for part, begin, end in zip(parts, self.run.begins, ends, strict=True):
+            flat = part.reshape(len(part), -1)
+            pieces.append(flat)
+            gap = end - begin - flat.shape[1]
+            if gap:
+                pieces.append(flat.new_zeros(len(flat), gap))
+        return torch.cat(pieces, dim=1)
+
+
+class StackedWeights:
+    """A row of weights for each of several clients.
+
+    Args:
+        flat: the module, whose weights are the first row's.
+        optimizer: fresh, over its parameters; :func:`why_not_stackable` finds nothing. Its class, hyper-parameters and
+            groups are those of all rows; its own parameters are left alone.
+        num_rows: n. The first ``active`` of them, all at the beginning, are stepped.
+
+    Attributes:
+        trained_names: the names of each parameter that the optimiser steps; a tied one has several.
+        kept_names: those of each buffer and of each parameter that is frozen or that nobody steps.
+    """
+
+    def __init__(self, flat: FlatModule, optimizer: Optimizer, num_rows: int) -> None:
+        self.active = num_rows
+        self._flat = flat
+        self._optimizer = optimizer
+        self._twin = copy.copy(optimizer)  # of its class, with the settings that its constructor left in it
+        self._twin.state = defaultdict(dict)
+        self._groups: list[list[_StackedRun]] = []
+        for group in optimizer.param_groups:
+            runs = flat_runs(_trained(group), flat)
+            assert runs is not None
+            self._groups.append([_StackedRun(run, _begin(run, flat), num_rows) for run in runs])
+        self._runs = [one for stacked in self._groups for one in stacked]
+        self._twin.param_groups = [
+            {**group, "params": [one.parameter for one in stacked]}
+            for group, stacked in zip(optimizer.param_groups, self._groups, strict=True)
+        ]
+        for one in self._runs:
+            self._take_state(one, optimizer)
+
+        names: dict[Place, list[str]] = {}
+        for span in flat.spans():
+            names.setdefault(Place(span.dtype, span.begin, span.end), []).append(span.name)
+        self.trained_names = [
+            names.pop(_span(parameter, flat)) for one in self._runs for parameter in one.run.parameters
+        ]
+        #: Buffers and parameters that are frozen or nobody steps: place -> rows [n, size].
+        self._kept = {
+            place: flat.weights.vectors[place.dtype].new_zeros(num_rows, place.end - place.begin) for place in names
+        }
+        self.kept_names = list(names.values())
+        module = flat.module
+        held = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+        shapes = {name: tensor.shape for name, tensor in held}
+        self._kept_shapes = [shapes[one[0]] for one in self.kept_names]
+        self._all_parts: list[list[Tensor]] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return next(iter(self._flat.weights.vectors.values())).device
+
+    # -- rows and the module's weights ---------------------------------------------------------------------------
+
+    def take(self, row: int) -> None:
+        """Give a row the module's present weights."""
+        vectors = self._flat.collect().vectors
+        for one in self._runs:
+            one.matrix[row] = vectors[one.place.dtype][one.place.begin : one.place.end]
+        for place, rows in self._kept.items():
+            rows[row] = vectors[place.dtype][place.begin : place.end]
+
+    def give(self, row: int) -> None:
+        """Give the module a row's weights."""
+        vectors = self._flat.collect().vectors
+        for one in self._runs:
+            vectors[one.place.dtype][one.place.begin : one.place.end] = one.matrix[row]
+        for place, rows in self._kept.items():
+            vectors[place.dtype][place.begin : place.end] = rows[row]
+
+    # -- a step --------------------------------------------------------------------------------------------------
+
+    def parts(self, rows: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
+        """What some rows' steps read: the parameters that are trained, leaves of a graph, and all other tensors.
+
+        Args:
+            rows: which of the active rows, ascending, [k]; ``None`` for all. Of these the tensors are views.
+
+        Returns:
+            Tensors [k, *shape], in the orders of ``trained_names`` and ``kept_names``.
+        """
+        if rows is None:
+            if self._all_parts is None:
+                self._all_parts = [one.parts(one.matrix[: self.active]) for one in self._runs]
+            parts, kept = self._all_parts, [value[: self.active] for value in self._kept.values()]
+        else:
+            parts = [one.parts(one.matrix.index_select(0, rows)) for one in self._runs]
+            kept = [value.index_select(0, rows) for value in self._kept.values()]
+        shaped = [value.view(len(value), *shape) for value, shape in zip(kept, self._kept_shapes, strict=True)]
+        return [part for of_run in parts for part in of_run], shaped
+
+    def named(
+        self, trained: Sequence[Tensor], kept: Sequence[Tensor], prefix: str = ""
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of :meth:`parts`, or of one row of them, by their names in the module; tied ones by each."""
+        for values, of_values in ((trained, self.trained_names), (kept, self.kept_names)):
+            for value, names in zip(values, of_values, strict=True):
+                for name in names:
+                    yield prefix + name, value
+
+    def accumulate(
+        self, rows: Tensor | None, gradients: Sequence[Tensor], trained: Sequence[Tensor], kept: Sequence[Tensor]
+    ) -> None:
+        """Add some rows' gradients to those of the step, and keep what they changed in place.
+
+        Args:
+            rows: as they were given to :meth:`parts`.
+            gradients: of the trained parameters, [k, *shape] each.
+            trained: what :meth:`parts` returned, after the loss was computed with it.
+            kept: likewise.
+        """
+        begin = 0
+        for one in self._runs:
+            end = begin + len(one.run.parameters)
+            gathered = one.gather(gradients[begin:end])
+            if rows is None:
+                one.gradient[: self.active].add_(gathered)
+            else:
+                one.gradient.index_add_(0, rows, gathered)
+                one.matrix[rows] = one.gather([part.detach() for part in trained[begin:end]])
+            begin = end
+        if rows is not None:
+            for own, value in zip(self._kept.values(), kept, strict=True):
+                own[rows] = value.reshape(len(rows), -1)
+
+    def step(self, clip_val: float | None = None, algorithm: Literal["norm", "value"] | None = None) -> None:
+        """Step the active rows by what was accumulated, each clipped by itself, and forget it."""
+        gradients = [one.gradient[: self.active] for one in self._runs]
+        if clip_val and gradients:
+            clip_rows_(gradients, clip_val, algorithm or "norm")
+        for one, gradient in zip(self._runs, gradients, strict=True):
+            one.parameter.grad = gradient
+        for twin, group in zip(self._twin.param_groups, self._optimizer.param_groups, strict=True):
+            own = twin["params"]
+            twin.update(group)  # as a module may set its learning rate by itself
+            twin["params"] = own
+        self._twin.step()
+        for gradient in gradients:
+            gradient.zero_()
+
+    def keep_first(self, active: int) -> None:
+        """From now on step the first ``active`` rows only; the others are done."""
+        if active == self.active:
+            return
+        self.active, self._all_parts = active, None
+        for one in self._runs:
+            full, state = one.parameter.shape, self._twin.state.pop(one.parameter, {})
+            one.parameter = nn.Parameter(one.matrix[:active])
+            self._twin.state[one.parameter] = {
+                key: value[:active] if isinstance(value, Tensor) and value.shape == full else value
+                for key, value in state.items()
+            }
+        for group, stacked in zip(self._twin.param_groups, self._groups, strict=True):
+            group["params"] = [one.parameter for one in stacked]
+
+    def _take_state(self, one: _StackedRun, optimizer: Optimizer) -> None:
+        """What the optimiser's constructor put into its state (Adagrad's sums), for every row."""
+        states = [optimizer.state.get(parameter, {}) for parameter in one.run.parameters]
+        if any(states):
+            joined = one.run.join(states)
+            assert joined is not None
+            self._twin.state[one.parameter] = {
+                key: value.expand_as(one.matrix).clone() if isinstance(value, Tensor) and value.ndim else value
+                for key, value in joined.items()
+            }
+
+
+def _trained(group: dict[str, Any]) -> list[Tensor]:
+    """The parameters of a group that get gradients."""
+    return [parameter for parameter in group["params"] if parameter.requires_grad]
+
+
+def _begin(run: FlatRun, flat: FlatModule) -> int:
+    place = flat.place(run.parameters[0])
+    assert place is not None
+    return place.begin
+
+
+def _span(parameter: Tensor, flat: FlatModule) -> Place:
+    """Where a parameter lies, without the gap to the next."""
+    place = flat.place(parameter)
+    assert place is not None
+    return Place(place.dtype, place.begin, place.begin + parameter.numel())

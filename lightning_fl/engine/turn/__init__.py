@@ -1,0 +1,1 @@
+"""One client's turn: local steps and evaluation on the process's one module."""

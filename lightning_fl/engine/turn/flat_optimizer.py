@@ -1,0 +1,212 @@
+"""Optimiser steps on flat vectors: the same arithmetic on one long vector instead of many short ones.
+
+A small model's step spends most of its time between operations. Optimisers that treat every entry by itself do not
+mind where one parameter ends and the next begins: they get the module's flat vector (:class:`FlatModule`) as one. The
+user's own optimiser stays what modules, schedulers and checkpoints see; its hyper-parameters are read at every step.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from lightning_fl.engine.weights.flat import FlatModule
+
+__all__ = ["FlatOptimizer", "FlatRun", "flat_runs", "is_elementwise"]
+
+#: No norm, sort or draw over a whole parameter in these.
+_ELEMENTWISE = frozenset({SGD, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop})
+_GLOBAL_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+#: In halves, torch's vector operations round otherwise than those for the last few entries of a parameter.
+_DTYPES = frozenset({torch.float32, torch.float64})
+#: State that is one number for a whole parameter.
+_SCALARS = frozenset({"step", "mu_product"})
+#: What a group may ask for that says how, or on what, its steps are taken.
+_HOW = ("foreach", "fused", "capturable", "differentiable")
+
+
+class FlatRun:
+    """Parameters of one group that lie one behind the other, as one.
+
+    Args:
+        parameters: in the order of the vector.
+        vector: their part of it, [P_run]; the gaps that alignment leaves hold zeros, and stay so.
+        begins: where each parameter begins in it.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], vector: Tensor, begins: Sequence[int]) -> None:
+        self.parameters = parameters
+        self.begins = begins
+        self.flat = nn.Parameter(vector, requires_grad=True)
+        self.gradient = torch.zeros_like(vector)
+        ends = [*begins[1:], vector.numel()]
+        gaps = [end - begin - parameter.numel() for parameter, begin, end in zip(parameters, begins, ends, strict=True)]
+        self._gaps = [vector.new_zeros(gap) if gap else None for gap in gaps]
+        self._places = [parameter.data_ptr() for parameter in parameters]
+
+    def gather(self) -> bool:
+        """Bring the gradients together; ``False`` where one is missing, or a parameter has moved."""
+        pieces: list[Tensor] = []
+        for parameter, place, gap in zip(self.parameters, self._places, self._gaps, strict=True):
+            gradient = parameter.grad
+            if gradient is None or gradient.layout != torch.strided or parameter.data_ptr() != place:
+                return False
+            pieces.append(gradient.reshape(-1))
+            if gap is not None:
+                pieces.append(gap)
+        torch.cat(pieces, out=self.gradient)
+        self.flat.grad = self.gradient
+        return True
+
+    def split(self, state: dict[str, Any]) -> list[dict[str, Any]]:
+        """The run's state as that of each parameter; vectors are views."""
+        return [
+            {
+                key: copy.deepcopy(value)
+                if key in _SCALARS or value is None
+                else value[begin : begin + parameter.numel()].view(parameter.shape)
+                for key, value in state.items()
+            }
+            for parameter, begin in zip(self.parameters, self.begins, strict=True)
+        ]
+
+    def join(self, states: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        """The state of all parameters as that of the run; ``None`` where they are not in step."""
+        first = states[0]
+        joined: dict[str, Any] = {}
+        for key, value in first.items():
+            values: list[Any] = [state.get(key) for state in states]
+            if any((other is None) != (value is None) for other in values):
+                return None
+            if value is None:
+                joined[key] = None
+            elif key in _SCALARS:
+                if any(float(other) != float(value) for other in values):
+                    return None
+                joined[key] = copy.deepcopy(value)
+            else:
+                joined[key] = vector = torch.zeros_like(self.flat)
+                for part, parameter, begin in zip(values, self.parameters, self.begins, strict=True):
+                    vector[begin : begin + parameter.numel()].view(parameter.shape).copy_(part)
+        return joined if all(state.keys() == first.keys() for state in states) else None
+
+
+class FlatOptimizer:
+    """Takes an optimiser's steps on the flat vector.
+
+    Args:
+        optimizer: of the client whose turn it is; keeps its parameters, groups and hyper-parameters, and gets its state
+            back with :meth:`release`.
+        groups: the runs of every group of the optimiser.
+    """
+
+    def __init__(self, optimizer: Optimizer, groups: Sequence[Sequence[FlatRun]]) -> None:
+        self._optimizer = optimizer
+        self._groups = groups
+        self._twin = copy.copy(optimizer)  # of its class, with the settings that its constructor left in it
+        self._twin.state = defaultdict(dict)
+        self._twin.param_groups = [{"params": [run.flat for run in runs]} for runs in groups]
+
+    @classmethod
+    def of(
+        cls, optimizer: Optimizer, flat: FlatModule, earlier: "FlatOptimizer | None" = None
+    ) -> "FlatOptimizer | None":
+        """The flat form of an optimiser, with its state; ``None`` where it has none, or saves nothing.
+
+        That is: an optimiser of another class than torch's elementwise ones, with hooks on its steps or settings of how
+        they are taken, or over parameters that are frozen, elsewhere, or scattered over the vector.
+
+        Args:
+            optimizer: the optimiser.
+            flat: the module whose parameters it has.
+            earlier: one of the same module that is no longer used; its vectors are used again.
+        """
+        if not is_elementwise(optimizer):
+            return None
+        if earlier is not None and earlier._covers(optimizer):
+            again = cls(optimizer, earlier._groups)
+            return again if again._take_state() else None
+        groups = [flat_runs(group["params"], flat) for group in optimizer.param_groups]
+        parameters = sum(len(group["params"]) for group in optimizer.param_groups)
+        found = [runs for runs in groups if runs is not None]
+        if len(found) < len(groups) or 2 * sum(map(len, found)) > parameters:
+            return None
+        flat_optimizer = cls(optimizer, found)
+        return flat_optimizer if flat_optimizer._take_state() else None
+
+    def step(self) -> bool:
+        """Take a step by the parameters' gradients; ``False``, and nothing done, where it must be taken one by one."""
+        if not all(run.gather() for runs in self._groups for run in runs):
+            return False
+        for twin, group in zip(self._twin.param_groups, self._optimizer.param_groups, strict=True):
+            flat = twin["params"]
+            twin.update(group)
+            twin["params"] = flat
+        self._twin.step()
+        return True
+
+    def release(self) -> None:
+        """Give the optimiser its state, as if it had taken the steps itself."""
+        for runs in self._groups:
+            for run in runs:
+                state = self._twin.state.get(run.flat)
+                if state:
+                    self._optimizer.state.update(zip(run.parameters, run.split(state), strict=True))
+
+    def _covers(self, optimizer: Optimizer) -> bool:
+        """Whether an optimiser has the same parameters in the same groups, none of them frozen."""
+        own = [[parameter for run in runs for parameter in run.parameters] for runs in self._groups]
+        theirs = [group["params"] for group in optimizer.param_groups]
+        return [[*map(id, group)] for group in own] == [[*map(id, group)] for group in theirs] and all(
+            parameter.requires_grad for group in theirs for parameter in group
+        )
+
+    def _take_state(self) -> bool:
+        if not self._optimizer.state:
+            return True
+        for runs in self._groups:
+            for run in runs:
+                states = [self._optimizer.state.get(parameter, {}) for parameter in run.parameters]
+                if any(states):
+                    joined = run.join(states)
+                    if joined is None:
+                        return False
+                    self._twin.state[run.flat] = joined
+        return True
+
+
+def is_elementwise(optimizer: Optimizer) -> bool:
+    """Whether its steps treat every entry by itself, and nobody asked how they are taken or wants to see them."""
+    how = any(group.get(name) for group in optimizer.param_groups for name in _HOW)
+    return type(optimizer) in _ELEMENTWISE and not how and not _has_hooks(optimizer)
+
+
+def _has_hooks(optimizer: Optimizer) -> bool:
+    """Whether somebody wants to see its steps: by hooks, or by a ``step`` of the object's own (schedulers have one)."""
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *_GLOBAL_HOOKS)
+    return any(hooks) or not getattr(vars(optimizer).get("step"), "_wrapped_by_lr_sched", "step" not in vars(optimizer))
+
+
+def flat_runs(parameters: Sequence[Tensor], flat: FlatModule) -> list[FlatRun] | None:
+    """A group's parameters as runs of the flat vectors; ``None`` where one is frozen, in halves or not the module's."""
+    places = [flat.place(parameter) for parameter in parameters]
+    runs: list[FlatRun] = []
+    begin = 0
+    for number, (parameter, place) in enumerate(zip(parameters, places, strict=True)):
+        if place is None or place.dtype not in _DTYPES or not parameter.requires_grad:
+            return None
+        following = places[number + 1] if number + 1 < len(places) else None
+        if following is not None and (following.dtype, following.begin) == (place.dtype, place.end):
+            continue
+        members = [known for known in places[begin : number + 1] if known is not None]
+        vector = flat.weights.vectors[place.dtype][members[0].begin : place.end]
+        runs.append(
+            FlatRun(parameters[begin : number + 1], vector, [known.begin - members[0].begin for known in members])
+        )
+        begin = number + 1
+    return runs

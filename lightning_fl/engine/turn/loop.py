@@ -1,0 +1,519 @@
+"""One client's turn: its local training steps, or the evaluation of its model, on the process's one module."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.fabric.plugins.precision import Precision
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities.model_helpers import _ModuleMode, is_overridden
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+from torch import Tensor
+
+from lightning_fl.data.module import Split
+from lightning_fl.engine.batches.client import BatchFactory, ClientBatches, SizedBatch
+from lightning_fl.engine.batches.transfer import BatchTransfer
+from lightning_fl.engine.turn.module_trainer import ModuleTrainer
+from lightning_fl.engine.turn.optimization import ClientState, Optimization
+from lightning_fl.engine.turn.results import LoggedValue
+from lightning_fl.engine.weights.flat import FlatModule, Weights
+from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.seeding import generator, seed_default_generators
+
+if TYPE_CHECKING:
+    from lightning_fl.callbacks.callback import Callback
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["ClientReport", "LocalLoop", "LocalWork", "ends_step", "turn_report"]
+
+_STAGES: dict[Split, tuple[TrainerFn, RunningStage, str]] = {
+    "val": (TrainerFn.VALIDATING, RunningStage.VALIDATING, "validation"),
+    "test": (TrainerFn.TESTING, RunningStage.TESTING, "test"),
+}
+
+
+#: Hooks that are called once for all clients, with their stages.
+_HOOKS_OF_RUN: dict[str, tuple[TrainerFn, RunningStage]] = {
+    "on_train_start": (TrainerFn.FITTING, RunningStage.TRAINING),
+    "on_train_end": (TrainerFn.FITTING, RunningStage.TRAINING),
+    "on_fit_end": (TrainerFn.FITTING, RunningStage.TRAINING),
+    "on_validation_start": (TrainerFn.VALIDATING, RunningStage.VALIDATING),
+    "on_validation_end": (TrainerFn.VALIDATING, RunningStage.VALIDATING),
+    "on_test_start": (TrainerFn.TESTING, RunningStage.TESTING),
+    "on_test_end": (TrainerFn.TESTING, RunningStage.TESTING),
+    "on_predict_start": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
+    "on_predict_end": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
+}
+
+
+@dataclass(frozen=True)
+class ClientReport:
+    """What a client tells of its turn: numbers only, never samples.
+
+    ``error`` is set instead when the turn failed.
+    """
+
+    num_samples: int = 0
+    num_steps: int = 0
+    metrics: dict[str, LoggedValue] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """How much a client trains in a turn: ``steps`` of its optimiser or, where that is ``None``, ``epochs``."""
+
+    steps: int | None
+    epochs: int
+
+
+class LocalLoop:
+    """Runs clients' turns one after another on one module.
+
+    Args:
+        trainer: settings and callbacks.
+        module: the user's module, on its device.
+        module_trainer: what the module sees as ``self.trainer``.
+        flat: the module's flat weights.
+        factory: the clients' batches.
+    """
+
+    def __init__(
+        self,
+        trainer: "FederatedTrainer",
+        module: LightningModule,
+        module_trainer: ModuleTrainer,
+        flat: FlatModule,
+        factory: BatchFactory,
+    ) -> None:
+        self.trainer = trainer
+        self.module = module
+        self.module_trainer = module_trainer
+        self.flat = flat
+        self.factory = factory
+        self._overridden: dict[str, bool] = {}  # asked for in every step
+        _refuse_hooks(module)
+        self._precision: Precision = trainer.fabric._precision
+        self.optimization = Optimization(trainer, module, module_trainer, flat)
+        self._step_takes_index = {
+            name: _takes_batch_index(module, name)
+            for name in ("training_step", "validation_step", "test_step", "predict_step")
+        }
+        self._around: list[Callback] = trainer.callbacks_with("around_training_step")
+        self._after_step: list[Callback] = trainer.callbacks_with("on_client_step_end")
+        self.own_loss = type(trainer.strategy).client_loss is not _base_client_loss()
+        self._strategy_loss = self.own_loss
+        self.move = BatchTransfer(
+            module,
+            trainer.datamodule,
+            trainer.fabric.device,
+            self._precision,
+            channels_last=trainer.channels_last,
+        )
+        self._mode = _ModuleMode()
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        client: int,
+        start: Weights,
+        state: ClientState,
+        *,
+        purpose: str = "train",
+        own: bool = True,
+        work: LocalWork | None = None,
+    ) -> ClientReport:
+        """A client's local work in the current round; leaves its new weights in ``flat`` and updates ``state``.
+
+        Args:
+            client: a hosted client.
+            start: the weights that it starts from.
+            state: what it keeps from round to round.
+            purpose: of its random draws, the same purpose gives the same batches.
+            own: whether the turn belongs to the federation: with the client's personal layers, the strategy's loss and
+                the callbacks that watch steps. Otherwise the module alone is trained on ``start``.
+            work: how much; ``None`` for the round's, else the trainer's ``local_steps`` or ``local_epochs``.
+
+        Raises:
+            TrainingError: a loss is NaN or infinite.
+        """
+        trainer, shim = self.trainer, self.module_trainer
+        path = (trainer.seed, trainer.current_round, client, purpose)
+        batches = self.batches(client, "train")
+        total, epoch_length, steps = self.amount_of_work(batches, work)
+        self.load(client, start, own)
+        self._strategy_loss = self.own_loss and own
+        generators = self._seed(*path)
+        shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
+        shim.begin_turn(client, state.global_step)
+        shim.num_training_batches = total
+        accumulate = trainer.accumulate_grad_batches
+        shim.estimated_stepping_batches = trainer.max_rounds * steps
+        self.optimization.begin(state)
+        self.call("on_train_epoch_start")
+
+        losses: list[Tensor] = []
+        sizes: list[int] = []
+        for index, (batch, size) in enumerate(batches.shuffled(path, total)):
+            batch = self.move(batch, batches.on_device)
+            if batch is None:  # as in Lightning: the loader's collation left every sample out
+                continue
+            shim.batch_idx, shim.is_last_batch = index, index == total - 1
+            shim.collector.batch, shim.collector.batch_size, shim.collector.step = batch, size, shim.global_step
+            if self.overridden("on_train_batch_start") and self.call("on_train_batch_start", batch, index) == -1:
+                break
+            place = index % epoch_length if epoch_length else index  # accumulation starts anew in every epoch
+            stepping = ends_step(index, total, epoch_length, accumulate)
+
+            def compute(batch: Any = batch, index: int = index) -> tuple[Tensor | None, STEP_OUTPUT]:
+                output = self._training_output(batch, index, generators)
+                return self.loss(output), output
+
+            loss, output = self.optimization.step(compute, index, first=place % accumulate == 0, stepping=stepping)
+            if loss is not None:
+                losses.append(loss.detach())
+                sizes.append(shim.collector._current_batch_size())
+            if self.overridden("on_train_batch_end"):
+                self.call("on_train_batch_end", _batch_outputs(output, accumulate), batch, index)
+            if stepping and own:
+                for callback in self._after_step:
+                    callback.on_client_step_end(trainer, client, shim.global_step - state.global_step)
+        self.call("on_train_epoch_end")
+        self.optimization.end(state)
+        shim.end_turn()
+        return self._training_report(client, batches, losses, sizes, state)
+
+    def _training_report(
+        self, client: int, batches: ClientBatches, losses: list[Tensor], sizes: list[int], state: ClientState
+    ) -> ClientReport:
+        steps = self.module_trainer.global_step - state.global_step
+        state.global_step = self.module_trainer.global_step
+        metrics = self.module_trainer.collector.reduce(batches.num_samples)
+        values: list[float] = torch.stack(losses).tolist() if losses else []  # one wait for the device
+        return turn_report(batches.num_samples, steps, metrics, values, sizes)
+
+    def load(self, client: int, weights: Weights, own: bool) -> None:
+        """Give the module some weights, with the client's personal layers."""
+        self.flat.load(weights)
+        personal = self.trainer.personal
+        if personal is not None and own:
+            values = self.trainer.client_stores.get("personal_layers", {}).get(client)
+            if values is not None:
+                personal.insert_(self.flat.weights, values)
+
+    def amount_of_work(self, batches: ClientBatches, work: LocalWork | None) -> tuple[int, int | None, int]:
+        """Batches in the turn, batches in an epoch where the work is given in epochs, optimiser steps in the turn."""
+        accumulate = self.trainer.accumulate_grad_batches
+        work = work or self.trainer.round_work or LocalWork(self.trainer.local_steps, self.trainer.local_epochs)
+        if work.steps is not None:
+            return work.steps * accumulate, None, work.steps
+        length = batches.epoch_length()
+        if length is None:
+            raise ConfigurationError(
+                "a client's DataLoader has no length, so an epoch has none either: set trainer.local_steps."
+            )
+        epochs = work.epochs
+        return length * epochs, length, -(-length // accumulate) * epochs
+
+    def _training_output(self, batch: Any, index: int, generators: Sequence[torch.Generator]) -> STEP_OUTPUT:
+        """``training_step`` inside the callbacks that change what it is given (mixup)."""
+
+        def training_step(batch: Any) -> STEP_OUTPUT:
+            return self.step("training_step", batch, index)
+
+        compute: Callable[[Any], STEP_OUTPUT] = training_step
+        for callback, draws in zip(self._around, generators, strict=True):
+            compute = _bind(callback, self.trainer, compute, draws)
+        return compute(batch)
+
+    def loss(self, output: STEP_OUTPUT) -> Tensor | None:
+        """The loss to descend, of what ``training_step`` returned; ``None`` where the batch is left out."""
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        if loss is None:
+            if output is not None and self.module.automatic_optimization:
+                raise TrainingError(
+                    f"training_step returned a dict without 'loss' (keys: {', '.join(map(str, output))}): give it the"
+                    " loss, or return None to leave the batch out."
+                )
+            return None
+        if not isinstance(loss, Tensor):
+            raise TrainingError(
+                f"training_step returned {type(loss).__name__}: return the loss as a tensor, a dict with 'loss', or"
+                " None."
+            )
+        return self.trainer.strategy.client_loss(loss, self.module) if self._strategy_loss else loss
+
+    def _seed(self, *path: int | str) -> list[torch.Generator]:
+        """Seed a turn's default generators; returns those of the callbacks around its steps."""
+        seed_default_generators(*path)  # type: ignore[arg-type]
+        return [generator(*path, type(callback).__name__) for callback in self._around]  # type: ignore[arg-type]
+
+    def training_loss(self, client: int, weights: Weights, num_batches: int, purpose: str) -> float:
+        """The mean training loss (mixup and all) of a client's first batches at ``weights``; nothing is trained.
+
+        Args:
+            client: a client hosted by this rank.
+            weights: where the loss is evaluated.
+            num_batches: batches drawn, in an order of their own; more than the data set has means all of it.
+            purpose: distinguishes the draws from those of the client's other turns in the round.
+        """
+        trainer, shim = self.trainer, self.module_trainer
+        if not self.module.automatic_optimization:
+            raise ConfigurationError(
+                f"{type(self.module).__name__} optimises manually: its training_step cannot be evaluated without"
+                " training. Callbacks that weigh clients by their loss (DROClientSampling) need automatic optimisation."
+            )
+        path = (trainer.seed, trainer.current_round, client, purpose)
+        batches = self.batches(client, "train")
+        length = batches.epoch_length()
+        count = num_batches if length is None else min(num_batches, length)
+        self.load(client, weights, own=True)
+        self._strategy_loss = self.own_loss
+        generators = self._seed(*path)
+        shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
+        shim.begin_turn(client, self._global_step(client))
+        total, samples = 0.0, 0
+        with torch.no_grad():
+            for index, (batch, size) in enumerate(batches.shuffled(path, count)):
+                batch = self.move(batch, batches.on_device)
+                shim.collector.batch, shim.collector.batch_size = batch, size
+                loss = self.loss(self._training_output(batch, index, generators))
+                if loss is None:
+                    continue
+                size = shim.collector._current_batch_size()
+                total, samples = total + float(loss) * size, samples + size
+        shim.end_turn()
+        shim.collector.reduce(samples)
+        if not samples:
+            raise TrainingError(
+                f"training_step gave no loss for client {client}: a callback that weighs clients by their loss"
+                " (DROClientSampling) needs one."
+            )
+        return total / samples
+
+    # -- evaluation ----------------------------------------------------------------------------------------------
+
+    def evaluates(self, split: Split) -> bool:
+        """Whether the module has a step for this split."""
+        return self.overridden(f"{_STAGES[split][2]}_step")
+
+    def evaluate(
+        self, client: int, weights: Weights, split: Split, samples: Iterator[SizedBatch] | None = None
+    ) -> ClientReport | None:
+        """A client's held-out data under ``weights``; ``None`` where it has none.
+
+        Args:
+            client: a hosted client.
+            weights: of the model that is evaluated.
+            split: whose step is taken; training data are validated.
+            samples: batches of the split instead of all, outside the run's own validations.
+        """
+        batches = self.batches(client, split)
+        if batches is None:
+            return None
+        fn, stage, word = _STAGES["val" if split == "train" else split]
+        shim = self.module_trainer
+        shim.set_stage(TrainerFn.FITTING if self.trainer.fitting and samples is None else fn, stage)
+        setattr(shim, f"num_{stage.dataloader_prefix}_batches", [batches.epoch_length() or float("inf")])
+        if self.trainer.fitting:
+            self.call("on_validation_model_zero_grad")
+        for _ in self._evaluation_turn(client, weights, batches, split, word, samples):
+            pass
+        return ClientReport(batches.num_samples, 0, shim.collector.reduce(batches.num_samples))
+
+    def predict(
+        self, client: int, weights: Weights, split: Split, samples: Iterator[SizedBatch] | None = None
+    ) -> list[Any]:
+        """``predict_step``'s output for every batch of a client's split, or of some samples of it, on the CPU."""
+        batches = self.batches(client, split)
+        if batches is None:
+            return []
+        self.module_trainer.set_stage(TrainerFn.PREDICTING, RunningStage.PREDICTING)
+        self.module_trainer.num_predict_batches = [batches.epoch_length() or float("inf")]
+        outputs = self._evaluation_turn(client, weights, batches, split, "predict", samples)
+        return [move_data_to_device(output, "cpu") for output in outputs]
+
+    def _evaluation_turn(
+        self,
+        client: int,
+        weights: Weights,
+        batches: ClientBatches,
+        split: str,
+        word: str,
+        samples: Iterator[SizedBatch] | None = None,
+    ) -> Iterator[Any]:
+        shim = self.module_trainer
+        path = (self.trainer.seed, self.trainer.current_round, client, split)
+        self.flat.load(weights)
+        seed_default_generators(*path)
+        shim.begin_turn(client, self._global_step(client))
+        self._mode.capture(self.module)
+        if self.overridden(f"on_{word}_model_eval"):
+            self.call(f"on_{word}_model_eval")
+        else:
+            self.module.eval()
+        try:
+            with torch.no_grad():
+                self.call(f"on_{word}_epoch_start")
+                for index, (batch, size) in enumerate(batches.once(path) if samples is None else samples):
+                    batch = self.move(batch, batches.on_device)
+                    shim.collector.batch, shim.collector.batch_size = batch, size
+                    shim.batch_idx = index
+                    if self.overridden(f"on_{word}_batch_start"):
+                        self.call(f"on_{word}_batch_start", batch, index)
+                    output = self.step(f"{word}_step", batch, index)
+                    if self.overridden(f"on_{word}_batch_end"):
+                        self.call(f"on_{word}_batch_end", output, batch, index)
+                    yield output
+                shim.collector.batch = shim.collector.batch_size = None
+                self.call(f"on_{word}_epoch_end")
+        finally:
+            if self.overridden(f"on_{word}_model_train"):
+                self.call(f"on_{word}_model_train")
+            else:
+                self._mode.restore(self.module)
+            shim.end_turn()
+
+    def _global_step(self, client: int) -> int:
+        state = self.trainer.client_states.get(client)
+        return 0 if state is None else state.global_step
+
+    # -- the module's methods ------------------------------------------------------------------------------------
+
+    def batches(self, client: int, split: Split) -> Any:
+        """A client's batches, after callbacks (label noise) saw them."""
+        return self.trainer.client_batches(client, split)
+
+    def overridden(self, name: str) -> bool:
+        """Whether the user's module defines this hook."""
+        if name not in self._overridden:
+            self._overridden[name] = is_overridden(name, self.module)
+        return self._overridden[name]
+
+    def call(self, name: str, *args: Any) -> Any:
+        """A hook of the module's, if it defines it, with ``self.log`` knowing where it is called from."""
+        if not self.overridden(name):
+            return None
+        if name in _HOOKS_OF_RUN:
+            fn, stage = _HOOKS_OF_RUN[name]
+            self.module_trainer.set_stage(TrainerFn.FITTING if self.trainer.fitting else fn, stage)
+            self.module_trainer.begin_hook_of_run()
+        return self.module_trainer.call_hook(name, *args)
+
+    def step(self, name: str, batch: Any, index: int) -> Any:
+        """``training_step`` or another one of the module's."""
+        arguments = (batch, index) if self._step_takes_index[name] else (batch,)
+        with self._forward_context():
+            return self.module_trainer.call_hook(name, *arguments)
+
+    def _forward_context(self) -> AbstractContextManager:
+        return nullcontext() if type(self._precision) is Precision else self._precision.forward_context()
+
+
+def ends_step(index: int, total: int, epoch_length: int | None, accumulate: int) -> bool:
+    """Whether the optimiser steps after a batch.
+
+    Args:
+        index: the batch's, in the turn.
+        total: batches in the turn.
+        epoch_length: batches in an epoch, where the work is given in epochs.
+        accumulate: batches per step; fewer at the end of the turn and of an epoch.
+    """
+    place = index % epoch_length if epoch_length else index
+    return (place + 1) % accumulate == 0 or index == total - 1 or place + 1 == epoch_length
+
+
+def turn_report(
+    num_samples: int, num_steps: int, metrics: dict[str, LoggedValue], losses: Sequence[float], sizes: Sequence[int]
+) -> ClientReport:
+    """The report of a turn, with the mean loss as ``train/loss`` unless the module logged that.
+
+    Args:
+        num_samples: the client's.
+        num_steps: of its optimiser.
+        metrics: what the module logged.
+        losses: of each batch.
+        sizes: samples of each batch.
+
+    Raises:
+        TrainingError: a loss is NaN or infinite.
+    """
+    if losses:
+        step = next((step for step, value in enumerate(losses) if not math.isfinite(value)), None)
+        if step is not None:
+            raise TrainingError(
+                f"the training loss is {losses[step]} at local batch {step + 1} of {len(losses)}. Lower the"
+                " learning rate, set trainer.gradient_clip_val, or look at this client's data."
+            )
+        mean = math.fsum(value * size for value, size in zip(losses, sizes, strict=True)) / sum(sizes)
+        metrics.setdefault("train/loss", LoggedValue(mean, float(sum(sizes)), higher_is_better=False))
+    return ClientReport(num_samples, num_steps, metrics)
+
+
+def _batch_outputs(output: STEP_OUTPUT, accumulate: int) -> dict[str, Any]:
+    """What ``on_train_batch_end`` is given: the loss, detached and as it was accumulated, and what came with it."""
+    outputs = dict(output) if isinstance(output, Mapping) else {} if output is None else {"loss": output}
+    if isinstance(outputs.get("loss"), Tensor):
+        outputs["loss"] = outputs["loss"].detach() / accumulate
+    return outputs
+
+
+def _takes_batch_index(module: LightningModule, name: str) -> bool:
+    parameters = inspect.signature(getattr(module, name)).parameters
+    if "dataloader_iter" in parameters:
+        raise ConfigurationError(
+            f"{type(module).__name__}.{name} takes 'dataloader_iter': a federated client hands over batches. Define"
+            f" {name}(self, batch, batch_idx)."
+        )
+    required = [
+        p
+        for p in parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(required) > 2:
+        raise ConfigurationError(
+            f"{type(module).__name__}.{name} takes {', '.join(p.name for p in required)}: a client has one DataLoader"
+            f" per split. Give {required[2].name} a default value, or leave it out."
+        )
+    variadic = any(parameter.kind == parameter.VAR_POSITIONAL for parameter in parameters.values())
+    return variadic or len(parameters) >= 2
+
+
+def _refuse_hooks(module: LightningModule) -> None:
+    if is_overridden("configure_sharded_model", module):
+        raise ConfigurationError(
+            f"{type(module).__name__}.configure_sharded_model is not called: Lightning has dropped it for"
+            " configure_model. Rename it."
+        )
+    if not is_overridden("configure_callbacks", module):
+        return
+    made = module.configure_callbacks()
+    callbacks = list(made) if isinstance(made, Sequence) else [made]
+    if callbacks:
+        raise ConfigurationError(
+            f"{type(module).__name__}.configure_callbacks returns {', '.join(type(c).__name__ for c in callbacks)}:"
+            " callbacks of Lightning's Trainer do not run in a federated round. Return [] there and give"
+            " trainer.callbacks what the run needs; see docs/lightning-support.md."
+        )
+
+
+def _bind(
+    callback: "Callback",
+    trainer: "FederatedTrainer",
+    compute: Callable[[Any], STEP_OUTPUT],
+    draws: torch.Generator,
+) -> Callable[[Any], STEP_OUTPUT]:
+    return lambda batch: callback.around_training_step(trainer, batch, compute, draws)
+
+
+def _base_client_loss() -> Any:
+    from lightning_fl.strategies.federated import FederatedStrategy
+
+    return FederatedStrategy.client_loss

@@ -1,0 +1,311 @@
+"""Optimisers and learning-rate schedulers of a client's turn, as Lightning's loops drive them."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.fabric.plugins.precision import Precision
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import (
+    _configure_optimizers,
+    _configure_schedulers_automatic_opt,
+    _configure_schedulers_manual_opt,
+    _MockOptimizer,
+    _validate_multiple_optimizers_support,
+    _validate_optimizers_attached,
+    _validate_scheduler_api,
+)
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.types import STEP_OUTPUT, LRSchedulerConfig
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_fl.engine.turn.flat_optimizer import FlatOptimizer
+from lightning_fl.engine.turn.module_trainer import ModuleTrainer
+from lightning_fl.engine.weights.flat import FlatModule
+from lightning_fl.errors import ConfigurationError, TrainingError
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["STEP_HOOKS", "ClientState", "Optimization"]
+
+#: Hooks of a module that take part in an optimiser's step.
+STEP_HOOKS = (
+    "on_before_zero_grad",
+    "optimizer_zero_grad",
+    "on_before_backward",
+    "backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "configure_gradient_clipping",
+    "optimizer_step",
+)
+
+Compute = Callable[[], tuple[Tensor | None, STEP_OUTPUT]]
+
+
+@dataclass
+class ClientState:
+    """What a client keeps from round to round: plain values and tensors, saved in the checkpoint.
+
+    Args:
+        global_step: its optimiser steps so far.
+        rounds_seen: rounds that its per-round schedulers have been stepped for.
+        optimizers: optimiser states, where ``optimizer_state="keep"``.
+        groups: hyper-parameters of the parameter groups (learning rates, momenta), where there are schedulers.
+        schedulers: scheduler states.
+    """
+
+    global_step: int = 0
+    rounds_seen: int = 0
+    optimizers: list[dict[str, Any]] = field(default_factory=list)
+    groups: list[list[dict[str, Any]]] = field(default_factory=list)
+    schedulers: list[dict[str, Any]] = field(default_factory=list)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return asdict(self)
+
+
+class Optimization:
+    """Builds a client's optimisers and schedulers at the start of its turn and takes its steps.
+
+    Optimisers are fresh every round (the published algorithms' reading) unless ``optimizer_state="keep"``. Schedulers
+    go on from round to round: those with ``interval: step`` with the client's own steps, those with
+    ``interval: epoch`` with the rounds of the run, whether or not the client took part. One that watches a metric
+    sees the metric's latest value once, at the client's next turn.
+    """
+
+    def __init__(
+        self, trainer: "FederatedTrainer", module: LightningModule, module_trainer: ModuleTrainer, flat: FlatModule
+    ) -> None:
+        self._trainer = trainer
+        self._flat_module = flat
+        self._flat: FlatOptimizer | None = None
+        self._module = module
+        self._parameters = list(module.parameters())
+        self._validated = False
+        self._shim = module_trainer
+        module_trainer.before_optimizer_step = self._before_step
+        self._own = {name: is_overridden(name, module) for name in (*STEP_HOOKS, "lr_scheduler_step")}
+        # Lightning clears gradients between forward and backward. Nobody sees the difference without these hooks, and
+        # the forward pass gets the gradients' memory, still in the cache.
+        self._clears_early = not (self._own["on_before_zero_grad"] or self._own["optimizer_zero_grad"])
+        if not module.automatic_optimization:
+            for name, neutral in (("gradient_clip_val", None), ("accumulate_grad_batches", 1)):
+                if getattr(trainer, name) != neutral:
+                    raise ConfigurationError(
+                        f"trainer.{name}={getattr(trainer, name)} needs automatic optimisation:"
+                        f" {type(module).__name__} optimises manually, so do this in its training_step."
+                    )
+
+    # -- a turn --------------------------------------------------------------------------------------------------
+
+    def begin(self, state: ClientState) -> None:
+        """Optimisers and schedulers for the client whose turn begins, carried on from its ``state``."""
+        optimizers, schedulers = self.configure()
+        for parameter in self._parameters:
+            parameter.grad = None
+        if state.optimizers:
+            for optimizer, saved in zip(optimizers, state.optimizers, strict=True):
+                optimizer.load_state_dict(saved)
+        if state.schedulers:
+            for config, saved in zip(schedulers, state.schedulers, strict=True):
+                config.scheduler.load_state_dict(saved)
+            for optimizer, saved_groups in zip(optimizers, state.groups, strict=True):
+                for group, saved_group in zip(optimizer.param_groups, saved_groups, strict=True):
+                    group.update(saved_group)
+        self._shim.take_optimizers(optimizers, schedulers)
+        self._flat = self._flat_optimizer(optimizers)
+        if schedulers and self._module.automatic_optimization:
+            with warnings.catch_warnings():
+                # A fresh optimiser took its steps in the rounds before.
+                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+                for done in range(state.rounds_seen, self._trainer.current_round):
+                    latest = done + 1 == self._trainer.current_round
+                    self._step_schedulers("round", done + 1, latest=latest)
+        state.rounds_seen = self._trainer.current_round
+
+    def end(self, state: ClientState) -> None:
+        """Keep what the client's next turn goes on from."""
+        optimizers, schedulers = self._shim.optimizers, self._shim.lr_scheduler_configs
+        if self._trainer.optimizer_state == "keep":
+            self._release()
+            state.optimizers = [optimizer.state_dict() for optimizer in optimizers]
+        if schedulers:
+            state.schedulers = [dict(config.scheduler.state_dict()) for config in schedulers]
+            state.groups = [
+                [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+                for optimizer in optimizers
+            ]
+
+    def configure(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+        """What the module's ``configure_optimizers`` makes."""
+        module = self._module
+        made: Any = self._shim.call_hook("configure_optimizers")
+        optimizers, schedulers, monitor = (
+            ([made], [], None)  # Lightning's check, against a protocol, takes longer than loading the weights
+            if isinstance(made, Optimizer)
+            else _configure_optimizers(_MockOptimizer() if made is None else made)
+        )
+        configs = (
+            _configure_schedulers_automatic_opt(schedulers, monitor)
+            if module.automatic_optimization
+            else _configure_schedulers_manual_opt(schedulers)
+        )
+        if not self._validated:  # the same for every client: once a run
+            _validate_multiple_optimizers_support(optimizers, module)
+            _validate_optimizers_attached(optimizers, configs)
+            _validate_scheduler_api(configs, module)
+            self._validated = True
+        return optimizers, configs
+
+    # -- a step --------------------------------------------------------------------------------------------------
+
+    def step(self, compute: Compute, index: int, *, first: bool, stepping: bool) -> tuple[Tensor | None, STEP_OUTPUT]:
+        """One batch: loss, backward and, where ``stepping``, the optimiser's step.
+
+        Args:
+            compute: runs ``training_step``; returns the loss and its output.
+            index: the batch's index in the turn.
+            first: gradients are cleared before (the first batch of an accumulation).
+            stepping: the optimiser steps after (the last batch of an accumulation).
+        """
+        if not self._module.automatic_optimization:
+            loss, output = compute()
+            return loss, output
+        optimizer = self._shim.optimizers[0]
+        accumulate = self._trainer.accumulate_grad_batches
+        result: list[tuple[Tensor | None, STEP_OUTPUT]] = []
+
+        def closure() -> Tensor | None:
+            with torch.enable_grad():  # the optimiser may have switched gradients off
+                if first and self._clears_early:
+                    self._zero_grad(optimizer, index)
+                loss, output = compute()
+                result.append((loss, output))
+                if first and not self._clears_early:
+                    self._zero_grad(optimizer, index)
+                if loss is None:
+                    return None
+                if accumulate > 1:
+                    loss = loss / accumulate
+                self._backward(loss)
+            return loss.detach()
+
+        if not stepping:
+            closure()
+        elif self._flat is not None:
+            closure()
+            self._before_step(optimizer)
+            self._flat_step(self._flat, optimizer)
+        elif self._own["optimizer_step"]:
+            wrapped = self._shim.strategy._lightning_optimizers[0]
+            self._shim.call_hook("optimizer_step", self._shim.current_epoch, index, wrapped, closure)
+        else:
+            self._shim.strategy.optimizer_step(optimizer, closure)
+        if not result:
+            raise TrainingError(
+                f"{type(self._module).__name__}.optimizer_step did not run its closure: call"
+                " optimizer.step(closure=optimizer_closure), or optimizer_closure() where no step is wanted."
+            )
+        if stepping:  # counted without a loss too, as Lightning does: schedulers keep their pace
+            self._shim.count_step()
+            if self._shim.lr_scheduler_configs:
+                self._step_schedulers("step", self._shim.global_step)
+        return result[-1]
+
+    def _flat_optimizer(self, optimizers: Sequence[Optimizer]) -> FlatOptimizer | None:
+        """The flat form of the turn's optimiser, where nobody sees the difference."""
+        if (
+            not self._module.automatic_optimization
+            or len(optimizers) != 1
+            or self._own["optimizer_step"]
+            or type(self._trainer.fabric._precision).optimizer_step is not Precision.optimizer_step
+        ):
+            return None
+        return FlatOptimizer.of(optimizers[0], self._flat_module, earlier=self._flat)
+
+    def _flat_step(self, flat: FlatOptimizer, optimizer: Optimizer) -> None:
+        if flat.step():
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
+            return
+        self._release()  # a parameter without a gradient is left as it is: from here on one by one
+        optimizer.step()
+
+    def _release(self) -> None:
+        if self._flat is not None:
+            self._flat.release()
+            self._flat = None
+
+    def _zero_grad(self, optimizer: Optimizer, index: int) -> None:
+        if self._own["on_before_zero_grad"]:
+            self._shim.call_hook("on_before_zero_grad", optimizer)
+        if self._own["optimizer_zero_grad"]:
+            self._shim.call_hook("optimizer_zero_grad", self._shim.current_epoch, index, optimizer)
+        else:
+            optimizer.zero_grad()
+
+    def _backward(self, loss: Tensor) -> None:
+        if self._own["on_before_backward"]:
+            self._shim.call_hook("on_before_backward", loss)
+        if self._own["backward"]:
+            self._shim.call_hook("backward", loss)
+        else:
+            self._shim.precision_plugin.backward(loss, self._module)
+        if self._own["on_after_backward"]:
+            self._shim.call_hook("on_after_backward")
+
+    def _before_step(self, optimizer: Optimizer) -> None:
+        if self._own["on_before_optimizer_step"]:
+            self._shim.call_hook("on_before_optimizer_step", optimizer)
+        if not self._module.automatic_optimization:
+            return
+        clip, algorithm = self._trainer.gradient_clip_val, self._trainer.gradient_clip_algorithm
+        if self._own["configure_gradient_clipping"]:
+            self._shim.call_hook(
+                "configure_gradient_clipping",
+                optimizer,
+                gradient_clip_val=clip,
+                gradient_clip_algorithm=self._shim.gradient_clip_algorithm,
+            )
+        elif clip:
+            self._module.clip_gradients(optimizer, clip, algorithm or "norm")
+
+    # -- schedulers ----------------------------------------------------------------------------------------------
+
+    def _step_schedulers(self, when: str, done: int, *, latest: bool = True) -> None:
+        for config in self._shim.lr_scheduler_configs:
+            interval = self._trainer.scheduler_interval
+            if interval == "auto":
+                interval = "round" if config.interval == "epoch" else "step"
+            if interval != when:
+                continue
+            if done % config.frequency:
+                continue
+            metric = self._monitored(config) if config.reduce_on_plateau and latest else None
+            if config.reduce_on_plateau and metric is None:
+                continue
+            if self._own["lr_scheduler_step"]:
+                self._shim.call_hook("lr_scheduler_step", config.scheduler, metric)
+            elif metric is None:
+                config.scheduler.step()  # type: ignore[call-arg]
+            else:
+                config.scheduler.step(metric)  # type: ignore[arg-type]
+
+    def _monitored(self, config: LRSchedulerConfig) -> float | None:
+        known = self._shim.callback_metrics
+        if config.monitor in known:
+            return float(known[config.monitor])
+        every = self._trainer.check_val_every_n_rounds
+        if every and self._trainer.current_round < every:
+            return None  # nothing was validated yet
+        text = f"the scheduler monitors {config.monitor!r}, which is not logged. Logged are: {sorted(known)}."
+        if config.strict:
+            raise ConfigurationError(text)
+        rank_zero_warn(f"{text} It is left as it is.", category=RuntimeWarning)
+        return None

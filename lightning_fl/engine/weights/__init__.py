@@ -1,0 +1,1 @@
+"""Weights as flat vectors: sums, updates, spans that stay local."""

@@ -1,0 +1,123 @@
+"""Parameters and buffers that stay with each client: personal layers, FedBN's normalisation."""
+
+import difflib
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lightning_fl.engine.weights.flat import FlatModule, Span, Weights
+from lightning_fl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["LocalParameters", "averaged_spans", "shared_bytes", "span_bytes", "trainable_spans"]
+
+
+class LocalParameters:
+    """The part of a model's flat vectors that is never averaged.
+
+    Args:
+        flat: the model.
+        patterns: names of parameters, buffers or submodules, as ``named_modules`` gives them, with the wildcards ``*``
+            and ``?``: "classifier", "encoder.*.bn*".
+
+    Raises:
+        ConfigurationError: a pattern matches nothing, or nothing is left to share.
+    """
+
+    def __init__(self, flat: FlatModule, patterns: Sequence[str]) -> None:
+        self.patterns = list(patterns)
+        spans = flat.spans()
+        for pattern in self.patterns:
+            if not any(_matches(span.name, pattern) for span in spans):
+                prefixes = {prefix for span in spans for prefix in _prefixes(span.name)}
+                near = difflib.get_close_matches(pattern, prefixes, n=1)
+                raise ConfigurationError(
+                    f"personal layers: {pattern!r} matches no layer, parameter or buffer"
+                    + (f" (did you mean {near[0]!r}?)" if near else "")
+                    + f". The model's layers are {', '.join(sorted({span.name.split('.')[0] for span in spans}))}."
+                )
+        local = [span for span in spans if any(_matches(span.name, pattern) for pattern in self.patterns)]
+        # A tied tensor is local under all of its names if it is under one.
+        places = {(span.dtype, span.begin) for span in local}
+        self._spans = [span for span in _distinct(spans) if (span.dtype, span.begin) in places]
+        if self._spans and len(self._spans) == len(_distinct(spans)):
+            raise ConfigurationError(
+                f"personal layers {self.patterns} are the whole model: nothing is left to share. Use LocalTraining for"
+                " clients that train alone."
+            )
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters and buffers that stay local."""
+        return [span.name for span in self._spans]
+
+    def extract(self, weights: Weights) -> dict[str, Tensor]:
+        """A copy of the local part: name -> vector."""
+        return {span.name: weights.vectors[span.dtype][span.begin : span.end].cpu().clone() for span in self._spans}
+
+    def insert_(self, weights: Weights, values: dict[str, Tensor]) -> Weights:
+        """Overwrite the local part of some weights."""
+        for span in self._spans:
+            weights.vectors[span.dtype][span.begin : span.end] = values[span.name].to(
+                weights.vectors[span.dtype].device
+            )
+        return weights
+
+    def copy_(self, weights: Weights, other: Weights) -> Weights:
+        """Overwrite the local part of some weights by that of others."""
+        for span in self._spans:
+            part = slice(span.begin, span.end)
+            weights.vectors[span.dtype][part] = other.vectors[span.dtype][part]
+        return weights
+
+    def shared_spans(self, flat: FlatModule) -> list[Span]:
+        """The trainable parameters that are averaged."""
+        own = {(span.dtype, span.begin) for span in self._spans}
+        return [span for span in trainable_spans(flat) if (span.dtype, span.begin) not in own]
+
+
+def shared_bytes(flat: FlatModule, personal: LocalParameters | None) -> int:
+    """Size of what clients share, in bytes: every parameter and buffer once, without those that stay local."""
+    own = 0 if personal is None else span_bytes(personal._spans)
+    return span_bytes(_distinct(flat.spans())) - own
+
+
+def span_bytes(spans: Sequence[Span]) -> int:
+    """Size of some parameters and buffers, in bytes."""
+    return sum((span.end - span.begin) * span.dtype.itemsize for span in spans)
+
+
+def averaged_spans(trainer: "FederatedTrainer") -> list[Span]:
+    """The parameters that clients train and share: all but frozen ones and personal layers."""
+    flat = trainer.loop.flat
+    return trainable_spans(flat) if trainer.personal is None else trainer.personal.shared_spans(flat)
+
+
+def trainable_spans(flat: FlatModule) -> list[Span]:
+    """The parameters that training changes, a tied one once."""
+    return [span for span in _distinct(flat.spans()) if span.trainable and span.dtype.is_floating_point]
+
+
+def _distinct(spans: Sequence[Span]) -> list[Span]:
+    seen: set[tuple[torch.dtype, int, int]] = set()
+    kept = []
+    for span in spans:
+        key = (span.dtype, span.begin, span.end)
+        if key not in seen:
+            seen.add(key)
+            kept.append(span)
+    return kept
+
+
+def _prefixes(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return any(fnmatchcase(prefix, pattern) for prefix in _prefixes(name))

@@ -1,0 +1,469 @@
+"""DPFL in a run: against a plain loop written from the paper's algorithm, and what composes with it."""
+
+import copy
+
+import pandas as pd
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from test_hcct_callback import SIZES, TwoKinds, trainer
+from tiny import TinyClients, TinyModule
+from torch import nn
+from torchmetrics import MeanMetric
+
+from lightning_fl.callbacks import (
+    BestClientModels,
+    Callback,
+    ClientArrivals,
+    CollaborationGraph,
+    LocalTraining,
+    ModelCheckpoint,
+    PersonalLayers,
+)
+from lightning_fl.cohort import Cohort
+from lightning_fl.engine.round.personal import average_in_place
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.functional.dpfl import batched_greedy_collaborators, greedy_collaborators
+from lightning_fl.seeding import generator
+from lightning_fl.strategies import FedAvg
+
+NUM = len(SIZES)
+
+
+def vector(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def of_client(run, client: int) -> torch.Tensor:
+    """A client's weights without the padding between parameters."""
+    run.loop.flat.load(run.client_model(client))
+    return vector(run.module)
+
+
+def validation_loss(data: TinyClients, client: int, weights: torch.Tensor) -> float:
+    module = TinyModule()
+    nn.utils.vector_to_parameters(weights, module.parameters())
+    x, y = data.sets[client, "val"].tensors
+    with torch.no_grad():
+        return float(nn.functional.mse_loss(module(x), y))
+
+
+def plain_dpfl(rounds: int, budget: int | None, init_epochs: int, every: int = 1, never_worse: bool = False):
+    """Algorithm 1, one client after another, with torch alone; fresh averages. Returns models, Omega and every C."""
+    data, module = TwoKinds(), TinyModule()
+    models = [copy.deepcopy(module) for _ in SIZES]
+    candidates: dict[int, list[int]] = {}
+    history = []
+    for turn in range(rounds):
+        for client, model in enumerate(models):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            x, y = data.sets[client, "train"].tensors
+            for _ in range(init_epochs if turn == 0 else 1):
+                for begin in range(0, len(x), 8):
+                    optimizer.zero_grad()
+                    nn.functional.mse_loss(model(x[begin : begin + 8]), y[begin : begin + 8]).backward()
+                    optimizer.step()
+        ends = [vector(model) for model in models]
+
+        def average(members: list[int], ends: list[torch.Tensor] = ends) -> torch.Tensor:
+            total = sum(SIZES[i] for i in members)
+            return sum(SIZES[i] / total * ends[i].double() for i in members).float()
+
+        chosen = {}
+        for k in range(NUM):
+
+            def reward(others: frozenset[int], k: int = k) -> float:
+                return -validation_loss(data, k, average([k, *sorted(others)]))
+
+            others = [i for i in range(NUM) if i != k] if turn == 0 else candidates[k]
+            draws = generator(3, turn, k, "collaborators")
+            if turn % every:
+                chosen[k] = history[-1][k]
+                continue
+            if turn == 0:
+                result = batched_greedy_collaborators(
+                    lambda v, k=k: -validation_loss(data, k, v[0]), [ends[k]], others, dict(enumerate(SIZES)),
+                    SIZES[k], lambda batch, ends=ends: [[ends[i]] for i in batch], budget, draws,
+                )  # fmt: skip
+                candidates[k] = chosen[k] = result.chosen
+            else:
+                result = greedy_collaborators(reward, others, budget, draws)
+                chosen[k] = result.never_worse if never_worse else result.chosen
+                assert not never_worse or reward(frozenset(chosen[k])) >= reward(frozenset())
+        history.append(chosen)
+        for k, model in enumerate(models):
+            nn.utils.vector_to_parameters(average([k, *chosen[k]]).clone(), model.parameters())
+    return [vector(model) for model in models], candidates, history
+
+
+@pytest.mark.parametrize(
+    ("budget", "every", "init_epochs", "never_worse"),
+    [(None, 1, 1, False), (None, 1, 1, True), (2, 1, 3, False), (1, 2, 2, False), (0.4, 1, 1, True), (0, 1, 1, False)],
+)
+def test_a_run_is_the_papers_algorithm(budget, every, init_epochs, never_worse):
+    limit = 2 if budget == 0.4 else budget
+    expected, candidates, history = plain_dpfl(5, limit, init_epochs, every, never_worse)
+    graph = CollaborationGraph(budget=budget, every_n_rounds=every, init_epochs=init_epochs, never_worse=never_worse)
+    run = trainer(graph, rounds=5)
+    run.fit(TinyModule(), TwoKinds())
+    assert graph.candidates == candidates
+    assert graph.chosen == history
+    assert graph.rounds == [1, 2, 3, 4, 5]
+    for client in range(NUM):
+        torch.testing.assert_close(of_client(run, client), expected[client])
+        assert limit is None or all(len(chosen[client]) <= limit for chosen in graph.chosen)
+        assert all(set(chosen[client]) <= set(candidates[client]) for chosen in graph.chosen)
+    if limit is None:  # clients 0 to 2 have one function, 3 and 4 its negative
+        assert all(set(graph.chosen[-1][k]) <= ({0, 1, 2} if k < 3 else {3, 4}) for k in range(NUM))
+        assert any(graph.chosen[-1].values())
+
+
+@pytest.mark.parametrize("kind", ["greedy", "full"])
+def test_loners_keep_their_models_and_may_be_chosen(kind, tmp_path):
+    graph = CollaborationGraph(graph=kind, loners=[0, 3], watched=[0, 1])
+    run, local = trainer(graph, rounds=4, root=tmp_path), trainer(LocalTraining(), rounds=4)
+    data = TwoKinds()
+    for one in (run, local):
+        one.fit(TinyModule(), data)
+    assert all(run.client_model(k).equal(local.client_model(k)) for k in (0, 3))
+    assert not run.client_model(2).equal(local.client_model(2))
+    assert all(chosen[k] == [] for chosen in graph.chosen for k in (0, 3))
+    assert any(0 in chosen[k] for chosen in graph.chosen for k in (1, 2))
+    if kind == "full":  # 2 and 4 choose four others each, two of them watched
+        assert run.round_metrics["graph/watched_share"] == 0.5
+
+
+@pytest.mark.parametrize("name", ["loners", "watched"])
+def test_clients_that_do_not_exist_are_refused(name):
+    with pytest.raises(ConfigurationError, match=rf"CollaborationGraph.{name}=\[7\]: there are the clients 0..4 only"):
+        trainer(CollaborationGraph(**{name: [7]})).fit(TinyModule(), TwoKinds())
+
+
+def test_without_a_budget_for_others_it_is_local_training():
+    alone, local = trainer(CollaborationGraph(budget=0)), trainer(LocalTraining())
+    for run in (alone, local):
+        run.fit(TinyModule(norm=True), TwoKinds())
+    assert all(alone.client_model(k).equal(local.client_model(k)) for k in range(NUM))
+
+
+def test_a_full_graph_is_fedavg():
+    full, fedavg = trainer(CollaborationGraph(graph="full")), trainer()
+    for run in (full, fedavg):
+        run.fit(TinyModule(norm=True), TwoKinds())
+    for k in range(NUM):
+        for dtype, vector in full.client_model(k).vectors.items():
+            torch.testing.assert_close(vector, fedavg.models[0].vectors[dtype])
+
+
+def test_a_random_graph_has_the_budget_and_stays():
+    graph = CollaborationGraph(graph="random", budget=2)
+    run = trainer(graph)
+    run.fit(TinyModule(), TwoKinds())
+    assert all(len(others) == 2 and k not in others for k, others in graph.candidates.items())
+    assert graph.chosen == [graph.candidates] * 3
+    assert len({tuple(others) for others in graph.candidates.values()}) > 1
+    assert [int(received[:, 2].sum()) for received in graph.received] == [2 * NUM] * 3
+    again = CollaborationGraph(graph="random", budget=2)
+    trainer(again, rounds=1).fit(TinyModule(), TwoKinds())
+    assert again.candidates == graph.candidates
+
+
+def test_a_graph_of_the_users_own(tmp_path):
+    data = TwoKinds()
+    names = data.client_names()
+    table = pd.DataFrame(0, index=names, columns=names)
+    table.loc[names[1], names[0]] = table.loc[names[2], [names[0], names[4]]] = 1
+    path = tmp_path / "graph.csv"
+    table.to_csv(path)
+    graph = CollaborationGraph(graph=str(path))
+    run = trainer(graph, rounds=2, root=tmp_path, enable_checkpointing=True)
+    run.fit(TinyModule(), data)
+    assert graph.candidates == {0: [], 1: [0], 2: [0, 4], 3: [], 4: []}
+    first = torch.tensor([[1, 0, 0, 0, 0], [2 / 3, 1 / 3, 0, 0, 0]], dtype=torch.float64)  # 16 and 8 samples
+    torch.testing.assert_close(run.collaboration.aggregation[:2], first)
+    assert torch.equal(run.collaboration.personalisation, torch.eye(NUM, dtype=torch.float64))
+    written = pd.read_csv(tmp_path / "version_0" / "communication.csv")
+    edges = [(names[1], names[0]), (names[2], names[0]), (names[2], names[4])]
+    size = run.models[0].num_bytes
+    assert written.values.tolist() == [[turn, *edge, 1, size, 1] for turn in (1, 2) for edge in edges]
+    assert list(written.columns) == ["round", "client", "received_from", "models", "bytes", "chosen"]
+    table.loc[names[0], names[1]] = 3
+    table.to_csv(path)
+    with pytest.raises(ConfigurationError, match=r"graph\.csv: row client_0, column client_1 is 3: give 1 for a"):
+        trainer(CollaborationGraph(graph=str(path))).fit(TinyModule(), data)
+    table.drop(columns=names[3]).to_csv(path)
+    with pytest.raises(ConfigurationError, match=r"graph\.csv: no row or column of client client_3"):
+        trainer(CollaborationGraph(graph=str(path))).fit(TinyModule(), data)
+    with pytest.raises(ConfigurationError, match=r"graph='nowhere': there is no such file; give greedy, random, full"):
+        trainer(CollaborationGraph(graph="nowhere")).fit(TinyModule(), data)
+
+
+def test_what_is_received_is_counted():
+    graph = CollaborationGraph(budget=2)
+    seen = []
+
+    class Watch(Callback):
+        def on_round_end(self, trainer):
+            seen.append(dict(trainer.round_metrics))
+
+    run = trainer(graph, Watch(), rounds=2)
+    run.fit(TinyModule(), TwoKinds())
+    first = {(k, j): count for k, j, count in graph.received[0].tolist()}
+    # in the first round everybody's model comes once for the sum, and again until the budget is used up
+    assert set(first) == {(k, j) for k in range(NUM) for j in range(NUM) if k != j}
+    assert set(first.values()) <= {1, 2}
+    expected = {(k, j, 1) for k, others in graph.candidates.items() for j in others}
+    assert set(map(tuple, graph.received[1].tolist())) == expected
+    second = seen[1]
+    assert second["graph/models_received"] == len(expected)
+    assert second["graph/megabytes_received"] == len(expected) * run.models[0].num_bytes / 1e6
+    edges = {(k, j) for k, others in graph.chosen[1].items() for j in others}
+    assert second["graph/edges"] == len(edges)
+    assert second["graph/sparsity"] == pytest.approx(1 - len(edges) / 20)
+    assert second["graph/asymmetry"] == pytest.approx(sum((j, k) not in edges for k, j in edges) / max(len(edges), 1))
+
+
+def test_the_first_round_may_be_longer():
+    steps = []
+
+    class Watch(Callback):
+        def on_aggregate_end(self, trainer):
+            steps.append([report.num_steps for report in trainer.client_reports.values()])
+
+    trainer(CollaborationGraph(init_epochs=4), Watch(), rounds=2).fit(TinyModule(), TwoKinds())
+    once = [size // 8 for size in SIZES]
+    assert steps == [[4 * number for number in once], once]
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path):
+    settings = {"rounds": 5, "enable_checkpointing": True}
+    straight = CollaborationGraph(budget=2, every_n_rounds=2, init_epochs=2)
+    whole = trainer(straight, root=tmp_path / "whole", **settings)
+    whole.fit(TinyModule(), TwoKinds())
+    trainer(CollaborationGraph(budget=2, every_n_rounds=2, init_epochs=2), root=tmp_path / "parts",
+            **{**settings, "rounds": 2}).fit(TinyModule(), TwoKinds())  # fmt: skip
+    graph = CollaborationGraph(budget=2, every_n_rounds=2, init_epochs=2)
+    rest = trainer(graph, root=tmp_path / "parts", **settings)
+    rest.fit(TinyModule(), TwoKinds(), ckpt_path="last")
+    assert (graph.chosen, graph.rounds, graph.candidates) == (straight.chosen, straight.rounds, straight.candidates)
+    assert all(map(torch.equal, graph.received, straight.received))
+    assert len(graph.received) == len(straight.received)
+    assert all(rest.models[k].equal(whole.models[k]) for k in range(NUM))
+
+
+class Cohorts(Callback):
+    role = "participation"
+
+    def __init__(self, *cohorts):
+        self.cohorts = cohorts
+
+    def select_clients(self, trainer):
+        return Cohort.of(self.cohorts[trainer.current_round])
+
+
+def test_who_takes_no_part_keeps_its_model_and_gives_none():
+    graph = CollaborationGraph(graph="full")
+    run = trainer(graph, Cohorts([0, 1, 2], [1, 2, 3], [0, 1, 2, 3, 4]))
+    models = []
+
+    class Watch(Callback):
+        def on_round_end(self, trainer):
+            models.append([trainer.models[k].clone() for k in range(NUM)])
+
+    run.callbacks.append(Watch())
+    run.fit(TinyModule(), TwoKinds())
+    assert graph.chosen[0] == {0: [1, 2], 1: [0, 2], 2: [0, 1]}
+    assert graph.chosen[1] == {1: [2, 3], 2: [1, 3], 3: [1, 2]}
+    assert models[1][0].equal(models[0][0])
+    assert not models[2][0].equal(models[0][0])
+    greedy = CollaborationGraph()
+    trainer(greedy, Cohorts([0, 1, 2], [1, 2, 3], [0, 1, 2, 3, 4])).fit(TinyModule(), TwoKinds())
+    assert [sorted(chosen) for chosen in greedy.chosen] == [[0, 1, 2], [1, 2, 3], [0, 1, 2, 3, 4]]
+    assert set(greedy.candidates[3]) <= {1, 2}
+    assert set(greedy.candidates[4]) <= {0, 1, 2, 3}
+
+
+def test_newcomers_choose_among_all_who_are_there():
+    graph = CollaborationGraph()
+    trainer(graph, ClientArrivals(rounds={"client_4": 3}), rounds=4).fit(TinyModule(), TwoKinds())
+    assert [4 in chosen for chosen in graph.chosen] == [False, False, True, True]
+    assert not any(4 in graph.candidates[k] for k in range(4))
+
+
+def test_personal_layers_are_part_of_what_is_judged():
+    graph = CollaborationGraph()
+    run = trainer(graph, PersonalLayers(layers=["linear.bias"]), rounds=2)
+    run.fit(TinyModule(), TwoKinds())
+    biases = {float(of_client(run, k)[-1]) for k in range(NUM)}
+    assert len(biases) == NUM
+    full = trainer(CollaborationGraph(graph="full"), PersonalLayers(layers=["linear.bias"]), rounds=2)
+    full.fit(TinyModule(), TwoKinds())
+    torch.testing.assert_close(of_client(full, 0)[:-1], of_client(full, 4)[:-1])
+    assert of_client(full, 0)[-1] != of_client(full, 4)[-1]
+
+
+def test_a_strategy_that_changes_the_average_has_both_models():
+    class Halfway(FedAvg):
+        def aggregate(self, start, average):
+            half = start.clone()
+            for dtype, vector in half.floating():
+                vector.add_(average.vectors[dtype]).div_(2)
+            return half
+
+    run = trainer(CollaborationGraph(graph="full"), rounds=1, strategy=Halfway())
+    run.fit(TinyModule(), TwoKinds())
+    plain = trainer(CollaborationGraph(graph="full"), rounds=1)
+    plain.fit(TinyModule(), TwoKinds())
+    torch.testing.assert_close(of_client(run, 1), (vector(TinyModule()) + of_client(plain, 1)) / 2)
+
+
+def test_a_strategy_that_refuses_every_average_keeps_the_models_of_the_start():
+    class Refuses(FedAvg):
+        def aggregate(self, start, average):
+            return start
+
+    run = trainer(CollaborationGraph(graph="full"), rounds=3, strategy=Refuses())
+    run.fit(TinyModule(), TwoKinds())
+    assert all(torch.equal(of_client(run, client), vector(TinyModule())) for client in range(NUM))
+
+
+def test_the_models_memory_is_used_again(tmp_path):
+    places: list[set[int]] = []
+
+    class Watch(Callback):
+        def on_round_end(self, trainer):
+            places.append({vector.data_ptr() for model in trainer.models for vector in model.vectors.values()})
+
+    checkpoint = ModelCheckpoint(monitor="val_loss", mode="max")  # the worst round is the first, an early one
+    callbacks = [CollaborationGraph(graph="full"), Watch(), checkpoint]
+    run = trainer(*callbacks, rounds=4, root=tmp_path, enable_checkpointing=True)
+    run.fit(TinyModule(), TwoKinds())
+    assert len(places[0]) == NUM
+    assert places[0] == places[1] == places[3]
+    assert checkpoint.best_round == 1
+    one = trainer(CollaborationGraph(graph="full"), rounds=1)
+    one.fit(TinyModule(), TwoKinds())
+    models, _ = checkpoint.best_models(run)  # not those of the later rounds in the same memory
+    assert all(kept.equal(first) for kept, first in zip(models, one.models, strict=True))
+
+
+def test_failing_clients_are_left_out():
+    class Break(Callback):
+        def on_client_start(self, trainer, client):
+            if client == 1 and trainer.current_round == 1:
+                raise RuntimeError("no power")
+
+    graph = CollaborationGraph(graph="full")
+    run = trainer(graph, Break(), rounds=2, on_client_error="skip")
+    with pytest.warns(UserWarning, match="client 1 .* is left out of round 2"):
+        run.fit(TinyModule(), TwoKinds())
+    assert sorted(graph.chosen[1]) == [0, 2, 3, 4]
+    assert all(1 not in others for others in graph.chosen[1].values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"budget": -1}, r"budget=-1: give a number of clients, a share of them below 1, or null"),
+        ({"budget": 1.5}, r"budget=1\.5: give a number of clients"),
+        ({"budget": float("nan")}, r"budget=nan: give a number of clients"),
+        ({"graph": "random"}, r"graph='random' needs a budget"),
+        ({"every_n_rounds": 0}, r"every_n_rounds=0: give a number of at least 1"),
+        ({"init_epochs": 0}, r"init_epochs=0: give a number of at least 1"),
+    ],
+)
+def test_bad_settings_are_named(settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        CollaborationGraph(**settings)
+
+
+def test_there_must_be_something_to_choose_by():
+    class NoValidation(TwoKinds):
+        def client_data(self, client, split):
+            return None if (client, split) == (3, "val") else super().client_data(client, split)
+
+    with pytest.raises(ConfigurationError, match=r"1 of 5 clients have no validation data \(the first is client_3\)"):
+        trainer(CollaborationGraph()).fit(TinyModule(), NoValidation())
+    with pytest.raises(
+        ConfigurationError, match=r"monitor='val/acc' is not logged in validation. Logged are: val_loss"
+    ):
+        trainer(CollaborationGraph(monitor="val/acc")).fit(TinyModule(), TwoKinds())
+
+    class Blind(TinyModule):
+        validation_step = LightningModule.validation_step
+
+    with pytest.raises(ConfigurationError, match="give Blind a validation_step, or CollaborationGraph a graph"):
+        trainer(CollaborationGraph()).fit(Blind(), TwoKinds())
+    trainer(CollaborationGraph(graph="full"), rounds=1, check_val_every_n_rounds=0).fit(Blind(), TwoKinds())
+
+
+def test_a_higher_metric_may_be_better():
+    class Score(MeanMetric):
+        higher_is_better = True
+
+    class Scored(TinyModule):
+        def __init__(self):
+            super().__init__()
+            self.score = Score()
+
+        def validation_step(self, batch, batch_idx):
+            self.score.update(-nn.functional.mse_loss(self(batch[0]), batch[1]))
+            self.log("val/score", self.score)
+
+    by_score, by_loss = CollaborationGraph(monitor="val/score"), CollaborationGraph()
+    trainer(by_score).fit(Scored(), TwoKinds())
+    trainer(by_loss).fit(TinyModule(), TwoKinds())
+    assert by_score.chosen == by_loss.chosen
+
+
+def test_the_average_in_place_is_the_matrix_product():
+    draws = torch.Generator().manual_seed(0)
+    stack = torch.randn(4, 40_000, generator=draws)
+    stack[:, 7] = float("inf")
+    stack[:, 8] = 0.1
+    counts = torch.randint(0, 9, (4, 3), generator=draws)
+    models = [Weights({torch.float32: stack[i].clone(), torch.int64: counts[i].clone()}) for i in range(4)]
+    matrix = torch.tensor([[0.5, 0.25, 0, 0.25], [0, 1, 0, 0], [0.1, 0.2, 0.3, 0.4], [0, 0, 0.5, 0.5]]).double()
+    average_in_place(models, matrix, [0, 1, 2])
+    expected = matrix @ stack.double().nan_to_num(posinf=0.0)
+    for k in range(3):
+        found = models[k].vectors[torch.float32]
+        assert found[7] == float("inf")
+        assert found[8] == stack[0, 8]
+        torch.testing.assert_close(found.nan_to_num(posinf=0.0), expected[k].float())
+    assert torch.equal(models[3].vectors[torch.float32], stack[3])
+    assert torch.equal(models[1].vectors[torch.float32], stack[1])
+    assert torch.equal(models[0].vectors[torch.int64], counts[[0, 1, 3]].max(0).values)
+
+
+def test_two_deciders_are_refused():
+    with pytest.raises(ConfigurationError, match="CollaborationGraph and LocalTraining both decide the collaboration"):
+        trainer(CollaborationGraph(), LocalTraining())
+
+
+def test_a_failing_choice_is_told():
+    class Fragile(TinyModule):
+        def validation_step(self, batch, batch_idx):
+            raise TrainingError("no sensor")
+
+    with pytest.raises(TrainingError, match="no sensor"):
+        trainer(CollaborationGraph()).fit(Fragile(), TwoKinds())
+
+
+def test_a_plain_number_is_better_or_worse_by_its_name():
+    """``val_score`` is the negative loss, and nothing but its name says that more of it is better."""
+
+    class Scored(TinyModule):
+        def validation_step(self, batch, batch_idx):
+            super().validation_step(batch, batch_idx)
+            self.log("val_score", -nn.functional.mse_loss(self(batch[0]), batch[1]))
+
+    found = []
+    for monitor in ("val_loss", "val_score"):
+        graph = CollaborationGraph(monitor=monitor)
+        run = trainer(graph, BestClientModels(monitor=monitor, before_averaging=True), rounds=4)
+        run.fit(Scored(), TwoKinds())
+        found.append((graph.chosen, [of_client(run, k).tolist() for k in range(NUM)]))
+    assert found[0] == found[1]
+    assert any(any(chosen.values()) for chosen in found[0][0][1:])

@@ -1,0 +1,263 @@
+"""FedCollab in a run: distances measured, read and kept, coalitions formed, new clients let in."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tiny import TinyClients, TinyModule
+from torch.utils.data import TensorDataset
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.callbacks import ClientArrivals, CoalitionFigure, FedCollab, LocalTraining
+from lightning_fl.callbacks.collaboration.fedcollab import read_distances
+from lightning_fl.errors import ConfigurationError
+
+SIZES = (120, 80, 120, 80, 120)
+
+
+class TwoKinds(TinyClients):
+    """Clients 0, 1, 2 share one target function, 3 and 4 its negative."""
+
+    def __init__(self, sizes: tuple[int, ...] = SIZES) -> None:
+        super().__init__(sizes, batch_size=8)
+        for (client, split), data in list(self.sets.items()):
+            x, draws = data.tensors[0] - 0.3 * client, torch.Generator().manual_seed(client)
+            sign = 1.0 if client < 3 else -1.0
+            y = sign * (x @ torch.tensor([[1.0], [-2.0], [0.5]])) + 0.05 * torch.randn(len(x), 1, generator=draws)
+            self.sets[client, split] = TensorDataset(x, y)
+
+
+def trainer(*callbacks, rounds=2, root=None, **settings):
+    defaults = {"logger": root is not None, "enable_progress_bar": False, "seed": 3, "local_epochs": 1}
+    return FederatedTrainer(
+        callbacks=list(callbacks),
+        max_rounds=rounds,
+        default_root_dir=root,
+        **{**defaults, "enable_checkpointing": root is not None, **settings},
+    )
+
+
+def quick(**changes) -> FedCollab:
+    """Small discriminators; the capacity suits clients of about fifty samples."""
+    return FedCollab(**{"capacity": 5.0, "hidden": 16, "max_rounds": 300, "learning_rate": 0.5, **changes})
+
+
+def given(tmp_path, matrix) -> str:
+    path = tmp_path / "given.npy"
+    np.save(path, np.asarray(matrix, dtype=float))
+    return str(path)
+
+
+def far_apart(count: int) -> np.ndarray:
+    return np.ones((count, count)) - np.eye(count)
+
+
+def test_clients_that_differ_are_separated_and_everything_is_kept(tmp_path):
+    fedcollab = quick()
+    run = trainer(fedcollab, CoalitionFigure(), root=tmp_path)
+    run.fit(TinyModule(), TwoKinds())
+    assert fedcollab.assignment == [0, 0, 0, 1, 1]
+    assert run.collaboration.num_models == 2
+    expected = [[120 / 320, 80 / 320, 120 / 320, 0, 0], [0, 0, 0, 0.4, 0.6]]
+    torch.testing.assert_close(run.collaboration.aggregation, torch.tensor(expected, dtype=torch.float64))
+    near, far = fedcollab.distances[0, 1:3].max(), fedcollab.distances[:3, 3:].min()
+    assert near < far
+    folder = tmp_path / "version_0"
+    table = pd.read_csv(folder / "distances.csv", index_col=0)
+    assert list(table.columns) == list(table.index) == [f"client_{i}" for i in range(5)]
+    assert np.array_equal(table.to_numpy(), fedcollab.distances.numpy())
+    coalitions = pd.read_csv(folder / "coalitions.csv")
+    assert coalitions["coalition"].tolist() == [0, 0, 0, 1, 1]
+    assert coalitions["samples"].tolist() == list(SIZES)
+    record = json.loads((folder / "summary.json").read_text())["fedcollab"]
+    assert record["coalitions"] == [["client_0", "client_1", "client_2"], ["client_3", "client_4"]]
+    assert record["measured_pairs"] == 10
+    assert (folder / "figures" / "distances.png").is_file()
+    assert (folder / "figures" / "partition.png").is_file()
+
+
+def test_equal_clients_make_fedavg_and_distant_ones_local_training(tmp_path):
+    together, apart = trainer(quick(distances=given(tmp_path, np.zeros((5, 5))))), trainer()
+    for run in (together, apart):
+        run.fit(TinyModule(), TwoKinds())
+    assert together.models[0].equal(apart.models[0])
+    assert len(together.models) == 1
+    alone = trainer(quick(distances=given(tmp_path, far_apart(5)), capacity=0.1))
+    local = trainer(LocalTraining())
+    for run in (alone, local):
+        run.fit(TinyModule(), TwoKinds())
+    assert all(alone.client_model(i).equal(local.client_model(i)) for i in range(5))
+
+
+def test_ablations_ignore_quantities_or_distances(tmp_path):
+    """A large client of another kind and two pairs of small ones that are alike; what is least is found by hand."""
+    matrix = 0.2 * far_apart(5)
+    matrix[0, 1:] = matrix[1:, 0] = 1.0
+    for i, j in ((1, 2), (3, 4)):
+        matrix[i, j] = matrix[j, i] = 0.0
+    coalitions = {}
+    for ignore in (None, "quantities", "distances"):
+        callback = FedCollab(capacity=1.5, distances=given(tmp_path, matrix), ignore=ignore)
+        trainer(callback).fit(TinyModule(), TwoKinds((400, 5, 5, 5, 5)))
+        coalitions[ignore] = callback.assignment
+    # a small client alone 1.5 / sqrt(5) = 0.67, its pair 0.47, four 0.34 + 0.1, with the large one 0.07 + 0.95
+    assert coalitions[None] == [0, 1, 1, 1, 1]
+    # 84 samples each: alone 0.16, a pair 0.12, four 0.08 + 0.1
+    assert coalitions["quantities"] == [0, 1, 1, 2, 2]
+    # all pairs 0.48 apart: a small client alone 0.67, with everybody 0.07 + 0.47
+    assert coalitions["distances"] == [0, 0, 0, 0, 0]
+
+
+def test_distances_of_another_run_are_read_and_only_the_missing_ones_measured(tmp_path):
+    first = trainer(quick(), root=tmp_path / "first")
+    first.fit(TinyModule(), TwoKinds())
+    path = tmp_path / "first" / "version_0" / "distances.csv"
+    again, fedcollab = trainer(known := quick(distances=str(path)), root=tmp_path / "again"), known
+    again.fit(TinyModule(), TwoKinds())
+    assert "measured_pairs" not in again.run_log.summary["fedcollab"]
+    assert again.models[0].equal(first.models[0])
+    table = pd.read_csv(path, index_col=0).drop(index="client_4", columns="client_4")
+    table.iloc[::-1, ::-1].to_csv(tmp_path / "part.csv")  # clients are found by name
+    part = quick(distances=str(tmp_path / "part.csv"))
+    run = trainer(part, root=tmp_path / "part")
+    run.fit(TinyModule(), TwoKinds())
+    assert run.run_log.summary["fedcollab"]["measured_pairs"] == 4
+    assert torch.equal(part.distances[:4, :4], fedcollab.distances[:4, :4])
+    assert part.assignment == [0, 0, 0, 1, 1]
+
+
+def test_distances_that_are_none_are_refused(tmp_path):
+    names = [f"client_{i}" for i in range(3)]
+    path = tmp_path / "d.npy"
+    for matrix, message in (
+        (np.zeros((2, 2)), r"have shape \(2, 2\) for 3 clients"),
+        ([[0, 1, 1], [2, 0, 1], [1, 1, 0]], "are not a symmetric matrix of finite numbers >= 0"),
+        ([[0, -1, 1], [-1, 0, 1], [1, 1, 0]], "are not a symmetric matrix"),
+        ([[0, math.inf, 1], [math.inf, 0, 1], [1, 1, 0]], "are not a symmetric matrix"),
+    ):
+        np.save(path, np.asarray(matrix, dtype=float))
+        with pytest.raises(ConfigurationError, match=message):
+            read_distances(path, names)
+    with pytest.raises(ConfigurationError, match=r"nowhere\.csv cannot be read"):
+        read_distances(tmp_path / "nowhere.csv", names)
+    pd.DataFrame(np.zeros((2, 2)), index=["a", "b"], columns=["a", "b"]).to_csv(tmp_path / "others.csv")
+    with pytest.raises(ConfigurationError, match="are not the names of this run's clients"):
+        read_distances(tmp_path / "others.csv", names)
+    np.save(path, far_apart(3) * np.nan)
+    assert torch.equal(read_distances(path, names).isnan(), ~torch.eye(3, dtype=torch.bool))
+
+
+def test_a_client_that_arrives_is_measured_and_put_where_it_belongs(tmp_path):
+    fedcollab = quick()
+    run = trainer(fedcollab, ClientArrivals(rounds={"client_1": 2, "4": 3}), rounds=4, root=tmp_path)
+    run.fit(TinyModule(), TwoKinds())
+    assert fedcollab.assignment == [0, 0, 0, 1, 1]
+    assert run.collaboration.num_models == 2
+    assert run.run_log.summary["fedcollab"]["measured_pairs"] == 3 + 3 + 4
+    assert not fedcollab.distances.isnan().any()
+
+
+def test_new_clients_join_a_finished_run_and_only_their_coalition_trains(tmp_path):
+    old = trainer(quick(), rounds=3, root=tmp_path / "old")
+    data = TwoKinds()
+    four = TwoKinds(SIZES[:4])
+    four.sets = {key: value for key, value in data.sets.items() if key[0] < 4}
+    old.fit(TinyModule(), four)
+    assert old.run_log.summary["fedcollab"]["coalitions"] == [["client_0", "client_1", "client_2"], ["client_3"]]
+    folder = str(tmp_path / "old" / "version_0")
+    joining = quick(structure=folder)
+    new = trainer(joining, rounds=2, root=tmp_path / "new")
+    new.fit(TinyModule(), data)
+    assert joining.assignment == [0, 0, 0, 1, 1]
+    assert new.run_log.summary["fedcollab"]["measured_pairs"] == 4
+    assert new.models[0].equal(old.models[0])  # nobody new: its clients rest
+    assert not new.models[1].equal(old.models[1])
+    assert set(new.client_reports) == {3, 4}
+    assert set(new.metrics["val"]["val_loss"].clients) == set(range(5))
+    resumed = trainer(quick(structure=folder), rounds=3, root=tmp_path / "new")
+    resumed.fit(TinyModule(), data, ckpt_path="last")
+    assert resumed.models[0].equal(old.models[0])
+    assert set(resumed.client_reports) == {3, 4}
+
+
+def test_a_structure_that_does_not_fit_is_refused(tmp_path):
+    old = trainer(quick(), rounds=1, root=tmp_path / "old")
+    old.fit(TinyModule(), TwoKinds())
+    folder = str(tmp_path / "old" / "version_0")
+    with pytest.raises(ConfigurationError, match="have no client that it lacks"):
+        trainer(quick(structure=folder)).fit(TinyModule(), TwoKinds())
+    with pytest.raises(ConfigurationError, match="lack its clients client_4"):
+        trainer(quick(structure=folder)).fit(TinyModule(), TwoKinds(SIZES[:4]))
+    with pytest.raises(ConfigurationError, match=r"coalitions\.csv cannot be read|distances\.csv cannot be read"):
+        trainer(quick(structure=str(tmp_path))).fit(TinyModule(), TwoKinds())
+    (tmp_path / "old" / "version_0" / "models" / "shared_0.ckpt").unlink()
+    with pytest.raises(ConfigurationError, match=r"shared_0\.ckpt is no model of the kind TinyModule is"):
+        trainer(quick(structure=folder)).fit(TinyModule(), TwoKinds((*SIZES, 50)))
+
+
+def test_a_stopped_run_measures_nothing_again_and_ends_alike(tmp_path):
+    whole = trainer(quick(), rounds=4, root=tmp_path / "whole")
+    whole.fit(TinyModule(), TwoKinds())
+    trainer(quick(), rounds=2, root=tmp_path / "parts").fit(TinyModule(), TwoKinds())
+    resumed = trainer(fedcollab := quick(), rounds=4, root=tmp_path / "parts")
+    resumed.fit(TinyModule(), TwoKinds(), ckpt_path="last")
+    assert "measured_pairs" not in resumed.run_log.summary.get("fedcollab", {})
+    assert fedcollab.assignment == [0, 0, 0, 1, 1]
+    assert all(resumed.client_model(i).equal(whole.client_model(i)) for i in range(5))
+    assert (tmp_path / "parts" / "version_1" / "distances.csv").is_file()
+
+
+class Negate(torch.nn.Module):
+    def forward(self, x):
+        return -x[:, :2]
+
+
+def test_a_frozen_encoder_makes_the_features():
+    encoder = Negate()
+    run = trainer(fedcollab := quick(encoder=encoder))
+    run.fit(TinyModule(), TwoKinds())
+    assert fedcollab.distances.shape == (5, 5)
+    assert fedcollab.assignment == [0, 0, 0, 1, 1]
+
+
+def test_after_a_warm_up_the_models_own_layer_makes_the_features(tmp_path):
+    fedcollab = quick(warm_up_rounds=2, layer="before")  # of the tiny module, the identity
+    run = trainer(fedcollab, CoalitionFigure(), rounds=4, root=tmp_path)
+    seen = []
+    original = run.strategy.aggregate
+    run.strategy.aggregate = lambda *args: seen.append(run.collaboration.num_models) or original(*args)
+    run.fit(TinyModule(norm=True), TwoKinds())
+    assert seen == [1, 1, 2, 2, 2, 2]  # two rounds of one model, two rounds of two
+    assert fedcollab.assignment == [0, 0, 0, 1, 1]
+    early = trainer(quick(warm_up_rounds=5, layer="before"), rounds=2, root=tmp_path / "early")
+    with pytest.warns(UserWarning, match=r"warm_up_rounds=5 of max_rounds=2: this run ends before coalitions"):
+        early.fit(TinyModule(), TwoKinds())
+    plain = trainer(rounds=2)
+    plain.fit(TinyModule(), TwoKinds())
+    assert early.models[0].equal(plain.models[0])
+    late = trainer(quick(warm_up_rounds=2, layer="before"), rounds=4, root=tmp_path)
+    late.fit(TinyModule(norm=True), TwoKinds(), ckpt_path="last")
+    assert late.collaboration == run.collaboration
+    with pytest.raises(ConfigurationError, match=r"layer='befor': TinyModule has no such submodule; it has linear"):
+        trainer(quick(warm_up_rounds=1, layer="befor")).fit(TinyModule(), TwoKinds())
+
+
+def test_bad_settings_and_tiny_clients_are_named():
+    for changes, message in (
+        ({"ignore": "labels"}, r"FedCollab\.ignore='labels': choose quantities, distances or null"),
+        ({"capacity": -1.0}, r"FedCollab\.capacity=-1"),
+        ({"num_restarts": 0}, r"FedCollab\.num_restarts=0"),
+        ({"distances": "a.csv", "structure": "b"}, r"distances='a\.csv' and structure='b' are both set"),
+        ({"hidden": 0}, "hidden=0"),
+        ({"warm_up_rounds": 3}, r"FedCollab\.warm_up_rounds=3, layer=None"),
+        ({"layer": "before"}, r"warm_up_rounds=0, layer='before'"),
+        ({"layer": "before", "warm_up_rounds": 1, "encoder": Negate()}, "encoder=Negate"),
+        ({"learning_rate": 0.0}, "learning_rate=0"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            FedCollab(**changes)
+    with pytest.raises(ConfigurationError, match=r"client 1 .*has 3 training samples"):
+        trainer(quick()).fit(TinyModule(), TinyClients((24, 3, 18)))

@@ -1,0 +1,230 @@
+"""FeSEM in a run: against a plain loop written from the paper's algorithm, and what composes with it."""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tier_tiny import SIZES, CornerModule, FailingTurns, MixedClients, fit
+from torch.nn.functional import cross_entropy
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.callbacks import (
+    Callback,
+    ClientArrivals,
+    CoalitionFigure,
+    FeSEM,
+    LocalTraining,
+    ModelCheckpoint,
+    PersonalLayers,
+    ShapleyRewards,
+    UniformSampling,
+)
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional import initial_clusters
+from lightning_fl.seeding import derive_seed
+
+N = len(SIZES)
+
+
+def plain_fesem(data: MixedClients, num_clusters: int, rounds: int) -> tuple[list[torch.Tensor], list[list[int]]]:
+    """Algorithm 1 with samples as weights, one client after another; two steps of six samples a turn."""
+    start = torch.nn.utils.parameters_to_vector(CornerModule().parameters()).detach()
+    centres, labels, history = [start] * num_clusters, [0] * N, []
+    for turn in range(rounds):
+        learned = []
+        for client in range(N):
+            module = CornerModule()
+            torch.nn.utils.vector_to_parameters(centres[labels[client]].clone(), module.parameters())
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            x, y = data.sets[client, "train"].tensors
+            for begin in (0, 6):
+                optimizer.zero_grad()
+                cross_entropy(module(x[begin : begin + 6]), y[begin : begin + 6]).backward()
+                optimizer.step()
+            learned.append(torch.nn.utils.parameters_to_vector(module.parameters()).detach())
+        if turn == 0:
+            changes = torch.stack(learned) - start
+            labels = initial_clusters(changes @ changes.T, SIZES, num_clusters, derive_seed(4, "first centres"))
+        else:
+            labels = [
+                min(range(num_clusters), key=lambda k, own=own: float((own - centres[k]).norm()))  # type: ignore[misc]
+                for own in learned
+            ]
+        history.append(labels)
+        centres = list(centres)
+        for k in set(labels):
+            members = [client for client in range(N) if labels[client] == k]
+            total = sum(SIZES[client] for client in members)
+            centres[k] = sum((SIZES[client] / total * learned[client] for client in members), torch.zeros(len(start)))
+    return [centres[label] for label in labels], history
+
+
+def vector(run: FederatedTrainer, client: int) -> torch.Tensor:
+    module = copy.deepcopy(run.module)
+    run.loop.flat.load(run.client_model(client))
+    module.load_state_dict({name: value.clone() for name, value in run.module.state_dict().items()})  # type: ignore[union-attr]
+    return torch.nn.utils.parameters_to_vector(module.parameters()).detach()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("num_clusters", [1, 2, 3, 6])
+def test_a_run_is_the_papers_algorithm(num_clusters: int) -> None:
+    data, fesem = MixedClients(), FeSEM(num_clusters=num_clusters)
+    expected, history = plain_fesem(data, num_clusters, 4)
+    run = fit(fesem, data=data, max_rounds=4)
+    assert fesem.assignments == history
+    assert fesem.rounds == [1, 2, 3, 4]
+    for client in range(N):
+        torch.testing.assert_close(vector(run, client), expected[client], rtol=0, atol=1e-5)
+
+
+def test_one_cluster_is_fedavg_to_the_bit() -> None:
+    one, plain = fit(FeSEM(num_clusters=1)), fit()
+    assert one.models[0].equal(plain.models[0])
+    assert one.metrics["val"]["val/loss"].clients == plain.metrics["val"]["val/loss"].clients
+
+
+def test_the_first_of_as_many_clusters_as_clients_is_local_training_to_the_bit() -> None:
+    alone, local = fit(FeSEM(num_clusters=N), max_rounds=1), fit(LocalTraining(), max_rounds=1)
+    assert all(alone.client_model(i).equal(local.client_model(i)) for i in range(N))
+
+
+def test_it_finds_clients_of_two_kinds() -> None:
+    fesem, figure = FeSEM(num_clusters=2), CoalitionFigure()
+    run = fit(fesem, figure, data=MixedClients(pure=True))
+    assert fesem.assignments == [[0, 1] * 3] * 3
+    assert figure.assignments[-1] == [0, 1] * 3
+    assert run.collaboration.num_models == 2
+
+
+class Bias(Callback):
+    """Every client's bias becomes another's number."""
+
+    def on_client_end(self, trainer: FederatedTrainer, client: int) -> None:
+        assert "linear.bias" in trainer.personal.names  # type: ignore[union-attr]
+        trainer.client_store("personal_layers")[client]["linear.bias"].fill_(100.0 * client)
+
+
+def test_personal_layers_are_not_compared_and_not_shared() -> None:
+    fesem = FeSEM(num_clusters=2)
+    personal = PersonalLayers(layers=["linear.bias"])
+    run = fit(fesem, personal, Bias(), data=MixedClients(pure=True), max_rounds=1)
+    assert fesem.assignments == [[0, 1] * 3]
+    span = next(span for span in run.loop.flat.spans() if span.name == "linear.bias")
+    biases = {float(run.client_model(i).vectors[torch.float32][span.begin]) for i in range(N)}
+    assert len(biases) == N
+
+
+def test_sampled_clients_leave_the_others_where_they_are() -> None:
+    fesem = FeSEM(num_clusters=2)
+    seen: list[list[int]] = []
+
+    class Watches(Callback):
+        def on_average_end(self, trainer: FederatedTrainer, starts: Any, shares: Any) -> None:
+            seen.append(sorted(trainer.survivors))
+
+    run = fit(fesem, Watches(), UniformSampling(cohort_size=3), data=MixedClients(pure=True), max_rounds=6)
+    for turn in range(6):
+        before = fesem.assignments[turn - 1] if turn else [-1] * N
+        for client in range(N):
+            if client not in seen[turn]:
+                assert fesem.assignments[turn][client] == before[client]
+            else:
+                assert fesem.assignments[turn][client] >= 0
+    assert run.collaboration.num_clients == N
+
+
+def test_who_has_no_cluster_yet_uses_the_average_of_the_centres() -> None:
+    fesem = FeSEM(num_clusters=2)
+    run = fit(fesem, ClientArrivals(rounds={"client_4": 9}), data=MixedClients(pure=True))
+    assert fesem.assignments[-1][4] == -1
+    total = sum(SIZES) - SIZES[4]
+    expected = [(SIZES[0] + SIZES[2]) / total, (SIZES[1] + SIZES[3] + SIZES[5]) / total]
+    assert run.collaboration.personalisation[4].tolist() == pytest.approx(expected)
+    later = FeSEM(num_clusters=2)
+    fit(later, ClientArrivals(rounds={"client_4": 3}), data=MixedClients(pure=True))
+    assert [labels[4] for labels in later.assignments] == [-1, -1, 0]
+
+
+class Scripted(FeSEM):
+    """Clients that end their turns where the test puts them: a number in every entry."""
+
+    def __init__(self, places: list[list[float]]) -> None:
+        super().__init__(num_clusters=2)
+        self.places = places
+        self.centres: list[list[float]] = []
+
+    def select_collaboration(self, trainer: FederatedTrainer, weights: Mapping[int, Weights]) -> Any:
+        self.centres.append([float(one.vectors[torch.float32][0]) for one in self._centres(trainer)])
+        places = self.places[trainer.current_round]
+        for client, own in weights.items():
+            own.vectors[torch.float32].fill_(places[client])
+        return super().select_collaboration(trainer, weights)
+
+
+def test_a_centre_without_clients_waits_where_it_is_and_may_win_some_back(tmp_path: Path) -> None:
+    """Two clients: one leaves its cluster in the second round and comes back in the last, also after a stop."""
+    places = [[1.0, 9.0], [1.0, 2.0], [1.0, 1.0], [1.0, 8.0]]
+
+    def go(root: str, rounds: int, ckpt: Any = None) -> Scripted:
+        fesem = Scripted(places)
+        settings: dict[str, Any] = {"enable_checkpointing": True, "default_root_dir": tmp_path / root}
+        keep = ModelCheckpoint(every_n_rounds=1)
+        go.run = fit(fesem, keep, data=MixedClients((6, 12)), max_rounds=rounds, ckpt=ckpt, **settings)  # type: ignore[attr-defined]
+        return fesem
+
+    whole = go("whole", 4)
+    assert whole.assignments == [[0, 1], [0, 0], [0, 0], [0, 1]]
+    assert whole.centres[1:] == [[1.0, 9.0], [pytest.approx(5 / 3), 9.0], [1.0, 9.0]]
+    last = [go.run.client_model(i) for i in range(2)]  # type: ignore[attr-defined]
+    assert [float(one.vectors[torch.float32][0]) for one in last] == [1.0, 8.0]
+    go("parts", 3)
+    path = Path(go.run.log_dir) / "checkpoints" / "last.ckpt"  # type: ignore[attr-defined]
+    resumed = go("parts", 4, path)
+    assert resumed.assignments == whole.assignments
+    assert resumed.centres == whole.centres[3:]
+    assert all(go.run.client_model(i).equal(last[i]) for i in range(2))  # type: ignore[attr-defined]
+
+
+def test_who_fails_is_not_assigned() -> None:
+    fesem, rewards = FeSEM(num_clusters=2), ShapleyRewards(num_samples=4)
+    failing = FailingTurns((1, 3, None), (2, 0, None))  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="left out of"):
+        fit(fesem, failing, rewards, data=MixedClients(pure=True), on_client_error="skip")
+    assert [labels[3] for labels in fesem.assignments] == [-1, 1, 1]
+    assert [labels[0] for labels in fesem.assignments] == [0, 0, 0]
+
+
+def test_a_run_that_stops_goes_on_to_the_same_result(tmp_path: Path) -> None:
+    def go(root: str, rounds: int, ckpt: Any = None) -> tuple[FederatedTrainer, FeSEM]:
+        fesem = FeSEM(num_clusters=3)
+        callbacks = [
+            fesem,
+            PersonalLayers(layers=["linear.bias"]),
+            ClientArrivals(rounds={"client_2": 2, "client_5": 4}),
+            UniformSampling(cohort_size=4),
+            ModelCheckpoint(every_n_rounds=1),
+        ]
+        settings: dict[str, Any] = {"enable_checkpointing": True, "default_root_dir": tmp_path / root}
+        return fit(*callbacks, ckpt=ckpt, max_rounds=rounds, **settings), fesem
+
+    (whole, fesem), (part, _) = go("whole", 6), go("part", 3)
+    rest, resumed = go("part", 6, ckpt=Path(part.log_dir) / "checkpoints" / "last.ckpt")
+    assert all(a.equal(b) for a, b in zip(whole.models, rest.models, strict=True))
+    assert whole.collaboration == rest.collaboration
+    assert (resumed.rounds, resumed.assignments) == (fesem.rounds, fesem.assignments)
+    assert whole.communication.bytes_received == rest.communication.bytes_received
+
+
+def test_bad_settings_are_named() -> None:
+    with pytest.raises(ConfigurationError, match="FeSEM.num_clusters=0: give a number of at least 1"):
+        FeSEM(num_clusters=0)
+    with pytest.raises(ConfigurationError, match="FeSEM.num_clusters=7 for 6 clients"):
+        fit(FeSEM(num_clusters=7))
+    with pytest.raises(ConfigurationError, match="FeSEM.num_clusters=4, but 3 clients took part in the first round"):
+        fit(FeSEM(num_clusters=4), UniformSampling(cohort_size=3))
+    with pytest.raises(ConfigurationError, match="FeSEM and LocalTraining both decide the collaboration"):
+        fit(FeSEM(num_clusters=2), LocalTraining())

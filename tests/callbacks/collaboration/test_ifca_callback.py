@@ -1,0 +1,328 @@
+"""IFCA in a run: against a plain loop written from the paper's algorithm, and what composes with it."""
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tier_tiny import SIZES, CornerModule, FailingTurns, MixedClients, fit
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.callbacks import (
+    IFCA,
+    Callback,
+    ClientArrivals,
+    CoalitionFigure,
+    LocalTraining,
+    ModelCheckpoint,
+    PersonalLayers,
+    ShapleyRewards,
+    UniformSampling,
+)
+from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import ConfigurationError, TrainingError
+
+N = len(SIZES)
+KINDS = [0, 1] * 3
+
+
+class Network(CornerModule):
+    """Random weights, two layers: the first models differ in what they are good at."""
+
+    def __init__(self, frozen: bool = False) -> None:
+        super().__init__()
+        draws = torch.Generator().manual_seed(7)
+        self.linear = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))  # type: ignore[assignment]
+        with torch.no_grad():
+            for parameter in self.linear.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=draws))
+        if frozen:
+            self.linear[0].requires_grad_(False)
+
+
+class Plain(Network):
+    """Without running statistics, so that a plain loop is short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Sequential(self.linear[0], nn.ReLU(), self.linear[3])
+
+
+class Starts(Callback):
+    """Keeps the models that the first round begins with."""
+
+    def __init__(self) -> None:
+        self.models: list[Weights] = []
+
+    def on_client_start(self, trainer: FederatedTrainer, client: int) -> None:
+        if not self.models:
+            self.models = [model.clone() for model in trainer.models]
+
+
+def module_with(run: FederatedTrainer, weights: Weights) -> CornerModule:
+    """A copy of the run's module with some weights."""
+    run.loop.flat.load(weights)
+    module = Plain()
+    module.load_state_dict({name: value.clone() for name, value in run.module.state_dict().items()})  # type: ignore[union-attr]
+    return module
+
+
+def plain_ifca(models: list[CornerModule], data: MixedClients, rounds: int) -> tuple[list[CornerModule], Any]:
+    """Algorithm 1, option II, one client after another, with torch alone; two steps of six samples a turn."""
+    history = []
+    for _ in range(rounds):
+        learned: dict[int, list[tuple[int, CornerModule]]] = {}
+        labels = []
+        for client in range(N):
+            x, y = data.sets[client, "train"].tensors
+            with torch.no_grad():
+                losses = [float(cross_entropy(model(x), y)) for model in models]
+            labels.append(min(range(len(models)), key=losses.__getitem__))
+            model = copy.deepcopy(models[labels[-1]])
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for begin in (0, 6):
+                optimizer.zero_grad()
+                cross_entropy(model(x[begin : begin + 6]), y[begin : begin + 6]).backward()
+                optimizer.step()
+            learned.setdefault(labels[-1], []).append((SIZES[client], model))
+        history.append(labels)
+        for k, members in learned.items():
+            total = sum(size for size, _ in members)
+            states = [(size / total, model.state_dict()) for size, model in members]
+            average = {name: sum(share * state[name] for share, state in states) for name in states[0][1]}
+            models[k].load_state_dict(average)  # type: ignore[arg-type]
+    return models, history
+
+
+def vector(module: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+def test_a_run_is_the_papers_algorithm() -> None:
+    data, ifca, starts = MixedClients(), IFCA(num_clusters=3), Starts()
+    run = fit(ifca, starts, data=data, module=Plain(), max_rounds=4)
+    first = [module_with(run, model) for model in starts.models]
+    found = [vector(module_with(run, model)) for model in run.models]
+    models, history = plain_ifca(first, data, 4)
+    assert ifca.assignments == history
+    assert ifca.rounds == [1, 2, 3, 4]
+    for expected, got in zip(models, found, strict=True):
+        torch.testing.assert_close(got, vector(expected), rtol=0, atol=1e-5)
+    for client in range(N):  # evaluated with what is best in the end
+        x, y = data.sets[client, "train"].tensors
+        losses = [cross_entropy(model(x), y).item() for model in models]
+        assert run.collaboration.model_of(client) == min(range(3), key=losses.__getitem__)
+
+
+def test_one_model_is_fedavg_to_the_bit() -> None:
+    one, plain = fit(IFCA(num_clusters=1), module=Network()), fit(module=Network())
+    assert one.models[0].equal(plain.models[0])
+    assert one.metrics["val"]["val/loss"].clients == plain.metrics["val"]["val/loss"].clients
+
+
+class Leaning(Callback):
+    """Model k begins with a bias of 1 towards the classes of kind k: a loss of 1.0 for them, 2.0 for the others."""
+
+    def on_round_start(self, trainer: FederatedTrainer) -> None:
+        if trainer.current_round == 0:
+            bias = next(span for span in trainer.loop.flat.spans() if span.name == "linear.bias")
+            for kind, model in enumerate(trainer.models):
+                model.vectors[torch.float32].zero_()[bias.begin + 2 * kind : bias.begin + 2 * kind + 2] = 1.0
+
+
+@pytest.mark.parametrize("num_samples", [None, 8])
+def test_it_finds_clients_of_two_kinds(num_samples: int | None) -> None:
+    ifca, figure = IFCA(num_clusters=2, num_samples=num_samples), CoalitionFigure()
+    run = fit(ifca, Leaning(), figure, data=MixedClients(pure=True), max_rounds=4)
+    assert ifca.assignments == figure.assignments == [KINDS] * 4
+    assert run.collaboration.personalisation.argmax(1).tolist() == KINDS
+    assert float(ifca.losses.amin(1).max()) < 1.0
+    assert float(ifca.losses.amax(1).min()) > math.log(4)  # worse than a guess
+
+
+def test_models_start_apart_in_what_is_trained_and_shared() -> None:
+    module, starts = Network(frozen=True), Starts()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    run = fit(IFCA(num_clusters=3), PersonalLayers(layers=["linear.1"]), starts, module=module, max_rounds=1)
+    states = []
+    for model in starts.models:
+        run.loop.flat.load(model)
+        states.append({name: value.clone() for name, value in module.state_dict().items()})
+    assert all(torch.equal(states[0][name], value) for name, value in before.items())
+    for name in before:
+        apart = [not torch.equal(a[name], b[name]) for a, b in (states[:2], states[1:], states[::2])]
+        assert apart == [name.startswith("linear.3")] * 3  # the others are frozen, or the clients' own
+
+
+def test_parameters_are_drawn_anew_and_with_another_seed_otherwise() -> None:
+    drawn = []
+    for seed in (4, 4, 5):
+        starts = Starts()
+        fit(IFCA(num_clusters=3), starts, module=Network(), max_rounds=1, seed=seed)
+        drawn.append(starts.models)
+    first, again, other = drawn
+    assert all(a.equal(b) for a, b in zip(first, again, strict=True))
+    assert first[0].equal(other[0])
+    assert not first[1].equal(first[2])
+    assert not first[1].equal(other[1])
+    bounds = [float(model.vectors[torch.float32][:16].abs().max()) for model in first[1:]]
+    assert max(bounds) <= 2**-0.5  # torch's own draw of a layer with two inputs
+
+
+def test_noise_leaves_the_models_near_the_modules_own() -> None:
+    starts = Starts()
+    fit(IFCA(num_clusters=2, initial_noise=1e-3), starts, module=Network(), max_rounds=1)
+    own, other = (model.vectors[torch.float32] for model in starts.models)
+    assert 0 < float((own - other).abs().max()) < 0.02
+
+
+def test_a_module_may_say_how_it_is_drawn() -> None:
+    class Own(CornerModule):
+        def reset_parameters(self) -> None:
+            self.linear.weight.fill_(float(torch.rand(())))
+
+    starts = Starts()
+    fit(IFCA(num_clusters=2), starts, module=Own(), max_rounds=1)
+    assert len(set(starts.models[1].vectors[torch.float32][:8].tolist())) == 1
+
+
+class Gathers(Callback):
+    """All models after every round."""
+
+    def __init__(self) -> None:
+        self.models: list[list[Weights]] = []
+
+    def on_aggregate_end(self, trainer: FederatedTrainer) -> None:
+        self.models.append([model.clone() for model in trainer.models])
+
+
+def test_a_model_that_nobody_trains_stays_as_it_is() -> None:
+    ifca, gathers = IFCA(num_clusters=4), Gathers()
+    fit(ifca, gathers, UniformSampling(cohort_size=2), module=Network(), max_rounds=4)
+    for turn in range(1, 4):
+        before = ifca.assignments[turn - 1]
+        for model in range(4):
+            same = gathers.models[turn][model].equal(gathers.models[turn - 1][model])
+            if model not in ifca.assignments[turn]:
+                assert same
+        assert before.count(-1) >= ifca.assignments[turn].count(-1)
+
+
+def test_evaluations_have_no_part_in_the_training() -> None:
+    """Models and choices do not depend on when clients are evaluated, with drawn samples and sampled clients."""
+    runs = []
+    for every in (0, 1, 2):
+        ifca = IFCA(num_clusters=3, num_samples=4)
+        sampling = UniformSampling(cohort_size=3)
+        runs.append((fit(ifca, sampling, module=Network(), max_rounds=5, check_val_every_n_rounds=every), ifca))
+    (first, ifca), *others = runs
+    for run, other in others:
+        assert other.assignments == ifca.assignments
+        assert torch.equal(other.losses.nan_to_num(), ifca.losses.nan_to_num())
+        assert all(a.equal(b) for a, b in zip(run.models, first.models, strict=True))
+        assert run.collaboration == first.collaboration
+        assert run.communication.bytes_received == first.communication.bytes_received
+
+
+def test_a_run_that_ends_early_uses_the_best_models() -> None:
+    class Ends(Callback):
+        def on_round_end(self, trainer: FederatedTrainer) -> None:
+            trainer.should_stop = trainer.current_round == 2
+
+    early = fit(IFCA(num_clusters=3), Ends(), module=Network(), max_rounds=9, check_val_every_n_rounds=0)
+    whole = fit(IFCA(num_clusters=3), module=Network(), max_rounds=2)
+    assert early.collaboration == whole.collaboration
+
+
+def test_who_arrives_later_chooses_and_who_fails_is_left_out() -> None:
+    ifca = IFCA(num_clusters=2)
+    failing = FailingTurns((2, 0, 0), (2, 0, 1))
+    with pytest.warns(UserWarning, match="left out of"):
+        run = fit(
+            ifca,
+            ClientArrivals(rounds={"client_5": 3}),
+            failing,
+            ShapleyRewards(num_samples=4),
+            module=Network(),
+            data=MixedClients(pure=True),
+            max_rounds=4,
+            on_client_error="skip",
+        )
+    assert [labels[5] for labels in ifca.assignments][:2] == [-1, -1]
+    assert ifca.assignments[2][5] in (0, 1)
+    assert run.collaboration.model_of(5) in (0, 1)
+
+
+def test_a_run_that_stops_goes_on_to_the_same_result(tmp_path: Path) -> None:
+    def go(root: str, rounds: int, ckpt: Any = None) -> tuple[FederatedTrainer, IFCA]:
+        ifca = IFCA(num_clusters=3, num_samples=5)
+        callbacks = [
+            ifca,
+            PersonalLayers(layers=["linear.1"]),
+            ClientArrivals(rounds={"client_2": 2, "client_5": 4}),
+            UniformSampling(cohort_size=4),
+            ModelCheckpoint(every_n_rounds=1),
+        ]
+        settings: dict[str, Any] = {"enable_checkpointing": True, "default_root_dir": tmp_path / root}
+        every = {"check_val_every_n_rounds": 2, "module": Network()}
+        return fit(*callbacks, ckpt=ckpt, max_rounds=rounds, **settings, **every), ifca
+
+    (whole, ifca), (part, _) = go("whole", 6), go("part", 3)
+    rest, resumed = go("part", 6, ckpt=Path(part.log_dir) / "checkpoints" / "last.ckpt")
+    assert all(a.equal(b) for a, b in zip(whole.models, rest.models, strict=True))
+    assert whole.collaboration == rest.collaboration
+    assert (resumed.rounds, resumed.assignments) == (ifca.rounds, ifca.assignments)
+    assert torch.equal(resumed.losses.nan_to_num(-1), ifca.losses.nan_to_num(-1))
+    assert whole.communication.bytes_received == rest.communication.bytes_received
+
+
+def test_bad_settings_are_named() -> None:
+    for name in ("num_clusters", "num_samples"):
+        with pytest.raises(ConfigurationError, match=f"IFCA.{name}=0: give a number of at least 1"):
+            IFCA(**{"num_clusters": 2, name: 0})
+    for noise in (0.0, -1.0, float("inf")):
+        with pytest.raises(ConfigurationError, match=f"IFCA.initial_noise={noise}: give a positive number"):
+            IFCA(num_clusters=2, initial_noise=noise)
+    with pytest.raises(ConfigurationError, match="IFCA.num_clusters=7 for 6 clients"):
+        fit(IFCA(num_clusters=7))
+    with pytest.raises(ConfigurationError, match="IFCA and LocalTraining both decide the collaboration"):
+        fit(IFCA(num_clusters=2), LocalTraining())
+
+    class Manual(CornerModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+    with pytest.raises(ConfigurationError, match="IFCA needs the loss .* Manual optimises manually"):
+        fit(IFCA(num_clusters=2), module=Manual())
+
+    class Bare(CornerModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Sequential(nn.BatchNorm1d(2), nn.Softmax(1))  # type: ignore[assignment]
+
+    with pytest.raises(ConfigurationError, match="models of Bare would start alike.*define one in the module"):
+        fit(IFCA(num_clusters=2), module=Bare())
+    with pytest.raises(ConfigurationError, match="all its parameters are zero: leave IFCA.initial_noise out"):
+        fit(IFCA(num_clusters=2, initial_noise=0.1))  # CornerModule's are
+
+    class Names(Callback):
+        def select_clients(self, trainer: FederatedTrainer) -> Cohort:
+            return Cohort((Participant(0, 1),))
+
+    with pytest.raises(ConfigurationError, match="IFCA lets clients choose .*Keep one of the two"):
+        fit(IFCA(num_clusters=2), Names(), module=Network())
+
+
+def test_a_loss_that_is_not_finite_is_named() -> None:
+    class Broken(CornerModule):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) / 0
+
+    with pytest.raises(TrainingError, match=r"IFCA cannot compare the models.*client_0\) on its train data in round 1"):
+        fit(IFCA(num_clusters=2), module=Broken())

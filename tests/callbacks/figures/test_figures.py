@@ -1,0 +1,393 @@
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import same_color
+from torch import nn
+
+from lightning_fl.callbacks import Callback
+from lightning_fl.callbacks.figures.collaboration import CollaborationFigure
+from lightning_fl.callbacks.figures.contribution import ContributionFigure
+from lightning_fl.callbacks.figures.learning_curves import LearningCurves
+from lightning_fl.callbacks.figures.parity import ParityFigure, paired
+from lightning_fl.callbacks.figures.plots.run import (
+    draw_client_curves,
+    draw_contributions,
+    draw_learning_curves,
+    draw_matrix,
+    draw_parity,
+)
+from lightning_fl.callbacks.figures.sampling_weights import SamplingWeightsFigure
+from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
+from lightning_fl.cohort import Cohort
+from lightning_fl.collaboration import Collaboration
+from lightning_fl.data.source import STAND_IN_LABEL
+from lightning_fl.errors import ConfigurationError
+
+INPUTS = torch.tensor([1.0, -2.0, 3.0, -4.0])  # as in conftest
+
+
+def names_of(count: int) -> list[str]:
+    return [f"silo {i}" for i in range(count)]
+
+
+def legend_of(axes) -> list[str]:
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """The figures (name, figure, step) that runs log."""
+    figures = []
+    monkeypatch.setattr(
+        "lightning_fl.run_log.RunLog.log_figure", lambda self, name, figure, step: figures.append((name, figure, step))
+    )
+    return figures
+
+
+class TestDrawing:
+    matrix = torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.25, 0.5], [0.0, 0.0, 1.0]], dtype=torch.float64)
+
+    def test_matrix(self):
+        axes, bar = draw_matrix(self.matrix, ["a", "b", "c"], "after round 4", "measured").axes
+        np.testing.assert_array_equal(axes.images[0].get_array(), self.matrix.numpy())
+        assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
+        assert bar.get_ylabel() == "weight"
+        # A text's column is its x, its row its y.
+        written = {text.get_position()[::-1]: text.get_text() for text in axes.texts}
+        assert written == {(i, j): f"{self.matrix[i, j]:.2f}" for i in range(3) for j in range(3)}
+
+    @pytest.mark.parametrize(("count", "values"), [(12, 144), (13, 0)])
+    def test_values_are_written_into_small_matrices_only(self, count, values):
+        axes = draw_matrix(torch.eye(count), names_of(count), "", "measured").axes[0]
+        assert len(axes.texts) == values
+
+    @pytest.mark.parametrize(("source", "note"), [("stand-in", STAND_IN_LABEL), ("measured", "data: measured")])
+    def test_every_picture_says_where_its_data_came_from(self, source, note):
+        assert draw_matrix(self.matrix, names_of(3), "title", source).get_supxlabel() == note
+
+    def test_curves(self):
+        values = torch.rand(4, 3, dtype=torch.float64)
+        figure = draw_client_curves(
+            [0, 1, 2, 5], values, names_of(3), title="t", ylabel="y", source="measured", reference=("third", 1 / 3)
+        )
+        axes = figure.axes[0]
+        for client in range(3):
+            np.testing.assert_array_equal(axes.lines[client].get_xdata(), [0, 1, 2, 5])
+            np.testing.assert_array_equal(axes.lines[client].get_ydata(), values[:, client].numpy())
+        assert legend_of(axes) == [*names_of(3), "third"]
+        assert axes.lines[3].get_ydata() == [1 / 3, 1 / 3]
+
+    def test_of_many_clients_the_highest_are_named(self):
+        heights = torch.arange(30.0)[torch.randperm(30, generator=torch.Generator().manual_seed(0))]
+        figure = draw_client_curves(
+            [0, 1], heights.expand(2, 30), names_of(30), title="t", ylabel="y", source="measured"
+        )
+        axes = figure.axes[0]
+        highest = [client for client in range(30) if heights[client] >= 18]
+        assert legend_of(axes) == [f"silo {client}" for client in highest] + ["18 more"]
+        colors = [line.get_color() for line in axes.lines[:12]]
+        assert not any(same_color(a, b) for i, a in enumerate(colors) for b in colors[:i])
+
+    def test_parity(self):
+        points = {
+            0: (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 5.0])),
+            3: (torch.tensor([-1.0]), torch.tensor([1.0])),
+        }
+        figure = draw_parity(points, names_of(4), quantity="depth", unit="m", source="measured")
+        axes = figure.axes[0]
+        assert figure.get_suptitle() == f"depth: RMSE {math.sqrt((0 + 9 + 4) / 3):.3g} m, 3 samples"
+        np.testing.assert_array_equal(axes.collections[0].get_offsets(), [[1, 1], [5, 2]])  # x measured, y predicted
+        np.testing.assert_array_equal(axes.collections[1].get_offsets(), [[1, -1]])
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("measured / m", "predicted / m")
+        assert legend_of(axes) == [
+            f"silo 0 (RMSE {math.sqrt(4.5):.3g})",
+            "silo 3 (RMSE 2)",
+            "predicted = measured",
+        ]
+        line = axes.lines[0]
+        np.testing.assert_array_equal(line.get_xdata(), line.get_ydata())
+        assert axes.get_xlim() == axes.get_ylim()
+
+    def test_of_many_clients_the_worst_are_named(self):
+        points = {client: (torch.tensor([float(client)]), torch.tensor([0.0])) for client in range(14)}
+        axes = draw_parity(points, names_of(14), quantity="q", unit="", source="measured").axes[0]
+        expected = [f"silo {client} (RMSE {client})" for client in range(2, 14)]
+        assert legend_of(axes) == [*expected, "2 more", "predicted = measured"]
+        assert axes.get_xlabel() == "measured"
+
+    def test_learning_curves(self):
+        figure = draw_learning_curves(
+            {"loss": {0: ([1, 2], [3.0, 2.0]), 1: ([2], [4.0])}},
+            {"loss": ([1, 2], [3.0, 3.0])},
+            {"loss": ([1, 2], [3.0, 4.0])},
+            "measured",
+        )
+        lines = {line.get_label(): line for line in figure.axes[0].lines}
+        np.testing.assert_array_equal(lines["worst client"].get_ydata(), [3, 4])
+        np.testing.assert_array_equal(lines["average"].get_ydata(), [3, 3])
+        np.testing.assert_array_equal(figure.axes[0].lines[1].get_xdata(), [2])
+        assert figure.axes[0].get_ylabel() == "loss"
+
+    def test_pyplot_holds_no_figure(self):
+        draw_matrix(self.matrix, names_of(3), "", "measured")
+        if "matplotlib.pyplot" in sys.modules:
+            assert sys.modules["matplotlib.pyplot"].get_fignums() == []
+
+
+class TestCollaborationFigure:
+    def test_draws_the_matrix_of_the_run(self, make_trainer, line_clients, line_module, shown):
+        class Pairs(Callback):
+            def on_fit_start(self, trainer):
+                trainer.collaboration = Collaboration.coalitions([0, 1, 0], [1, 1, 3])
+
+        trainer = make_trainer(Pairs(), CollaborationFigure(every_n_rounds=2), max_rounds=4)
+        trainer.fit(line_module(), line_clients([1.0, 2.0, 3.0]))
+        assert [(name, step) for name, _, step in shown] == [("collaboration", 2), ("collaboration", 4)]
+        expected = [[0.25, 0, 0.75], [0, 1, 0], [0.25, 0, 0.75]]
+        np.testing.assert_allclose(shown[-1][1].axes[0].images[0].get_array(), expected)
+        assert shown[0][1].get_suptitle() == "Collaboration after round 2"
+
+    def test_is_kept_as_a_file(self, make_trainer, line_clients, line_module):
+        trainer = make_trainer(CollaborationFigure(), max_rounds=1)
+        trainer.fit(line_module(), line_clients([1.0, 2.0]))
+        picture = trainer.run_log.directory / "figures" / "collaboration.png"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+    def test_option_is_checked(self):
+        with pytest.raises(ConfigurationError, match=r"CollaborationFigure\.every_n_rounds=-1: give a number of at"):
+            CollaborationFigure(every_n_rounds=-1)
+
+
+class Scripted(Callback):
+    """Everybody takes part; after r rounds the weights are [1 + r, 1, 1] / (3 + r)."""
+
+    role = "participation"
+
+    def __init__(self):
+        self.weights = torch.empty(0)
+
+    @staticmethod
+    def after(rounds: int) -> torch.Tensor:
+        return torch.tensor([1.0 + rounds, 1.0, 1.0], dtype=torch.float64) / (3 + rounds)
+
+    def on_round_start(self, trainer):
+        self.weights = self.after(trainer.current_round)
+
+    def select_clients(self, trainer):
+        return Cohort.of(range(3))
+
+    def on_aggregate_end(self, trainer):
+        self.weights.copy_(self.after(trainer.current_round + 1))  # in place: a history must hold copies
+
+
+class TestSamplingWeightsFigure:
+    def test_history_is_what_was_sampled_with(self, make_trainer, line_clients, line_module, shown):
+        figure = SamplingWeightsFigure(every_n_rounds=3)
+        make_trainer(Scripted(), figure, max_rounds=4).fit(line_module(), line_clients([1.0, 2.0, 3.0]))
+        assert figure.rounds == [0, 1, 2, 3, 4]
+        assert torch.equal(figure.history, torch.stack([Scripted.after(done) for done in range(5)]))
+        assert [(name, step) for name, _, step in shown] == [("sampling_weights", 3), ("sampling_weights", 4)]
+        lines = shown[-1][1].axes[0].lines
+        np.testing.assert_array_equal(lines[0].get_ydata(), [Scripted.after(done)[0] for done in range(5)])
+        assert lines[3].get_ydata() == [1 / 3, 1 / 3]
+
+    def test_a_resumed_run_has_the_whole_history(self, make_trainer, line_clients, line_module, shown):
+        data = line_clients([1.0, 2.0, 3.0])
+        first = make_trainer(Scripted(), SamplingWeightsFigure(), max_rounds=2)
+        first.fit(line_module(), data)
+        figure = SamplingWeightsFigure()
+        resumed = make_trainer(Scripted(), figure, max_rounds=4)
+        resumed.fit(line_module(), data, ckpt_path=f"{first.log_dir}/checkpoints/last.ckpt")
+        assert figure.rounds == [0, 1, 2, 3, 4]
+        assert torch.equal(figure.history, torch.stack([Scripted.after(done) for done in range(5)]))
+
+    def test_a_new_fit_forgets_the_last_one(self, make_trainer, line_clients, line_module, shown):
+        figure = SamplingWeightsFigure()
+        trainer = make_trainer(Scripted(), figure, max_rounds=2)
+        for _ in range(2):
+            trainer.fit(line_module(), line_clients([1.0, 2.0, 3.0]))
+        assert figure.rounds == [0, 1, 2]
+
+    def test_needs_sampling_weights(self, make_trainer, line_clients, line_module):
+        with pytest.raises(
+            ConfigurationError, match=r"no callback of this run has sampling weights\. Add DROClientSam"
+        ):
+            make_trainer(SamplingWeightsFigure(), max_rounds=1).fit(line_module(), line_clients([1.0]))
+
+    def test_option_is_checked(self):
+        with pytest.raises(ConfigurationError, match=r"SamplingWeightsFigure\.every_n_rounds=-2: give a number of at"):
+            SamplingWeightsFigure(every_n_rounds=-2)
+
+
+class TestContributionFigure:
+    def test_lines_are_cumulated_and_bars_sorted(self, make_trainer, line_clients, line_module, shown):
+        rewards, figure = ShapleyRewards(), ContributionFigure(every_n_rounds=2)
+        make_trainer(figure, rewards, max_rounds=3).fit(line_module(), line_clients([1.0, 1.5, -1.0]))
+        assert [(name, step) for name, _, step in shown] == [("contributions", 2), ("contributions", 3)]
+        lines, bars = shown[-1][1].axes
+        order = sorted(range(3), key=lambda client: -rewards.cumulated[client])
+        assert order[-1] == 2
+        for line, client in zip(lines.lines, order, strict=False):
+            steps = [values[client] for values in rewards.values]
+            np.testing.assert_allclose(line.get_ydata(), np.cumsum(steps))
+            np.testing.assert_array_equal(line.get_xdata(), [1, 2, 3])
+        np.testing.assert_allclose([bar.get_width() for bar in bars.patches], [rewards.cumulated[i] for i in order])
+        assert [label.get_text() for label in bars.get_yticklabels()] == [f"client_{i}" for i in order]
+        assert "first order, normalised" in shown[-1][1].get_suptitle()
+
+    def test_of_many_clients_both_ends_are_named(self):
+        totals = torch.arange(30.0)
+        totals[7] = math.nan  # never took part
+        figure = draw_contributions([2], totals[None], names_of(30), title="t", ylabel="y", source="measured")
+        lines, bars = figure.axes
+        shown = [f"silo {i}" for i in (29, 28, 27, 26, 25, 24, 5, 4, 3, 2, 1, 0)]
+        assert legend_of(lines) == [*shown, "17 more"]
+        assert len(bars.patches) == 29
+
+    def test_needs_values(self, make_trainer, line_clients, line_module):
+        with pytest.raises(ConfigurationError, match=r"ContributionFigure draws the values of ShapleyRewards: add it"):
+            make_trainer(ContributionFigure(), max_rounds=1).fit(line_module(), line_clients([1.0]))
+
+    def test_option_is_checked(self):
+        with pytest.raises(ConfigurationError, match=r"ContributionFigure\.every_n_rounds=-1: give a number of at"):
+            ContributionFigure(every_n_rounds=-1)
+
+
+class TestParityFigure:
+    slopes = (1.0, 2.0, -3.0)
+
+    def expected_rmse(self, weight: float) -> float:
+        return math.sqrt(7.5 * sum((weight - slope) ** 2 for slope in self.slopes) / 3)
+
+    def test_after_test(self, make_trainer, line_clients, line_module, shown):
+        module, data = line_module(), line_clients(list(self.slopes))
+        trainer = make_trainer(ParityFigure(), max_rounds=2)
+        trainer.fit(module, data)
+        assert not shown
+        trainer.test(module, data)
+        (name, figure, step) = shown[0]
+        weight = module.weight.item()
+        assert (name, step, len(shown)) == ("parity_test", 2, 1)
+        assert figure.get_suptitle() == f"height: RMSE {self.expected_rmse(weight):.3g} m, 12 samples"
+        for client, slope in enumerate(self.slopes):
+            offsets = figure.axes[0].collections[client].get_offsets()
+            np.testing.assert_allclose(offsets[:, 0], slope * INPUTS)
+            np.testing.assert_allclose(offsets[:, 1], weight * INPUTS, rtol=1e-6)
+
+    def test_validation_data_once_at_the_end(self, make_trainer, line_clients, line_module, shown):
+        module, data = line_module(), line_clients(list(self.slopes))
+        trainer = make_trainer(ParityFigure(split="val"), max_rounds=3)
+        trainer.fit(module, data)
+        assert [(name, step) for name, _, step in shown] == [("parity_val", 3)]
+        trainer.validate(module, data)
+        assert len(shown) == 2
+
+    @pytest.mark.parametrize(
+        ("prediction", "message"),
+        [
+            (lambda x: {"mean": x}, "predict_step returned a dict"),
+            (
+                lambda x: torch.cat([x, x], 1),
+                r"predict_step returned values of shape \(4, 2\) in all, the targets have \(4, 1\)",
+            ),
+            (lambda x: x / None, "TypeError: unsupported operand"),
+        ],
+    )
+    def test_other_predictions_are_named_and_left(
+        self, make_trainer, line_clients, line_module, shown, prediction, message
+    ):
+        class Other(line_module):
+            def predict_step(self, batch):
+                return prediction(batch[0])
+
+        module, data = Other(), line_clients(list(self.slopes))
+        with pytest.warns(UserWarning, match=f"ParityFigure draws nothing: {message}"):
+            metrics = make_trainer(ParityFigure()).test(module, data)
+        assert not shown
+        assert set(metrics) == {"test/rmse"}
+
+    def test_no_measured_values(self, make_trainer, line_clients, line_module, shown):
+        with pytest.warns(UserWarning, match="no client has test data with a measured value"):
+            make_trainer(ParityFigure()).test(line_module(), line_clients([math.nan]))
+
+    def test_pairs_leave_missing_targets_out(self):
+        targets = torch.tensor([[1.0, 10.0], [math.nan, 20.0], [3.0, math.nan]])
+        outputs = [torch.tensor([[1.5, 11.0], [2.5, 21.0]]), torch.tensor([[3.5, 31.0]])]
+        predicted, measured = paired(outputs, targets, 0)
+        assert (predicted.tolist(), measured.tolist()) == ([1.5, 3.5], [1.0, 3.0])
+        predicted, measured = paired(outputs, targets, 1)
+        assert (predicted.tolist(), measured.tolist()) == ([11.0, 21.0], [10.0, 20.0])
+
+    def test_a_column_and_a_vector_are_the_same(self):
+        predicted, measured = paired([torch.tensor([1.0, 2.0]), torch.tensor(3.0)], torch.ones(3, 1), 0)
+        assert (predicted.tolist(), measured.tolist()) == ([1.0, 2.0, 3.0], [1.0, 1.0, 1.0])
+
+    def test_a_target_that_is_not_there(self):
+        assert paired([torch.ones(2, 1)], torch.ones(2, 1), 3) == "target=3, but there are 1 columns of targets" + (
+            " (counted from 0)."
+        )
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [({"split": "train"}, "ParityFigure.split='train': choose one of"), ({"target": -1}, "ParityFigure.target=-1")],
+    )
+    def test_options_are_checked(self, options, message):
+        with pytest.raises(ConfigurationError, match=message):
+            ParityFigure(**options)
+
+
+class TestLearningCurves:
+    def test_history_is_what_the_trainer_measured(self, make_trainer, line_clients, line_module, shown):
+        seen = []
+
+        class Watch(Callback):
+            def on_round_end(self, trainer):
+                if trainer.evaluated_this_round:
+                    seen.append((trainer.current_round, trainer.metrics["val"]["val/rmse"]))
+
+        curves = LearningCurves()
+        trainer = make_trainer(curves, Watch(), max_rounds=4, check_val_every_n_rounds=2)
+        trainer.fit(line_module(), line_clients([1.0, 5.0]))
+        assert list(curves.history["train/loss"]) == [1, 2, 3, 4]
+        assert [done for done, _ in seen] == [2, 4]
+        lines = {line.get_label(): line for line in shown[0][1].axes[1].lines}
+        np.testing.assert_array_equal(lines["average"].get_xdata(), [2, 4])
+        np.testing.assert_array_equal(lines["average"].get_ydata(), [metric.mean for _, metric in seen])
+        np.testing.assert_array_equal(lines["worst client"].get_ydata(), [metric.clients[1] for _, metric in seen])
+        assert [panel.get_ylabel() for panel in shown[0][1].axes] == ["train/loss", "val/rmse"]
+
+    def test_a_resumed_run_has_the_whole_history(self, make_trainer, line_clients, line_module, shown):
+        data, whole = line_clients([1.0, 5.0]), LearningCurves(monitor="val/extra")
+        make_trainer(whole, max_rounds=4).fit(line_module(), data)
+        first = make_trainer(LearningCurves(monitor="val/extra"), max_rounds=2)
+        first.fit(line_module(), data)
+        resumed = LearningCurves(monitor="val/extra")
+        make_trainer(resumed, max_rounds=4).fit(line_module(), data, ckpt_path=f"{first.log_dir}/checkpoints/last.ckpt")
+        assert resumed.history == whole.history
+        assert set(whole.history) == {"train/loss", "val/extra"}
+
+    def test_a_metric_that_is_not_logged(self, make_trainer, line_clients, line_module):
+        with pytest.raises(
+            ConfigurationError, match=r"LearningCurves\.monitor='val/r2' is not logged in validation\. Log"
+        ):
+            make_trainer(LearningCurves(monitor="val/r2"), max_rounds=1).fit(line_module(), line_clients([1.0]))
+
+
+def test_pictures_do_not_change_the_result(make_trainer, line_clients, line_module):
+    class Dropping(line_module):  # draws from the default generator, which predictions must not disturb
+        def __init__(self):
+            super().__init__()
+            self.dropout = nn.Dropout(0.5)
+
+        def forward(self, x):
+            return self.dropout(self.weight * x + 1)
+
+    results = []
+    for pictures in ((), (CollaborationFigure(), SamplingWeightsFigure(), LearningCurves(), ParityFigure(split="val"))):
+        module = Dropping()
+        make_trainer(Scripted(), *pictures, max_rounds=3).fit(module, line_clients([1.0, 2.0, 3.0]))
+        results.append(module.weight.detach().clone())
+    assert torch.equal(*results)

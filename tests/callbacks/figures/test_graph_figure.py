@@ -1,0 +1,49 @@
+"""The picture of a collaboration graph, looked at pixel by pixel where it matters."""
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+from test_hcct_callback import SIZES, TwoKinds, trainer
+from tiny import TinyModule
+
+from lightning_fl.callbacks import CollaborationGraph, GraphFigure
+from lightning_fl.callbacks.figures.graph import _COLORS, draw_graph
+from lightning_fl.errors import ConfigurationError
+
+NAMES = ["a", "b", "c"]
+
+
+def images(figure) -> list[np.ndarray]:
+    return [np.asarray(axes.images[0].get_array()) for axes in figure.axes]
+
+
+def test_rows_choose_and_columns_are_chosen():
+    figure = draw_graph([1, 2], [{0: [1], 1: [], 2: [0, 1]}, {0: []}], {0: [1, 2], 2: [0, 1]}, NAMES, "measured")
+    first, second = images(figure)
+    assert first.tolist() == [[3, 2, 1], [0, 3, 0], [2, 2, 3]]
+    assert second.tolist() == [[3, 1, 1], [0, 3, 0], [1, 1, 3]]
+    assert [axes.get_title() for axes in figure.axes] == ["round 1: 3 edges", "round 2: 0 edges"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["may be chosen", "chosen", "itself"]
+    colors = np.array([to_rgb(color) for color in _COLORS])
+    gaps = np.abs(colors[:, None] - colors[None]).max(2) + np.eye(4)
+    assert gaps.min() > 0.3  # told apart
+
+
+@pytest.mark.parametrize(("panels", "expected"), [(1, [1]), (2, [1, 9]), (4, [1, 4, 6, 9]), (20, list(range(1, 10)))])
+def test_the_shown_rounds_are_spread_evenly(panels, expected):
+    figure = draw_graph(range(1, 10), [{0: []}] * 9, {}, NAMES, "measured", panels=panels)
+    assert [int(axes.get_title().split()[1].rstrip(":")) for axes in figure.axes] == expected
+
+
+def test_a_run_draws_it(tmp_path):
+    run = trainer(CollaborationGraph(budget=2), GraphFigure(panels=2), root=tmp_path)
+    run.fit(TinyModule(), TwoKinds())
+    assert (tmp_path / "version_0" / "figures" / "graph.png").stat().st_size > 10_000
+    assert len(SIZES) == run.num_clients
+
+
+def test_refusals():
+    with pytest.raises(ConfigurationError, match=r"panels=0: give a number of at least 1"):
+        GraphFigure(panels=0)
+    with pytest.raises(ConfigurationError, match="GraphFigure draws the choices of CollaborationGraph: put it before"):
+        trainer(GraphFigure(), CollaborationGraph()).fit(TinyModule(), TwoKinds())

@@ -1,0 +1,252 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import same_color, to_rgb
+from tier_tiny import SIZES, fit
+
+from lightning_fl.callbacks import Callback, ShapleyRewards, TierBidding, TierFigures, TokenLedger
+from lightning_fl.callbacks.figures.plots.tiers import (
+    draw_balances,
+    draw_cdf,
+    draw_payments,
+    draw_tier_contributions,
+    draw_tier_membership,
+)
+from lightning_fl.data.source import STAND_IN_LABEL
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Ledger, to_units
+
+WORDS = {"title": "title", "source": "measured"}
+BLUE, ORANGE = to_rgb("tab:blue"), to_rgb("tab:orange")
+
+
+def names_of(count):
+    return [f"silo {i}" for i in range(count)]
+
+
+def legend_of(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+class TestBalances:
+    def test_lines_mean_and_sum(self):
+        balances = [{0: 10.0, 1: 10.0}, {0: 12.0, 1: 8.0}, {0: 12.0, 2: 5.0}]  # 1 leaves, 2 comes
+        lines, total = draw_balances([1, 2, 3], balances, names_of(3), **WORDS).axes
+        drawn = {line.get_label(): line.get_ydata() for line in lines.lines}
+        np.testing.assert_array_equal(drawn["silo 1"], [10, 8, math.nan])
+        np.testing.assert_array_equal(drawn["silo 2"], [math.nan, math.nan, 5])
+        np.testing.assert_allclose(drawn["mean"], [10, 10, 8.5])
+        assert legend_of(lines) == ["silo 0", "silo 1", "silo 2", "mean"]  # who has most at the end comes first
+        np.testing.assert_allclose(total.lines[0].get_ydata(), [20, 20, 17])
+        assert total.get_ylim()[0] == 0
+
+    def test_of_many_the_first_and_the_last_are_named(self):
+        balances = [{client: float(client) for client in range(100)}] * 4
+        lines, _ = draw_balances(range(4), balances, names_of(100), **WORDS).axes
+        richest, poorest = ([f"silo {i}" for i in range(start, start - 6, -1)] for start in (99, 5))
+        assert legend_of(lines) == [*richest, *poorest, "88 more", "mean"]
+
+    def test_one_round_is_seen(self):
+        lines, _ = draw_balances([1], [{0: 1.0, 1: 2.0}], names_of(2), **WORDS).axes
+        assert {line.get_marker() for line in lines.lines} == {"."}
+
+    def test_a_client_without_an_account_has_no_line(self):
+        lines, _ = draw_balances([1, 2], [{0: 1.0}] * 2, names_of(2), **WORDS).axes
+        assert legend_of(lines) == ["silo 0", "mean"]
+
+    @pytest.mark.parametrize(("rounds", "balances"), [([], []), ([1, 2], [{0: 1.0}])])
+    def test_sizes_must_agree(self, rounds, balances):
+        with pytest.raises(ConfigurationError, match=f"{len(rounds)} rounds, {len(balances)} balances"):
+            draw_balances(rounds, balances, names_of(1), **WORDS)
+
+
+class TestPayments:
+    def ledger(self):
+        ledger = Ledger()
+        for client in range(3):
+            ledger.open(client, to_units(100), 0)
+        ledger.pay(0, to_units(6), 1, 0)
+        ledger.pay(1, to_units(4), 1, 0)
+        ledger.reimburse(0, 0.2, 1)
+        ledger.reward(0, {2: 1}, 1)
+        ledger.pay(2, to_units(5), 3, 2)
+        ledger.reimburse(2, 0.5, 3)
+        return ledger
+
+    def bars(self, axes):
+        return [
+            (patch.get_x() + patch.get_width() / 2, patch.get_y(), patch.get_height())
+            for patch in axes.patches
+            if patch.get_height()
+        ]
+
+    def test_in_above_and_out_below(self):
+        first, second = draw_payments(self.ledger().rows(), **WORDS).axes
+        assert (first.get_ylabel(), second.get_ylabel()) == ("tier 0", "tier 2")
+        # ten in; eight are rewards and two go back, one bar on the other
+        np.testing.assert_allclose(self.bars(first), [(1, 0, 10), (1, 0, -8), (1, -8, -2)])
+        np.testing.assert_allclose(self.bars(second), [(3, 0, 5), (3, 0, -2.5)])
+        assert legend_of(first) == ["bids", "rewards", "reimbursements", "left in the pool"]
+        np.testing.assert_allclose(second.lines[0].get_ydata(), [0, 0, 2.5])
+
+    def test_what_leaves_circulation_and_kinds_of_ones_own(self):
+        ledger = self.ledger()
+        ledger.pay(0, to_units(3), 3, 0, kind="fee")
+        ledger.close(2, 4)
+        ledger.refund(2, 4)
+        first, second = draw_payments(ledger.rows(), **WORDS).axes
+        assert legend_of(first)[-3:] == ["retired", "fee", "left in the pool"]
+        assert second.lines[0].get_ydata()[-1] == pytest.approx(0)
+
+    def test_of_many_tiers_those_with_the_largest_payments(self):
+        ledger = Ledger()
+        ledger.open(0, to_units(1000), 0)
+        for tier in range(15):
+            ledger.pay(0, to_units(tier + 1), 1, tier)
+        axes = draw_payments(ledger.rows(), **WORDS).axes
+        assert [one.get_ylabel() for one in axes] == [f"tier {tier}" for tier in range(3, 15)]
+        assert legend_of(axes[0])[-1] == "3 tiers more"
+
+    def test_nothing_to_draw(self):
+        ledger = Ledger()
+        ledger.open(0, 5, 0)
+        with pytest.raises(ConfigurationError, match="none is of a tier"):
+            draw_payments(ledger.rows(), **WORDS)
+
+
+class TestContributions:
+    def test_clients_by_the_tier_they_gave_most_to(self):
+        values = torch.tensor([[0.1, 0.5], [math.nan, math.nan], [0.9, -0.2], [0.3, math.nan]])
+        axes, bar = draw_tier_contributions(values, names_of(4), label="psi", **WORDS).axes
+        order = [2, 3, 0, 1]
+        np.testing.assert_allclose(axes.images[0].get_array().filled(math.nan), values[order], rtol=1e-6)
+        assert [text.get_text() for text in axes.get_yticklabels()] == [f"silo {i}" for i in order]
+        assert axes.images[0].get_clim() == pytest.approx((-0.9, 0.9))
+        assert {text.get_text() for text in axes.texts} == {"0.9", "-0.2", "0.3", "0.1", "0.5"}
+        assert (axes.get_xlabel(), bar.get_ylabel()) == ("tier (grey: never trained it)", "psi")
+
+    def test_nothing_but_zeros(self):
+        axes = draw_tier_contributions(torch.zeros(2, 1), names_of(2), label="psi", **WORDS).axes[0]
+        assert axes.images[0].get_clim() == (-1, 1)
+        assert axes.get_xlabel() == "tier"
+
+    @pytest.mark.parametrize("shape", [(3,), (2, 2), (3, 0)])
+    def test_sizes_must_agree(self, shape):
+        with pytest.raises(ConfigurationError, match="give one row per client and one column per tier"):
+            draw_tier_contributions(torch.zeros(shape), names_of(3), label="psi", **WORDS)
+
+
+class TestMembership:
+    cohorts = (
+        {0: {"best": [0], "random": [1]}, 1: {"best": [0, 2], "random": []}},
+        {0: {"best": [0], "random": []}, 1: {"best": [2], "random": [1]}},
+    )
+
+    def cell(self, axes, row, column):
+        lines = axes.images[0].get_array()[row * 12 : (row + 1) * 12, column]
+        return [lines[0].tolist(), lines[-1].tolist()]
+
+    def lighter(self, color):
+        return pytest.approx([0.4 * part + 0.6 for part in color])
+
+    def test_colours(self):
+        axes = draw_tier_membership([1, 2], self.cohorts, names_of(4), **WORDS).axes[0]
+        # 0 twice in tier 0; 1 once in each, the first counts; 2 in tier 1; 3 in none
+        assert [text.get_text() for text in axes.get_yticklabels()] == [f"silo {i}" for i in range(4)]
+        assert self.cell(axes, 0, 0) == [pytest.approx(BLUE), pytest.approx(ORANGE)]  # shared
+        assert self.cell(axes, 0, 1) == [pytest.approx(BLUE)] * 2
+        assert self.cell(axes, 1, 0) == [self.lighter(BLUE)] * 2
+        assert self.cell(axes, 1, 1) == [self.lighter(ORANGE)] * 2
+        assert self.cell(axes, 2, 0) == [pytest.approx(ORANGE)] * 2
+        assert self.cell(axes, 3, 0) == [[1, 1, 1]] * 2
+        assert legend_of(axes) == ["tier 0", "tier 1", "lighter: drawn\nat random", "in no tier"]
+
+    def test_rows_by_the_tier_and_how_often(self):
+        cohorts = [{0: {"best": [3]}, 1: {"best": [0, 1]}}, {0: {"best": [2, 3]}, 1: {"best": [1]}}]
+        axes = draw_tier_membership([1, 2], cohorts, names_of(4), **WORDS).axes[0]
+        assert [text.get_text() for text in axes.get_yticklabels()] == ["silo 3", "silo 2", "silo 1", "silo 0"]
+        assert legend_of(axes) == ["tier 0", "tier 1", "in no tier"]
+        assert same_color(axes.get_legend().legend_handles[0].get_facecolor(), "tab:blue")
+
+    def test_many_tiers_and_rounds(self):
+        cohorts = [{tier: {"best": [tier]} for tier in range(20)}] * 200
+        axes = draw_tier_membership(range(1, 201), cohorts, names_of(100), **WORDS).axes[0]
+        assert legend_of(axes)[-2:] == ["8 more", "in no tier"]
+        assert len(axes.get_xticklabels()) == 25
+        assert axes.get_ylabel() == "client (1 in 2 is named)"
+
+    def test_rounds_without_cohorts(self):
+        axes = draw_tier_membership([1], [{}], names_of(2), **WORDS).axes[0]
+        assert legend_of(axes) == ["in no tier"]
+
+    @pytest.mark.parametrize(("rounds", "cohorts"), [([], []), ([1, 2], [{}])])
+    def test_sizes_must_agree(self, rounds, cohorts):
+        with pytest.raises(ConfigurationError, match=f"{len(rounds)} rounds, {len(cohorts)} cohorts"):
+            draw_tier_membership(rounds, cohorts, names_of(2), **WORDS)
+
+
+class TestCdf:
+    def test_steps_and_means(self):
+        series = {"personal": [0.5, 1.0, math.nan], "tier 0": [0.25, math.inf], "nobody": [math.nan]}
+        axes = draw_cdf(series, quantity="accuracy", **WORDS).axes[0]
+        assert legend_of(axes) == ["personal (mean 0.75)", "tier 0 (mean 0.25)"]
+        first, second = axes.lines
+        assert first.get_xdata()[1:].tolist() == [0.5, 1.0]
+        assert first.get_ydata()[-2:].tolist() == [0.5, 1.0]
+        assert first.get_linewidth() > second.get_linewidth()
+        assert axes.get_xlabel() == "accuracy"
+
+    def test_more_series_than_colours(self):
+        axes = draw_cdf({str(i): [i] for i in range(15)}, quantity="accuracy", **WORDS).axes[0]
+        assert legend_of(axes)[-1] == "3 more"
+
+    def test_nothing_to_draw(self):
+        with pytest.raises(ConfigurationError, match="no client has a value of accuracy"):
+            draw_cdf({"personal": [math.nan]}, quantity="accuracy", **WORDS)
+
+    def test_stand_in_data_are_named(self):
+        figure = draw_cdf({"personal": [1.0]}, quantity="accuracy", title="title", source="stand-in")
+        assert figure._supxlabel.get_text() == STAND_IN_LABEL
+
+
+class TestCallback:
+    def test_draws_what_is_there(self):
+        drawn = []
+
+        class Record(Callback):
+            def setup(self, trainer, stage):
+                trainer.run_log.log_figure = lambda name, figure, step: drawn.append((name, step, figure))
+
+        tiers, ledger = TierBidding(num_tiers=2, num_best=1, num_samples=None), TokenLedger(initial_balance=5)
+        fit(Record(), ledger, tiers, ShapleyRewards(), TierFigures(every_n_rounds=2))
+        names = [
+            *("token_balances", "token_payments", "tier_membership", "tier_importance", "tier_contributions"),
+            "personal_acc",
+        ]
+        assert [(name, step) for name, step, _ in drawn] == [(name, step) for step in (2, 3) for name in names]
+        lines, total = drawn[6][2].axes  # the balances at the end
+        shown = {line.get_label(): line.get_ydata() for line in lines.lines}
+        for client in range(len(SIZES)):
+            units = [of[client] for of in ledger.balances]
+            np.testing.assert_allclose(shown[f"client_{client}"], np.array(units) / UNITS_PER_TOKEN)
+        np.testing.assert_allclose(total.lines[0].get_ydata(), 5 * len(SIZES))
+
+    def test_files(self, tmp_path):
+        run = fit(ShapleyRewards(), TierFigures(), default_root_dir=tmp_path)
+        files = sorted(path.name for path in Path(run.log_dir, "figures").iterdir())
+        assert files == ["personal_acc.png", "tier_contributions.png"]
+
+    def test_refuses_a_run_with_nothing_to_draw(self):
+        with pytest.raises(ConfigurationError, match="TierFigures draws what TierBidding, TokenLedger and"):
+            fit(TierFigures())
+
+    def test_comes_after_what_it_draws(self):
+        with pytest.raises(ConfigurationError, match="what TierBidding kept of a round: put it after them"):
+            fit(ShapleyRewards(), TierFigures(), TierBidding(num_tiers=2))
+
+    def test_range(self):
+        with pytest.raises(ConfigurationError, match=r"TierFigures.every_n_rounds=-1: give a number of at least 0"):
+            TierFigures(every_n_rounds=-1)

@@ -1,0 +1,185 @@
+"""Gains over local training, measured inside the same fit or against a finished run."""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+from tiny import TinyClients, TinyModule
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.callbacks import Callback, FineTuning, LocalReference, LocalTraining, ModelCheckpoint
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.report import print_report
+from lightning_fl.strategies import FedAvg
+
+SIZES = (24, 10, 18)
+
+
+def trainer(*callbacks, root=None, **settings):
+    defaults = {"max_rounds": 3, "local_epochs": 1, "logger": root is not None, "enable_progress_bar": False, "seed": 3}
+    return FederatedTrainer(
+        callbacks=list(callbacks),
+        default_root_dir=root,
+        **{**defaults, "enable_checkpointing": root is not None, **settings},
+    )
+
+
+def test_the_reference_is_a_run_of_local_training_to_the_last_bit():
+    with_reference, alone = trainer(LocalReference()), trainer(LocalTraining())
+    for run in (with_reference, alone):
+        run.fit(TinyModule(dropout=0.2), TinyClients(SIZES))
+    for client in range(len(SIZES)):
+        kept = with_reference.client_store("local_reference")[client]["weights"]
+        assert Weights.from_state_dict(kept, torch.device("cpu")).equal(alone.client_model(client))
+    assert with_reference.metrics["val"]["val/local/loss"].clients == (alone.metrics["val"]["val_loss"].clients)
+
+
+def test_the_federation_is_what_it_is_without_a_reference():
+    plain, watched = trainer(), trainer(LocalReference())
+    for run in (plain, watched):
+        run.fit(TinyModule(dropout=0.2), TinyClients(SIZES))
+    assert plain.models[0].equal(watched.models[0])
+    assert plain.metrics["val"]["val_loss"] == watched.metrics["val"]["val_loss"]
+
+
+def test_gains_are_differences_with_the_metrics_direction():
+    run = trainer(LocalReference())
+    run.fit(TinyModule(), TinyClients(SIZES))
+    values, local = run.metrics["val"]["val_loss"].clients, run.metrics["val"]["val/local/loss"].clients
+    gain = run.gains["val"]["val_loss"]
+    differences = {client: local[client] - values[client] for client in values}  # a loss: lower is better
+    assert gain.clients == pytest.approx(differences)
+    assert gain.ipr == sum(value > 0 for value in differences.values()) / 3
+    assert gain.harmed == sum(value < 0 for value in differences.values()) / 3
+    assert gain.rsd == pytest.approx(
+        float(torch.tensor(list(differences.values()), dtype=torch.float64).std(correction=0))
+    )
+
+
+def test_a_client_alone_gains_nothing():
+    run = trainer(LocalTraining(), LocalReference())
+    run.fit(TinyModule(dropout=0.2), TinyClients(SIZES))
+    gain = run.gains["val"]["val_loss"]
+    assert set(gain.clients.values()) == {0.0}
+    assert (gain.ipr, gain.harmed, gain.rsd) == (0.0, 0.0, 0.0)
+
+
+class Pull(FedAvg):
+    """A proximal term that would show if it reached the local models."""
+
+    name = "pull"
+
+    def client_loss(self, loss, module):
+        return loss + 10 * sum(p.square().sum() for p in module.parameters())
+
+
+def test_a_proximal_term_does_not_touch_the_reference():
+    pulled, plain = trainer(LocalReference(), strategy=Pull()), trainer(LocalReference())
+    for run in (pulled, plain):
+        run.fit(TinyModule(), TinyClients(SIZES))
+    assert pulled.metrics["val"]["val/local/loss"] == plain.metrics["val"]["val/local/loss"]
+    assert pulled.metrics["val"]["val_loss"] != plain.metrics["val"]["val_loss"]
+
+
+def test_what_is_written_and_shown(tmp_path):
+    run = trainer(LocalReference(), ModelCheckpoint(monitor="val_loss"), root=tmp_path)
+    module, data = TinyModule(), TinyClients(SIZES)
+    run.fit(module, data)
+    run.test(module, data, ckpt_path="best")
+    summary = json.loads((tmp_path / "version_0" / "summary.json").read_text())
+    record = summary["gains_over_local_training"]["test"]["loss"]
+    assert set(record) == {"mean", "worst", "ipr", "rsd", "harmed", "clients"}
+    metrics = summary["metrics"]["test"]
+    for name, value in record["clients"].items():
+        local = metrics["local/loss"]["clients"][name]
+        assert value == pytest.approx(local - metrics["loss"]["clients"][name])
+    table = pd.read_csv(tmp_path / "version_0" / "metrics.csv")
+    assert {"val_loss/gain", "val_loss/ipr", "val_loss/rsd", "val_loss/harmed", "val/local/loss"} <= set(table.columns)
+    assert "train/local/loss" in table.columns
+    console = Console(record=True, width=160)
+    print_report(run, console)
+    text = console.export_text()
+    assert "gain over local training" in text
+    assert "of clients gain (IPR)" in text
+    assert "local/loss" in text
+    narrow = Console(record=True, width=40)
+    print_report(run, narrow)
+    text = narrow.export_text()
+    assert "local/" not in text  # where it does not fit, the lines below the table compare
+    assert "gain over local training" in text
+    assert all(name in text for name in data.client_names())
+
+
+def test_the_best_rounds_local_models_are_compared_also_from_a_checkpoint(tmp_path):
+    run = trainer(LocalReference(), ModelCheckpoint(monitor="val_loss"), root=tmp_path)
+    module, data = TinyModule(), TinyClients(SIZES)
+    run.fit(module, data)
+    tested = run.test(module, data, ckpt_path="best")
+    fresh = trainer(LocalReference(), root=tmp_path)
+    checkpoint = tmp_path / "version_0" / "checkpoints" / "best.ckpt"
+    again = fresh.test(TinyModule(), data, ckpt_path=checkpoint)
+    assert again["test/local/loss"] == tested["test/local/loss"]
+    assert fresh.gains["test"]["test_loss"] == run.gains["test"]["test_loss"]
+    without = trainer(root=tmp_path / "other", max_rounds=1)
+    without.fit(TinyModule(), data)
+    other = tmp_path / "other" / "version_0" / "checkpoints" / "last.ckpt"
+    with pytest.warns(UserWarning, match="the checkpoint holds no local models"):
+        assert "test/local/loss" not in trainer(LocalReference()).test(TinyModule(), data, ckpt_path=other)
+
+
+def test_a_stopped_run_goes_on_to_the_same_result(tmp_path):
+    whole = trainer(LocalReference(), root=tmp_path / "whole", max_rounds=4, optimizer_state="keep")
+    whole.fit(TinyModule(dropout=0.2), TinyClients(SIZES))
+    trainer(LocalReference(), root=tmp_path / "parts", max_rounds=2, optimizer_state="keep").fit(
+        TinyModule(dropout=0.2), TinyClients(SIZES)
+    )
+    resumed = trainer(LocalReference(), root=tmp_path / "parts", max_rounds=4, optimizer_state="keep")
+    resumed.fit(TinyModule(dropout=0.2), TinyClients(SIZES), ckpt_path="last")
+    assert resumed.metrics["val"] == whole.metrics["val"]
+    assert resumed.gains == whole.gains
+
+
+def test_a_finished_run_serves_as_the_reference(tmp_path):
+    module, data = TinyModule(), TinyClients(SIZES)
+    local = trainer(LocalTraining(), root=tmp_path / "local")
+    local.fit(module, data)
+    local.test(module, data)
+    inside = trainer(LocalReference(), root=tmp_path / "inside")
+    outside = trainer(LocalReference(run=str(tmp_path / "local" / "version_0")), root=tmp_path / "outside")
+    for run in (inside, outside):
+        run.fit(module := TinyModule(), data)
+        run.test(module, data)
+        assert not run.gains["test"]["test_loss"].ipr > 1
+    assert outside.gains["test"]["test_loss"].clients == pytest.approx(inside.gains["test"]["test_loss"].clients)
+    with pytest.raises(ConfigurationError, match="its data differ from this run's in num_clients"):
+        trainer(LocalReference(run=str(tmp_path / "local" / "version_0"))).fit(TinyModule(), TinyClients((8, 8)))
+    with pytest.raises(ConfigurationError, match="is not the summary of a finished run"):
+        trainer(LocalReference(run=str(tmp_path / "nowhere"))).fit(TinyModule(), data)
+
+
+def test_fine_tuned_models_are_compared(tmp_path):
+    run = trainer(LocalReference(), FineTuning(epochs=2), root=tmp_path)
+    module, data = TinyModule(), TinyClients(SIZES)
+    run.fit(module, data)
+    run.test(module, data)
+    assert set(run.gains["test"]["test_loss"].clients) == {0, 1, 2}
+
+
+def test_a_failing_local_model_is_named():
+    class Diverge(Callback):
+        def on_aggregate_end(self, run):
+            broken.append(1)
+
+    class Fragile(TinyModule):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) * (float("nan") if broken else 1.0)
+
+    broken: list[int] = []
+    with pytest.raises(TrainingError, match="the local model of client 0 failed in round 1.*LocalReference"):
+        trainer(Diverge(), LocalReference()).fit(Fragile(), TinyClients(SIZES))
+    broken = []
+    with pytest.warns(UserWarning, match="the local model of client 1 failed in round 1"):
+        trainer(Diverge(), LocalReference(), on_client_error="skip", max_rounds=1).fit(Fragile(), TinyClients(SIZES))

@@ -1,0 +1,248 @@
+"""Soft averaging in a run: its matrices, its first parts, and what composes with it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tier_tiny import SIZES, CornerModule, MixedClients, fit
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.callbacks import Callback, ClientArrivals, ModelCheckpoint, PersonalLayers, SoftAveraging
+from lightning_fl.callbacks.personal.soft_averaging import smallest_loss_shares, soft_collaboration
+from lightning_fl.collaboration import Collaboration
+from lightning_fl.engine.probes.held_out_loss import HeldOutLoss
+from lightning_fl.errors import ConfigurationError, TrainingError
+
+
+def losses_of(run: FederatedTrainer, data: MixedClients, client: int, split: str = "train") -> Tensor:
+    """Every sample's cross-entropy under every model, [S, n]."""
+    x, y = data.sets[client, split].tensors
+    rows = []
+    for model in run.models:
+        run.loop.flat.load(model)
+        with torch.no_grad():
+            rows.append(cross_entropy(run.module(x), y, reduction="none"))  # type: ignore[misc]
+    return torch.stack(rows)
+
+
+def explained(losses: Tensor) -> list[float]:
+    """FedSoft's counts by a plain loop; no two are equal."""
+    best = [min(range(len(losses)), key=lambda model: float(losses[model, n])) for n in range(losses.shape[1])]
+    return [best.count(model) / len(best) for model in range(len(losses))]
+
+
+@given(st.lists(st.lists(st.floats(0.01, 1), min_size=3, max_size=3), min_size=1, max_size=6), st.integers(1, 50))
+def test_the_matrices_are_the_papers_weights(rows: list[list[float]], size: int) -> None:
+    u = torch.tensor(rows, dtype=torch.float64)
+    u /= u.sum(1, keepdim=True)
+    samples = [size + i for i in range(len(rows))]
+    found = soft_collaboration(u, samples)
+    assert torch.equal(found.personalisation, u)
+    for k in range(3):
+        total = sum(float(u[j, k]) * samples[j] for j in range(len(rows)))
+        expected = [float(u[i, k]) * samples[i] / total for i in range(len(rows))]
+        assert found.aggregation[k].tolist() == pytest.approx(expected)
+
+
+def test_a_model_of_no_use_is_the_average_of_all() -> None:
+    found = soft_collaboration(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), [30, 10])
+    assert found.aggregation.tolist() == [[0.75, 0.25], [0.75, 0.25]]
+
+
+def test_one_model_is_fedavg_to_the_bit() -> None:
+    soft, plain = fit(SoftAveraging(num_models=1)), fit()
+    assert soft.models[0].equal(plain.models[0])
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), min_size=1, max_size=6))
+def test_models_share_the_samples_that_they_explain_equally_well(rows: list[list[int]]) -> None:
+    shares = smallest_loss_shares(torch.tensor(rows, dtype=torch.float32).T)
+    expected = [sum((row[s] == min(row)) / row.count(min(row)) for row in rows) / len(rows) for s in range(3)]
+    assert shares.tolist() == pytest.approx(expected)
+
+
+def test_a_batch_counts_by_its_samples() -> None:
+    losses = torch.tensor([[1.0, 2.0], [2.0, 1.0]])
+    assert smallest_loss_shares(losses, torch.tensor([30, 10])).tolist() == [0.75, 0.25]
+
+
+def test_clients_are_dealt_out_then_weigh_the_models_by_the_samples_that_they_explain_best() -> None:
+    data, soft = MixedClients(), SoftAveraging(num_models=2, num_samples=None)
+    run = fit(soft, data=data, max_rounds=1)
+    assert not run.models[0].equal(run.models[1])
+    expected = torch.tensor([explained(losses_of(run, data, i)) for i in range(6)], dtype=torch.float64)
+    assert 0 < float(expected.min()) < float(expected.max()) < 1
+    torch.testing.assert_close(soft.importance[0], expected)
+    torch.testing.assert_close(run.collaboration.personalisation, expected)
+    weights = expected.T * torch.tensor(SIZES)
+    torch.testing.assert_close(run.collaboration.aggregation, weights / weights.sum(1, keepdim=True))
+
+
+def test_models_are_compared_on_samples_of_a_round_in_the_same_order() -> None:
+    data = MixedClients()
+    found: dict[int, tuple[list[float], list[float], list[float]]] = {}
+
+    class Asks(Callback):
+        def on_aggregate_end(self, trainer: FederatedTrainer) -> None:
+            loss = HeldOutLoss(trainer, "train", 5, "test")
+            model = trainer.models[0]
+            once, again = loss.of_samples(0, model)[0], loss.of_samples(0, model)[0]
+            every = HeldOutLoss(trainer, "train", None, "test").of_samples(0, model)[0]
+            found[trainer.current_round] = (once.tolist(), again.tolist(), every.tolist())
+
+    run = fit(Asks(), data=data, max_rounds=2)
+    for once, again, every in found.values():
+        assert once == again
+        assert len(once) == 5
+        assert set(once) < set(every)
+    expected = losses_of(run, data, 0)[0].tolist()
+    assert sorted(found[1][2]) == pytest.approx(sorted(expected), rel=1e-5)
+
+
+def test_pure_clients_that_start_apart_are_clusters() -> None:
+    """Their samples are explained best by their own kind's model; a few noisy ones lie between the kinds."""
+    data, soft, kinds = MixedClients(pure=True), SoftAveraging(num_models=2, num_samples=None), [0, 1] * 3
+
+    class Sorted(Callback):
+        def on_fit_start(self, trainer: FederatedTrainer) -> None:
+            trainer.collaboration = Collaboration.coalitions(kinds, trainer.num_samples)
+
+    fit(soft, Sorted(), data=data, max_rounds=5)
+    for shares in soft.importance:
+        assert all(row[kind] > 0.9 for row, kind in zip(shares.tolist(), kinds, strict=True))
+
+
+@pytest.mark.parametrize("every", [0, 1, 2])
+def test_clients_are_evaluated_with_what_they_want_and_train_from_what_they_have(every: int) -> None:
+    """As many rounds by training samples alone give the same models: goals have no part in the training."""
+    settings = {"max_rounds": 4, "check_val_every_n_rounds": every}
+    data = MixedClients()
+    wants = SoftAveraging(num_models=2, num_samples=None, personal_split="val")
+    run = fit(wants, data=data, **settings)
+    plain = fit(SoftAveraging(num_models=2, num_samples=None), data=data, **settings)
+    assert all(a.equal(b) for a, b in zip(run.models, plain.models, strict=True))
+    expected = torch.tensor([explained(losses_of(run, data, i, "val")) for i in range(6)], dtype=torch.float64)
+    assert wants.personal is not None
+    torch.testing.assert_close(wants.personal, expected)
+    torch.testing.assert_close(run.collaboration.personalisation, expected)
+    assert not torch.equal(run.collaboration.personalisation, plain.collaboration.personalisation)
+
+
+def test_a_run_that_ends_early_uses_what_clients_want() -> None:
+    class Ends(Callback):
+        def on_round_end(self, trainer: FederatedTrainer) -> None:
+            trainer.should_stop = trainer.current_round == 3
+
+    data = MixedClients()
+    soft = SoftAveraging(num_models=2, num_samples=None, personal_split="val")
+    run = fit(soft, Ends(), data=data, max_rounds=9, check_val_every_n_rounds=0)
+    expected = torch.tensor([explained(losses_of(run, data, i, "val")) for i in range(6)], dtype=torch.float64)
+    torch.testing.assert_close(run.collaboration.personalisation, expected)
+
+
+def test_initial_rounds_pass_before_the_first_estimate() -> None:
+    soft = SoftAveraging(num_models=2, initial_rounds=2, every_n_rounds=2)
+    run = fit(soft, max_rounds=2)
+    parts = Collaboration.coalitions([0] * 6, run.num_samples)
+    assert soft.rounds == [2]
+    assert run.collaboration != parts
+    later = SoftAveraging(num_models=2, initial_rounds=2, every_n_rounds=2)
+    fit(later, max_rounds=5)
+    assert later.rounds == [2, 4]
+
+
+class Fetched(Dataset[Any]):
+    """Samples that must be fetched one by one."""
+
+    def __init__(self, samples: Any) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index]
+
+
+def test_data_from_a_loader_are_compared_batch_by_batch() -> None:
+    class Loaded(MixedClients):
+        def client_data(self, client: int, split: Any) -> Any:
+            return Fetched(self.sets[client, split])
+
+    data, soft = MixedClients((10, 10)), SoftAveraging(num_models=2, num_samples=None)  # of 6 and 4 samples
+    run = fit(soft, data=Loaded((10, 10)), max_rounds=1)
+    for client in range(2):
+        losses = losses_of(run, data, client)
+        best = [int(losses[:, part].mean(1).argmin()) for part in (slice(0, 6), slice(6, 10))]
+        expected = [(6 * (best[0] == s) + 4 * (best[1] == s)) / 10 for s in range(2)]
+        assert soft.importance[0][client].tolist() == pytest.approx(expected)
+
+
+def test_estimates_are_made_every_n_rounds() -> None:
+    soft = SoftAveraging(num_models=2, every_n_rounds=2)
+    run = fit(soft, max_rounds=4)
+    assert soft.rounds == [1, 3]
+    assert torch.equal(run.collaboration.personalisation, soft.importance[-1])
+
+
+def test_it_resumes_to_the_same_bits_and_composes(tmp_path: Path) -> None:
+    def go(root: str, rounds: int, ckpt: Any = None) -> FederatedTrainer:
+        callbacks = [
+            SoftAveraging(num_models=2, num_samples=5, personal_split="val"),
+            PersonalLayers(layers=["linear.bias"]),
+            ClientArrivals(rounds={"client_2": 2, "client_5": 4}),
+            ModelCheckpoint(every_n_rounds=1),
+        ]
+        settings = {"max_rounds": rounds, "enable_checkpointing": True, "default_root_dir": tmp_path / root}
+        return fit(*callbacks, ckpt=ckpt, **settings)
+
+    whole, part = go("whole", 5), go("part", 3)
+    rest = go("part", 5, ckpt=Path(part.log_dir) / "checkpoints" / "last.ckpt")
+    assert all(a.equal(b) for a, b in zip(whole.models, rest.models, strict=True))
+    assert whole.collaboration == rest.collaboration
+    soft = [run.callbacks[1] for run in (whole, rest)]
+    assert all(torch.equal(a, b) for a, b in zip(soft[0].importance, soft[1].importance, strict=True))  # type: ignore[attr-defined]
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    for name in ("num_models", "every_n_rounds", "initial_rounds", "num_samples"):
+        with pytest.raises(ConfigurationError, match=f"SoftAveraging.{name}=0: give a number of at least 1"):
+            SoftAveraging(**{"num_models": 2, name: 0})
+    with pytest.raises(ConfigurationError, match="SoftAveraging.split='test': choose train or val"):
+        SoftAveraging(num_models=2, split="test")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="SoftAveraging.personal_split='test': choose train or val"):
+        SoftAveraging(num_models=2, personal_split="test")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="SoftAveraging.num_models=7 for 6 clients"):
+        fit(SoftAveraging(num_models=7))
+    with pytest.raises(ConfigurationError, match="SoftAveraging.initial_rounds=4: a run of 3 rounds would never"):
+        fit(SoftAveraging(num_models=2, initial_rounds=4))
+    with pytest.raises(ConfigurationError, match=r"split='val': 4 of 6 clients have no .* is client_1\)"):
+        fit(SoftAveraging(num_models=2, split="val"), data=MixedClients(with_val={0, 4}))
+    with pytest.raises(ConfigurationError, match=r"personal_split='val': 4 of 6 clients have no"):
+        fit(SoftAveraging(num_models=2, personal_split="val"), data=MixedClients(with_val={0, 4}))
+
+    class Manual(CornerModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+    with pytest.raises(ConfigurationError, match="SoftAveraging needs the loss .* Manual optimises manually"):
+        fit(SoftAveraging(num_models=2), module=Manual())
+
+
+def test_a_sample_without_a_finite_loss_is_named() -> None:
+    class Broken(CornerModule):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            return loss if self.training else loss / 0
+
+    with pytest.raises(
+        TrainingError, match=r"SoftAveraging cannot compare .*client_0\) on its train data in round 1 is"
+    ):
+        fit(SoftAveraging(num_models=2), module=Broken())

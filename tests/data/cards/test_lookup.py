@@ -1,0 +1,380 @@
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from lightning_fl.data.cards.catalogue import CardFile, load_card
+from lightning_fl.data.cards.lookup import cache_folder, download, file_sha256, find_file, resolve_source
+from lightning_fl.errors import ConfigurationError, DataError
+
+CONTENT = bytes(range(256)) * 400  # 102,400 bytes
+SUM = hashlib.sha256(CONTENT).hexdigest()
+Answer = Callable[[BaseHTTPRequestHandler, threading.Event], None]
+
+
+class Server:
+    """A local server that answers every request by a function and records the Range headers."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.ranges: list[str | None] = []
+        self.stop = threading.Event()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.ranges.append(self.headers.get("Range"))
+                answer(self, outer.stop)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        self.address = f"http://127.0.0.1:{self.http.server_port}/data.bin"
+        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Answer], Server]]:
+    servers: list[Server] = []
+
+    def start(answer: Answer) -> Server:
+        servers.append(Server(answer))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop.set()
+        server.http.shutdown()
+        server.http.server_close()
+
+
+def head(handler: BaseHTTPRequestHandler, status: int, length: int, **headers: str) -> None:
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(length))
+    for name, value in headers.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.end_headers()
+
+
+def send(handler: BaseHTTPRequestHandler, content: bytes = CONTENT, limit: int | None = None) -> None:
+    """Answer with the content, or with the rest that is asked for; ``limit`` breaks off after that many bytes."""
+    start = int((handler.headers.get("Range") or "bytes=0-")[6:-1])
+    if start >= len(content):
+        head(handler, 416, 0)
+        return
+    content_range = {"Content_Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
+    head(handler, 206 if start else 200, len(content) - start, **content_range)
+    handler.wfile.write(content[start:][:limit])
+
+
+def whole(handler: BaseHTTPRequestHandler, _: threading.Event) -> None:
+    send(handler)
+
+
+def test_download_puts_the_whole_file_in_place(serve, tmp_path):
+    server = serve(whole)
+    download(server.address, tmp_path / "new" / "data.bin", ("f" * 64, SUM))
+    assert (tmp_path / "new" / "data.bin").read_bytes() == CONTENT
+    assert not list((tmp_path / "new").glob("*.part"))
+    assert server.ranges == [None]
+    download(server.address, tmp_path / "new" / "data.bin", (SUM,))
+    assert server.ranges == [None]  # it is there already
+
+
+def test_a_broken_connection_is_taken_up_again(serve, tmp_path):
+    def cut_once(handler, _):
+        send(handler, limit=50_000 if not handler.headers.get("Range") else None)
+
+    server = serve(cut_once)
+    download(server.address, tmp_path / "data.bin", (SUM,))
+    assert (tmp_path / "data.bin").read_bytes() == CONTENT
+    first, second = server.ranges
+    assert first is None
+    assert 0 < int(second[6:-1]) <= 50_000
+
+
+def test_a_server_that_always_breaks_off_is_given_up_and_taken_up_in_the_next_call(serve, tmp_path):
+    server = serve(lambda handler, _: send(handler, limit=20_000))
+    with pytest.raises(DataError, match=r"broke off the connection \([\d,]+ bytes are kept"):
+        download(server.address, tmp_path / "data.bin", (SUM,))
+    kept = (tmp_path / "data.bin.part").read_bytes()
+    assert 0 < len(kept) < len(CONTENT)
+    assert kept == CONTENT[: len(kept)]
+    assert len(server.ranges) == 3
+    assert not (tmp_path / "data.bin").exists()
+    download(server.address, tmp_path / "data.bin", (SUM,))
+    assert server.ranges[3] == f"bytes={len(kept)}-"
+    assert (tmp_path / "data.bin").read_bytes() == CONTENT
+
+
+def test_a_server_without_ranges_starts_again(serve, tmp_path):
+    def always_whole(handler, _):
+        head(handler, 200, len(CONTENT))
+        handler.wfile.write(CONTENT)
+
+    (tmp_path / "data.bin.part").write_bytes(CONTENT[:1000])
+    download(serve(always_whole).address, tmp_path / "data.bin", (SUM,))
+    assert (tmp_path / "data.bin").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("stale", [b"of an older version", CONTENT + b"longer"])
+def test_a_piece_of_another_version_is_thrown_away(serve, tmp_path, stale):
+    (tmp_path / "data.bin.part").write_bytes(stale)
+    server = serve(whole)
+    download(server.address, tmp_path / "data.bin", (SUM,))
+    assert (tmp_path / "data.bin").read_bytes() == CONTENT
+    assert server.ranges == [f"bytes={len(stale)}-", None]
+
+
+def test_another_piece_than_asked_for_is_refused(serve, tmp_path):
+    def wrong_piece(handler, _):
+        head(handler, 206, 10, Content_Range=f"bytes 0-9/{len(CONTENT)}")
+        handler.wfile.write(CONTENT[:10])
+
+    (tmp_path / "data.bin.part").write_bytes(CONTENT[:1000])
+    with pytest.raises(DataError, match="another piece of the file than it was asked for"):
+        download(serve(wrong_piece).address, tmp_path / "data.bin", (SUM,))
+
+
+def test_a_damaged_download_is_removed_and_overwrites_nothing(serve, tmp_path):
+    (tmp_path / "data.bin").write_bytes(b"what was there")
+    server = serve(lambda handler, _: send(handler, CONTENT[:-1] + b"!"))
+    got = hashlib.sha256(CONTENT[:-1] + b"!").hexdigest()
+    with pytest.raises(
+        DataError, match=rf"data\.bin from .* is damaged .*expected sha256 {SUM}, got {got}.* try again"
+    ):
+        download(server.address, tmp_path / "data.bin", (SUM,))
+    assert (tmp_path / "data.bin").read_bytes() == b"what was there"
+    assert not (tmp_path / "data.bin.part").exists()
+
+
+def test_a_refusal_is_named(serve, tmp_path):
+    server = serve(lambda handler, _: head(handler, 404, 0))
+    with pytest.raises(DataError, match="answered 404 Not Found"):
+        download(server.address, tmp_path / "data.bin", (SUM,))
+    assert len(server.ranges) == 1
+
+
+def test_no_server_at_all(serve, tmp_path):
+    server = serve(whole)
+    server.http.server_close()
+    with pytest.raises(DataError, match=r"127\.0\.0\.1:\d+/data\.bin cannot be reached"):
+        download(server.address, tmp_path / "data.bin", (SUM,))
+
+
+def silent(_: BaseHTTPRequestHandler, stop: threading.Event) -> None:
+    stop.wait(20)
+
+
+def silent_midway(handler: BaseHTTPRequestHandler, stop: threading.Event) -> None:
+    head(handler, 200, len(CONTENT))
+    handler.wfile.write(CONTENT[:20])
+    stop.wait(20)
+
+
+def trickle(handler: BaseHTTPRequestHandler, stop: threading.Event) -> None:
+    head(handler, 200, len(CONTENT))
+    for byte in CONTENT:
+        if stop.wait(0.02):
+            return
+        handler.wfile.write(bytes([byte]))
+        handler.wfile.flush()
+
+
+def trickling_head(handler: BaseHTTPRequestHandler, stop: threading.Event) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+    while not stop.wait(0.02):
+        handler.wfile.write(b"x")
+        handler.wfile.flush()
+
+
+@pytest.mark.parametrize(
+    ("answer", "limits", "message"),
+    [
+        (silent, {"read_seconds": 0.3}, "was silent for too long"),
+        (silent_midway, {"read_seconds": 0.3}, "was silent for too long"),
+        (silent, {"deadline_seconds": 0.3}, "is too slow: 0 bytes"),
+        (trickle, {"deadline_seconds": 0.3}, "is too slow"),
+        (trickling_head, {"deadline_seconds": 0.3}, "is too slow"),
+    ],
+)
+def test_no_server_holds_a_run_up(serve, tmp_path, answer, limits, message):
+    start = time.monotonic()
+    with pytest.raises(DataError, match=message):
+        download(serve(answer).address, tmp_path / "data.bin", (SUM,), **limits)
+    assert time.monotonic() - start < 3
+    assert not (tmp_path / "data.bin").exists()
+
+
+def test_a_thread_that_wakes_too_late_writes_nothing(serve, tmp_path):
+    def late(handler, stop):
+        stop.wait(0.5)
+        send(handler)
+
+    with pytest.raises(DataError, match="is too slow"):
+        download(serve(late).address, tmp_path / "data.bin", (SUM,), deadline_seconds=0.2)
+    time.sleep(0.6)
+    assert not (tmp_path / "data.bin.part").exists()
+
+
+def test_another_process_that_downloads_is_not_waited_for_endlessly(tmp_path):
+    with (
+        FileLock(tmp_path / "data.bin.lock"),
+        pytest.raises(DataError, match=r"is being downloaded by another process .* remove .*data\.bin\.lock"),
+    ):
+        download("http://127.0.0.1:9/data.bin", tmp_path / "data.bin", (SUM,), deadline_seconds=0.1)
+
+
+def test_a_folder_that_cannot_be_written_is_named(serve, tmp_path):
+    (tmp_path / "occupied").write_text("a file, not a folder")
+    with pytest.raises(DataError, match=r"cannot write .* set LIGHTNING_FL_CACHE"):
+        download(serve(whole).address, tmp_path / "occupied" / "data.bin", (SUM,))
+
+
+# ---- where a card's file is looked for
+
+
+def card_for(name: str = "esol", addresses: tuple[str, ...] = ()):
+    return replace(load_card(name), file=CardFile("data.bin", (SUM,), addresses))
+
+
+def put(folder: Path, content: bytes = CONTENT) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "data.bin").write_bytes(content)
+    return folder
+
+
+def test_cache_folder_follows_the_environment(monkeypatch):
+    assert str(cache_folder()).endswith("cache")
+    monkeypatch.delenv("LIGHTNING_FL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert cache_folder() == Path("/somewhere/lightning-fl")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path("~/.cache/lightning-fl").expanduser()
+
+
+def test_file_sha256(tmp_path):
+    assert file_sha256(put(tmp_path) / "data.bin") == SUM
+
+
+def test_places_are_tried_in_order(serve, tmp_path, cache, monkeypatch):
+    server = serve(whole)
+    card = card_for(addresses=(server.address,))
+    data_root, environment = tmp_path / "root", tmp_path / "env"
+    data_root.mkdir()
+    monkeypatch.setenv("LIGHTNING_FL_DATA", str(environment))  # which is not there
+
+    found = find_file(card, data_root=data_root)
+    in_cache = cache / "datasets" / "esol" / "data.bin"
+    assert (found.origin, found.path, found.sha256, found.verified) == ("download", in_cache, SUM, True)
+    assert find_file(card, data_root=data_root).origin == "cache"
+    put(environment)
+    assert find_file(card, data_root=data_root).origin == "LIGHTNING_FL_DATA"
+    put(data_root)
+    assert find_file(card, data_root=str(data_root)).origin == "data_root"
+    assert len(server.ranges) == 1
+
+
+def test_the_users_own_version_is_used_with_a_warning(tmp_path):
+    own = hashlib.sha256(b"own").hexdigest()
+    with pytest.warns(UserWarning, match=f"its sha256 is {own}, the card accepts {SUM}"):
+        found = find_file(card_for(), data_root=put(tmp_path / "root", b"own"))
+    assert (found.sha256, found.verified) == (own, False)
+
+
+def test_a_file_whose_sum_the_card_does_not_know_is_used(tmp_path, recwarn):
+    card = replace(card_for(), file=CardFile("data.bin", (), ()))
+    assert not find_file(card, data_root=put(tmp_path / "root")).verified
+    assert not recwarn.list
+
+
+def test_a_damaged_cache_is_mended_by_a_download(serve, cache):
+    put(cache / "datasets" / "esol", b"damaged")
+    assert find_file(card_for(addresses=(serve(whole).address,))).origin == "download"
+    assert (cache / "datasets" / "esol" / "data.bin").read_bytes() == CONTENT
+
+
+def test_a_damaged_cache_without_a_download_is_not_used(cache):
+    put(cache / "datasets" / "esol", b"damaged")
+    with pytest.raises(DataError, match=r"the cache, whose data\.bin is damaged"):
+        find_file(card_for())
+
+
+def test_the_second_address_helps_out(serve):
+    refusing = serve(lambda handler, _: head(handler, 503, 0))
+    assert find_file(card_for(addresses=(refusing.address, serve(whole).address))).verified
+
+
+def test_what_was_tried_and_what_to_do(serve, tmp_path, cache, monkeypatch):
+    server = serve(lambda handler, _: head(handler, 403, 0))
+    monkeypatch.setenv("LIGHTNING_FL_DATA", str(tmp_path))
+    folder = cache / "datasets" / "esol"
+    message = (
+        f"data.bin of data set esol was not found in {tmp_path} (LIGHTNING_FL_DATA), {folder} (the cache); "
+        f"{server.address} answered 403 Forbidden. Put data.bin in {folder}, or name its folder in data_root"
+    )
+    with pytest.raises(DataError, match=re.escape(message)):
+        find_file(card_for(addresses=(server.address,)))
+
+
+def test_offline_and_later_processes_do_not_download(serve, monkeypatch):
+    server = serve(whole)
+    card = card_for(addresses=(server.address,))
+    with pytest.raises(DataError, match=r"prepare_data\(\) does that"):
+        find_file(card, allow_download=False)
+    monkeypatch.setenv("LIGHTNING_FL_OFFLINE", "1")
+    with pytest.raises(DataError, match="switched off by LIGHTNING_FL_OFFLINE"):
+        find_file(card)
+    assert server.ranges == []
+
+
+def test_no_address_is_said(cache):
+    with pytest.raises(
+        DataError, match=r"no address is known .*drugood_ic50\.yaml.* Put lbap_core_ic50_assay\.json in"
+    ):
+        find_file(load_card("drugood_ic50"))
+
+
+def test_data_root_must_be_there(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"data_root='.*typo' is not a folder"):
+        resolve_source(card_for(), data_root=tmp_path / "typo")
+
+
+# ---- real data or the stand-in
+
+
+def test_auto_falls_back_loudly_and_only_where_there_is_a_stand_in():
+    with pytest.warns(UserWarning, match=r"STAND-IN DATA: computed, not measured.*reason: data\.bin of data set esol"):
+        assert resolve_source(card_for("esol")) is None
+    with pytest.raises(DataError, match="data set freesolv was not found"):
+        resolve_source(card_for("freesolv"))
+
+
+def test_real_never_falls_back():
+    with pytest.raises(DataError, match="data set esol was not found"):
+        resolve_source(card_for("esol"), source="real")
+
+
+def test_stand_in_by_choice(tmp_path):
+    with pytest.warns(UserWarning, match="STAND-IN DATA"):
+        assert resolve_source(card_for("esol"), source="standin", data_root=put(tmp_path)) is None
+    with pytest.raises(ConfigurationError, match="data set freesolv has no stand-in"):
+        resolve_source(card_for("freesolv"), source="standin")
+
+
+def test_found_data_are_used(tmp_path, recwarn):
+    assert resolve_source(card_for("esol"), data_root=put(tmp_path)).verified
+    assert not recwarn.list
+
+
+def test_unknown_source():
+    with pytest.raises(ConfigurationError, match="source='fake': expected one of auto, real, standin"):
+        resolve_source(card_for(), source="fake")

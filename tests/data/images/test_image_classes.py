@@ -1,0 +1,263 @@
+"""CINIC-10 in its folders of PNG files."""
+
+import hashlib
+import multiprocessing
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+from image_files import CINIC_CLASSES, cycle, pictures, write_cinic10, write_npz
+from PIL import Image
+
+from lightning_fl.data.cards.catalogue import load_card
+from lightning_fl.data.images import class_folders as image_classes
+from lightning_fl.data.images.class_folders import cached_images
+from lightning_fl.data.images.listing import list_folder
+from lightning_fl.data.images.module import ImageData
+from lightning_fl.data.images.reading import read_images
+from lightning_fl.data.images.sources import find_images
+from lightning_fl.data.partition import Dirichlet
+from lightning_fl.errors import DataError
+
+CARD = load_card("cinic10")
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is the archive unpacked completely")
+
+
+@pytest.fixture
+def cinic(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIGHTNING_FL_DATA", str(tmp_path))
+    return write_cinic10(tmp_path / "CINIC-10")
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The files that were opened one by one."""
+    paths = []
+    read_image_file = image_classes.read_image_file
+    monkeypatch.setattr(
+        image_classes, "read_image_file", lambda path, *rest: paths.append(path) or read_image_file(path, *rest)
+    )
+    return paths
+
+
+def read():
+    return read_images(CARD, find_images(CARD))
+
+
+def same(one, other):
+    return list(one) == list(other) and all(
+        torch.equal(one[split].images, other[split].images) and torch.equal(one[split].targets, other[split].targets)
+        for split in one
+    )
+
+
+# ---- what is read
+
+
+def test_training_and_validation_images_are_put_together(cinic):
+    parts = read()
+    assert {split: len(part) for split, part in parts.items()} == {"train": 40, "test": 20}
+    train = parts["train"]
+    assert train.images.shape == (40, 3, 32, 32)
+    assert train.targets.tolist() == [label for _ in range(2) for label in range(10) for _ in range(2)]
+    assert train.classes == list(CINIC_CLASSES)
+    assert torch.equal(train.images[0].permute(1, 2, 0), torch.from_numpy(pictures(1, 32, 3, seed=0)[0]))
+    valid = pictures(1, 32, 3, seed=100 + 30)[0]  # the first of class 3 in the second part
+    assert torch.equal(train.images[26].permute(1, 2, 0), torch.from_numpy(valid))
+
+
+def test_grey_images_get_three_equal_channels(cinic):
+    grey = read()["train"].images[1]
+    assert torch.equal(grey[0], torch.from_numpy(pictures(1, 32, 1, seed=1)[0]))
+    assert torch.equal(grey[0], grey[1])
+    assert torch.equal(grey[0], grey[2])
+
+
+def test_a_data_module_reads_it(cinic):
+    data = ImageData(
+        name="cinic10",
+        source="real",
+        split_seed=0,
+        partitioner=Dirichlet(num_clients=3, alpha=1.0),
+        split=(0.8, 0.2, 0),
+    )
+    data.prepare_data()
+    data.setup()
+    assert sum(data.num_samples("test")) == 20
+    assert sum(data.num_samples("train")) + sum(data.num_samples("val")) == 40
+    record = data.describe()
+    assert (record["file"], record["layout"], record["num_files"]) == ("CINIC-10", "class-folders", 60)
+
+
+def test_a_npz_file_goes_first_and_its_validation_images_are_joined(cinic):
+    more = {"val_images": pictures(20, 32, 3, 5), "val_labels": cycle(20, 10)}
+    write_npz(cinic.parent / "cinic10.npz", size=32, channels=3, **more)
+    parts = read()
+    assert {split: len(part) for split, part in parts.items()} == {"train": 80, "test": 30}
+    assert torch.equal(parts["train"].images[60:].permute(0, 2, 3, 1), torch.from_numpy(more["val_images"]))
+
+
+def test_an_incomplete_archive_is_noticed(cinic):
+    with pytest.warns(
+        UserWarning, match="CINIC-10 holds 60 images, but card cinic10 describes 270,000: is the archive"
+    ):
+        read()
+
+
+# ---- the cache
+
+
+def test_what_is_cached_is_what_was_read(cinic, opened):
+    first = read()
+    assert len(opened) == 60
+    second = read()
+    assert len(opened) == 60  # not one more
+    assert same(first, second)
+    assert [first[split].place for split in first] == [second[split].place for split in second]
+    path = cached_images(CARD, find_images(CARD).listing)
+    assert sorted(entry.name for entry in path.parent.iterdir()) == sorted([path.name, "lock"])
+    with np.load(path) as arrays:  # MedMNIST's layout
+        assert arrays["train_images"].shape == (40, 32, 32, 3)
+
+
+@pytest.mark.parametrize("change", ["content", "name", "more", "fewer"])
+def test_a_changed_folder_is_read_again(cinic, opened, change):
+    first = read()
+    old = cached_images(CARD, find_images(CARD).listing)
+    path = cinic / "train" / "airplane" / "n00_0.png"
+    if change == "content":  # of the same size
+        size, changed_ns = path.stat().st_size, path.stat().st_mtime_ns
+        other = (path.parent / "n01_0.png").read_bytes()
+        path.write_bytes(other.ljust(size, b"\0"))
+        assert path.stat().st_size == size
+        os.utime(path, ns=(changed_ns, changed_ns + 10**9))
+    elif change == "name":
+        path.rename(path.with_name("n09_0.png"))
+    elif change == "more":
+        shutil.copy(path, path.with_name("n05_0.png"))
+    else:
+        path.unlink()
+    second = read()
+    assert len(opened) > 60
+    assert not same(first, second)
+    assert not old.exists()  # one state of the folder is kept
+    count = len(opened)
+    assert same(second, read())
+    assert len(opened) == count
+
+
+def test_a_damaged_cache_is_read_again(cinic, opened):
+    first = read()
+    path = cached_images(CARD, find_images(CARD).listing)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.warns(
+        UserWarning, match=r"\.npz is damaged, so the images are read from .*CINIC-10 again: .*cannot be"
+    ):
+        assert same(first, read())
+    assert len(opened) == 120
+    assert same(first, read())
+    assert len(opened) == 120
+
+
+def test_a_cache_that_cannot_be_written_is_named(cinic, tmp_path, monkeypatch, opened):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LIGHTNING_FL_CACHE", str(tmp_path / "file"))
+    listing = list_folder(CARD, tmp_path)
+    with pytest.warns(
+        UserWarning, match=r"cannot keep images in .*, so every run reads them one by one: free the disk"
+    ):
+        parts = image_classes.read_class_folders(CARD, listing)
+    assert (len(parts["train"]), len(opened)) == (40, 60)
+
+
+def test_a_full_disk_does_not_make_it_read_twice(cinic, monkeypatch, opened):
+    def fail(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", fail)
+    with pytest.warns(UserWarning, match=r"cannot keep images in .*No space left on device"):
+        read()
+    assert len(opened) == 60
+    assert [path.name for path in cached_images(CARD, find_images(CARD).listing).parent.iterdir()] == ["lock"]
+
+
+def test_another_process_is_waited_for_only_so_long(cinic, monkeypatch):
+    monkeypatch.setattr(image_classes, "_DEADLINE_SECONDS", 0.1)
+    folder = cached_images(CARD, find_images(CARD).listing).parent
+    folder.mkdir(parents=True)
+    with (
+        FileLock(folder / "lock"),
+        pytest.warns(UserWarning, match=r"another process has been reading .*CINIC-10 for more than 0\.1 s"),
+    ):
+        assert len(read()["test"]) == 20
+
+
+def _read_in_a_process(start, results):
+    torch.set_num_threads(1)  # a forked process must not use the threads of the one it comes from
+    opened = []
+    read_image_file = image_classes.read_image_file
+    image_classes.read_image_file = lambda path, *rest: opened.append(path) or read_image_file(path, *rest)
+    start.wait()
+    parts = read()
+    results.put((hashlib.sha256(parts["train"].images.numpy().tobytes()).hexdigest(), len(opened)))
+
+
+@pytest.mark.processes
+def test_two_processes_read_at_once(cinic):
+    context = multiprocessing.get_context("fork")
+    start, results = context.Barrier(2), context.Queue()
+    processes = [context.Process(target=_read_in_a_process, args=(start, results)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    said = [results.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join(60)
+    digest = hashlib.sha256(read()["train"].images.numpy().tobytes()).hexdigest()
+    assert [words[0] for words in said] == [digest, digest]
+    assert sorted(words[1] for words in said) == [0, 60]  # the second takes what the first kept
+
+
+# ---- damaged folders
+
+
+def test_an_unreadable_image_is_named(cinic):
+    path = cinic / "valid" / "cat" / "n01_3.png"
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(
+        DataError, match=r"data set cinic10: .*valid/cat/n01_3\.png cannot be read as an image \(.*\): replace it, or"
+    ):
+        read()
+
+
+def test_an_image_of_another_size_is_named(cinic):
+    path = cinic / "test" / "dog" / "n00_5.png"
+    Image.fromarray(pictures(1, 16, 3)[0]).resize((64, 48)).save(path)
+    with pytest.raises(DataError, match=r"test/dog/n00_5\.png has 64 x 48 pixels, its images have 32 x 32: replace it"):
+        read()
+
+
+def test_a_folder_that_is_not_complete_is_named(cinic):
+    shutil.rmtree(cinic / "valid" / "truck")
+    with pytest.raises(DataError, match=r"CINIC-10/valid has no folder for truck: unpack the archive again, or take"):
+        find_images(CARD)
+    (cinic / "valid" / "truck").mkdir()
+    with pytest.raises(DataError, match=r"CINIC-10/valid/truck holds no \.png files: unpack the archive again"):
+        find_images(CARD)
+    (cinic / "test" / "plane").mkdir()
+    shutil.copy(cinic / "test" / "truck" / "n00_9.png", cinic / "valid" / "truck")
+    with pytest.raises(DataError, match=r"CINIC-10/test has folders plane that are none of the classes airplane, auto"):
+        find_images(CARD)
+    shutil.rmtree(cinic / "test")
+    with pytest.raises(DataError, match=r"CINIC-10 has a folder train, but no test: unpack the archive again"):
+        find_images(CARD)
+
+
+def test_hidden_and_other_files_are_not_images(cinic):
+    (cinic / "train" / "bird" / "._n00_2.png").write_bytes(b"left by an archive")
+    (cinic / "train" / "bird" / "Thumbs.db").write_bytes(b"left by a viewer")
+    (cinic / "train" / ".cache").mkdir()
+    assert find_images(CARD).listing.num_files == 60

@@ -1,0 +1,201 @@
+import re
+
+import numpy as np
+import pytest
+import torch
+from image_files import cycle, pictures, write_npz
+
+from lightning_fl.data.images.dataset import ImageDataset, check_geometry, convert_channels, read_npz, resize_images
+from lightning_fl.data.partition import GroupBy
+from lightning_fl.errors import ConfigurationError, DataError
+
+
+def dataset(count=6, channels=3, size=4, **kwargs):
+    images = torch.randint(
+        0, 256, (count, channels, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    return ImageDataset(images, torch.arange(count) % 3, classes=["a", "b", "c"], **kwargs)
+
+
+# ---- the data set
+
+
+def test_samples_columns_and_tensors():
+    data = dataset(columns={"writer": ["x", "y"] * 3})
+    assert len(data) == 6
+    assert torch.equal(data[4][0], data.images[4])
+    assert int(data[4][1]) == 1
+    assert data.column_names == ["writer", "label"]
+    assert data.column("label") == ["a", "b", "c"] * 2
+    assert data.tensors().tensors[0] is data.images  # not copied
+    some = data.select(torch.tensor([5, 1]))
+    assert (some.column("writer"), some.targets.tolist()) == (["y", "y"], [2, 1])
+    assert torch.equal(some.images, data.images[[5, 1]])
+    with pytest.raises(DataError, match=r"has no column 'writter' \(did you mean 'writer'\?\)\. It has writer, label"):
+        data.column("writter")
+
+
+def test_it_can_be_shared_out_by_a_column():
+    assert [part.tolist() for part in GroupBy(column="writer")(dataset(columns={"writer": [2, 1, 1, 2, 2, 1]}), 0)] == [
+        [1, 2, 5],
+        [0, 3, 4],
+    ]
+
+
+def test_joined_sets_keep_common_columns():
+    both = ImageDataset.joined(
+        [dataset(columns={"a": range(6), "b": range(6)}), dataset(columns={"b": range(6, 12)})], place="both"
+    )
+    assert both.column_names == ["b", "label"]
+    assert (len(both), list(both.column("b"))) == (12, list(range(12)))
+
+
+@pytest.mark.parametrize(
+    ("images", "targets", "message"),
+    [
+        (torch.zeros(2, 1, 4, 4), torch.zeros(2, dtype=torch.long), "have shape [2, 1, 4, 4] and type torch.float32"),
+        (torch.zeros(2, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.long), "have shape [2, 4, 4]"),
+        (torch.zeros(2, 2, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.long), "have shape [2, 2, 4, 4]"),
+        (torch.zeros(0, 1, 4, 4, dtype=torch.uint8), torch.zeros(0, dtype=torch.long), "have shape [0, 1, 4, 4]"),
+        (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(3, dtype=torch.long), "have shape [3] and type"),
+        (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2), "type torch.float32 for 2 images"),
+        (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 2]), "go from 0 to 2, but there are 2 classes"),
+        (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.tensor([-1, 0]), "go from -1 to 0"),
+    ],
+)
+def test_what_is_no_labelled_image_is_refused(images, targets, message):
+    with pytest.raises(DataError, match=re.escape(message)):
+        ImageDataset(images, targets, classes=["a", "b"], place="mine")
+
+
+def test_columns_must_fit():
+    with pytest.raises(DataError, match="column 'writer' has 2 values for 6 images"):
+        dataset(columns={"writer": [1, 2]})
+
+
+# ---- size and channels
+
+
+def test_geometry_is_checked():
+    check_geometry(None, None)
+    with pytest.raises(ConfigurationError, match="size=0: give height and width"):
+        check_geometry(0, 1)
+    with pytest.raises(ConfigurationError, match="channels=2: give 1 for grey images, 3 for colours"):
+        check_geometry(8, 2)
+
+
+def test_what_fits_is_not_touched():
+    data = dataset()
+    assert data.converted().images is data.images
+    assert data.converted(size=4, channels=3).images is data.images
+
+
+def test_a_constant_image_stays_so_at_any_size():
+    images = torch.full((2, 1, 5, 7), 100, dtype=torch.uint8)
+    for size in (3, 5, 12):
+        assert torch.equal(resize_images(images, size), torch.full((2, 1, size, size), 100, dtype=torch.uint8))
+
+
+def test_halving_keeps_the_mean():
+    images = torch.randint(0, 256, (1, 1, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    smaller = resize_images(images, 16).float()
+    assert abs(smaller.mean() - images.float().mean()) < 2
+    # antialiasing averages: without it the deviation of single pixels would remain
+    assert smaller.std() < images.float().std() / 2
+
+
+def test_grey_is_the_luma_and_back_again_three_equal_channels():
+    images = torch.tensor([200, 100, 50], dtype=torch.uint8)[None, :, None, None].expand(1, 3, 2, 2)
+    grey = convert_channels(images, 1)
+    assert abs(int(grey[0, 0, 0, 0]) - (0.299 * 200 + 0.587 * 100 + 0.114 * 50)) <= 1
+    colours = convert_channels(grey, 3)
+    assert colours.shape == (1, 3, 2, 2)
+    assert (colours == grey).all()
+    assert dataset().converted(size=8, channels=1).images.shape == (6, 1, 8, 8)
+    assert dataset(channels=1).converted(size=2, channels=3).images.shape == (6, 3, 2, 2)
+
+
+# ---- files
+
+
+def test_grey_and_colour_files(tmp_path):
+    for channels, flat in ((1, False), (3, True)):
+        path = write_npz(tmp_path / f"{channels}.npz", channels=channels)
+        if flat:  # labels [N]
+            write_npz(path, channels=channels, train_labels=cycle(60), test_labels=cycle(30).astype(np.int32))
+        parts = read_npz(path)
+        assert list(parts) == ["train", "test"]
+        train = parts["train"]
+        assert train.images.shape == (60, channels, 8, 8)
+        stored = torch.from_numpy(pictures(60, 8, channels))
+        assert torch.equal(train.images[:, 0], stored if channels == 1 else stored[..., 0])
+        assert (train.targets.tolist(), train.classes) == (cycle(60).tolist(), ["0", "1", "2"])
+        assert train.place == f"{path}, train part"
+
+
+def test_validation_part_columns_and_class_names(tmp_path):
+    path = write_npz(
+        tmp_path / "mine.npz",
+        test=0,
+        val_images=pictures(9),
+        val_labels=cycle(9),
+        train_writer=np.arange(60) // 20,
+        train_site=np.array(["north", "south"] * 30),
+        train_weights=np.ones(60),  # no integers, no text: not a column
+    )
+    parts = read_npz(path, classes=["x", "y", "z", "unused"])
+    assert list(parts) == ["train", "val"]
+    assert parts["train"].column_names == ["writer", "site", "label"]
+    assert parts["train"].column("site")[:2] == ["north", "south"]
+    assert parts["train"].column("label")[:4] == ["x", "y", "z", "x"]
+    assert parts["val"].column_names == ["label"]
+
+
+def test_coarse_labels(tmp_path):
+    path = write_npz(tmp_path / "mine.npz", test=0, train_coarse_labels=cycle(60, 2))
+    assert read_npz(path, labels="coarse_labels")["train"].targets.tolist() == [0, 1] * 30
+    with pytest.raises(DataError, match=r"has no entry 'train_fine' .*: every part needs images and labels"):
+        read_npz(path, labels="fine")
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    path = write_npz(tmp_path / "mine.npz")
+    content = path.read_bytes()
+    for broken in (content[: len(content) // 2], b"no file of numpy's", b""):
+        path.write_bytes(broken)
+        with pytest.raises(DataError, match=r"mine\.npz cannot be read as \.npz \(.*\): fetch it again"):
+            read_npz(path)
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 0xFF
+    path.write_bytes(bytes(flipped))
+    with pytest.raises(DataError, match=r"cannot be read as \.npz \(BadZipFile"):
+        read_npz(path)
+    with path.open("wb") as stream:
+        np.save(stream, np.zeros(3))
+    with pytest.raises(DataError, match="it holds a single array"):
+        read_npz(path)
+    np.savez(path, train_images=np.array([{"an": "object"}], dtype=object), train_labels=cycle(1))
+    with pytest.raises(DataError, match="allow_pickle"):
+        read_npz(path)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"images": pictures(3)}, "has no train_images and train_labels, only nothing of the kind"),
+        ({"test_images": pictures(3), "test_labels": cycle(3)}, "only test_images, test_labels: name its arrays so"),
+        ({"train_images": pictures(3)}, "has no entry 'train_labels'"),
+        ({"train_labels": cycle(3)}, "has no entry 'train_images'"),
+        ({"train_images": pictures(3) / 255, "train_labels": cycle(3)}, "has shape [3, 8, 8] and type float64"),
+        ({"train_images": pictures(3, 8, 2), "train_labels": cycle(3)}, "has shape [3, 8, 8, 2] and type uint8"),
+        ({"train_images": pictures(3)[0], "train_labels": cycle(3)}, "has shape [8, 8] and type uint8"),
+        ({"train_images": pictures(3), "train_labels": np.eye(3, dtype=int)}, "several labels per image"),
+        ({"train_images": pictures(3), "train_labels": np.ones(3)}, "type float64: expected integers of shape [N]"),
+        ({"train_images": pictures(0), "train_labels": cycle(0)}, "expected integers of shape [N] or [N, 1], at least"),
+        ({"train_images": pictures(3), "train_labels": cycle(4)}, "have shape [4] and type torch.int64 for 3 images"),
+    ],
+)
+def test_arrays_of_another_kind_are_refused(tmp_path, arrays, message):
+    np.savez(tmp_path / "mine.npz", **arrays)
+    with pytest.raises(DataError, match=re.escape(message)):
+        read_npz(tmp_path / "mine.npz")

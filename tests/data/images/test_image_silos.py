@@ -1,0 +1,197 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from image_files import cycle, pictures, write_npz
+from image_module_tiny import fit
+from PIL import Image
+
+from lightning_fl.data.images.silos import ImageFolders
+from lightning_fl.data.module import SPLITS
+from lightning_fl.errors import ConfigurationError, DataError
+
+
+def write_images(folder, count=10, value=100, size=(9, 6), suffix=".png"):
+    """Images of one brightness each: value, value + 1, ..."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        Image.new("RGB", size, (value + number,) * 3).save(folder / f"{number:03d}{suffix}")
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Three silos: class folders, class folders inside parts, and a file."""
+    root = tmp_path / "root"
+    write_images(root / "north" / "cat", value=10)
+    write_images(root / "north" / "dog", value=60)
+    write_images(root / "south" / "train" / "dog", value=110)
+    write_images(root / "south" / "train" / "fox", 5, value=150)
+    write_images(root / "south" / "test" / "fox", 4, value=200)
+    (root / "file").mkdir()
+    write_npz(root / "file" / "data.npz")
+    (root / ".hidden").mkdir()
+    return root
+
+
+CLASSES = ["cat", "dog", "fox"]
+
+
+def test_silos_are_the_folders_and_share_their_classes(root):
+    data = ImageFolders(root=str(root), size=4, silos=["north", "south"], split_seed=0)
+    assert data.num_clients == 2
+    with pytest.raises(DataError, match=r"the classes are not known yet: call setup\(\)"):
+        _ = data.num_classes
+    data.setup("fit")
+    assert (data.class_names, data.image_shape, data.pinned) == (CLASSES, (3, 4, 4), True)
+    data = ImageFolders(root=str(root), size=4, classes=CLASSES)
+    with pytest.raises(DataError, match=r"the silos are not known yet: call setup\(\)"):
+        _ = data.num_clients
+    data.setup("fit")
+    assert data.client_names() == ["file", "north", "south"]
+    assert [data.num_samples(split) for split in SPLITS] == [[53, 16, 13], [7, 2, 2], [30, 2, 4]]
+
+
+def test_images_and_labels_are_those_of_the_folders(root):
+    data = ImageFolders(root=str(root), size=4, silos=["north", "south"], channels=1, stratified=True, split_seed=0)
+    data.setup("fit")
+    for client, first in enumerate(({0: 10, 1: 60}, {1: 110, 2: 150})):
+        for split in ("train", "val"):
+            part = data.client_data(client, split)
+            for image, label in part:
+                start = first[int(label)]
+                assert start <= int(image[0, 0, 0]) < start + 10
+                assert (image == image[0, 0, 0]).all()
+    assert sorted(int(image[0, 0, 0]) for image, _ in data.client_data(1, "test")) == [200, 201, 202, 203]
+    labels = torch.tensor([int(label) for _, label in data.client_data(0, "test")])
+    assert torch.bincount(labels).tolist() == [1, 1]  # stratified
+    assert data.client_data(0, "train").dataset is data.client_data(0, "val").dataset
+
+
+def test_a_silo_is_opened_only_when_it_is_asked_for(root, tmp_path):
+    (root / "north" / "cat" / "000.png").write_bytes(b"no image")
+    # of the silo far away nothing is here
+    data = ImageFolders(root=str(root), size=4, silos=["south", "far", "north"], classes=CLASSES)
+    data.prepare_data()
+    data.setup("fit")
+    assert json.loads(json.dumps(data.describe()))["clients"] == ["south", "far", "north"]
+    assert len(data.client_data(0, "train")) == 13
+    with pytest.raises(DataError, match=r"silo far: .*far is not a folder"):
+        data.client_data(1, "train")
+    with pytest.raises(DataError, match=r"silo north: .*000\.png cannot be read as an image \(UnidentifiedImageError"):
+        data.client_data(2, "train")
+
+
+def test_a_silo_without_a_split_has_none(root):
+    data = ImageFolders(root=str(root), size=4, silos=["south"], classes=CLASSES, split=(1.0, 0.0, 0.0))
+    assert data.client_data(0, "val") is None
+    assert data.num_samples("test") == [4]
+
+
+def test_photographs_are_turned_upright(tmp_path):
+    folder = tmp_path / "silo" / "a"
+    folder.mkdir(parents=True)
+    (tmp_path / "silo" / "b").mkdir()
+    photo = Image.fromarray(np.array([[0, 0], [255, 255]], dtype=np.uint8).repeat(8, 0).repeat(8, 1))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned right by a quarter
+    photo.save(folder / "photo.png", exif=exif)
+    data = ImageFolders(root=str(tmp_path), size=16, channels=1, silos=["silo"], split=(1.0, 0.0, 0.0))
+    data.setup()
+    image, _ = data.client_data(0, "train")[0]
+    assert image[0, 0, [0, 15]].tolist() == [255, 0]
+
+
+def test_values_lie_between_minus_one_and_one_unless_told_otherwise(root):
+    images = torch.tensor([0, 255], dtype=torch.uint8)[:, None, None, None].expand(2, 3, 4, 4)
+    labels = torch.zeros(2)
+    for kwargs, low, high in (
+        ({}, -1.0, 1.0),
+        ({"normalize": False}, 0.0, 1.0),
+        ({"mean": [0.0] * 3, "std": [0.5] * 3}, 0.0, 2.0),
+    ):
+        data = ImageFolders(root=str(root), size=4, classes=CLASSES, **kwargs)
+        batch = data.on_after_batch_transfer([images, labels], 0)
+        torch.testing.assert_close(batch[0].amin(), torch.tensor(low))
+        torch.testing.assert_close(batch[0].amax(), torch.tensor(high))
+        assert batch[1] is labels
+
+
+def test_a_run(root, tmp_path):
+    data = ImageFolders(root=str(root), size=4, classes=CLASSES, augment=["flip"], batch_size=8, split_seed=0)
+    module, trainer = fit(data, tmp_path)
+    assert trainer.num_samples == [53, 16, 13]
+    assert set(trainer.metrics["test"]["test_loss"].clients) == {0, 1, 2}
+    assert all(images.shape[1:] == (3, 4, 4) for images in module.seen["train"])
+
+
+def silo(folder, make):
+    folder.mkdir(parents=True, exist_ok=True)
+    make(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda folder: write_images(folder / "wolf"),
+            r"silo odd: .*odd has folders wolf that are none of the classes",
+        ),
+        (lambda folder: (folder / "cat").mkdir(), r"silo odd: no images in the class folders of .*odd: expected files"),
+        (lambda folder: None, r"silo odd: no images in the class folders"),
+        (
+            lambda folder: (write_npz(folder / "a.npz"), write_npz(folder / "b.npz")),
+            r"silo odd: .*odd holds more than one \.npz file",
+        ),
+        (
+            lambda folder: np.savez(folder / "a.npz", train_images=pictures(4), train_labels=cycle(4, 4)),
+            r"silo odd, a\.npz, train part: the labels go from 0 to 3, but there are 3 classes",
+        ),
+        (lambda folder: (folder / "a.npz").write_bytes(b"no file"), r"silo odd, a\.npz cannot be read as \.npz"),
+    ],
+)
+def test_faults_name_the_silo(tmp_path, make, message):
+    silo(tmp_path / "odd", make)
+    data = ImageFolders(root=str(tmp_path), size=4, silos=["odd"], classes=CLASSES)
+    with pytest.raises(DataError, match=message):
+        data.client_data(0, "train")
+
+
+def test_silos_and_classes_must_be_found(root, tmp_path):
+    def set_up(folder, **kwargs):
+        ImageFolders(root=str(folder), size=4, **kwargs).setup("fit")
+
+    with pytest.raises(DataError, match=r"silo file is a \.npz file, whose classes cannot be known without opening it"):
+        set_up(root)
+    with pytest.raises(DataError, match=r"root: .*gone is not a folder"):
+        set_up(tmp_path / "gone")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(
+        DataError, match=r"root='.*empty' has no folders: give the folder that holds one folder per silo"
+    ):
+        set_up(tmp_path / "empty")
+    (tmp_path / "hollow" / "one").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"silo one: .* has neither class folders nor a \.npz file"):
+        set_up(tmp_path / "hollow")
+    (tmp_path / "single" / "one" / "cat").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"class folders are \['cat'\], but two classes are the least"):
+        set_up(tmp_path / "single")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": 0}, "size=0"),
+        ({"channels": 2}, "channels=2"),
+        ({"split": (0.5, 0.5, 0.5)}, "split="),
+        ({"augment": ["turn"]}, "augment="),
+        ({"silos": []}, r"silos=\[\]: give at least 1, all different"),
+        ({"silos": ["a", "a"]}, "all different, or leave it out"),
+        ({"classes": ["a"]}, r"classes=\['a'\]: give at least 2"),
+        ({"mean": [0.5] * 3, "std": [0.5] * 3, "channels": 1}, "the images have 1 channels, give one number for each"),
+    ],
+)
+def test_arguments_are_checked(arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ImageFolders(**({"root": "nowhere", "size": 4} | arguments))

@@ -1,0 +1,353 @@
+import bz2
+import hashlib
+import pickle
+import re
+import socket
+import string
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.io
+import torch
+import torchvision
+from image_files import cycle, pictures, write_idx, write_mnist, write_npz
+
+from lightning_fl.data.cards.catalogue import load_card
+from lightning_fl.data.cards.lookup import dataset_cache
+from lightning_fl.data.images import sources as image_sources
+from lightning_fl.data.images.origin import ImageOrigin
+from lightning_fl.data.images.reading import read_digits, read_images
+from lightning_fl.data.images.sources import find_images, torchvision_cache
+from lightning_fl.errors import ConfigurationError, DataError
+
+MNIST = load_card("mnist")
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "own"
+    folder.mkdir()
+    monkeypatch.setenv("LIGHTNING_FL_DATA", str(folder))
+    return folder
+
+
+def md5(path):
+    return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+# ---- where images are looked for
+
+
+def test_the_order_of_the_folders(tmp_path, own_folder):
+    card = replace(MNIST, file=replace(MNIST.file, sha256=()))
+    root = tmp_path / "root"
+    with pytest.raises(ConfigurationError, match=r"data_root='.*root' is not a folder: name the one that holds mnist"):
+        find_images(card, data_root=root)
+    root.mkdir()
+    write_mnist(torchvision_cache())
+    found = find_images(card, data_root=root)
+    assert (found.layout, found.origin, found.path, found.verified) == (
+        "torchvision",
+        "cache",
+        torchvision_cache(),
+        True,
+    )
+    dataset_cache(card).mkdir(parents=True)
+    write_npz(dataset_cache(card) / "mnist.npz")
+    assert (find_images(card, data_root=root).layout, find_images(card).origin) == ("npz", "cache")
+    write_mnist(own_folder)
+    found = find_images(card, data_root=root)
+    assert (found.layout, found.origin, found.verified) == ("torchvision", "LIGHTNING_FL_DATA", False)
+    write_npz(own_folder / "mnist.npz")  # goes before torchvision's layout
+    assert (find_images(card).layout, find_images(card).path) == ("npz", own_folder / "mnist.npz")
+    write_mnist(root)
+    assert find_images(card, data_root=root).origin == "data_root"
+
+
+def test_the_sum_of_a_file_is_compared_and_recorded(own_folder):
+    path = write_npz(own_folder / "mnist.npz")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    with pytest.warns(UserWarning, match="is not the file that card mnist describes"):
+        found = find_images(MNIST)
+    assert found.record() == {"file": "mnist.npz", "sha256": digest, "verified": False, "layout": "npz"}
+    known = replace(MNIST, file=replace(MNIST.file, sha256=(digest,)))
+    assert find_images(known).verified
+    assert find_images(known).place == str(path)
+
+
+def test_the_record_of_torchvisions_files_has_all_sums(own_folder):
+    write_mnist(own_folder)
+    record = find_images(MNIST).record()
+    assert list(record["sha256"]) == list(MNIST.torchvision.files)
+    assert (
+        record["sha256"]["MNIST/raw/train-labels-idx1-ubyte"]
+        == hashlib.sha256((own_folder / "MNIST/raw/train-labels-idx1-ubyte").read_bytes()).hexdigest()
+    )
+    assert find_images(MNIST).place.startswith(f"{own_folder} (MNIST/raw/train-images")
+
+
+def test_a_layout_that_is_not_complete_does_not_count(own_folder, monkeypatch):
+    monkeypatch.setenv("LIGHTNING_FL_OFFLINE", "1")
+    write_mnist(own_folder)
+    (own_folder / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(
+        DataError,
+        match=r"mnist\.npz \(or MNIST/raw/train-images-idx3-ubyte and its like, as torchvision keeps them\) of data set"
+        r" mnist was not found in .*own \(LIGHTNING_FL_DATA\), .*mnist \(the cache\); downloads are switched off by"
+        r" LIGHTNING_FL_OFFLINE\. Put mnist\.npz in",
+    ):
+        find_images(MNIST)
+
+
+def test_what_cannot_be_downloaded_says_so():
+    with pytest.raises(DataError, match=r"synthdigits was not found .*; torchvision does not have it \(its card,"):
+        find_images(load_card("synthdigits"))
+    with pytest.raises(DataError, match=r"it is not downloaded here \(prepare_data\(\) does that"):
+        find_images(MNIST, allow_download=False)
+
+
+# ---- the download
+
+
+class FakeMNIST:
+    """Stands in for torchvision's class; ``behaviour`` is what a download does."""
+
+    behaviour = staticmethod(write_mnist)
+    timeouts: list = []  # noqa: RUF012
+
+    def __init__(self, root, train, download=False):
+        FakeMNIST.timeouts.append(socket.getdefaulttimeout())
+        FakeMNIST.behaviour(root)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    monkeypatch.delenv("LIGHTNING_FL_OFFLINE", raising=False)
+    monkeypatch.setattr(torchvision.datasets, "MNIST", FakeMNIST)
+    monkeypatch.setattr(FakeMNIST, "timeouts", [])
+
+    def set_behaviour(behaviour):
+        monkeypatch.setattr(FakeMNIST, "behaviour", staticmethod(behaviour))
+
+    return set_behaviour
+
+
+def test_a_download_goes_to_the_cache_when_it_is_complete(fake):
+    found = find_images(MNIST)
+    assert (found.origin, found.verified, found.path) == ("download", True, torchvision_cache())
+    assert find_images(MNIST, allow_download=False).origin == "cache"
+    assert FakeMNIST.timeouts == [10.0, 10.0]  # a silent server does not hold it up
+    assert socket.getdefaulttimeout() is None
+    assert not (torchvision_cache() / "MNIST.part").exists()
+
+
+def test_a_second_part_of_the_same_data_set_replaces_the_first(fake):
+    (torchvision_cache() / "MNIST" / "raw").mkdir(parents=True)
+    assert find_images(MNIST).origin == "download"
+    assert find_images(MNIST).origin == "cache"
+
+
+def test_a_failed_download_leaves_nothing_behind(fake):
+    def fail(root):
+        (root / "MNIST").mkdir()
+        raise RuntimeError("File not found\nor corrupted.")
+
+    fake(fail)
+    with pytest.raises(
+        DataError, match=r"torchvision's download of MNIST failed \(RuntimeError: File not found or corrupted\.\)\. Put"
+    ):
+        find_images(MNIST)
+    assert [path.name for path in torchvision_cache().iterdir()] == ["MNIST.lock"]
+    fake(lambda root: None)
+    with pytest.raises(DataError, match="torchvision's MNIST did not bring MNIST/raw/train-images"):
+        find_images(MNIST)
+
+
+def test_a_download_has_a_deadline(fake, monkeypatch):
+    stop = threading.Event()
+    fake(lambda root: stop.wait(30))
+    monkeypatch.setattr(image_sources, "_DEADLINE_SECONDS", 0.2)
+    with pytest.raises(DataError, match=r"torchvision's download of MNIST took more than 0\.2 s"):
+        find_images(MNIST)
+    stop.set()
+    assert socket.getdefaulttimeout() is None
+
+
+def test_another_process_that_downloads_is_waited_for_only_so_long(fake, monkeypatch):
+    torchvision_cache().mkdir(parents=True)
+    monkeypatch.setattr(image_sources, "_DEADLINE_SECONDS", 0.2)
+    with (
+        image_sources.FileLock(torchvision_cache() / "MNIST.lock"),
+        pytest.raises(
+            DataError, match=r"MNIST is being downloaded by another process for more than 0\.2 s: wait for it"
+        ),
+    ):
+        find_images(MNIST)
+
+
+def test_what_another_process_downloaded_meanwhile_is_taken(fake):
+    fake(lambda root: pytest.fail("it is there"))
+    write_mnist(torchvision_cache())
+    image_sources._download(MNIST.torchvision)
+
+
+def test_a_cache_that_cannot_be_written_is_named(fake, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LIGHTNING_FL_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DataError, match=r"cannot write .*: free the disk, or set LIGHTNING_FL_CACHE"):
+        find_images(MNIST)
+
+
+# ---- reading
+
+
+def test_mnists_files_are_read(own_folder):
+    write_mnist(own_folder)
+    parts = read_images(MNIST, find_images(MNIST))
+    assert [len(part) for part in parts.values()] == [12, 6]
+    assert torch.equal(parts["train"].images[:, 0], torch.from_numpy(pictures(12, 28, seed=12)))
+    assert parts["test"].targets.tolist() == [0, 1, 2, 3, 4, 5]
+    (own_folder / "MNIST" / "raw" / "t10k-images-idx3-ubyte").write_bytes(b"short")
+    with pytest.raises(DataError, match=r"MNIST in .*own cannot be read \(.*\): fetch its files again"):
+        read_images(MNIST, find_images(MNIST))
+
+
+def test_emnists_letters_begin_at_zero(own_folder):
+    for part in ("train", "test"):
+        prefix = own_folder / "EMNIST" / "raw" / f"emnist-letters-{part}"
+        write_idx(prefix.with_name(f"{prefix.name}-images-idx3-ubyte"), pictures(52, 28))
+        write_idx(prefix.with_name(f"{prefix.name}-labels-idx1-ubyte"), cycle(52, 26) + 1)
+    card = load_card("emnist_letters")
+    train = read_images(card, find_images(card))["train"]
+    assert train.column("label")[:3] + train.column("label")[-1:] == ["a", "b", "c", "z"]
+
+
+def test_emnist_by_class_has_letters_of_either_case(own_folder):
+    for part in ("train", "test"):
+        prefix = own_folder / "EMNIST" / "raw" / f"emnist-byclass-{part}"
+        write_idx(prefix.with_name(f"{prefix.name}-images-idx3-ubyte"), pictures(62, 28))
+        write_idx(prefix.with_name(f"{prefix.name}-labels-idx1-ubyte"), cycle(62, 62))
+    card = load_card("emnist_byclass")
+    assert "".join(card.classes) == string.digits + string.ascii_uppercase + string.ascii_lowercase
+    train = read_images(card, find_images(card))["train"]
+    assert [train.column("label")[label] for label in (9, 10, 35, 36, 61)] == ["9", "A", "Z", "a", "z"]
+
+
+def test_usps_is_read(own_folder):
+    for name, count in (("usps.bz2", 20), ("usps.t.bz2", 10)):
+        lines = [f"{i % 10 + 1} " + " ".join(f"{k + 1}:{-1 if k else 1}" for k in range(256)) for i in range(count)]
+        (own_folder / name).write_bytes(bz2.compress("\n".join(lines).encode()))
+    card = load_card("usps")
+    parts = read_images(card, find_images(card))
+    assert parts["train"].images.shape == (20, 1, 16, 16)
+    assert parts["test"].targets.tolist() == list(range(10))
+    assert parts["test"].images[0, 0, 0, :2].tolist() == [255, 0]
+
+
+def test_svhn_is_read_with_ten_as_zero(own_folder, monkeypatch):
+    split_list = {}
+    for split in ("train", "test"):
+        path = own_folder / f"{split}_32x32.mat"
+        scipy.io.savemat(
+            path, {"X": pictures(20, 32, 3).transpose(1, 2, 3, 0), "y": np.where(cycle(20, 10) == 0, 10, cycle(20, 10))}
+        )
+        split_list[split] = ["", path.name, md5(path)]
+    monkeypatch.setattr(torchvision.datasets.SVHN, "split_list", split_list)
+    card = load_card("svhn")
+    train = read_images(card, find_images(card))["train"]
+    assert train.targets.tolist() == cycle(20, 10).tolist()
+    assert torch.equal(train.images, torch.from_numpy(pictures(20, 32, 3)).permute(0, 3, 1, 2))
+
+
+@pytest.fixture
+def cifar100(own_folder, monkeypatch):
+    folder = own_folder / "cifar-100-python"
+    folder.mkdir()
+    flat = pictures(100, 32, 3).transpose(0, 3, 1, 2).reshape(100, -1)
+    content = {"data": flat, "fine_labels": list(range(100)), "coarse_labels": [i % 20 for i in range(100)]}
+    for name in ("train", "test"):
+        (folder / name).write_bytes(pickle.dumps(content))
+    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": list(load_card("cifar100").classes)}))
+    kind = torchvision.datasets.CIFAR100
+    monkeypatch.setattr(kind, "train_list", [["train", md5(folder / "train")]])
+    monkeypatch.setattr(kind, "test_list", [["test", md5(folder / "test")]])
+    monkeypatch.setattr(kind, "meta", {"filename": "meta", "key": "fine_label_names", "md5": md5(folder / "meta")})
+    return folder
+
+
+def test_cifar100_has_classes_and_superclasses(cifar100):
+    card = load_card("cifar100")
+    parts = read_images(card, find_images(card))
+    assert parts["test"].targets.tolist() == list(range(100))
+    assert torch.equal(parts["train"].images, torch.from_numpy(pictures(100, 32, 3)).permute(0, 3, 1, 2))
+    coarse = read_images(card, find_images(card), coarse_labels=True)["train"]
+    assert coarse.targets.tolist() == [i % 20 for i in range(100)]
+    assert (len(coarse.classes), coarse.classes[-1]) == (20, "vehicles_2")
+    (cifar100 / "train").write_bytes(b"another file")
+    with pytest.raises(DataError, match=r"CIFAR100 in .* cannot be read \(RuntimeError"):
+        read_images(card, find_images(card))
+
+
+def test_only_some_have_superclasses(own_folder):
+    write_mnist(own_folder)
+    with pytest.raises(ConfigurationError, match="coarse_labels=True: data set mnist has no superclasses"):
+        read_images(MNIST, find_images(MNIST), coarse_labels=True)
+
+
+def test_a_file_must_have_the_cards_classes(own_folder):
+    write_npz(own_folder / "synthdigits.npz", train_labels=cycle(60, 11))
+    card = load_card("synthdigits")
+    with pytest.raises(DataError, match=r"synthdigits\.npz, train part: the labels go from 0 to 10, but there are 10"):
+        read_images(card, find_images(card))
+
+
+def test_scikit_learns_digits_are_always_there():
+    card = load_card("digits")
+    found = find_images(card)
+    assert (found.layout, found.place, found.record()["file"], found.record()["sha256"]) == (
+        "scikit-learn",
+        "scikit-learn",
+        None,
+        None,
+    )
+    (digits,) = read_images(card, found).values()
+    assert digits.images.shape == (1797, 1, 8, 8)
+    assert (int(digits.images.max()), len(digits.images.unique())) == (255, 17)
+    assert torch.bincount(digits.targets).tolist() == torch.bincount(read_digits().targets).tolist()
+
+
+# ---- what a name means
+
+
+def test_a_name_is_a_card_or_a_file(tmp_path):
+    origin = ImageOrigin.of("usps")
+    assert (origin.short_name, origin.card.name) == ("usps", "usps")
+    path = write_npz(tmp_path / "mine.npz")
+    origin = ImageOrigin.of(str(path))
+    assert (origin.short_name, origin.card) == ("mine", None)
+    read = origin.read(allow_download=False)
+    assert (read.source, read.record["file"], read.record["verified"]) == ("user", "mine.npz", False)
+    assert read.record["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    with pytest.raises(ConfigurationError, match=r"card 'esol' describes molecules, not images: use MoleculeNet"):
+        ImageOrigin.of("esol")
+    with pytest.raises(ConfigurationError, match=re.escape("source='standin': mine.npz is a file, only cards")):
+        ImageOrigin.of("mine.npz", source="standin")
+    with pytest.raises(ConfigurationError, match=r"name='mine.npz' and data_root='x': give a card's name, or no"):
+        ImageOrigin.of("mine.npz", data_root="x")
+    with pytest.raises(DataError, match=r"'gone\.npz' is no file \(looked for .*gone\.npz\): check the name"):
+        ImageOrigin.of("gone.npz").read(allow_download=False)
+
+
+def test_too_many_classes_have_no_stand_in(monkeypatch):
+    monkeypatch.setenv("LIGHTNING_FL_OFFLINE", "1")
+    with pytest.raises(DataError, match="data set cifar100 was not found"):
+        ImageOrigin.of("cifar100", source="auto").read(allow_download=True)
+    with pytest.raises(ConfigurationError, match="cifar100 has no stand-in for these columns or classes"):
+        ImageOrigin.of("cifar100", source="standin").read(allow_download=True)
+    with pytest.warns(
+        UserWarning, match=r"STAND-IN DATA: scikit-learn's 8 x 8 digits, enlarged\. The run's figures say"
+    ):
+        read = ImageOrigin.of("cifar100", source="auto").read(allow_download=True, coarse_labels=True)
+    assert (read.source, len(read.parts["train"].classes)) == ("stand-in", 20)

@@ -1,0 +1,348 @@
+import hashlib
+import json
+import pickle
+import re
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+from torch.utils.data import Subset
+
+from lightning_fl.data.cards import lookup
+from lightning_fl.data.cards.catalogue import CardFile, load_card
+from lightning_fl.data.module import SPLITS, FederatedDataModule
+from lightning_fl.data.molecules import module as molecule_module
+from lightning_fl.data.molecules.module import DrugOOD, MoleculeCSV, MoleculeNet
+from lightning_fl.data.partition import IID, GroupBy, Partitioner, Scaffold
+from lightning_fl.errors import ConfigurationError, DataError
+
+ESOL_TARGET = "measured log solubility in mols per litre"
+CSV = "smiles,y,z,lab\n" + "".join(f"{'C' * (i + 1)}O,{i},{-i},lab{i % 3}\n" for i in range(30))
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> str:
+    (tmp_path / "mine.csv").write_text(CSV)
+    return str(tmp_path / "mine.csv")
+
+
+@pytest.fixture
+def esol_file(tmp_path: Path) -> Path:
+    """A small file in ESOL's place; its sum is not the card's."""
+    rows = "".join(f"{'C' * (i + 1)}O ,{-i / 2}\n" for i in range(20))
+    folder = tmp_path / "root"
+    folder.mkdir()
+    (folder / "delaney-processed.csv").write_text(f"smiles,{ESOL_TARGET}\n{rows}")
+    return folder
+
+
+def ready(data):
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+# ---- partition and division
+
+
+def test_every_molecule_belongs_to_one_client_and_one_split(csv):
+    data = ready(MoleculeCSV(path=csv, target_columns=["y"], partitioner=IID(num_clients=3), split_seed=1))
+    seen = []
+    for client in range(data.num_clients):
+        for split in SPLITS:
+            part = data.client_data(client, split)
+            assert isinstance(part, Subset)
+            assert part.dataset is data.dataset  # shared, not copied
+            assert len(part) == data.num_samples(split)[client]
+            seen += part.indices
+    assert sorted(seen) == list(range(30))
+    assert [data.num_samples(split) for split in SPLITS] == [[8, 8, 8], [1, 1, 1], [1, 1, 1]]
+    assert data.client_sizes() == [8, 8, 8]
+
+
+def test_the_seed_decides(csv, monkeypatch):
+    def first_client(**arguments):
+        arguments = {"path": csv, "target_columns": ["y"], "partitioner": IID(num_clients=3)} | arguments
+        return ready(MoleculeCSV(**arguments)).client_data(0, "train").indices
+
+    assert first_client(split_seed=1) == first_client(split_seed=1)
+    assert first_client(split_seed=1) != first_client(split_seed=2)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "2")
+    assert first_client() == first_client(split_seed=2)
+
+
+def test_groups_are_clients_with_names(csv):
+    data = ready(MoleculeCSV(path=csv, target_columns=["y", "z"], group_column="lab"))
+    assert data.num_clients == 3
+    assert data.client_names() == ["lab0", "lab1", "lab2"]
+    for client in range(3):
+        for split in SPLITS:
+            assert {int(i) % 3 for i in data.client_data(client, split).indices} == {client}
+    item = data.client_data(1, "test")[0]
+    assert item.y.shape == (1, 2)
+    assert item.y[0, 0] == -item.y[0, 1]
+
+
+def test_other_clients_are_numbered(csv):
+    data = MoleculeCSV(path=csv, target_columns=["y"], partitioner=GroupBy(column="lab", num_clients=2))
+    assert data.num_clients == 2  # before any data are read
+    assert ready(data).client_names() == ["client_0", "client_1"]
+
+
+def test_a_split_without_molecules_is_none(csv):
+    data = ready(MoleculeCSV(path=csv, target_columns=["y"], partitioner=IID(num_clients=3), split=(0.9, 0.1, 0.0)))
+    assert data.client_data(0, "test") is None
+    assert data.num_samples("test") == [0, 0, 0]
+
+
+class Lopsided(Partitioner):
+    def __call__(self, dataset, seed):
+        return [torch.arange(len(dataset)), torch.arange(0)]
+
+
+def test_a_client_without_molecules_is_refused(csv):
+    with pytest.raises(DataError, match="client 1 of 2 gets no molecule of the 30: take fewer clients"):
+        ready(MoleculeCSV(path=csv, target_columns=["y"], partitioner=Lopsided()))
+
+
+def test_reading_before_setup_is_an_error(csv):
+    data = MoleculeCSV(path=csv, target_columns=["y"], group_column="lab")
+    with pytest.raises(DataError, match=r"not read yet: call prepare_data\(\)"):
+        _ = data.target_names
+    data.prepare_data()
+    with pytest.raises(DataError, match=r"not shared out yet: call prepare_data\(\)"):
+        _ = data.num_clients
+
+
+def test_setup_alone_and_again_is_enough_for_a_local_file(csv):
+    data = MoleculeCSV(path=csv, target_columns=["y"], group_column="lab")
+    data.setup("fit")
+    before = data.client_data(0, "train").indices
+    data.setup("test")
+    assert data.client_data(0, "train").indices == before
+
+
+def test_it_travels_to_other_processes(csv):
+    data = ready(MoleculeCSV(path=csv, target_columns=["y"], group_column="lab"))
+    other = pickle.loads(pickle.dumps(data))
+    assert other.num_samples("train") == data.num_samples("train")
+    assert torch.equal(other.client_data(2, "val")[0].x, data.client_data(2, "val")[0].x)
+
+
+# ---- a CSV of one's own
+
+
+def test_csv_record(csv):
+    data = ready(
+        MoleculeCSV(path=csv, target_columns=["z"], target_units=["mM"], partitioner=IID(num_clients=2), batch_size=4)
+    )
+    assert (data.source, data.batch_size, data.target_names, data.target_units) == ("user", 4, ["z"], ["mM"])
+    record = data.describe()
+    assert record["file"] == "mine.csv"
+    assert record["sha256"] == hashlib.sha256(CSV.encode()).hexdigest()
+    assert (record["rows"], record["molecules"], record["num_clients"]) == (30, 30, 2)
+    # 15 molecules by 8:1:1
+    assert record["client_sizes"] == {"train": [12, 12], "val": [2, 2], "test": [1, 1]}
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_csv_skips_what_it_is_told_to(tmp_path):
+    (tmp_path / "mine.csv").write_text(CSV + "xx,1,1,lab0\n")
+    arguments = {"path": str(tmp_path / "mine.csv"), "target_columns": ["y"], "group_column": "lab"}
+    with pytest.raises(DataError, match=r"row 32 'xx'.*--data\.invalid skip"):
+        MoleculeCSV(**arguments).prepare_data()
+    with pytest.warns(UserWarning, match="row 32 'xx'"):
+        record = ready(MoleculeCSV(**arguments, invalid="skip")).describe()
+    assert (record["rows"], record["molecules"]) == (31, 30)
+
+
+def test_csv_arguments_are_checked(csv):
+    iid = IID(num_clients=2)
+    with pytest.raises(ConfigurationError, match="group_column=None and partitioner=NoneType: give one of them"):
+        MoleculeCSV(path=csv, target_columns=["y"])
+    with pytest.raises(ConfigurationError, match="group_column='lab' and partitioner=IID: give one of them"):
+        MoleculeCSV(path=csv, target_columns=["y"], group_column="lab", partitioner=iid)
+    with pytest.raises(ConfigurationError, match=r"expected a file that ends in \.csv"):
+        MoleculeCSV(path="mine.sdf", target_columns=["y"], partitioner=iid)
+    with pytest.raises(ConfigurationError, match=r"target_columns=.*: name at least one"):
+        MoleculeCSV(path=csv, target_columns=[], partitioner=iid)
+    with pytest.raises(ConfigurationError, match=r"target_units=.*: give one for each of the 1"):
+        MoleculeCSV(path=csv, target_columns=["y"], target_units=["a", "b"], partitioner=iid)
+    with pytest.raises(ConfigurationError, match="invalid='drop': expected one of refuse, skip"):
+        MoleculeCSV(path=csv, target_columns=["y"], partitioner=iid, invalid="drop")
+    with pytest.raises(ConfigurationError, match=re.escape("split=[0.8, 0.1, 0.2]")):
+        MoleculeCSV(path=csv, target_columns=["y"], partitioner=iid, split=(0.8, 0.1, 0.2))
+    with pytest.raises(DataError, match=r"path='gone\.csv' is no file"):
+        MoleculeCSV(path="gone.csv", target_columns=["y"], partitioner=iid).prepare_data()
+    with pytest.raises(DataError, match=r"has no column 'Lab' \(did you mean 'lab'\?\)"):
+        MoleculeCSV(path=csv, target_columns=["y"], group_column="Lab").prepare_data()
+
+
+# ---- a card
+
+
+def test_a_cards_file_is_measured_data(esol_file):
+    data = MoleculeNet(name="esol", data_root=str(esol_file), partitioner=IID(num_clients=2))
+    with pytest.warns(UserWarning, match="is not the file that card esol describes"):
+        ready(data)
+    assert data.source == "measured"
+    assert (data.target_names, data.target_units) == ([ESOL_TARGET], ["log10(mol/L)"])
+    record = data.describe()
+    assert (record["source"], record["verified"], record["rows"]) == ("measured", False, 20)
+    assert record["sha256"] == hashlib.sha256((esol_file / "delaney-processed.csv").read_bytes()).hexdigest()
+    assert record["licence"] == load_card("esol").licence
+    assert record["title"] == load_card("esol").title
+    assert record["partitioner"]["num_clients"] == 2
+
+
+def test_columns_can_be_chosen(esol_file):
+    (esol_file / "delaney-processed.csv").write_text("mol,other\n" + "".join(f"{'C' * i},{i}\n" for i in range(1, 9)))
+    data = MoleculeNet(
+        data_root=str(esol_file), smiles_column="mol", target_columns=["other"], partitioner=IID(num_clients=2)
+    )
+    with pytest.warns(UserWarning, match="is not the file"):
+        ready(data)
+    assert (data.target_names, data.target_units) == (["other"], ["not given"])
+    assert data.dataset.targets[:, 0].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_the_stand_in_is_loud_and_on_record(monkeypatch):
+    monkeypatch.setenv("LIGHTNING_FL_OFFLINE", "1")
+    data = MoleculeNet(name="esol", partitioner=Scaffold(num_clients=3), split_seed=0)
+    with pytest.warns(UserWarning, match=r"STAND-IN DATA.*switched off by LIGHTNING_FL_OFFLINE"):
+        data.prepare_data()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once is enough
+        data.setup("fit")
+    assert data.source == "stand-in"
+    record = data.describe()
+    assert record["title"].startswith("STAND-IN")
+    assert (record["source"], record["file"], record["sha256"], record["verified"]) == ("stand-in", None, None, False)
+    assert data.target_names == [ESOL_TARGET]
+    assert sum(data.num_samples("train")) > 800
+
+
+def test_a_process_that_only_sets_up_gets_the_same_stand_in_without_a_download(monkeypatch):
+    attempts = []
+    monkeypatch.setattr(lookup, "download", lambda *arguments: attempts.append(arguments))
+    data = MoleculeNet(name="esol", partitioner=Scaffold(num_clients=3))
+    with pytest.warns(UserWarning, match="STAND-IN DATA"):
+        data.setup("fit")
+    assert attempts == []
+    assert data.source == "stand-in"
+
+
+def test_stand_in_by_choice_goes_before_a_file(esol_file):
+    data = MoleculeNet(source="standin", data_root=str(esol_file), partitioner=GroupBy(column="assay"))
+    with pytest.warns(UserWarning, match="STAND-IN DATA"):
+        ready(data)
+    assert data.client_names() == ["assay_a", "assay_b", "assay_c", "assay_d"]
+
+
+def test_no_stand_in_where_it_would_not_fit(monkeypatch):
+    monkeypatch.setenv("LIGHTNING_FL_OFFLINE", "1")
+    iid = IID(num_clients=2)
+    with pytest.raises(DataError, match="data set esol was not found"):
+        MoleculeNet(source="real", partitioner=iid).prepare_data()
+    with pytest.raises(DataError, match="data set esol was not found"):
+        MoleculeNet(target_columns=["Molecular Weight"], partitioner=iid).prepare_data()
+    with pytest.raises(ConfigurationError, match="esol has no stand-in for these columns"):
+        MoleculeNet(source="standin", smiles_column="mol", partitioner=iid).prepare_data()
+    with pytest.raises(DataError, match=r"data set freesolv was not found.* Put SAMPL\.csv in"):
+        MoleculeNet(name="freesolv", partitioner=iid).prepare_data()
+
+
+def test_card_arguments_are_checked():
+    iid = IID(num_clients=2)
+    with pytest.raises(ConfigurationError, match=r"no card named 'esoll' \(did you mean 'esol'\?\)"):
+        MoleculeNet(name="esoll", partitioner=iid)
+    with pytest.raises(ConfigurationError, match="source='fake': expected one of auto, real, standin"):
+        MoleculeNet(source="fake", partitioner=iid)
+    with pytest.raises(ConfigurationError, match=r"target_columns=.*: name at least one"):
+        MoleculeNet(target_columns=[], partitioner=iid)
+
+
+def test_a_recipe_can_name_it(esol_file):
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(FederatedDataModule, "data")
+    config = parser.parse_object(
+        {
+            "data": {
+                "class_path": "lightning_fl.data.molecules.module.MoleculeNet",
+                "init_args": {
+                    "name": "freesolv",
+                    "split": [0.6, 0.2, 0.2],
+                    "batch_size": 5,
+                    "partitioner": {
+                        "class_path": "lightning_fl.data.partition.Scaffold",
+                        "init_args": {"num_clients": 3},
+                    },
+                },
+            }
+        }
+    )
+    data = parser.instantiate(config).data
+    assert isinstance(data, MoleculeNet)
+    assert (data.card.name, data.split, data.batch_size, data.num_clients) == ("freesolv", (0.6, 0.2, 0.2), 5, 3)
+
+
+# ---- DrugOOD
+
+
+def drugood(folder: Path, name: str = "lbap_core_ic50_assay.json") -> Path:
+    def part(start: int, count: int) -> list[dict]:
+        return [
+            {"smiles": "C" * i, "reg_label": i / 2, "cls_label": 0, "assay_id": i % 4, "domain_id": i % 4}
+            for i in range(start, start + count)
+        ]
+
+    names = ("train", "iid_val", "iid_test", "ood_val", "ood_test")
+    split = {name: part(1 + 20 * number, 20) for number, name in enumerate(names)}
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(json.dumps({"cfg": {}, "split": split, "statistics": {}}))
+    return folder
+
+
+def test_drugood_by_its_card(tmp_path):
+    data = ready(DrugOOD(data_root=str(drugood(tmp_path / "root")), partitioner=GroupBy(column="assay_id")))
+    assert data.source == "measured"
+    assert (data.num_clients, data.client_names()) == (4, ["0", "1", "2", "3"])
+    assert (len(data.dataset), data.target_names) == (100, ["reg_label"])
+    assert data.dataset.targets[:3, 0].tolist() == [0.5, 1.0, 1.5]
+    assert data.dataset.column("split")[::20] == ["train", "iid_val", "iid_test", "ood_val", "ood_test"]
+
+
+def test_drugood_by_its_path_and_in_parts(tmp_path):
+    folder = drugood(tmp_path, "lbap_core_ki_assay.json")
+    data = ready(DrugOOD(path=str(folder / "lbap_core_ki_assay.json"), parts=["train"], partitioner=IID(num_clients=2)))
+    record = data.describe()
+    assert (record["molecules"], record["parts"], record["name"]) == (20, ["train"], "lbap_core_ki_assay")
+    assert "ki_assay" in record["title"]
+
+
+def test_drugood_arguments_are_checked(tmp_path):
+    iid = IID(num_clients=2)
+    with pytest.raises(ConfigurationError, match="path='a' and data_root='b': give one of them"):
+        DrugOOD(path="a", data_root="b", partitioner=iid)
+    with pytest.raises(ConfigurationError, match=r"parts=\['tain'\]: name one or more of train"):
+        DrugOOD(parts=["tain"], partitioner=iid)
+    with pytest.raises(ConfigurationError, match=r"card='esol' describes a file of format csv, not drugood-json"):
+        DrugOOD(card="esol", partitioner=iid)
+    with pytest.raises(DataError, match=r"Put lbap_core_ic50_assay\.json in .*drugood_ic50, or name its folder"):
+        DrugOOD(partitioner=iid).prepare_data()
+    with pytest.raises(DataError, match=r"path='gone\.json' is no file"):
+        DrugOOD(path="gone.json", partitioner=iid).prepare_data()
+
+
+def test_a_verified_sum_is_on_record(tmp_path, monkeypatch):
+    folder = drugood(tmp_path / "root")
+    content = (folder / "lbap_core_ic50_assay.json").read_bytes()
+    sums = (hashlib.sha256(content).hexdigest(),)
+    card = load_card("drugood_ic50")
+    known = replace(card, file=CardFile(card.file.name, sums, ()))
+    monkeypatch.setattr(molecule_module, "load_card", lambda _: known)
+    data = ready(DrugOOD(data_root=str(folder), partitioner=IID(num_clients=2)))
+    assert data.describe()["verified"] is True

@@ -1,0 +1,291 @@
+import pytest
+import torch
+from torch.utils.data import Subset, TensorDataset
+
+from lightning_fl.data import partition
+from lightning_fl.data.partition import (
+    IID,
+    Dirichlet,
+    GroupBy,
+    Partitioner,
+    Pathological,
+    Quantity,
+    Scaffold,
+    Sizes,
+)
+from lightning_fl.errors import ConfigurationError, DataError
+
+
+class _Molecules(TensorDataset):
+    def __init__(self, smiles, assays):
+        super().__init__(torch.arange(len(smiles)))
+        self.smiles = smiles
+        self.assays = assays
+
+    def column(self, name):
+        return {"assay": self.assays}[name]
+
+
+RINGS = ["C1CC1", "C1CCC1", "C1CCCC1", "c1ccccc1"]
+MOLECULES = _Molecules([tail + ring for tail in ("C", "CC", "CCC") for ring in RINGS], ["b", "a", "c"] * 4)
+LABELLED = TensorDataset(torch.rand(100, 2), torch.arange(5).repeat(20))
+REAL = TensorDataset(torch.rand(100, 2), torch.rand(100, 1, generator=torch.Generator().manual_seed(0)))
+
+
+def _lists(parts):
+    return [part.tolist() for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "dataset", "expected"),
+    [
+        (IID(num_clients=3), LABELLED, lambda: partition.iid(100, 3, 5)),
+        (Quantity(ratios=[7, 2, 1]), LABELLED, lambda: partition.quantity(100, [7, 2, 1], 5)),
+        (
+            IID(num_clients=3, stratified=True),
+            LABELLED,
+            lambda: partition.by_sizes_stratified(LABELLED.tensors[1], [34, 33, 33], 5),
+        ),
+        (
+            Quantity(ratios=[7, 2, 1], stratified=True),
+            REAL,
+            lambda: partition.by_sizes_stratified(partition.bin_targets(REAL.tensors[1][:, 0], 10), [70, 20, 10], 5),
+        ),
+        (Sizes(train=[7, 50], stratified=False), LABELLED, lambda: partition.by_sizes(100, [7, 50], 5)),
+        (
+            Sizes(train=[7, 50]),
+            LABELLED,
+            lambda: partition.by_sizes_stratified(LABELLED.tensors[1], [7, 50], 5),
+        ),
+        (
+            Dirichlet(num_clients=3, alpha=0.5),
+            LABELLED,
+            lambda: partition.dirichlet(LABELLED.tensors[1], 3, 0.5, 5),
+        ),
+        (
+            Dirichlet(num_clients=3, alpha=0.5, num_bins=4),
+            REAL,
+            lambda: partition.dirichlet(partition.bin_targets(REAL.tensors[1][:, 0], 4), 3, 0.5, 5),
+        ),
+        (
+            Pathological(num_clients=4, classes_per_client=2),
+            LABELLED,
+            lambda: partition.pathological(LABELLED.tensors[1], 4, 2, 5),
+        ),
+        (GroupBy(column="assay"), MOLECULES, lambda: partition.by_group(MOLECULES.assays, None, 5)),
+        (GroupBy(column="assay", num_clients=2), MOLECULES, lambda: partition.by_group(MOLECULES.assays, 2, 5)),
+        (
+            Scaffold(num_clients=2, ratios=[3, 1]),
+            MOLECULES,
+            lambda: partition.scaffold(MOLECULES.smiles, 2, 5, [3, 1]),
+        ),
+    ],
+)
+def test_classes_are_the_functions(partitioner, dataset, expected):
+    parts = partitioner(dataset, seed=5)
+    assert _lists(parts) == _lists(expected())
+    assert partitioner.num_clients in (None, len(parts))
+
+
+def test_group_names_are_known_after_a_call():
+    by_assay = GroupBy(column="assay")
+    assert by_assay.names is None
+    by_assay(MOLECULES, 0)
+    assert by_assay.names == ["a", "b", "c"]
+    assert by_assay.describe() == {
+        "name": "GroupBy",
+        "num_clients": None,
+        "ratios": None,
+        "column": "assay",
+        "num_groups": None,
+        "min_samples": 0,
+    }
+    assert Quantity(ratios=[7, 2, 1]).describe() == {
+        "name": "Quantity",
+        "num_clients": 3,
+        "ratios": [7, 2, 1],
+        "stratified": False,
+    }
+
+
+def test_keys_are_read_through_subsets():
+    picked = Subset(Subset(MOLECULES, [11, 10, 9, 3]), [3, 0, 1])  # assays b, c, a
+    assert _lists(GroupBy(column="assay")(picked, 0)) == [[2], [0], [1]]
+    # Ring 3 twice, ring 2 once.
+    assert sorted(_lists(Scaffold(num_clients=2)(picked, 0))) == [[0, 1], [2]]
+
+
+def test_splits_share_the_class_shares_and_bins():
+    """Two data sets with the same label counts get the same counts per client, and so do real targets in bins."""
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(1))
+    for partitioner in (Dirichlet(num_clients=3, alpha=0.3), Pathological(num_clients=3, classes_per_client=4)):
+        for data in (LABELLED, REAL):
+            targets = data.tensors[1][order]
+            parts = partitioner.partition_splits({"train": data, "test": TensorDataset(targets)}, 7)
+            labels = {"train": data.tensors[1].flatten(), "test": targets.flatten()}
+            if data is REAL:
+                bins = partition.bin_targets(torch.cat(list(labels.values())), 10)
+                labels = {"train": bins[:100], "test": bins[100:]}
+            for one, other in zip(parts["train"], parts["test"], strict=True):
+                counts = [
+                    labels[split][part].bincount(minlength=10) for split, part in (("train", one), ("test", other))
+                ]
+                assert torch.equal(*counts)
+
+
+def test_a_class_only_the_test_data_have_is_shared_out_too():
+    train, test = TensorDataset(torch.tensor([0, 1] * 10)), TensorDataset(torch.tensor([0, 1, 2] * 4))
+    for partitioner in (Dirichlet(num_clients=2, alpha=1.0), Pathological(num_clients=2, classes_per_client=1)):
+        parts = partitioner.partition_splits({"train": train, "test": test}, 0)
+        assert sorted(torch.cat(parts["test"]).tolist()) == list(range(12))
+
+
+def test_a_group_has_one_client_in_all_splits():
+    other = _Molecules(["CCCC" + ring for ring in RINGS[::-1]], ["a", "c", "b", "d"])
+    scaffolds = {data: partition.murcko_scaffolds(data.smiles) for data in (MOLECULES, other)}
+    parts = Scaffold(num_clients=2).partition_splits({"train": MOLECULES, "test": other}, 3)
+    for one, two in zip(parts["train"], parts["test"], strict=True):
+        assert {scaffolds[MOLECULES][i] for i in one.tolist()} == {scaffolds[other][i] for i in two.tolist()}
+    by_assay = GroupBy(column="assay")
+    parts = by_assay.partition_splits({"train": MOLECULES, "test": other}, 3)
+    assert by_assay.names == ["a", "b", "c", "d"]
+    assert _lists(parts["test"]) == [[0], [2], [1], [3]]
+    assert len(parts["train"][3]) == 0
+
+
+ASSAYS = _Molecules(
+    ["C"] * 30, [name for name, count in zip("abcdef", (2, 4, 6, 8, 3, 7), strict=True) for _ in range(count)]
+)
+
+
+def test_some_groups_can_be_drawn():
+    named = set()
+    for seed in range(20):
+        drawn = GroupBy(column="assay", num_groups=3)
+        parts = drawn(ASSAYS, seed)
+        assert len(parts) == 3
+        assert drawn.names == sorted(drawn.names)
+        for name, part in zip(drawn.names, parts, strict=True):
+            assert part.tolist() == [index for index, assay in enumerate(ASSAYS.assays) if assay == name]
+        assert _lists(GroupBy(column="assay", num_groups=3)(ASSAYS, seed)) == _lists(parts)
+        named |= set(drawn.names)
+    assert named == set("abcdef")  # small ones too
+    every = GroupBy(column="assay", num_groups=6)
+    assert _lists(every(ASSAYS, 0)) == _lists(GroupBy(column="assay")(ASSAYS, 1))
+
+
+def test_small_groups_can_be_left_out():
+    large = GroupBy(column="assay", min_samples=6)
+    assert [len(part) for part in large(ASSAYS, 0)] == [6, 8, 7]
+    assert large.names == ["c", "d", "f"]
+    dealt = GroupBy(column="assay", min_samples=6, num_clients=2)(ASSAYS, 0)
+    assert sorted(torch.cat(dealt).tolist()) == [*range(6, 20), *range(23, 30)]
+    with pytest.raises(
+        DataError, match="3 of 6 groups have at least 6 samples for training, but 4 are wanted: ask for"
+    ):
+        GroupBy(column="assay", min_samples=6, num_groups=4)(ASSAYS, 0)
+    with pytest.raises(DataError, match="0 of 6 groups have at least 9 samples for training, but 1 are wanted"):
+        GroupBy(column="assay", min_samples=9)(ASSAYS, 0)
+
+
+def test_groups_are_large_enough_by_their_training_samples():
+    test = _Molecules(["C"] * 12, ["a"] * 9 + ["d"] * 3)
+    large = GroupBy(column="assay", min_samples=7)
+    parts = large.partition_splits({"train": ASSAYS, "test": test}, 0)
+    assert large.names == ["d", "f"]
+    assert _lists(parts["test"]) == [[9, 10, 11], []]
+
+
+def test_stratified_parts_are_alike_and_sizes_leave_the_rest():
+    labels = LABELLED.tensors[1]  # five classes of 20
+    for partitioner in (IID(num_clients=4, stratified=True), Quantity(ratios=[1, 1, 1, 1], stratified=True)):
+        assert [labels[part].bincount().tolist() for part in partitioner(LABELLED, 0)] == [[5] * 5] * 4
+    counts = [labels[part].bincount().tolist() for part in Sizes(train=[25, 50])(LABELLED, 0)]
+    assert counts == [[5] * 5, [10] * 5]
+    # All samples used up.
+    assert [len(part) for part in Sizes(train=[99, 1])(LABELLED, 0)] == [99, 1]
+
+
+def test_sizes_are_of_the_training_data_and_the_rest_is_shared_equally():
+    test = TensorDataset(torch.arange(5).repeat(6))
+    parts = Sizes(train=[40, 5]).partition_splits({"train": LABELLED, "test": test}, 0)
+    assert [len(part) for part in parts["train"]] == [40, 5]
+    assert [test.tensors[0][part].bincount().tolist() for part in parts["test"]] == [[3] * 5] * 2
+    with pytest.raises(DataError, match="train data: 2 clients need 101 samples together, there are 100"):
+        Sizes(train=[100, 1]).partition_splits({"train": LABELLED, "test": test}, 0)
+    with pytest.raises(DataError, match="test data: 31 clients share 30 samples"):
+        Sizes(train=[1] * 31).partition_splits({"train": LABELLED, "test": test}, 0)
+
+
+def test_several_targets_need_a_choice():
+    data = TensorDataset(torch.stack([torch.arange(40) % 2, torch.arange(40) % 4], dim=1))
+    parts = Dirichlet(num_clients=2, alpha=1.0, target=1)(data, 0)
+    assert _lists(parts) == _lists(partition.dirichlet(torch.arange(40) % 4, 2, 1.0, 0))
+    with pytest.raises(DataError, match=r"shape \[40, 2\].*target=0..1"):
+        Dirichlet(num_clients=2, alpha=1.0)(data, 0)
+    with pytest.raises(DataError, match=r"target=2: the targets have the columns 0..1"):
+        Dirichlet(num_clients=2, alpha=1.0, target=2)(data, 0)
+    with pytest.raises(DataError, match="set stratified to false, or give one class per sample"):
+        IID(num_clients=2, stratified=True)(data, 0)
+
+
+def test_an_own_partitioner_needs_its_call_only():
+    class Halves(Partitioner):
+        num_clients = 2
+
+        def __call__(self, dataset, seed):
+            return list(torch.arange(len(dataset)).chunk(2))
+
+    parts = Halves().partition_splits({"train": LABELLED, "val": REAL}, 0)
+    assert [len(part) for part in parts["val"]] == [50, 50]
+
+
+def test_an_error_names_the_split():
+    with pytest.raises(DataError, match="val data: 60 clients share 50 samples"):
+        IID(num_clients=60).partition_splits({"train": LABELLED, "val": Subset(REAL, range(50))}, 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: IID(num_clients=0), "num_clients=0"),
+        (lambda: Quantity(ratios=[1, -1]), "positive number per client"),
+        (lambda: Sizes(train=[1, 0]), r"sizes=\[1, 0\]: give a whole number of at least 1"),
+        (lambda: Sizes(train=[]), r"sizes=\[\]"),
+        (lambda: Dirichlet(num_clients=2, alpha=0), "alpha=0"),
+        (lambda: Dirichlet(num_clients=2, alpha=1, num_bins=0), "num_bins=0"),
+        (lambda: Dirichlet(num_clients=2, alpha=1, min_samples=0), "min_samples=0"),
+        (lambda: Dirichlet(num_clients=0, alpha=1), "num_clients=0"),
+        (lambda: Pathological(num_clients=2, classes_per_client=0), "classes_per_client=0"),
+        (lambda: GroupBy(column="assay", num_clients=0), "num_clients=0"),
+        (lambda: GroupBy(column="assay", ratios=[1, 2]), "the number of clients"),
+        (lambda: GroupBy(column="assay", num_groups=0), "num_groups=0 with num_clients=None: give at least one group"),
+        (
+            lambda: GroupBy(column="assay", num_groups=2, num_clients=3),
+            "num_groups=2 with num_clients=3: give at least",
+        ),
+        (lambda: GroupBy(column="assay", min_samples=-1), "min_samples=-1: give at least 0"),
+        (lambda: Scaffold(num_clients=2, ratios=[1, 2, 3]), "one ratio per client"),
+        (lambda: Scaffold(num_clients=2, ratios=[1, 0]), "positive number per client"),
+    ],
+)
+def test_arguments_are_checked_at_once(make, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+def test_refuses_data_without_keys():
+    with pytest.raises(DataError, match="TensorDataset has no attribute smiles"):
+        Scaffold(num_clients=2)(LABELLED, 0)
+    with pytest.raises(DataError, match=r"TensorDataset has no method column\(name\) that returns the 'assay'"):
+        GroupBy(column="assay")(LABELLED, 0)
+    with pytest.raises(DataError, match="12 samples but 11 keys"):
+        Scaffold(num_clients=2)(_broken(), 0)
+    with pytest.raises(DataError, match="5 clients but only 4 scaffolds"):
+        Scaffold(num_clients=5)(MOLECULES, 0)
+
+
+def _broken():
+    molecules = _Molecules(list(MOLECULES.smiles), MOLECULES.assays)
+    molecules.smiles = molecules.smiles[1:]
+    return molecules

@@ -1,0 +1,470 @@
+"""What clients receive and send, against figures that are worked out by hand."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tier_tiny import SIZES, FailingTurns, MixedClients, fit
+from tiny import TinyClients, TinyModule
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.callbacks import (
+    CFL,
+    HCCT,
+    IFCA,
+    Callback,
+    ClientArrivals,
+    CollaborationGraph,
+    DROClientSampling,
+    FedCollab,
+    FeSEM,
+    FineTuning,
+    KMeans,
+    LocalMixup,
+    LocalReference,
+    LocalTraining,
+    ModelCheckpoint,
+    PersonalLayers,
+    ShapleyRewards,
+    SoftAveraging,
+    TierBidding,
+    TokenLedger,
+    UniformSampling,
+)
+from lightning_fl.callbacks.collaboration import fedcollab
+from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.collaboration import Collaboration
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.functional.client_distances import PairwiseDistances
+
+N = len(SIZES)
+#: Four classes of points in the plane: weight [4, 2] and bias [4] of four bytes each.
+SIZE, BIAS = 48, 16
+
+
+def received(run: FederatedTrainer, size: int = SIZE) -> list[float]:
+    """In models."""
+    return [run.communication.bytes_received[client] / size for client in range(run.num_clients)]
+
+
+def sent(run: FederatedTrainer, size: int = SIZE) -> list[float]:
+    """In models."""
+    return [run.communication.bytes_sent[client] / size for client in range(run.num_clients)]
+
+
+class Turns(Callback):
+    """Counts every client's turns, and remembers in which rounds it had one."""
+
+    def __init__(self) -> None:
+        self.count: Counter[int] = Counter()
+        self.rounds: dict[int, list[int]] = {}
+
+    def on_client_end(self, trainer: FederatedTrainer, client: int) -> None:
+        self.count[client] += 1
+        self.rounds.setdefault(client, []).append(trainer.current_round + 1)
+
+    def of_all(self) -> list[int]:
+        return [self.count[client] for client in range(N)]
+
+
+class Given(Callback):
+    """A collaboration of the test's."""
+
+    def __init__(self, collaboration: Collaboration) -> None:
+        self.collaboration = collaboration
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        trainer.collaboration = self.collaboration
+
+
+def coalitions(*labels: int) -> Given:
+    return Given(Collaboration.coalitions(labels, SIZES))
+
+
+# -- turns ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_turn_of_fedavg_receives_and_sends_a_model(tmp_path: Path) -> None:
+    run = fit(default_root_dir=tmp_path, logger=True, max_rounds=3)
+    assert received(run) == sent(run) == [3] * N
+    summary = json.loads((tmp_path / "version_0" / "summary.json").read_text())["communication"]
+    each = {"bytes_received": 3 * SIZE, "bytes_sent": 3 * SIZE}
+    names = MixedClients().client_names()
+    assert summary == {
+        "bytes_received": 3 * N * SIZE,
+        "bytes_sent": 3 * N * SIZE,
+        "clients": dict.fromkeys(names, each),
+    }
+    curves = pd.read_csv(tmp_path / "version_0" / "metrics.csv")
+    for way in ("received", "sent"):
+        assert curves[f"communication/megabytes_{way}"].tolist() == pytest.approx(
+            [i * N * SIZE / 1e6 for i in (1, 2, 3)]
+        )
+
+
+def test_who_is_not_drawn_moves_nothing() -> None:
+    turns = Turns()
+    run = fit(UniformSampling(cohort_size=2), turns)
+    assert received(run) == sent(run) == turns.of_all()
+    assert sum(turns.of_all()) == 6
+
+
+def test_buffers_move_and_padding_does_not() -> None:
+    run = fit(module=TinyModule(norm=True), data=TinyClients(), max_rounds=1)
+    # linear 3 + 1, normalisation 4 x 3, of four bytes each; its counter has eight
+    assert received(run, 16 + 48 + 8) == sent(run, 16 + 48 + 8) == [1] * 3
+
+
+def test_half_precision_takes_half_the_bytes() -> None:
+    run = fit(precision="bf16-true", module=TinyModule(), data=TinyClients(), max_rounds=1)
+    assert received(run, 8) == sent(run, 8) == [1] * 3
+
+
+def test_personal_layers_never_move() -> None:
+    run = fit(PersonalLayers(layers=["linear.bias"]))
+    assert received(run, SIZE - BIAS) == sent(run, SIZE - BIAS) == [3] * N
+
+
+@pytest.mark.parametrize("more", [[], [UniformSampling(cohort_size=4)], [FineTuning(steps=1)], [LocalReference()]])
+def test_clients_that_train_alone_move_nothing(more: list[Callback]) -> None:
+    run = fit(LocalTraining(), *more)
+    assert received(run) == sent(run) == [0] * N
+
+
+def test_a_coalition_of_one_moves_nothing_and_reference_and_fine_tuning_neither() -> None:
+    run = fit(coalitions(0, 1, 0, 2, 1, 0), LocalReference(), FineTuning(steps=1))
+    assert received(run) == sent(run) == [3, 3, 3, 0, 3, 3]
+
+
+def test_a_model_of_ones_own_that_others_use_is_sent() -> None:
+    """Client 0 makes model 0 alone, and client 1 uses it besides its own; the others share model 2."""
+    aggregation = torch.zeros(3, N)
+    aggregation[0, 0] = aggregation[1, 1] = 1.0
+    aggregation[2, 2:] = 1 / (N - 2)
+    personalisation = torch.zeros(N, 3)
+    personalisation[0, 0] = 1.0
+    personalisation[1, :2] = 0.5
+    personalisation[2:, 2] = 1.0
+    run = fit(Given(Collaboration(aggregation, personalisation)))
+    # client 1 is at first no different from the others, since all models are one; then it starts from mixtures
+    assert received(run) == [0, 3, 3, 3, 3, 3]
+    assert sent(run) == [3, 0, 3, 3, 3, 3]
+
+
+@pytest.mark.filterwarnings("ignore:.*left out of.*")
+def test_a_failed_turn_has_received_but_not_sent_and_an_unchanged_model_is_not_received_again() -> None:
+    failing = [FailingTurns((1, 2, None), (1, 3, None), (2, 0, None))]  # type: ignore[arg-type]
+    run = fit(coalitions(0, 0, 1, 1, 0, 0), *failing, on_client_error="skip")
+    assert received(run) == [3, 3, 2, 2, 3, 3]  # the model of 2 and 3 is in round 2 what it was
+    assert sent(run) == [2, 3, 2, 2, 3, 3]
+
+
+def test_a_client_may_train_several_models_in_a_round() -> None:
+    class Both(Callback):
+        def on_fit_start(self, trainer: FederatedTrainer) -> None:
+            trainer.collaboration = Collaboration(torch.full((2, N), 1 / N), torch.full((N, 2), 0.5))
+
+        def select_clients(self, trainer: FederatedTrainer) -> Cohort:
+            return Cohort(
+                (Participant(0, 0, 1.0), Participant(0, 1, 1.0), Participant(1, 1, 2.0), Participant(2, 0, 0.0))
+            )
+
+    run = fit(Both(), max_rounds=3)
+    # at first both models are one; the turn of client 2 counts in no average
+    assert received(run) == [1 + 2 + 2, 3, 3, 0, 0, 0]
+    assert sent(run) == [6, 3, 0, 0, 0, 0]
+
+
+def test_a_newcomer_receives_a_mixture_as_one_model() -> None:
+    run = fit(coalitions(0, 0, 0, 1, 1, 1), ClientArrivals(rounds={"client_5": 3}))
+    assert received(run) == sent(run) == [3, 3, 3, 3, 3, 1]
+
+
+# -- what callbacks add --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_robust_sampling_sends_snapshots_and_asks_for_losses(steps: int) -> None:
+    expected: dict[str, Counter[int]] = {"received": Counter(), "sent": Counter()}
+
+    class Watch(Callback):
+        def __init__(self) -> None:
+            self.holders: set[int] = set()  # of the present model
+
+        def on_aggregate_end(self, trainer: FederatedTrainer) -> None:
+            cohort, asked = set(sampling._counts), set(sampling._loss_clients)
+            expected["received"].update(cohort - self.holders)
+            expected["sent"].update(cohort)
+            expected["received"].update(asked)
+            if sampling.snapshot_step < steps:
+                expected["sent"].update(cohort)
+            self.holders = asked if sampling.snapshot_step == steps else set()
+
+    sampling = DROClientSampling(cohort_size=4, step_size=0.1)
+    run = fit(sampling, LocalMixup(), Watch(), max_rounds=6, local_steps=steps)
+    assert received(run) == [expected["received"][client] for client in range(N)]
+    assert sent(run) == [expected["sent"][client] for client in range(N)]
+    assert sum(received(run)) < 6 * 8 if steps == 1 else sum(sent(run)) > 6 * 3
+
+
+def test_who_bids_receives_all_tiers_and_then_holds_what_it_trains() -> None:
+    tiers, turns = TierBidding(num_tiers=2, num_best=2, num_samples=4), Turns()
+    run = fit(tiers, turns, ShapleyRewards(num_samples=4, every_n_rounds=3), max_rounds=3)
+    first = {client for cohort in tiers.cohorts[0].values() for clients in cohort.values() for client in clients}
+    trained = [sum(any(cohort.values()) for cohort in of_round.values()) for of_round in tiers.cohorts]
+    assert trained[0] == 2
+    valued: Counter[int] = Counter()  # gradients of the third round; of a tier of one there is none
+    for cohort in tiers.cohorts[2].values():
+        clients = [*cohort["best"], *cohort["random"]]
+        valued.update(clients if len(clients) > 1 else [])
+    assert received(run) == [(client in first) + sum(trained) for client in range(N)]
+    assert sent(run) == [turns.count[client] + valued[client] for client in range(N)]
+
+
+def test_a_ledger_moves_nothing_and_f1_scores_every_model_everywhere() -> None:
+    tiers, turns = TierBidding(num_tiers=2, initial_tiers="f1", pretraining_rounds=2, num_samples=4), Turns()
+    run = fit(tiers, turns, ShapleyRewards(num_samples=4, method="permutations"), TokenLedger(), max_rounds=1)
+    members = [clients for clients in tiers.members.values() if clients]
+    # the initial model, those of all others, and the tiers that were trained
+    least = [1 + (N - 1) + len(members)] * N
+    coalitions_of = {client: len(clients) for clients in members for client in clients}
+    assert sent(run) == [1 + count for count in turns.of_all()]
+    for client, count in enumerate(received(run)):
+        assert least[client] <= count <= least[client] + 2 ** coalitions_of[client] - 2
+
+
+@pytest.mark.parametrize(("method", "models"), [("first_order", 1), ("exact", 7), ("permutations", 7)])
+def test_contributions_take_gradients_or_models_of_coalitions(method: str, models: int) -> None:
+    """Of 2^3 coalitions nobody's is the model before; everybody's, the average, is what the next turn starts from."""
+    arguments: dict[str, Any] = {"module": TinyModule(norm=True), "data": TinyClients(), "max_rounds": 2}
+    run = fit(ShapleyRewards(method=method), **arguments)  # type: ignore[arg-type]
+    assert received(run, 72) == [1 + 2 * models] * 3
+    gradients = 2 * 40 if method == "first_order" else 0  # 4 + 2 x 3 trainable parameters
+    assert sent(run, 1) == [2 * 72 + gradients] * 3
+
+
+def test_a_lone_participant_sends_no_gradient() -> None:
+    run = fit(LocalTraining(), ShapleyRewards(normalized=False))
+    assert received(run) == sent(run) == [0] * N
+
+
+def test_soft_averaging_compares_all_models() -> None:
+    soft = SoftAveraging(num_models=2, every_n_rounds=2, num_samples=None)
+    run = fit(soft, max_rounds=4)
+    assert all(0 < share < 1 for share in soft.importance[0].flatten().tolist())
+    # the initial model, two for the estimate after round 1; a mixture in round 3, two for the estimate after it
+    assert received(run) == [1 + 2 + 1 + 2] * N
+    assert sent(run) == [4] * N
+
+
+def test_hcct_sees_all_updates_and_a_group_of_one_receives_nothing() -> None:
+    alone, together = fit(HCCT(tradeoff=0.0)), fit(HCCT(tradeoff=100.0))
+    assert received(alone) == [1] * N
+    assert sent(alone) == sent(together) == received(together) == [3] * N
+    rarely = fit(HCCT(tradeoff=0.0, every_n_rounds=3))  # in rounds 2 and 3 it is known that everybody is alone
+    assert received(rarely) == sent(rarely) == [1] * N
+
+
+def test_who_takes_part_receives_the_models_that_changed_since_it_had_them_and_sends_one() -> None:
+    ifca, turns = IFCA(num_clusters=3), Turns()
+    run = fit(ifca, turns, UniformSampling(cohort_size=3), max_rounds=5)
+    held: dict[int, set[tuple[int, int]]] = {client: set() for client in range(N)}  # models by number and version
+    expected, versions = [0] * N, [0] * 3
+    for done, labels in zip(ifca.rounds, ifca.assignments, strict=True):
+        present = set(enumerate(versions))
+        cohort = [client for client in range(N) if done in turns.rounds.get(client, [])]
+        for client in cohort:
+            expected[client] += len(present - held[client])
+            held[client] |= present
+        for model in {labels[client] for client in cohort}:
+            versions[model] += 1
+    assert max(versions) < sum(versions)  # not always the same model
+    assert received(run) == expected
+    assert sent(run) == turns.of_all()
+
+
+def test_one_model_to_choose_from_is_received_as_without_a_choice() -> None:
+    assert received(fit(IFCA(num_clusters=1))) == sent(fit(IFCA(num_clusters=1))) == [3] * N
+
+
+def test_nearest_centres_are_found_by_what_everybody_sends() -> None:
+    run = fit(FeSEM(num_clusters=N), max_rounds=1)
+    assert received(run) == sent(run) == [1] * N
+    few = fit(FeSEM(num_clusters=2))
+    assert sent(few) == [3] * N
+    assert max(received(few)) == 3
+
+
+def test_who_is_left_alone_receives_what_it_starts_from() -> None:
+    class Parting(Callback):
+        def on_round_start(self, trainer: FederatedTrainer) -> None:
+            if trainer.current_round == 1:
+                trainer.collaboration = Collaboration.local(N)
+
+    run = fit(Parting(), max_rounds=4)  # the first round's average, in round 2
+    assert received(run) == [2] * N
+    assert sent(run) == [1] * N
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"budget": 2}, {"budget": 2, "graph": "random"}, {"graph": "full", "loners": [3]}]
+)
+def test_a_graph_moves_what_its_record_says(arguments: dict[str, Any]) -> None:
+    graph = CollaborationGraph(**arguments)
+    run = fit(graph, PersonalLayers(layers=["linear.bias"]), UniformSampling(cohort_size=4))
+    rows = [row for one in graph.received for row in one.tolist()]
+    assert rows
+    assert received(run, SIZE - BIAS) == [sum(count for k, _, count in rows if k == i) for i in range(N)]
+    assert sent(run, SIZE - BIAS) == [sum(count for _, j, count in rows if j == i) for i in range(N)]
+
+
+def test_a_graph_without_edges_moves_nothing_but_what_a_newcomer_starts_from() -> None:
+    run = fit(CollaborationGraph(budget=0, graph="random"), ClientArrivals(rounds={"client_2": 2}))
+    assert received(run) == [0, 0, 1, 0, 0, 0]
+    assert sent(run) == [0] * N
+
+
+def test_edges_of_a_callback_of_ones_own_are_counted() -> None:
+    class Ring(Callback):
+        def on_fit_start(self, trainer: FederatedTrainer) -> None:
+            trainer.collaboration = Collaboration.local(N)
+
+        def select_collaborators(self, trainer: FederatedTrainer) -> Collaboration:
+            return Collaboration((torch.eye(N) + torch.eye(N).roll(1, 1)) / 2)
+
+    run = fit(Ring())
+    assert received(run) == sent(run) == [3] * N
+
+
+def test_distances_cost_the_changes_of_discriminators(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured, measure = [], fedcollab.pairwise_distances
+
+    def watched(*arguments: Any, **named: Any) -> PairwiseDistances:
+        measured.append(measure(*arguments, **named))
+        return measured[-1]
+
+    monkeypatch.setattr(fedcollab, "pairwise_distances", watched)
+    small: dict[str, Any] = {"hidden": 3, "max_rounds": 10, "capacity": 1e4}
+    run = fit(FedCollab(**small, warm_up_rounds=1, layer="linear"), max_rounds=3)
+    (found,) = measured
+    # the warm-up's model is the encoder: in round 2 everybody holds it
+    assert run.communication.bytes_received == {i: 3 * SIZE + int(found.bytes_received[i]) for i in range(N)}
+    assert run.communication.bytes_sent == {i: 3 * SIZE + int(found.bytes_sent[i]) for i in range(N)}
+    assert min(found.bytes_sent.tolist()) > 0
+
+
+def test_a_callback_declares_other_vectors() -> None:
+    class Controls(Callback):
+        def on_aggregate_end(self, trainer: FederatedTrainer) -> None:
+            trainer.communication.add({0: 5}, {1: 7})
+            trainer.communication.send([2], 11)
+
+    run = fit(Controls(), max_rounds=2)
+    assert run.communication.bytes_received == {i: 2 * SIZE + (10 if i == 0 else 0) for i in range(N)}
+    assert run.communication.bytes_sent == {i: 2 * SIZE + {1: 14, 2: 22}.get(i, 0) for i in range(N)}
+
+
+# -- the account itself --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> FederatedTrainer:
+    return fit(max_rounds=1, default_root_dir=tmp_path_factory.mktemp("account"))
+
+
+@given(groups=st.lists(st.lists(st.integers(0, N - 1), max_size=N, unique=True), min_size=1, max_size=6))
+def test_a_model_is_received_once_by_each(run: FederatedTrainer, groups: list[list[int]]) -> None:
+    run.communication.load_state_dict({})
+    model = run.models[0].clone()
+    for clients in groups:
+        run.communication.receive(clients, [model, model])
+    everybody = set().union(*groups)
+    assert received(run) == [client in everybody for client in range(N)]
+    run.communication.receive([0], [model.clone()])
+    assert received(run)[0] == (0 in everybody) + 1
+
+
+def test_a_new_model_at_an_old_ones_address_is_received(run: FederatedTrainer) -> None:
+    before = received(run)[0]
+    addresses = set()
+    for _ in range(50):
+        model = Weights({torch.float32: torch.zeros(1)})
+        addresses.add(id(model))
+        run.communication.receive([0], [model])
+        del model
+    assert len(addresses) < 50
+    assert received(run)[0] == before + 50
+
+
+ALGORITHMS: dict[str, Any] = {
+    "fedavg": list,
+    "local": lambda: [LocalTraining()],
+    "graph": lambda: [CollaborationGraph(budget=2), PersonalLayers(layers=["linear.bias"])],
+    "tiers": lambda: [
+        TierBidding(num_tiers=3, num_best=1, num_random=0, num_samples=4),
+        LateTiers(),
+        ClientArrivals(rounds={"client_5": 3}),
+    ],
+    "soft": lambda: [SoftAveraging(num_models=2, num_samples=4, every_n_rounds=3)],
+    "hcct": lambda: [HCCT(tradeoff=0.0, every_n_rounds=2), UniformSampling(cohort_size=3)],
+    "cfl": lambda: [CFL(mean_norm=2.0), UniformSampling(cohort_size=3)],
+    "kmeans": lambda: [KMeans(num_clusters=2), UniformSampling(cohort_size=3)],
+    "ifca": lambda: [IFCA(num_clusters=3, num_samples=4), UniformSampling(cohort_size=3)],
+    "fesem": lambda: [FeSEM(num_clusters=3), UniformSampling(cohort_size=4)],
+    "robust": lambda: [DROClientSampling(step_size=0.1)],
+    "values": lambda: [ShapleyRewards(every_n_rounds=2)],
+}
+
+
+class LateTiers(Callback):
+    """All tiers but the first are still the initial model after two rounds."""
+
+    def on_client_start(self, trainer: FederatedTrainer, client: int) -> None:
+        assert trainer.participant is not None
+        if trainer.current_round < 2 and trainer.participant.model:
+            raise RuntimeError("no disk")
+
+
+@pytest.mark.filterwarnings("ignore:.*left out of.*")
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_resumed_run_counts_as_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"on_client_error": "skip", "enable_checkpointing": True, "logger": True}
+
+    def run(folder: str, rounds: int, ckpt: str | None = None) -> FederatedTrainer:
+        keep = ModelCheckpoint(every_n_rounds=1, save_models=False)
+        root = tmp_path / folder
+        return fit(*ALGORITHMS[name](), keep, max_rounds=rounds, default_root_dir=root, ckpt=ckpt, **settings)
+
+    whole, first = run("whole", 4), run("parts", 2)
+    resumed = run("parts", 4, "last")
+    assert resumed.communication.bytes_received == whole.communication.bytes_received
+    assert resumed.communication.bytes_sent == whole.communication.bytes_sent
+    assert (name == "local") == (first.communication.bytes_sent.total() == 0)
+    curves = [pd.read_csv(Path(one.log_dir) / "metrics.csv") for one in (whole, resumed)]
+    columns = ["communication/megabytes_received", "communication/megabytes_sent"]
+    pd.testing.assert_frame_equal(curves[0][columns], curves[1][columns])
+
+
+def test_a_checkpoint_without_an_account_starts_at_zero(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"default_root_dir": tmp_path, "enable_checkpointing": True}
+    first = fit(max_rounds=2, **settings)
+    path = Path(first.log_dir) / "checkpoints" / "last.ckpt"
+    state = torch.load(path, weights_only=True)
+    del state["communication"]
+    torch.save(state, path)
+    resumed = fit(max_rounds=5, ckpt=path, **settings)
+    assert received(resumed) == sent(resumed) == [3] * N
+
+
+def test_an_evaluation_after_the_fit_moves_nothing_and_keeps_the_account(tmp_path: Path) -> None:
+    run = fit(max_rounds=2, default_root_dir=tmp_path)
+    run.test(run.module, MixedClients())  # type: ignore[arg-type]
+    assert received(run) == sent(run) == [2] * N
+    summary = json.loads((tmp_path / "version_0" / "summary.json").read_text())
+    assert summary["communication"]["bytes_sent"] == 2 * N * SIZE

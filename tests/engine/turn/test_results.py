@@ -1,0 +1,219 @@
+import math
+
+import pytest
+import torch
+from torchmetrics import (
+    AUROC,
+    Accuracy,
+    AveragePrecision,
+    MeanMetric,
+    MeanSquaredError,
+    MetricCollection,
+    PearsonCorrCoef,
+)
+
+from lightning_fl.engine.turn.results import LogCollector
+from lightning_fl.errors import ConfigurationError
+
+VALUES, SIZES = [3.0, 1.0, 2.0], [4, 4, 1]
+
+
+def log(collector, name, value, **arguments):
+    """As ``LightningModule.log`` calls it."""
+    defaults = {
+        "prog_bar": False, "logger": True, "on_step": False, "on_epoch": True, "reduce_fx": "mean",
+        "enable_graph": False, "add_dataloader_idx": True, "batch_size": None, "sync_dist": False,
+        "sync_dist_fn": None, "sync_dist_group": None, "metric_attribute": None, "rank_zero_only": False,
+    }  # fmt: skip
+    collector.log("training_step", name, value, **{**defaults, **arguments})
+
+
+def logged(values=VALUES, sizes=SIZES, **arguments):
+    collector = LogCollector()
+    collector.begin()
+    for step, (value, size) in enumerate(zip(values, sizes, strict=True)):
+        collector.batch, collector.batch_size, collector.step = [torch.zeros(size, 2)], size, step
+        log(collector, "value", torch.tensor(value), **arguments)
+    return collector.reduce(sum(sizes))["value"]
+
+
+@pytest.mark.parametrize(
+    ("reduce_fx", "expected"),
+    [
+        ("mean", (3 * 4 + 1 * 4 + 2 * 1) / 9),
+        ("avg", 2.0),
+        ("MEAN", 2.0),
+        (torch.mean, 2.0),
+        ("sum", 6.0),
+        (torch.sum, 6.0),
+        ("min", 1.0),
+        (torch.amin, 1.0),
+        (torch.min, 1.0),
+        ("max", 3.0),
+        (torch.amax, 3.0),
+        (lambda values: values[-1] - values[0], -1.0),
+    ],
+)
+def test_every_reduction(reduce_fx, expected):
+    value = logged(reduce_fx=reduce_fx)
+    assert value.value == pytest.approx(expected, rel=1e-15)
+    assert value.weight == 9
+    assert value.higher_is_better is None
+
+
+def test_an_unknown_reduction_is_refused():
+    with pytest.raises(ConfigurationError, match=r"self.log\(reduce_fx='first'\): use 'mean', 'sum', 'min', 'max'"):
+        logged(reduce_fx="first")
+    with pytest.raises(ConfigurationError, match=r"self.log\('value'\): the value has shape \(2,\)"):
+        logged(reduce_fx=lambda values: values[:2])
+
+
+def test_the_weight_is_the_batch_s_size_from_wherever_it_is_known():
+    collector = LogCollector()
+    collector.begin()
+    collector.batch_size = 5
+    log(collector, "given", torch.tensor(1.0), batch_size=2)
+    log(collector, "held", torch.tensor(1.0))
+    collector.batch, collector.batch_size = {"x": torch.zeros(7, 3), "y": torch.zeros(7)}, None
+    log(collector, "read from the batch", torch.tensor(1.0))
+    assert collector.batch_size == 7
+    collector.batch = collector.batch_size = None
+    log(collector, "outside a step", torch.tensor(1.0))
+    weights = {name: value.weight for name, value in collector.reduce(100).items()}
+    assert weights == {"given": 2, "held": 5, "read from the batch": 7, "outside a step": 1}
+
+
+def test_flags_are_kept():
+    value = logged(prog_bar=True, logger=False)
+    assert value.prog_bar
+    assert not value.to_logger
+    assert not logged().prog_bar
+    assert logged().to_logger
+
+
+def test_a_mean_in_double_precision():
+    """2^24 + 1 is no float32: a sum in single precision would lose the ones."""
+    assert logged([2.0**24, 1.0, 1.0], [1, 1, 1], reduce_fx="sum").value == 2**24 + 2
+
+
+def test_values_of_single_steps():
+    def steps(every_n_steps, **arguments):
+        collector = LogCollector(every_n_steps)
+        collector.begin()
+        for step in range(10, 17):
+            collector.batch_size, collector.step = 1, step
+            log(collector, "value", torch.tensor(float(step)), **arguments)
+        reduced = collector.reduce(7)["value"]
+        assert reduced.value == 13
+        return reduced.steps
+
+    assert steps(3, on_step=True) == ((12, 12.0), (15, 15.0))
+    assert steps(3, on_step=False) == ()
+    assert steps(0, on_step=True) == ()
+
+
+def test_metric_objects_cover_one_client_each():
+    metric, collector = Accuracy("multiclass", num_classes=3, average="micro"), LogCollector()
+    clients = [
+        (torch.tensor([0, 1, 2, 2]), torch.tensor([0, 1, 2, 0]), 3 / 4),
+        (torch.tensor([0, 1]), torch.tensor([1, 0]), 0.0),
+    ]
+    for predicted, target, accuracy in clients:
+        collector.begin()
+        for step in range(len(target)):  # one sample a batch: the mean over batches would be right, too
+            metric(predicted[step : step + 1], target[step : step + 1])
+            log(collector, "accuracy", metric)
+        value = collector.reduce(len(target))["accuracy"]
+        assert value.value == accuracy
+        assert value.weight == len(target)
+        assert value.higher_is_better is True
+
+
+def test_metric_objects_are_not_means_of_batches():
+    draws = torch.Generator().manual_seed(0)
+    predicted, target = torch.randn(9, generator=draws), torch.randn(9, generator=draws)
+    metric, collector = PearsonCorrCoef(), LogCollector()
+    collector.begin()
+    for part in (slice(0, 4), slice(4, 9)):
+        metric.update(predicted[part], target[part])
+        log(collector, "pearson", metric)
+    expected = torch.corrcoef(torch.stack([predicted, target]))[0, 1]
+    assert collector.reduce(9)["pearson"].value == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_a_metric_s_values_of_single_steps():
+    metric, collector = MeanSquaredError(), LogCollector(2)
+    collector.begin()
+    for step in range(4):
+        collector.step = step
+        metric(torch.tensor([float(step)]), torch.tensor([0.0]))
+        log(collector, "mse", metric, on_step=True)
+    value = collector.reduce(4)["mse"]
+    assert value.steps == ((0, 0.0), (2, 4.0))
+    assert value.value == (0 + 1 + 4 + 9) / 4
+    assert value.higher_is_better is False
+
+
+def test_a_metric_collection_with_shared_states():
+    collection = MetricCollection(
+        {kind: Accuracy("multiclass", num_classes=2, average=kind) for kind in ("micro", "macro")}, prefix="val/"
+    )
+    collector = LogCollector()
+    target = torch.tensor([0, 0, 0, 1])
+    for predicted, micro, macro in (([0, 0, 0, 0], 3 / 4, 1 / 2), ([1, 1, 0, 1], 2 / 4, (1 / 3 + 1) / 2)):
+        collector.begin()
+        for part in (slice(0, 2), slice(2, 4)):
+            collection.update(torch.tensor(predicted)[part], target[part])
+            for name, metric in collection.items(keep_base=False, copy_state=False):  # as log_dict does
+                log(collector, name, metric)
+        values = collector.reduce(4)
+        assert {name: value.value for name, value in values.items()} == pytest.approx(
+            {"val/micro": micro, "val/macro": macro}
+        )
+
+
+def test_a_metric_collection_whose_shared_states_are_lists():
+    """Both keep all scores, in one list; the first is not reset before the second is computed."""
+    collection = MetricCollection({"auroc": AUROC("binary"), "ap": AveragePrecision("binary")})
+    collector = LogCollector()
+    # Scores from the largest: 1 0 1 0, hence 3 of 4 pairs in order and precisions 1 and 2/3 at the two positives.
+    for scores, target, auroc, precision in (
+        ([0.9, 0.7, 0.5, 0.1], [1, 0, 1, 0], 3 / 4, (1 + 2 / 3) / 2),
+        ([0.1, 0.9], [0, 1], 1.0, 1.0),
+    ):
+        collector.begin()
+        for part in (slice(0, 2), slice(2, 4)):
+            if scores[part]:
+                collection.update(torch.tensor(scores[part]), torch.tensor(target[part]))
+                for name, metric in collection.items(keep_base=False, copy_state=False):
+                    log(collector, name, metric)
+        values = collector.reduce(len(target))
+        assert {name: value.value for name, value in values.items()} == pytest.approx({"auroc": auroc, "ap": precision})
+
+
+def test_a_metric_without_a_single_value_is_refused():
+    metric, collector = Accuracy("multiclass", num_classes=3, average="none"), LogCollector()
+    collector.begin()
+    metric(torch.tensor([0]), torch.tensor([0]))
+    log(collector, "per class", metric)
+    with pytest.raises(ConfigurationError, match=r"'per class'\): the value has shape \(3,\).*average='macro'"):
+        collector.reduce(1)
+
+
+def test_a_failed_turn_leaves_nothing_for_the_next_client():
+    metric, collector = MeanMetric(), LogCollector()
+    collector.begin()
+    metric(torch.tensor(1000.0))
+    log(collector, "mean", metric)
+    log(collector, "other", torch.tensor(1000.0))
+    collector.begin()  # the turn failed before reduce
+    metric(torch.tensor(2.0))
+    log(collector, "mean", metric)
+    values = collector.reduce(1)
+    assert set(values) == {"mean"}
+    assert values["mean"].value == 2
+
+
+def test_nan_is_kept():
+    assert math.isnan(logged([1.0, math.nan], [1, 1]).value)
+    assert logged([1.0, math.inf], [1, 1]).value == math.inf
