@@ -49,8 +49,8 @@ class ExactValues(Callback):
     ) -> None:
         assert trainer.datamodule is not None
         names = trainer.datamodule.client_names()
-        loss = HeldOutLoss(trainer, "val", None, "exact values")
-        valuation = ModelValuation(trainer, loss, starts[0], trainer.models[0], shares[0], self.kept)
+        loss = HeldOutLoss(trainer.loop, "val", None, "exact values")
+        valuation = ModelValuation(trainer.loop, loss, starts[0], trainer.models[0], shares[0], self.kept)
         for arm in EXACT:
             values = shapley_exact(valuation.coalition_value(arm == "exact"), len(valuation.shares)).tolist()
             self.rows += [

@@ -5,22 +5,32 @@ import pickle
 import re
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning.pytorch
 import torch
+from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 
-from lightning_fl.collaboration import Collaboration
-from lightning_fl.engine.round.training import mixture
-from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.engine.federation import Federation
+from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.errors import CheckpointError
 
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+__all__ = [
+    "class_path",
+    "export_models",
+    "load_checkpoint",
+    "model_checkpoint",
+    "resolve_checkpoint",
+    "save_atomically",
+]
 
-__all__ = ["export_models", "load_checkpoint", "model_checkpoint", "resolve_checkpoint", "save_atomically"]
+
+def class_path(module: object) -> str:
+    """The import path of an object's class."""
+    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def save_atomically(content: dict[str, Any], path: Path) -> None:
@@ -74,10 +84,16 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return content
 
 
-def resolve_checkpoint(trainer: "FederatedTrainer", ckpt_path: str | os.PathLike[str] | None) -> Path | None:
+def resolve_checkpoint(
+    ckpt_path: str | os.PathLike[str] | None, fabric: Fabric, root: str, own: Sequence[Path]
+) -> Path | None:
     """The file that ``last``, ``best`` or a path means; the same on every rank.
 
-    The trainer's own run comes first, then the other runs below ``default_root_dir``, the latest version first.
+    Args:
+        ckpt_path: what is wanted; ``None`` for nothing.
+        fabric: rank zero looks.
+        root: where runs are written; the latest version comes first.
+        own: folders of runs that come before those.
 
     Raises:
         CheckpointError: there is none.
@@ -87,22 +103,18 @@ def resolve_checkpoint(trainer: "FederatedTrainer", ckpt_path: str | os.PathLike
     if ckpt_path not in ("last", "best"):
         return Path(ckpt_path)
     found: Path | None = None
-    if trainer.is_global_zero:
-        root = Path(trainer.default_root_dir)
+    if fabric.is_global_zero:
         versions = [
-            (int(match[1]), folder) for folder in root.glob("version_*") if (match := _VERSION.match(folder.name))
+            (int(match[1]), folder) for folder in Path(root).glob("version_*") if (match := _VERSION.match(folder.name))
         ]
-        folders = [Path(trainer.log_dir), *(folder for _, folder in sorted(versions, reverse=True))]
-        if trainer.ckpt_path is not None:  # a resumed run may have found nothing better than the run it goes on from
-            folders.insert(1, Path(trainer.ckpt_path).parent.parent)
+        folders = [*own, *(folder for _, folder in sorted(versions, reverse=True))]
         files = (folder / "checkpoints" / f"{ckpt_path}.ckpt" for folder in folders)
         found = next((file for file in files if file.is_file()), None)
-    found = trainer.fabric.broadcast(found)
+    found = fabric.broadcast(found)
     if found is None:
         monitored = " A best one exists only where a metric is monitored." if ckpt_path == "best" else ""
         raise CheckpointError(
-            f"no {ckpt_path}.ckpt in any run below {trainer.default_root_dir}.{monitored} Check"
-            " trainer.default_root_dir, or give a file."
+            f"no {ckpt_path}.ckpt in any run below {root}.{monitored} Check trainer.default_root_dir, or give a file."
         )
     return found
 
@@ -111,44 +123,37 @@ _VERSION = re.compile(r"version_(\d+)$")
 
 
 def export_models(
-    trainer: "FederatedTrainer",
-    models: list[Weights],
-    collaboration: Collaboration,
-    client_stores: dict[str, dict[int, Any]],
-    directory: Path,
-    current_round: int,
+    federation: Federation, module: LightningModule, flat: FlatModule, names: Sequence[str], directory: Path
 ) -> None:
     """Write every shared model and every client's model as a checkpoint that ``load_from_checkpoint`` opens.
 
     Clients that use a shared model as it is are links to its file. The files hold ``hyper_parameters`` as Lightning
-    saves them. Rank zero writes.
+    saves them.
+
+    Args:
+        federation: with what all clients keep.
+        module: the user's; its weights are overwritten.
+        flat: its flat weights.
+        names: the clients'.
+        directory: of the files.
     """
-    if not trainer.is_global_zero:
-        return
-    assert trainer.module is not None
-    assert trainer.datamodule is not None
     shared = []
-    for k, model in enumerate(models):
+    for k, model in enumerate(federation.models):
         path = directory / f"shared_{k}.ckpt"
-        trainer.loop.flat.load(model)
-        save_atomically(model_checkpoint(trainer.module, current_round), path)
+        flat.load(model)
+        save_atomically(model_checkpoint(module, federation.current_round), path)
         shared.append(path)
-    for client, name in enumerate(trainer.datamodule.client_names()):
+    own = {*federation.client_store("final_models"), *federation.personal_layers}
+    device = next(iter(flat.weights.vectors.values())).device
+    for client, name in enumerate(names):
         path = directory / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.ckpt"
-        own = collaboration.model_of(client)
-        final = client_stores.get("final_models", {}).get(client)
-        personal = client_stores.get("personal_layers", {}).get(client)
-        if own is not None and final is None and personal is None:
+        used = federation.collaboration.model_of(client)
+        if used is not None and client not in own:
             path.unlink(missing_ok=True)
-            _link(shared[own], path)
+            _link(shared[used], path)
             continue
-        if final is not None:
-            trainer.loop.flat.load(Weights.from_state_dict(final, trainer.fabric.device))
-        else:
-            trainer.loop.flat.load(mixture(collaboration.personalisation[client].tolist(), models))
-            if personal is not None and trainer.personal is not None:
-                trainer.personal.insert_(trainer.loop.flat.weights, personal)
-        save_atomically(model_checkpoint(trainer.module, current_round), path)
+        flat.load(federation.client_model(client, device))
+        save_atomically(model_checkpoint(module, federation.current_round), path)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -34,14 +34,14 @@ from torch.utils.data import Dataset, Subset
 from lightning_fl.checkpoint import model_checkpoint, save_atomically
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.data.partitioned import BATCH_HOOKS
+from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.probes.client_scores import default_score
-from lightning_fl.engine.run import Run
-from lightning_fl.engine.turn.loop import ClientReport
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.errors import CheckpointError, ConfigurationError, DataError, TrainingError
 from lightning_fl.functional.pifl import ImportanceWeights, importance_weights_from_metric
 from lightning_fl.metrics import ClientMetrics, MetricSummary, monitored_metric, summarize
+from lightning_fl.run import Run
 from lightning_fl.seeding import generator
 from lightning_fl.trainer import FederatedTrainer
 

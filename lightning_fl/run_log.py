@@ -6,28 +6,26 @@ import math
 import os
 import platform
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.atomic import write_whole
 from lightning_fl.data.module import Split
+from lightning_fl.engine.client import ClientReport
+from lightning_fl.engine.federation import Federation
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.metrics import MetricSummary, metric_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from lightning_fl.trainer import FederatedTrainer
-
-__all__ = ["RunLog"]
-
-#: Above this many clients their own curves are left out unless asked for.
-_MANY_CLIENTS = 100
+__all__ = ["RunLog", "versions"]
 
 
 class RunLog:
@@ -57,8 +55,8 @@ class RunLog:
         assert self._directory is not None, "the run's folder is made when a run starts"
         return self._directory
 
-    def start(self, trainer: "FederatedTrainer", stage: str) -> None:
-        """Make the run's folder and loggers.
+    def start(self, fabric: Fabric) -> None:
+        """Make the run's folder and loggers, once. To be called on every rank.
 
         Raises:
             ConfigurationError: the folder cannot be written, seen before anything is trained.
@@ -67,16 +65,16 @@ class RunLog:
             return
         problem = None
         directory: Path | None = None
-        if trainer.is_global_zero:
+        if fabric.is_global_zero:
             try:
                 directory = _next_version(self._root)
             except OSError as error:
                 problem = f"trainer.default_root_dir={os.fspath(self._root)!r} cannot be written: {error}."
-        directory, problem = trainer.fabric.broadcast((directory, problem))
+        directory, problem = fabric.broadcast((directory, problem))
         if problem is not None or directory is None:
             raise ConfigurationError(f"{problem} Free some space or give another folder.")
         self._directory = directory
-        self._writes = trainer.is_global_zero
+        self._writes = fabric.is_global_zero
         self.loggers = self._make_loggers() if self._writes else []
 
     def _make_loggers(self) -> list[Any]:
@@ -93,21 +91,38 @@ class RunLog:
 
     # -- curves --------------------------------------------------------------------------------------------------
 
-    def log_round(self, trainer: "FederatedTrainer") -> None:
-        """Write the round that just ended; x is the number of rounds done."""
+    def log_round(
+        self, federation: Federation, logged: Mapping[str, float], *, evaluated: bool, names: Sequence[str] | None
+    ) -> None:
+        """Write the round that just ended; x is the number of rounds done.
+
+        Args:
+            federation: after the round.
+            logged: what callbacks logged in it.
+            evaluated: it ended with an evaluation.
+            names: the clients', where each has curves of its own.
+        """
         if not self._writes:
             return
-        scalars = {**trainer.round_metrics, **trainer.communication.curves()}
-        for split in ("train", "val") if trainer.evaluated_this_round else ("train",):
-            scalars.update(self._scalars(trainer, split))
-        self._log(scalars, trainer.current_round)
-        if trainer.log_every_n_steps:
-            self._log_steps(trainer)
+        scalars = {**logged, **federation.communication.curves()}
+        splits: tuple[Split, ...] = ("train", "val") if evaluated else ("train",)
+        for split in splits:
+            scalars.update(_scalars(federation, split, names))
+        self._log(scalars, federation.current_round)
 
-    def log_evaluation(self, trainer: "FederatedTrainer", split: Split) -> None:
+    def log_steps(self, reports: Mapping[int, ClientReport], names: Sequence[str]) -> None:
+        """Write single local steps of clients' turns, where they were kept; x is a client's own step."""
+        if not self._writes:
+            return
+        for client, report in reports.items():
+            for name, logged in report.metrics.items():
+                for step, value in logged.steps:
+                    self._log({f"{name}/step/{names[client]}": value}, step)
+
+    def log_evaluation(self, federation: Federation, split: Split, names: Sequence[str] | None) -> None:
         """Write a split's metrics after ``validate`` or ``test``."""
         if self._writes:
-            self._log(self._scalars(trainer, split), trainer.current_round)
+            self._log(_scalars(federation, split, names), federation.current_round)
 
     def log_figure(self, name: str, figure: "Figure", step: int) -> None:
         """Show a figure in TensorBoard and keep it as ``figures/NAME.png``."""
@@ -120,40 +135,6 @@ class RunLog:
             for logger in self.loggers:
                 if hasattr(getattr(logger, "experiment", None), "add_figure"):
                     logger.experiment.add_figure(name, figure, step, close=False)
-
-    @staticmethod
-    def logs_clients(trainer: "FederatedTrainer") -> bool:
-        """Whether every client has curves of its own."""
-        return trainer.num_clients <= _MANY_CLIENTS if trainer.log_per_client is None else trainer.log_per_client
-
-    def _scalars(self, trainer: "FederatedTrainer", split: Split) -> dict[str, float]:
-        metrics = trainer.metrics.get(split, {})
-        per_client = self.logs_clients(trainer)
-        assert trainer.datamodule is not None
-        names = trainer.datamodule.client_names()
-        scalars: dict[str, float] = {}
-        for name, metric in metrics.items():
-            if not metric.to_logger:
-                continue
-            scalars[name] = metric.mean
-            scalars[f"{name}/worst"] = metric.worst
-            scalars[f"{name}/std"] = metric.std
-            if per_client:
-                scalars.update({f"{name}/{names[client]}": value for client, value in metric.clients.items()})
-        for name, gain in trainer.gains.get(split, {}).items():
-            scalars[f"{name}/gain"] = gain.mean
-            scalars[f"{name}/ipr"] = gain.ipr
-            scalars[f"{name}/rsd"] = gain.rsd
-            scalars[f"{name}/harmed"] = gain.harmed
-        return scalars
-
-    def _log_steps(self, trainer: "FederatedTrainer") -> None:
-        assert trainer.datamodule is not None
-        names = trainer.datamodule.client_names()
-        for client, values in trainer.client_reports.items():
-            for name, logged in values.metrics.items():
-                for step, value in logged.steps:
-                    self._log({f"{name}/step/{names[client]}": value}, step)
 
     def _log(self, scalars: dict[str, float], step: int) -> None:
         with self._disk():
@@ -170,81 +151,76 @@ class RunLog:
                 " --ckpt_path last."
             ) from error
 
-    def replay(self, trainer: "FederatedTrainer", checkpoint: Path) -> None:
+    def write(self, name: str, text: str) -> None:
+        """Keep a table in the run's folder."""
+        if self._writes:
+            with self._disk():
+                write_whole(self.directory / name, text)
+
+    def replay(self, checkpoint: Path, current_round: int) -> None:
         """Copy the curves of the rounds before a checkpoint from the run that it belongs to."""
         if not self._writes or not self.loggers:
             return
         table = checkpoint.parent.parent / "metrics.csv"
-        if table.parent == self.directory or not trainer.resumes_fit:
+        if table.parent == self.directory:
             return
         if not table.is_file():
-            rank_zero_warn(f"{table} is not there: the curves begin at round {trainer.current_round + 1}.")
+            rank_zero_warn(f"{table} is not there: the curves begin at round {current_round + 1}.")
             return
         import pandas as pd  # takes a second to import, which a run without a checkpoint saves
 
         rows = pd.read_csv(table)
-        for row in rows[rows["step"] <= trainer.current_round].to_dict("records"):
+        for row in rows[rows["step"] <= current_round].to_dict("records"):
             step = int(row.pop("step"))
             self._log({str(name): value for name, value in row.items() if not pd.isna(value)}, step)
 
     # -- the record ----------------------------------------------------------------------------------------------
 
-    def finish(self, trainer: "FederatedTrainer", stage: str, error: BaseException | None) -> None:
-        """Write ``summary.json`` and flush the loggers."""
+    def finish(
+        self,
+        error: BaseException | None,
+        about: Mapping[str, Any] | None = None,
+        federation: Federation | None = None,
+        names: Sequence[str] = (),
+        *,
+        fitted: bool = False,
+    ) -> None:
+        """Write ``summary.json`` and flush the loggers.
+
+        Args:
+            error: that the run ended with; the summary stays as it was.
+            about: what is said of the run besides metrics.
+            federation: with the metrics, and what was gained over local training.
+            names: the clients'.
+            fitted: the run was a fit.
+        """
         if not self._writes or self._directory is None:
             return
         if error is None:
-            self._update_summary(trainer, stage)
+            assert about is not None
+            assert federation is not None
+            self.summary.update(about)
+            self._add_metrics(federation, names)
             with self._disk():
                 write_whole(self.directory / "summary.json", json.dumps(self.summary, indent=2, default=str) + "\n")
-                if self.hyperparameters or stage == "fit":
+                if self.hyperparameters or fitted:
                     self._log_hyperparameters()
         for logger in self.loggers:
             logger.save() if hasattr(logger, "save") else None
             logger.finalize("success" if error is None else "failed")
 
-    def _update_summary(self, trainer: "FederatedTrainer", stage: str) -> None:
-        assert trainer.datamodule is not None
-        assert trainer.module is not None
-        source = trainer.datamodule.source
-        self.summary.setdefault("title", f"{type(trainer.module).__name__} on {source} data")
-        self.summary.update(
-            {
-                "data_source": source,
-                "data": dict(trainer.datamodule.describe()),
-                "strategy": type(trainer.strategy).__name__,
-                "callbacks": [type(callback).__name__ for callback in trainer.callbacks],
-                "seed": trainer.seed,
-                "num_clients": trainer.num_clients,
-                "client_names": trainer.datamodule.client_names(),
-                "num_processes": trainer.fabric.world_size,
-                "device": str(trainer.fabric.device),
-                "versions": _versions(),
-            }
-        )
-        if stage == "fit":
-            self.summary["rounds"] = trainer.current_round
-            self.summary["wall_time_seconds"] = round(trainer.wall_time_seconds, 3)
-            self.summary["communication"] = trainer.communication.summary(trainer.datamodule.client_names())
-            self.summary["interrupted"] = trainer.interrupted_by is not None
-            self.summary["resumed_from"] = trainer.ckpt_path
-            checkpoint = trainer.checkpoint_callback
-            if checkpoint is not None:
-                self.summary["best_round"] = checkpoint.best_round
-                self.summary["best_value"] = checkpoint.best_value
+    def _add_metrics(self, federation: Federation, names: Sequence[str]) -> None:
         splits = self.summary.setdefault("metrics", {})
-        for split, metrics in trainer.metrics.items():
+        for split, metrics in federation.metrics.items():
             splits[split] = {
-                metric_name(name, split): _metric_record(metric, trainer.datamodule.client_names())
-                for name, metric in metrics.items()
+                metric_name(name, split): _metric_record(metric, names) for name, metric in metrics.items()
             }
-
         gains = self.summary.setdefault("gains_over_local_training", {})
-        for split, found in trainer.gains.items():
+        for split, found in federation.gains.items():
             gains[split] = {
                 metric_name(name, split): {
                     **{part: _plain(getattr(gain, part)) for part in ("mean", "worst", "ipr", "rsd", "harmed")},
-                    "clients": {trainer.datamodule.client_names()[i]: _plain(v) for i, v in gain.clients.items()},
+                    "clients": {names[client]: _plain(value) for client, value in gain.clients.items()},
                 }
                 for name, gain in found.items()
             }
@@ -265,6 +241,25 @@ class RunLog:
                 logger.log_hyperparams(values, final)
 
 
+def _scalars(federation: Federation, split: Split, names: Sequence[str] | None) -> dict[str, float]:
+    """The curves of a split: of all clients together, and of each where there are names."""
+    scalars: dict[str, float] = {}
+    for name, metric in federation.metrics.get(split, {}).items():
+        if not metric.to_logger:
+            continue
+        scalars[name] = metric.mean
+        scalars[f"{name}/worst"] = metric.worst
+        scalars[f"{name}/std"] = metric.std
+        if names is not None:
+            scalars.update({f"{name}/{names[client]}": value for client, value in metric.clients.items()})
+    for name, gain in federation.gains.get(split, {}).items():
+        scalars[f"{name}/gain"] = gain.mean
+        scalars[f"{name}/ipr"] = gain.ipr
+        scalars[f"{name}/rsd"] = gain.rsd
+        scalars[f"{name}/harmed"] = gain.harmed
+    return scalars
+
+
 def _next_version(root: Path) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     taken = [int(name[8:]) for name in os.listdir(root) if name.startswith("version_") and name[8:].isdigit()]
@@ -281,7 +276,7 @@ def _next_version(root: Path) -> Path:
         return directory
 
 
-def _metric_record(metric: MetricSummary, names: list[str]) -> dict[str, Any]:
+def _metric_record(metric: MetricSummary, names: Sequence[str]) -> dict[str, Any]:
     return {
         "mean": _plain(metric.mean),
         "worst": _plain(metric.worst),
@@ -296,6 +291,7 @@ def _plain(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """What a run was made with: package -> version."""
     packages = ("lightning-fl", "torch", "lightning", "torchmetrics", "torch-geometric", "rdkit", "numpy")
     return {"python": platform.python_version(), **{package: version(package) for package in packages}}

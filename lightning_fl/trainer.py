@@ -2,51 +2,50 @@
 
 import os
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
-from torch import Tensor
+from rich.console import Console
 
-from lightning_fl.callbacks.callback import Callback, overrides
+from lightning_fl.arguments import check_settings, complete_callbacks, make_fabric
+from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
-from lightning_fl.cohort import Cohort, Participant
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.cohort import Cohort
 from lightning_fl.data.module import FederatedDataModule, Split
-from lightning_fl.engine.batches.client import BatchFactory, ClientBatches
+from lightning_fl.engine.client import ClientReport
+from lightning_fl.engine.federation import Federation
+from lightning_fl.engine.hooks import Hooks
 from lightning_fl.engine.interrupt import InterruptGuard
-from lightning_fl.engine.probes.statistics import target_statistics
-from lightning_fl.engine.profile import AGGREGATION, RoundProfiler, report_profile, timed_rounds
-from lightning_fl.engine.round.communication import CommunicationAccount
-from lightning_fl.engine.round.training import mixture, regroup, train_round
-from lightning_fl.engine.run import Run
-from lightning_fl.engine.settings import check_settings, complete_callbacks, make_fabric
+from lightning_fl.engine.profile import (
+    AGGREGATION,
+    LOGGERS,
+    RoundProfiler,
+    profile_of_ranks,
+    profile_table,
+    timed_evaluation,
+    timed_rounds,
+)
+from lightning_fl.engine.round.training import train_round
+from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.stacked.loop import StackedLoop
-from lightning_fl.engine.stages import Stages
-from lightning_fl.engine.state import load_run_state, run_state
-from lightning_fl.engine.turn.loop import ClientReport, LocalLoop, LocalWork
-from lightning_fl.engine.turn.optimization import ClientState
-from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.engine.weights.local_parameters import LocalParameters
-from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.errors import TrainingError
 from lightning_fl.metrics import ClientMetrics, summarize
+from lightning_fl.run import Run
 from lightning_fl.run_log import RunLog
-from lightning_fl.seeding import generator, run_seed
+from lightning_fl.seeding import run_seed
 from lightning_fl.strategies.federated import FederatedStrategy
-
-if TYPE_CHECKING:
-    from lightning_fl.metrics import GainSummary
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["FederatedTrainer"]
 
 PrecisionName = Literal["32", "32-true", "bf16-mixed", "bf16-true", "64", "64-true"]
 
 
-class FederatedTrainer(Stages):
+class FederatedTrainer(TrainerSurface):
     """Trains a ``LightningModule`` across clients, with the names and habits of Lightning's Trainer.
 
     Args:
@@ -130,120 +129,39 @@ class FederatedTrainer(Stages):
         compile: bool | dict[str, Any] = False,
     ) -> None:
         check_settings(locals())
-        self.max_rounds = max_rounds
-        self.local_steps = local_steps
-        self.local_epochs = local_epochs or 1
-        self.check_val_every_n_rounds = check_val_every_n_rounds
-        self.gradient_clip_val = gradient_clip_val
-        self.gradient_clip_algorithm = gradient_clip_algorithm
-        self.accumulate_grad_batches = accumulate_grad_batches
-        self.stacked_clients = stacked_clients
-        self.optimizer_state = optimizer_state
-        self.scheduler_interval = scheduler_interval
-        self.on_client_error = on_client_error
-        self.log_every_n_steps = log_every_n_steps
-        self.log_per_client = log_per_client
-        self.seed = run_seed() if seed is None else seed
-        self.num_threads = num_threads
-        self.channels_last = channels_last
-        self.deterministic = deterministic
-        self.compile = compile
+        self.settings = Settings(
+            max_rounds=max_rounds,
+            local_steps=local_steps,
+            local_epochs=local_epochs or 1,
+            check_val_every_n_rounds=check_val_every_n_rounds,
+            gradient_clip_val=gradient_clip_val,
+            gradient_clip_algorithm=gradient_clip_algorithm,
+            accumulate_grad_batches=accumulate_grad_batches,
+            stacked_clients=stacked_clients,
+            optimizer_state=optimizer_state,
+            scheduler_interval=scheduler_interval,
+            on_client_error=on_client_error,
+            log_every_n_steps=log_every_n_steps,
+            log_per_client=log_per_client,
+            seed=run_seed() if seed is None else seed,
+            num_threads=num_threads,
+            channels_last=channels_last,
+            deterministic=deterministic,
+            compile=compile,
+            default_root_dir=os.fspath(default_root_dir or "runs"),
+        )
         self.profiler: Profiler = RoundProfiler() if profile else PassThroughProfiler()
-        self.default_root_dir = os.fspath(default_root_dir or "runs")
         self.callbacks: list[Callback] = complete_callbacks(callbacks, enable_progress_bar, enable_checkpointing)
+        self.hooks = Hooks(self.callbacks, Callback, self)
         self.fabric = make_fabric(strategy, accelerator, devices, num_nodes, precision, plugins)
         self.strategy: FederatedStrategy = self.fabric.strategy  # type: ignore[assignment]
         self.run_log = RunLog(logger, self.default_root_dir)
-        self._launched = False
-        self._reset()
-
-    def _reset(self) -> None:
-        self.current_round = 0
-        self.module: LightningModule | None = None
-        self.datamodule: FederatedDataModule | None = None
-        self.client_ranks: list[int] = []
-        self.num_samples: list[int] = []
-        self.survivors: set[int] = set()
-        self.client_reports: dict[int, ClientReport] = {}
-        self.evaluated_this_round = False
-        self.resumes_fit = False
-        self.models: list[Weights] = []
-        self.communication = CommunicationAccount(self)
-        self.metrics: dict[Split, ClientMetrics] = {}
-        self.evaluated_samples: dict[Split, dict[int, int]] = {}
-        self.gains: dict[Split, dict[str, GainSummary]] = {}
-        self.round_metrics: dict[str, Any] = {}
-        self.has_validated = False
-        self.fitting = False
-        self.should_stop = False
-        self.interrupted_by: int | None = None
-        self.ckpt_path: str | None = None
-        self.wall_time_seconds = 0.0
-        self._collaboration: Collaboration | None = None
-        self.client_states: dict[int, ClientState] = {}
-        self.client_stores: dict[str, dict[int, Any]] = {}
-        self.personal: LocalParameters | None = None
-        self.absent_clients: set[int] = set()
-        self.resting_clients: set[int] = set()
-        self.models_are_final = False
-        self.round_work: LocalWork | None = None
-        self.participant: Participant | None = None
-        self._changed_batches: dict[tuple[int, Split], ClientBatches | None] = {}
-        self.stacked: StackedLoop | None = None
-        self.loop: LocalLoop  # both are made when a run is set up
-        self.batch_factory: BatchFactory
-
-    # -- what callbacks and modules see --------------------------------------------------------------------------
-
-    @property
-    def num_clients(self) -> int:
-        """N."""
-        return len(self.client_ranks)
-
-    @property
-    def hosted_clients(self) -> list[int]:
-        """The clients whose data this rank opens."""
-        return [client for client, rank in enumerate(self.client_ranks) if rank == self.fabric.global_rank]
-
-    @property
-    def collaboration(self) -> Collaboration:
-        """Who collaborates with whom.
-
-        Another one takes effect when it is assigned; if it has another number of models, each starts as the mixture
-        of its clients' models.
-        """
-        assert self._collaboration is not None, "the collaboration is known after on_fit_start"
-        return self._collaboration
-
-    @collaboration.setter
-    def collaboration(self, collaboration: Collaboration) -> None:
-        if collaboration.num_clients != self.num_clients:
-            raise ConfigurationError(
-                f"the collaboration has {collaboration.num_clients} clients, the data have {self.num_clients}."
-            )
-        if collaboration.num_models != len(self.models):
-            regroup(self, collaboration)
-        self._collaboration = collaboration
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is the rank that logs."""
-        return self.fabric.is_global_zero
-
-    @property
-    def loggers(self) -> list[Any]:
-        """The loggers; they write on rank zero only."""
-        return self.run_log.loggers
-
-    @property
-    def log_dir(self) -> str:
-        """The run's folder."""
-        return os.fspath(self.run_log.directory)
+        self.begin(Federation())
 
     @property
     def checkpoint_callback(self) -> ModelCheckpoint | None:
         """The callback that keeps the run, if there is one."""
-        return next((callback for callback in self.callbacks if isinstance(callback, ModelCheckpoint)), None)
+        return self.callback(ModelCheckpoint)
 
     @property
     def trained_checkpoint(self) -> str | None:
@@ -252,71 +170,6 @@ class FederatedTrainer(Stages):
         if self.models_are_final or checkpoint is None or checkpoint.best_round is None:
             return None
         return "best"
-
-    def callbacks_with(self, hook: str) -> list[Callback]:
-        """The callbacks that define a hook, in order."""
-        return [callback for callback in self.callbacks if overrides(callback, hook)]
-
-    def generator(self, *path: int | str) -> torch.Generator:
-        """Randomness for one purpose in the current round, the same on every rank."""
-        return generator(self.seed, self.current_round, *path)
-
-    def client_weights(self) -> Weights:
-        """The live weights of the client whose turn it is (not a copy)."""
-        return self.loop.flat.collect()
-
-    def shared_model(self, client: int) -> Weights:
-        """What a client uses of the shared models: ``sum_k P_ik w_k``."""
-        if self._collaboration is None:
-            return self.models[0]
-        return mixture(self._collaboration.personalisation[client].tolist(), self.models)
-
-    def client_model(self, client: int) -> Weights:
-        """What a client uses: its mixture of the shared models with its personal layers, where this rank hosts it."""
-        final = self.client_stores.get("final_models", {}).get(client)
-        if final is not None:
-            return Weights.from_state_dict(final, self.fabric.device)
-        shared, own = self.shared_model(client), self.client_stores.get("personal_layers", {}).get(client)
-        return shared if self.personal is None or own is None else self.personal.insert_(shared.clone(), own)
-
-    def client_store(self, name: str) -> dict[int, Any]:
-        """What hosted clients keep for a callback: client -> plain values and tensors, saved in checkpoints."""
-        return self.client_stores.setdefault(name, {})
-
-    def keep_local(self, patterns: Sequence[str]) -> None:
-        """Never average the parameters and buffers that match these names; each client keeps its own."""
-        self.personal = LocalParameters(self.loop.flat, patterns) if patterns else None
-
-    @property
-    def present_clients(self) -> list[int]:
-        """The clients that have joined."""
-        return [client for client in range(self.num_clients) if client not in self.absent_clients]
-
-    def training_loss(self, client: int, weights: Weights, num_batches: int, purpose: str) -> float:
-        """The training loss of a hosted client at some weights, over its first batches; nothing is trained."""
-        return self.loop.training_loss(client, weights, num_batches, purpose)
-
-    def client_batches(self, client: int, split: Split) -> ClientBatches | None:
-        """The batches of a hosted client, as callbacks (label noise) left them."""
-        key = (client, split)
-        if key not in self._changed_batches:
-            batches = self.batch_factory.batches(client, split)
-            if batches is not None:
-                for callback in self.callbacks_with("on_client_data"):
-                    callback.on_client_data(self, client, split, batches)
-            self._changed_batches[key] = batches
-        return self._changed_batches[key]
-
-    def target_statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation [T] of the training targets over all clients' samples, NaN entries left out.
-
-        Only sums leave a client.
-        """
-        return target_statistics(self)
-
-    def log(self, name: str, value: float) -> None:
-        """Log one number of the round, for a callback."""
-        self.round_metrics[name] = float(value)
 
     # -- fit -----------------------------------------------------------------------------------------------------
 
@@ -336,36 +189,43 @@ class FederatedTrainer(Stages):
         with Run(self, "fit", module, datamodule, ckpt_path):
             self.fitting = True
             self.loop.call("on_train_start")
-            self.stacked = StackedLoop(self) if self.stacked_clients > 1 else None
+            self.stacked = StackedLoop(self.loop) if self.stacked_clients > 1 else None
             started = time.perf_counter() - self.wall_time_seconds
-            with InterruptGuard() as guard, timed_rounds(self):
+            logs = [(self.run_log, name, LOGGERS) for name in ("log_round", "log_steps")]
+            timed = timed_rounds(self.profiler, self.loop, self.stacked, logs)
+            with InterruptGuard() as guard, timed as begin_round:
                 while self.current_round < self.max_rounds and not self.should_stop:
+                    begin_round(self.current_round + 1)
                     self._fit_round()
                     self.wall_time_seconds = time.perf_counter() - started
-                    stop, signal_number = self._of_any_rank(int(self.should_stop), guard.signal_number or 0)
+                    stop, signal_number = self.processes.largest(int(self.should_stop), guard.signal_number or 0)
                     self.should_stop, self.interrupted_by = bool(stop), signal_number or None
                     if self.interrupted_by:
                         break
             self.loop.call("on_train_end")
             self.loop.call("on_fit_end")
             self.call("on_fit_end")
-            report_profile(self)
+            self._report_profile()
             self.fitting = False
 
     def _fit_round(self) -> None:
         """One round: choose, train, average, evaluate, log."""
-        self.round_metrics, self.round_work = {}, None
+        self.round.begin()
         self.call("on_round_start")
         cohort = self._select_clients()
         with self.profiler.profile(AGGREGATION):  # less what happens in the clients' turns, which is timed there
-            train_round(self, cohort)
+            train_round(self.loop, cohort, self.stacked)
         self.call("on_aggregate_end")
         self.metrics["train"] = summarize({client: report.metrics for client, report in self.client_reports.items()})
         self.current_round += 1
         self.evaluated_this_round = self.evaluates_after(self.current_round)
         if self.evaluated_this_round:
             self.metrics["val"] = self._evaluate("val")
-        self.run_log.log_round(self)
+        names = self._curve_names()
+        self.run_log.log_round(self.federation, self.round_metrics, evaluated=self.evaluated_this_round, names=names)
+        if self.log_every_n_steps:
+            assert self.datamodule is not None
+            self.run_log.log_steps(self.client_reports, self.datamodule.client_names())
         self.call("on_round_end")
         self.should_stop |= self.loop.module_trainer.should_stop
 
@@ -411,10 +271,6 @@ class FederatedTrainer(Stages):
             self.loop.call("on_predict_end")
         return outputs
 
-    def predict_client(self, client: int, split: Split = "test") -> list[Any]:
-        """``predict_step``'s outputs for one hosted client, inside a run."""
-        return self.loop.predict(client, self.client_model(client), split)
-
     def _evaluate_only(self, stage: str, split: Split, module: Any, datamodule: Any, ckpt_path: Any) -> ClientMetrics:
         with Run(self, stage, module, datamodule, ckpt_path):
             self.metrics[split] = self._evaluate(split)
@@ -424,66 +280,39 @@ class FederatedTrainer(Stages):
                     f"nothing was evaluated: {type(self.module).__name__} defines no {step} step, or no client has"
                     f" {split} data."
                 )
-            self.run_log.log_evaluation(self, split)
+            self.run_log.log_evaluation(self.federation, split, self._curve_names())
         return self.metrics[split]
 
-    def evaluates_after(self, num_rounds: int) -> bool:
-        """Whether clients' models are evaluated when so many rounds are done."""
-        every = self.check_val_every_n_rounds
-        return every > 0 and (num_rounds % every == 0 or num_rounds == self.max_rounds)
-
     def _evaluate(self, split: Split) -> ClientMetrics:
-        if not self.loop.evaluates(split):
-            return {}
-        word = "validation" if split == "val" else split
-        self.loop.call(f"on_{word}_start")
-        reports: dict[int, ClientReport] = {}
-        for client in self.hosted_clients:
-            if client in self.absent_clients:
-                continue
-            report = self.loop.evaluate(client, self.client_model(client), split)
-            if report is not None:
-                reports[client] = report
-        self.loop.call(f"on_{word}_end")
-        reports = self.strategy.exchange(reports)
-        self.evaluated_samples[split] = {client: report.num_samples for client, report in reports.items()}
-        metrics = summarize({client: report.metrics for client, report in reports.items()})
-        shim = self.loop.module_trainer
-        shim.callback_metrics.update({name: torch.tensor(metric.mean) for name, metric in metrics.items()})
-        self.has_validated = True
-        for callback in self.callbacks_with("on_evaluate_end"):
-            callback.on_evaluate_end(self, split, metrics)
-        return metrics
+        with timed_evaluation(self.profiler):
+            if not self.loop.evaluates(split):
+                return {}
+            word = "validation" if split == "val" else split
+            self.loop.call(f"on_{word}_start")
+            reports: dict[int, ClientReport] = {}
+            for client in self.hosted_clients:
+                if client in self.absent_clients:
+                    continue
+                report = self.loop.evaluate(client, self.client_model(client), split)
+                if report is not None:
+                    reports[client] = report
+            self.loop.call(f"on_{word}_end")
+            reports = self.processes.exchange(reports)
+            self.evaluated_samples[split] = {client: report.num_samples for client, report in reports.items()}
+            metrics = summarize({client: report.metrics for client, report in reports.items()})
+            means = self.federation.latest_means()
+            means.update({name: torch.tensor(metric.mean) for name, metric in metrics.items()})
+            self.call("on_evaluate_end", split, metrics)
+            return metrics
 
-    # -- setting up ----------------------------------------------------------------------------------------------
+    def _curve_names(self) -> list[str] | None:
+        """The clients' names where each has curves of its own."""
+        assert self.datamodule is not None
+        return self.datamodule.client_names() if self.logs_clients else None
 
-    def launch(self) -> None:
-        """Start the processes (once). ``fit`` and the others do it; call it earlier to share the work before them."""
-        if not self._launched:
-            if self.num_threads is not None and self.fabric.device.type == "cpu":
-                os.environ["OMP_NUM_THREADS"] = str(self.num_threads)  # Fabric's launcher leaves a set value alone
-                torch.set_num_threads(self.num_threads)
-            self.fabric.launch()
-            self._launched = True
-
-    def _of_any_rank(self, *values: int) -> list[int]:
-        """The largest of each value on any rank."""
-        largest = torch.tensor(values, device=self.fabric.device)
-        if self.fabric.world_size > 1:
-            largest = self.strategy.all_reduce(largest, reduce_op="max")
-        return largest.tolist()
-
-    def call(self, hook: str, *args: Any) -> None:
-        """Run a hook of all callbacks, in order."""
-        for callback in self.callbacks_with(hook):
-            getattr(callback, hook)(self, *args)
-
-    # -- state ---------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that a run needs to go on: plain values and tensors. To be called on every rank."""
-        return run_state(self)
-
-    def load_state_dict(self, state: dict[str, Any], *, weights_only: bool = False) -> None:
-        """Take up a state; ``weights_only`` takes the models and the collaboration, for an evaluation."""
-        load_run_state(self, state, weights_only=weights_only)
+    def _report_profile(self) -> None:
+        """Print where the time went and write ``profile.csv`` on rank zero, where rounds were timed."""
+        frame = profile_of_ranks(self.profiler, self.processes)
+        if frame is not None and self.is_global_zero:
+            self.run_log.write("profile.csv", frame.to_csv(index=False, float_format="%.9f"))
+            Console().print(profile_table(frame))

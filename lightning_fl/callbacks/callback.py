@@ -1,22 +1,22 @@
 """The hooks of a federated run."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
+from lightning_fl.cohort import Cohort
+from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
+from lightning_fl.engine.batches.client import ClientBatches
+from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.metrics import ClientMetrics
 
-if TYPE_CHECKING:
-    from lightning_fl.cohort import Cohort
-    from lightning_fl.collaboration import Collaboration
-    from lightning_fl.engine.batches.client import ClientBatches
-    from lightning_fl.engine.weights.flat import Weights
-    from lightning_fl.trainer import FederatedTrainer
-
 __all__ = ["Callback"]
+
+#: What hooks are given: a ``FederatedTrainer``. A callback says how much of it it goes by, mostly a ``TrainerSurface``.
+_Trainer = Any
 
 
 class Callback:
@@ -50,44 +50,44 @@ class Callback:
     #: "payment".
     role: str | None = None
 
-    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+    def setup(self, trainer: _Trainer, stage: str) -> None:
         """Before data are prepared. ``stage`` is "fit", "validate", "test" or "predict"."""
 
-    def teardown(self, trainer: "FederatedTrainer", stage: str) -> None:
+    def teardown(self, trainer: _Trainer, stage: str) -> None:
         """After everything, also after an exception."""
 
-    def on_client_data(self, trainer: "FederatedTrainer", client: int, split: Split, batches: "ClientBatches") -> None:
+    def on_client_data(self, trainer: _Trainer, client: int, split: Split, batches: ClientBatches) -> None:
         """A client's data were opened, once per run: the place to change its targets."""
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, trainer: _Trainer) -> None:
         """Clients are placed, their sizes known, the initial models made; nothing is trained.
 
         A resumed run (``trainer.resumes_fit``) calls it too, before :meth:`load_state_dict`.
         """
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_end(self, trainer: _Trainer) -> None:
         """After the last round."""
 
-    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+    def on_round_start(self, trainer: _Trainer) -> None:
         """Before clients are chosen."""
 
-    def select_clients(self, trainer: "FederatedTrainer") -> "Cohort":
+    def select_clients(self, trainer: _Trainer) -> Cohort:
         """Who takes part in this round. The same on every rank: draw from ``trainer.generator``."""
         raise NotImplementedError
 
-    def assign_models(self, trainer: "FederatedTrainer", cohort: "Cohort") -> "Cohort":
+    def assign_models(self, trainer: _Trainer, cohort: Cohort) -> Cohort:
         """The cohort, absent clients left out, with the shared model that each participant trains in this round.
 
         Called on every rank, and the same on every rank. A model that no participant names stays as it is.
         """
         raise NotImplementedError
 
-    def on_client_start(self, trainer: "FederatedTrainer", client: int) -> None:
+    def on_client_start(self, trainer: _Trainer, client: int) -> None:
         """Before a client's local steps."""
 
     def around_training_step(
         self,
-        trainer: "FederatedTrainer",
+        trainer: _Trainer,
         batch: Any,
         compute: Callable[[Any], STEP_OUTPUT],
         generator: torch.Generator,
@@ -98,15 +98,13 @@ class Callback:
         """
         return compute(batch)
 
-    def on_client_step_end(self, trainer: "FederatedTrainer", client: int, num_steps: int) -> None:
+    def on_client_step_end(self, trainer: _Trainer, client: int, num_steps: int) -> None:
         """A client took its ``num_steps``-th local optimiser step of the round."""
 
-    def on_client_end(self, trainer: "FederatedTrainer", client: int) -> None:
+    def on_client_end(self, trainer: _Trainer, client: int) -> None:
         """A client's turn is over; ``trainer.client_weights()`` are its weights, ``trainer.participant`` its part."""
 
-    def select_collaboration(
-        self, trainer: "FederatedTrainer", weights: "Mapping[int, Weights]"
-    ) -> "Collaboration | None":
+    def select_collaboration(self, trainer: _Trainer, weights: Mapping[int, Weights]) -> Collaboration | None:
         """Whose weights of this round are averaged with whose; ``None`` to leave the collaboration as it is.
 
         Called on every rank, and the same on every rank. A callback that defines it costs memory: the weights of all
@@ -118,7 +116,7 @@ class Callback:
         """
         raise NotImplementedError
 
-    def select_collaborators(self, trainer: "FederatedTrainer") -> "Collaboration":
+    def select_collaborators(self, trainer: _Trainer) -> Collaboration:
         """Whose models each client averages its own with: N models, row k of A is what client k takes from whom.
 
         Called on every rank, and the same on every rank, after the clients' turns: ``trainer.models[i]`` is what
@@ -130,9 +128,9 @@ class Callback:
 
     def on_average_end(
         self,
-        trainer: "FederatedTrainer",
-        starts: "Sequence[Weights]",
-        shares: "Mapping[int, Mapping[int, float]]",
+        trainer: _Trainer,
+        starts: Sequence[Weights],
+        shares: Mapping[int, Mapping[int, float]],
     ) -> None:
         """``trainer.models`` were averaged from what the clients learned; nothing else has changed since.
 
@@ -144,16 +142,16 @@ class Callback:
             shares: model -> client that contributed to it -> its weight, summing to 1 over the model's clients.
         """
 
-    def on_aggregate_end(self, trainer: "FederatedTrainer") -> None:
+    def on_aggregate_end(self, trainer: _Trainer) -> None:
         """The shared models are averaged."""
 
-    def on_evaluate_end(self, trainer: "FederatedTrainer", split: Split, metrics: ClientMetrics) -> None:
+    def on_evaluate_end(self, trainer: _Trainer, split: Split, metrics: ClientMetrics) -> None:
         """Every client's model was evaluated on its own held-out data. What is added to ``metrics`` is logged too."""
 
-    def on_round_end(self, trainer: "FederatedTrainer") -> None:
+    def on_round_end(self, trainer: _Trainer) -> None:
         """The round is over and logged."""
 
-    def on_exception(self, trainer: "FederatedTrainer", exception: BaseException) -> None:
+    def on_exception(self, trainer: _Trainer, exception: BaseException) -> None:
         """The run ends with an exception."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -162,8 +160,3 @@ class Callback:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what :meth:`state_dict` returned."""
-
-
-def overrides(callback: Callback, hook: str) -> bool:
-    """Whether a callback defines a hook."""
-    return getattr(type(callback), hook) is not getattr(Callback, hook)

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.checkpoint import export_models, save_atomically
@@ -11,9 +11,7 @@ from lightning_fl.data.module import Split
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import ClientMetrics, default_metric
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["ModelCheckpoint"]
 
@@ -54,13 +52,13 @@ class ModelCheckpoint(Callback):
         self._best: dict[str, Any] | None = None
         self._improved = False
 
-    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+    def setup(self, trainer: TrainerSurface, stage: str) -> None:
         """A new fit starts without a best round."""
         if stage == "fit":
             self.best_value = self.best_round = self._best = None
             self._improved = False
 
-    def on_evaluate_end(self, trainer: "FederatedTrainer", split: Split, metrics: ClientMetrics) -> None:
+    def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         """Compare the round with the best one so far."""
         if not trainer.fitting or split != "val" or not metrics:
             return
@@ -71,7 +69,7 @@ class ModelCheckpoint(Callback):
             self.best_value, self.best_round = value, trainer.current_round
             self._improved = True
 
-    def on_round_end(self, trainer: "FederatedTrainer") -> None:
+    def on_round_end(self, trainer: TrainerSurface) -> None:
         """Save what is due."""
         due = self.every_n_rounds and trainer.current_round % self.every_n_rounds == 0
         if not (due or self._improved):
@@ -89,21 +87,26 @@ class ModelCheckpoint(Callback):
         if due:
             self._save(trainer, state, "last")
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Save the end of the run and its models."""
         state = trainer.state_dict()
         if trainer.current_round:
             self._save(trainer, state, "last")
-        if not self.save_models:
+        if not self.save_models or not trainer.is_global_zero:
             return
-        models, collaboration, best = trainer.models, trainer.collaboration, trainer.current_round
-        stores = state["client_stores"]
+        exported = trainer.federation.with_models(
+            trainer.models, trainer.collaboration, state["client_stores"], trainer.current_round
+        )
         if self.best_round is not None and self._best is not None and not trainer.models_are_final:
-            best, stores = self.best_round, self._best["client_stores"]
             models, collaboration = self.best_models(trainer)
-        export_models(trainer, models, collaboration, stores, Path(trainer.log_dir) / "models", best)
+            stores = self._best["client_stores"]
+            exported = trainer.federation.with_models(models, collaboration, stores, self.best_round)
+        assert trainer.module is not None
+        assert trainer.datamodule is not None
+        names, directory = trainer.datamodule.client_names(), Path(trainer.log_dir) / "models"
+        export_models(exported, trainer.module, trainer.loop.flat, names, directory)
 
-    def best_models(self, trainer: "FederatedTrainer") -> tuple[list[Weights], Collaboration]:
+    def best_models(self, trainer: TrainerSurface) -> tuple[list[Weights], Collaboration]:
         """The shared models of the best round and who used which."""
         assert self._best is not None
         models = []
@@ -127,7 +130,7 @@ class ModelCheckpoint(Callback):
         self.best_value, self.best_round = state["best_value"], state["best_round"]
         self._best = state["best"]
 
-    def _save(self, trainer: "FederatedTrainer", state: dict[str, Any], name: str) -> None:
+    def _save(self, trainer: TrainerSurface, state: dict[str, Any], name: str) -> None:
         if trainer.is_global_zero:
             save_atomically(state, Path(trainer.log_dir) / "checkpoints" / f"{name}.ckpt")
 

@@ -5,7 +5,7 @@ import sys
 import time
 from collections import deque
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,12 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import ClientMetrics, MetricSummary, default_metric
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["ProgressDisplay", "RoundClock", "leading_metric"]
 
@@ -58,7 +57,7 @@ class ProgressDisplay(Callback):
 
     # -- hooks ---------------------------------------------------------------------------------------------------
 
-    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+    def on_round_start(self, trainer: TrainerSurface) -> None:
         """Start the display before the first round of this process."""
         if not trainer.is_global_zero:
             return
@@ -66,19 +65,19 @@ class ProgressDisplay(Callback):
             self._start(trainer)
         self._clients_done, self._doing = 0, ""
 
-    def on_client_start(self, trainer: "FederatedTrainer", client: int) -> None:
+    def on_client_start(self, trainer: TrainerSurface, client: int) -> None:
         """Name the client at work."""
         if self._live is not None:
             self._doing = self._names[client]
             self._refresh(trainer)
 
-    def on_client_end(self, trainer: "FederatedTrainer", client: int) -> None:
+    def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
         """Count the client."""
         if self._live is not None:
             self._clients_done += 1
             self._refresh(trainer)
 
-    def on_round_end(self, trainer: "FederatedTrainer") -> None:
+    def on_round_end(self, trainer: TrainerSurface) -> None:
         """Show the round."""
         if self._clock is None:
             return
@@ -91,7 +90,7 @@ class ProgressDisplay(Callback):
             self._line_round, self._line_time = trainer.current_round, now
             _print_plain(self._plain_line(trainer, now))
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Leave the last state on the screen and say how the fit ended."""
         if self._clock is None:
             return
@@ -109,17 +108,17 @@ class ProgressDisplay(Callback):
             self._stop()
             _print_plain(text)
 
-    def on_exception(self, trainer: "FederatedTrainer", exception: BaseException) -> None:
+    def on_exception(self, trainer: TrainerSurface, exception: BaseException) -> None:
         """Take the display down, so that the error can be read."""
         self._stop()
 
-    def teardown(self, trainer: "FederatedTrainer", stage: str) -> None:
+    def teardown(self, trainer: TrainerSurface, stage: str) -> None:
         """Take the display down, whatever happened."""
         self._stop()
 
     # -- what is shown -------------------------------------------------------------------------------------------
 
-    def _start(self, trainer: "FederatedTrainer") -> None:
+    def _start(self, trainer: TrainerSurface) -> None:
         assert trainer.datamodule is not None
         now = time.monotonic()
         self._clock = RoundClock(now, trainer.wall_time_seconds)
@@ -140,13 +139,13 @@ class ProgressDisplay(Callback):
         if live is not None:
             live.stop()
 
-    def _refresh(self, trainer: "FederatedTrainer") -> None:
+    def _refresh(self, trainer: TrainerSurface) -> None:
         now = time.monotonic()
         if self._live is not None and now >= self._next_refresh:
             self._live.update(self._renderable(trainer), refresh=True)
             self._next_refresh = now + _REFRESH_SECONDS
 
-    def _renderable(self, trainer: "FederatedTrainer", ended: bool = False) -> Group:
+    def _renderable(self, trainer: TrainerSurface, ended: bool = False) -> Group:
         assert self._clock is not None
         assert trainer.datamodule is not None
         now = time.monotonic()
@@ -170,14 +169,14 @@ class ProgressDisplay(Callback):
         lines += [Text(part) for part in self._metrics(trainer)]
         return Group(*lines)
 
-    def _plain_line(self, trainer: "FederatedTrainer", now: float) -> str:
+    def _plain_line(self, trainer: TrainerSurface, now: float) -> str:
         assert self._clock is not None
         done, rounds = trainer.current_round, trainer.max_rounds
         parts = [f"round {done}/{rounds}", f"clients {len(trainer.survivors)}/{trainer.num_clients}"]
         times = [f"{_duration(self._clock.elapsed(now))} elapsed", f"{self._left(trainer, now)} left"]
         return " | ".join([*parts, *self._metrics(trainer), *times])
 
-    def _line_is_due(self, trainer: "FederatedTrainer", now: float) -> bool:
+    def _line_is_due(self, trainer: TrainerSurface, now: float) -> bool:
         done = trainer.current_round
         if done == trainer.max_rounds or (self._clock is not None and self._clock.rounds_done == 1):
             return True
@@ -185,16 +184,17 @@ class ProgressDisplay(Callback):
             return False
         return (done - self._line_round) * 100 >= trainer.max_rounds or now - self._line_time >= _PLAIN_SECONDS
 
-    def _left(self, trainer: "FederatedTrainer", now: float) -> str:
+    def _left(self, trainer: TrainerSurface, now: float) -> str:
         assert self._clock is not None
         seconds = self._clock.remaining(trainer.max_rounds - trainer.current_round, now)
         return "?" if seconds is None else _duration(seconds)
 
-    def _metrics(self, trainer: "FederatedTrainer") -> list[str]:
+    def _metrics(self, trainer: TrainerSurface) -> list[str]:
         """One text per metric: the training loss, the monitored validation metric, and what asks to be shown."""
         shown: list[str] = []
         texts: list[str] = []
-        monitor = trainer.checkpoint_callback.monitor if trainer.checkpoint_callback else None
+        checkpoint = trainer.callback(ModelCheckpoint)
+        monitor = None if checkpoint is None else checkpoint.monitor
         train, validation = trainer.metrics.get("train", {}), trainer.metrics.get("val", {})
         for metrics, wanted in ((train, None), (validation, monitor)):
             name = leading_metric(metrics, wanted)
@@ -261,7 +261,7 @@ def leading_metric(metrics: ClientMetrics, monitor: str | None = None) -> str | 
     return default_metric(metrics)
 
 
-def _title(trainer: "FederatedTrainer") -> str:
+def _title(trainer: TrainerSurface) -> str:
     assert trainer.datamodule is not None
     strategy, data = type(trainer.strategy).__name__, trainer.datamodule
     return f"{type(trainer.module).__name__} by {strategy} on {trainer.num_clients} clients, data: {data.source}"

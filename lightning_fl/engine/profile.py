@@ -7,7 +7,7 @@ replaced, on their objects, by timed ones; without ``FederatedTrainer(profile=Tr
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,16 +18,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lightning_fl.atomic import write_whole
-from lightning_fl.callbacks.callback import Callback, overrides
 from lightning_fl.engine.batches.client import ClientBatches
+from lightning_fl.engine.processes import Processes
+from lightning_fl.engine.stacked.loop import StackedLoop
+from lightning_fl.engine.turn.loop import LocalLoop
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from lightning_fl.trainer import FederatedTrainer
-
-__all__ = ["AGGREGATION", "RoundProfiler", "profile_table", "report_profile", "timed_rounds"]
+__all__ = [
+    "AGGREGATION",
+    "LOGGERS",
+    "RoundProfiler",
+    "profile_of_ranks",
+    "profile_table",
+    "timed_evaluation",
+    "timed_rounds",
+]
 
 T = TypeVar("T")
 
@@ -144,28 +151,52 @@ class RoundProfiler(Profiler):
 
 
 @contextmanager
-def timed_rounds(trainer: "FederatedTrainer") -> Iterator[None]:
-    """Times the rounds of a fit, where the trainer profiles."""
-    profiler = trainer.profiler
+def timed_evaluation(profiler: Profiler) -> Iterator[None]:
+    """Times an evaluation with all that the engine does in it."""
     if not isinstance(profiler, RoundProfiler):
         yield
         return
+    profiler.start(EVALUATION, absorbs=True)
+    try:
+        yield
+    finally:
+        profiler.stop(EVALUATION)
+
+
+@contextmanager
+def timed_rounds(
+    profiler: Profiler, loop: LocalLoop, stacked: StackedLoop | None, others: Sequence[tuple[object, str, str]]
+) -> Iterator[Callable[[int], None]]:
+    """Times the rounds of a fit, where the profiler is a :class:`RoundProfiler`.
+
+    Args:
+        profiler: of the run.
+        loop: takes the clients' turns.
+        stacked: takes several at once.
+        others: further methods: their object, their name, the category of their time.
+
+    Yields:
+        What to call when a round begins, with its number (1 for the first).
+    """
+    if not isinstance(profiler, RoundProfiler):
+        yield lambda number: None
+        return
     profiler.rounds.clear()
-    if trainer.fabric.device.type == "cuda":
-        profiler.clock = _after_kernels(trainer.fabric.device)
+    if loop.processes.device.type == "cuda":
+        profiler.clock = _after_kernels(loop.processes.device)
     with ExitStack() as restoring:
         restoring.callback(profiler.end_rounds)
-        for owner, name, timed in _timed_methods(trainer, profiler):
+        for owner, name, timed in _timed_methods(profiler, loop, stacked, others):
             restoring.callback(_restore, owner, name, vars(owner).get(name))
             setattr(owner, name, timed)
-        yield
+        yield profiler.begin_round
 
 
 def _timed_methods(
-    trainer: "FederatedTrainer", profiler: RoundProfiler
+    profiler: RoundProfiler, loop: LocalLoop, stacked: StackedLoop | None, others: Sequence[tuple[object, str, str]]
 ) -> Iterator[tuple[object, str, Callable[..., Any]]]:
     """What is timed: an object, its method, and the timed one."""
-    loop, shim, optimization = trainer.loop, trainer.loop.module_trainer, trainer.loop.optimization
+    shim, optimization, processes = loop.module_trainer, loop.optimization, loop.processes
     methods: list[tuple[object, str, str]] = [
         (loop, "move", DATA),
         (loop, "load", SET_UP),
@@ -178,10 +209,9 @@ def _timed_methods(
         (optimization, "step", OPTIMIZER),
         (loop, "call", HOOKS),
         (loop, "train", BOOKKEEPING),
-        (trainer.run_log, "log_round", LOGGERS),
+        *others,
     ]
-    if trainer.stacked is not None:
-        stacked = trainer.stacked
+    if stacked is not None:
         methods += [
             (stacked, "train", BOOKKEEPING),
             (stacked, "_rows", DATA),
@@ -197,31 +227,22 @@ def _timed_methods(
         methods.append((loop, "step", FORWARD))
     if not loop.module.automatic_optimization:  # called from within training_step
         methods += [(shim.strategy, "backward", BACKWARD), (shim.strategy, "optimizer_step", OPTIMIZER)]
-    if trainer.fabric.world_size > 1:
-        methods += [(trainer.strategy, name, WAITING) for name in _COLLECTIVES]
+    if processes.several:
+        methods += [(processes.transport, name, WAITING) for name in _COLLECTIVES]
     for owner, name, category in methods:
         yield owner, name, profiler.timed(category, getattr(owner, name))
-    yield trainer, "_evaluate", profiler.timed(EVALUATION, trainer._evaluate, absorbs=True)
 
-    open_batches, fit_round = profiler.timed(DATA, loop.batches), trainer._fit_round
+    open_batches = profiler.timed(DATA, loop.batches)
 
     def batches(*args: Any) -> "_TimedBatches | None":
         found = open_batches(*args)
         return None if found is None else _TimedBatches(found, profiler)
 
-    def timed_round() -> None:
-        profiler.begin_round(trainer.current_round + 1)
-        fit_round()
-
     yield loop, "batches", batches
-    yield trainer, "_fit_round", timed_round
-    for callback in trainer.callbacks:
-        for hook in vars(Callback):
-            if hook.startswith("_") or hook in _NOT_TIMED or not callable(getattr(Callback, hook)):
-                continue
-            if overrides(callback, hook):
-                around = hook == "around_training_step"  # the step inside is not the callback's
-                yield callback, hook, profiler.timed(type(callback).__name__, getattr(callback, hook), not around)
+    for hook in loop.hooks.every():
+        if hook.name not in _NOT_TIMED:
+            around = hook.name == "around_training_step"  # the step inside is not the listener's
+            yield hook.listener, hook.name, profiler.timed(hook.owner, getattr(hook.listener, hook.name), not around)
 
 
 def _restore(owner: object, name: str, own: object) -> None:
@@ -259,17 +280,11 @@ def _after_kernels(device: torch.device) -> Callable[[], float]:
 # -- what is shown and kept --------------------------------------------------------------------------------------
 
 
-def report_profile(trainer: "FederatedTrainer") -> None:
-    """Print the table and write ``profile.csv`` on rank zero, where the trainer profiles. Called on every rank."""
-    if not isinstance(trainer.profiler, RoundProfiler) or not trainer.profiler.rounds:
-        return
-    of_ranks = trainer.strategy.exchange({trainer.fabric.global_rank: trainer.profiler.rounds})
-    if not trainer.is_global_zero:
-        return
-    frame = _frame(of_ranks)
-    with trainer.run_log._disk():
-        write_whole(trainer.run_log.directory / "profile.csv", frame.to_csv(index=False, float_format="%.9f"))
-    Console().print(profile_table(frame))
+def profile_of_ranks(profiler: Profiler, processes: Processes) -> "pd.DataFrame | None":
+    """Seconds by rank, round and category, where rounds were timed. Called on every rank."""
+    if not isinstance(profiler, RoundProfiler) or not profiler.rounds:
+        return None
+    return _frame(processes.exchange({processes.rank: profiler.rounds}))
 
 
 def _frame(of_ranks: dict[int, dict[int, dict[str, float]]]) -> "pd.DataFrame":

@@ -1,158 +1,36 @@
-"""The trainer's settings: checked all at once, before any data are read, and turned into Fabric and callbacks."""
+"""What a run is told about training: amounts, optimisation, failures, logging. ``FederatedTrainer`` explains each."""
 
-import os
-import warnings
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-import torch
-from lightning.fabric import Fabric
-from lightning.fabric.strategies import STRATEGY_REGISTRY
-from lightning.pytorch import LightningModule
-
-from lightning_fl.callbacks.callback import Callback, overrides
-from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
-from lightning_fl.data.module import FederatedDataModule
-from lightning_fl.engine.turn.compilation import compile_faults
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.strategies.federated import FederatedStrategy
-
-__all__ = ["check_arguments", "check_settings", "complete_callbacks", "make_fabric"]
+__all__ = ["Settings"]
 
 
-def make_fabric(
-    strategy: str | FederatedStrategy,
-    accelerator: str,
-    devices: int | str | list[int],
-    num_nodes: int,
-    precision: str,
-    plugins: list[Any] | None,
-) -> Fabric:
-    """Fabric with a federated strategy.
+@dataclass(kw_only=True)
+class Settings:
+    """The arguments of :class:`~lightning_fl.FederatedTrainer` that the engine goes by, with its defaults."""
 
-    Raises:
-        ConfigurationError: the strategy is unknown, or a device is not there.
-    """
-    if isinstance(strategy, str):
-        ours = [
-            name
-            for name in STRATEGY_REGISTRY.available_strategies()
-            if issubclass(STRATEGY_REGISTRY[name]["strategy"], FederatedStrategy)
-        ]
-        if strategy.lower() not in ours:
-            raise ConfigurationError(
-                f"trainer.strategy={strategy!r} is not a federated strategy. Registered are: {', '.join(sorted(ours))}."
-            )
-    elif not isinstance(strategy, FederatedStrategy):
-        raise ConfigurationError(
-            f"trainer.strategy is a {type(strategy).__name__}: give a name or a subclass of FederatedStrategy."
-        )
-    if accelerator == "auto" and not torch.cuda.is_available():
-        accelerator = "cpu"
-    if devices == "auto" and accelerator == "cpu":
-        devices = 1
-    if accelerator in ("cuda", "gpu") and not torch.cuda.is_available():
-        raise ConfigurationError(
-            f"trainer.accelerator={accelerator}: this machine has no CUDA device that torch can use. Set"
-            " trainer.accelerator=cpu, or install a torch built for CUDA and check nvidia-smi."
-        )
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*can be significantly better.*")
-            return Fabric(
-                strategy=strategy,
-                accelerator=accelerator,
-                devices=devices,
-                num_nodes=num_nodes,
-                precision=precision,  # type: ignore[arg-type]
-                plugins=plugins,
-            )
-    except Exception as error:
-        available = f"{torch.cuda.device_count()} CUDA device(s)" if torch.cuda.is_available() else "no CUDA device"
-        raise ConfigurationError(
-            f"trainer.accelerator={accelerator}, trainer.devices={devices}: {error} This machine has {available} and"
-            f" {os.cpu_count()} CPU cores."
-        ) from error
+    max_rounds: int = 100
+    local_epochs: int = 1
+    local_steps: int | None = None
+    check_val_every_n_rounds: int = 1
+    gradient_clip_val: float | None = None
+    gradient_clip_algorithm: Literal["norm", "value"] | None = None
+    accumulate_grad_batches: int = 1
+    stacked_clients: int = 1
+    optimizer_state: Literal["fresh", "keep"] = "fresh"
+    scheduler_interval: Literal["auto", "step", "round"] = "auto"
+    on_client_error: Literal["fail", "skip"] = "fail"
+    log_every_n_steps: int = 0
+    log_per_client: bool | None = None
+    seed: int = 0
+    num_threads: int | None = 1
+    channels_last: bool = False
+    deterministic: bool = False
+    compile: bool | dict[str, Any] = False
+    default_root_dir: str = "runs"
 
-
-def complete_callbacks(
-    callbacks: list[Callback] | Callback | None, progress: bool, checkpointing: bool
-) -> list[Callback]:
-    """The run's callbacks in order, with the progress display and checkpoints that nobody has to ask for.
-
-    Raises:
-        ConfigurationError: a callback is not ours, or two decide the same thing.
-    """
-    given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
-    for callback in given:
-        if not isinstance(callback, Callback):
-            raise ConfigurationError(
-                f"trainer.callbacks: {type(callback).__name__} is not a lightning_fl.callbacks.Callback. Callbacks of"
-                " Lightning's Trainer do not run in a federated round; see docs/lightning-support.md."
-            )
-    for role in {callback.role for callback in given if callback.role}:
-        same = [type(callback).__name__ for callback in given if callback.role == role]
-        if len(same) > 1:
-            raise ConfigurationError(
-                f"{' and '.join(same)} both decide the {role} of clients: keep one of them in trainer.callbacks."
-            )
-    choosers = [type(callback).__name__ for callback in given if overrides(callback, "select_clients")]
-    if len(choosers) > 1:
-        raise ConfigurationError(
-            f"{' and '.join(choosers)} both select the clients of a round: keep one of them in trainer.callbacks."
-        )
-    if progress:
-        from lightning_fl.callbacks.progress import ProgressDisplay
-
-        if not any(isinstance(callback, ProgressDisplay) for callback in given):
-            given.append(ProgressDisplay())
-    present = [callback for callback in given if isinstance(callback, ModelCheckpoint)]
-    if present and not checkpointing:
-        raise ConfigurationError("trainer.enable_checkpointing=False, but callbacks hold a ModelCheckpoint: drop one.")
-    if checkpointing and not present:
-        given.append(ModelCheckpoint())
-    # Who arrives is known first; checkpoints come last, when every other callback's state is that of the round's end.
-    return sorted(given, key=lambda callback: (isinstance(callback, ModelCheckpoint), callback.role != "arrival"))
-
-
-def check_settings(settings: dict[str, Any]) -> None:
-    """Name every fault of the trainer's arguments in one message."""
-    faults = []
-    at_least_one = ("max_rounds", "local_epochs", "local_steps", "accumulate_grad_batches", "stacked_clients")
-    for name in (*at_least_one, "num_nodes", "num_threads"):
-        if settings[name] is not None and settings[name] < 1:
-            faults.append(f"trainer.{name}={settings[name]}: give a number of at least 1.")
-    for name in ("check_val_every_n_rounds", "log_every_n_steps"):
-        if settings[name] < 0:
-            faults.append(f"trainer.{name}={settings[name]}: give a number of at least 0.")
-    if settings["local_epochs"] is not None and settings["local_steps"] is not None:
-        faults.append("trainer.local_epochs and trainer.local_steps are both set: a turn has one length; drop one.")
-    if settings["gradient_clip_val"] is not None and settings["gradient_clip_val"] <= 0:
-        faults.append(f"trainer.gradient_clip_val={settings['gradient_clip_val']}: give a positive number.")
-    allowed = {
-        "optimizer_state": ("fresh", "keep"),
-        "scheduler_interval": ("auto", "step", "round"),
-        "on_client_error": ("fail", "skip"),
-        "gradient_clip_algorithm": (None, "norm", "value"),
-        "precision": ("32", "32-true", "bf16-mixed", "bf16-true", "64", "64-true"),
-    }
-    for name, values in allowed.items():
-        if settings[name] not in values:
-            choices = ", ".join(str(value) for value in values if value)
-            faults.append(f"trainer.{name}={settings[name]!r}: choose one of {choices}.")
-    faults += compile_faults(settings["compile"])
-    if faults:
-        raise ConfigurationError(" ".join(faults))
-
-
-def check_arguments(module: object, datamodule: object) -> None:
-    """Refuse a model or data of the wrong kind, with the way to wrap them."""
-    if not isinstance(module, LightningModule):
-        raise ConfigurationError(
-            f"the model is a {type(module).__name__}: give a lightning.pytorch.LightningModule (import it as"
-            " lightning.pytorch, not pytorch_lightning)."
-        )
-    if not isinstance(datamodule, FederatedDataModule):
-        raise ConfigurationError(
-            f"the data are a {type(datamodule).__name__}: wrap a LightningDataModule or data set in"
-            " lightning_fl.Partitioned, or one data module per silo in lightning_fl.Silos."
-        )
+    def evaluates_after(self, num_rounds: int) -> bool:
+        """Whether clients' models are evaluated when so many rounds are done."""
+        every = self.check_val_every_n_rounds
+        return every > 0 and (num_rounds % every == 0 or num_rounds == self.max_rounds)

@@ -17,7 +17,8 @@ from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from lightning_utilities.core import rank_zero
 from torch import Tensor, nn
 
-from lightning_fl.engine.weights.flat import FlatModule, Weights
+from lightning_fl.engine.learner import Learner
+from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.strategies.fork_launcher import ForkLauncher
@@ -44,7 +45,7 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-class FederatedStrategy(DDPStrategy):
+class FederatedStrategy(Learner, DDPStrategy):
     """Fabric's multi-process strategy, except for what it synchronises and when.
 
     Process group, launcher, devices, precision and checkpoint IO are Fabric's. Gradients are never synchronised;
@@ -226,16 +227,6 @@ class FederatedStrategy(DDPStrategy):
     def broadcast_bytes_(self, vector: Tensor, src: int) -> None:
         """Overwrite a vector on every rank by that of rank ``src``, bit for bit, whatever its dtype."""
         torch.distributed.broadcast(vector.view(torch.uint8), src=src)  # bytes: no backend knows all dtypes
-
-    # -- the algorithm's steps -----------------------------------------------------------------------------------
-
-    def client_loss(self, loss: Tensor, module: nn.Module) -> Tensor:
-        """The loss that a client descends, from the module's own: the place of a proximal term."""
-        return loss
-
-    def aggregate(self, start: Weights, average: Weights) -> Weights:
-        """The next shared model from the one the round began with and the clients' weighted average."""
-        return average
 
     # -- for a loop of one's own ---------------------------------------------------------------------------------
 

@@ -26,22 +26,19 @@ by the most similar one.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.collaboration import Collaboration
+from lightning_fl.engine.probes.updates import update_blocks
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.engine.weights.local_parameters import averaged_spans
-from lightning_fl.engine.weights.updates import update_blocks
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.cfl import cosine_similarities, split_cluster
 from lightning_fl.functional.hcct import gram_matrix
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["CFL", "ClusterSplit"]
 
@@ -142,19 +139,19 @@ class CFL(Callback):
         self._moves: dict[int, int] = {}
         self._first_norm: float | None = None
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Forget an earlier run; everybody is together."""
         self._reset()
         self._clusters = [0] * trainer.num_clients
 
-    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+    def on_round_start(self, trainer: TrainerSurface) -> None:
         """In a resumed run, have what was split and a model of the run be one again."""
         models = dict(zip(dict.fromkeys(self._clusters), trainer.models, strict=True))
         for cluster, junction in self._junctions.items():
             kept = {dtype: vector.to(trainer.fabric.device) for dtype, vector in junction.model.vectors.items()}
             junction.model = models.get(cluster) or Weights(kept)
 
-    def select_collaboration(self, trainer: "FederatedTrainer", weights: Mapping[int, Weights]) -> Collaboration | None:
+    def select_collaboration(self, trainer: TrainerSurface, weights: Mapping[int, Weights]) -> Collaboration | None:
         """Place who waits for it, split what stands still."""
         clients = sorted(trainer.survivors)
         directions = [junction.directions for junction in self._junctions.values()]
@@ -181,14 +178,14 @@ class CFL(Callback):
 
     def _rows(
         self,
-        trainer: "FederatedTrainer",
+        trainer: TrainerSurface,
         weights: Mapping[int, Weights],
         clients: Sequence[int],
         directions: Sequence[Tensor] = (),
     ) -> Iterator[Tensor]:
         """Blocks of columns: the clients' updates, below them the mean updates that a client is placed by."""
         begin = 0
-        for block in update_blocks(trainer, weights, clients, averaged_spans(trainer)):
+        for block in update_blocks(trainer.loop, weights, clients, trainer.loop.averaged_spans()):
             end = begin + block.shape[1]
             yield torch.cat([block, *(means[:, begin:end].to(block.device) for means in directions)])
             begin = end
@@ -204,7 +201,7 @@ class CFL(Callback):
                     self._moves[client] = self._sides(cluster)[int(second > first)]
 
     def _split(
-        self, trainer: "FederatedTrainer", gram: Tensor, clients: Sequence[int]
+        self, trainer: TrainerSurface, gram: Tensor, clients: Sequence[int]
     ) -> tuple[dict[int, int], float] | None:
         """The side of each of a cluster's clients that took part, and how similar the sides are, if it is split."""
         unit, first = 1.0, 1.0
@@ -221,7 +218,7 @@ class CFL(Callback):
         return None if found is None else (dict(zip(clients, found.labels, strict=True)), found.cross_similarity)
 
     def _part(
-        self, trainer: "FederatedTrainer", weights: Mapping[int, Weights], split: ClusterSplit, sides: dict[int, int]
+        self, trainer: TrainerSurface, weights: Mapping[int, Weights], split: ClusterSplit, sides: dict[int, int]
     ) -> None:
         """Move a cluster's clients to its two sides; who took no part stays where it was split."""
         model = trainer.shared_model(next(iter(sides)))
@@ -236,7 +233,7 @@ class CFL(Callback):
             means = torch.cat([(shares @ block.double()).to(block.dtype) for block in blocks], dim=1)
             self._junctions[split.cluster] = _Junction(model, means)
 
-    def on_aggregate_end(self, trainer: "FederatedTrainer") -> None:
+    def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Move who was placed; models that were split stay as they were."""
         if self._junctions:
             models = dict(zip(dict.fromkeys(self._clusters), trainer.models, strict=True))

@@ -1,16 +1,12 @@
 """Clients that join while training runs."""
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["ClientArrivals"]
 
@@ -39,7 +35,7 @@ class ClientArrivals(Callback):
         self.rounds = rounds
         self._first: dict[int, int] = {}
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Find the clients."""
         assert trainer.datamodule is not None
         names = trainer.datamodule.client_names()
@@ -55,7 +51,7 @@ class ClientArrivals(Callback):
             raise ConfigurationError("ClientArrivals.rounds: nobody is there in round 1; leave some client out of it.")
         trainer.absent_clients = self._absent(trainer)
 
-    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+    def on_round_start(self, trainer: TrainerSurface) -> None:
         """Let in who arrives."""
         absent = self._absent(trainer)
         newcomers = trainer.absent_clients - absent
@@ -68,5 +64,5 @@ class ClientArrivals(Callback):
             trainer.collaboration = Collaboration(old.aggregation, personalisation)
         trainer.absent_clients = absent
 
-    def _absent(self, trainer: "FederatedTrainer") -> set[int]:
+    def _absent(self, trainer: TrainerSurface) -> set[int]:
         return {client for client, first in self._first.items() if first > trainer.current_round + 1}

@@ -22,23 +22,21 @@ what a client refers to at once is bounded by B_c.
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.collaboration import Collaboration
+from lightning_fl.engine.client import LocalWork
 from lightning_fl.engine.probes.on_hosts import clients_without, compute_on_hosts
-from lightning_fl.engine.turn.loop import LocalWork
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.dpfl import Collaborators, Model, batched_greedy_collaborators
 from lightning_fl.metrics import default_metric, higher_is_better, monitored_metric
 from lightning_fl.seeding import generator
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["CollaborationGraph"]
 
@@ -125,7 +123,7 @@ class CollaborationGraph(Callback):
             return None if self.budget is None else int(self.budget)
         return max(1, round(self.budget * num_clients))
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Give every client a model; read a given graph; check that there is something to choose by."""
         self._reset()
         for name, clients in (("loners", self.loners), ("watched", self.watched)):
@@ -139,12 +137,12 @@ class CollaborationGraph(Callback):
             self.candidates = self._given(trainer)
         trainer.collaboration = Collaboration.local(trainer.num_clients)
 
-    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+    def on_round_start(self, trainer: TrainerSurface) -> None:
         """The first round trains for ``init_epochs``."""
         if trainer.current_round == 0 and self.init_epochs is not None:
             trainer.round_work = LocalWork(None, self.init_epochs)
 
-    def select_collaborators(self, trainer: "FederatedTrainer") -> Collaboration:
+    def select_collaborators(self, trainer: TrainerSurface) -> Collaboration:
         """Every client that took part chooses."""
         clients = sorted(trainer.survivors)
         newcomers = [client for client in clients if client not in self.candidates]
@@ -171,7 +169,7 @@ class CollaborationGraph(Callback):
     # -- the greedy choice ---------------------------------------------------------------------------------------
 
     def _greedy(
-        self, trainer: "FederatedTrainer", clients: list[int], newcomers: list[int], due: bool, received: Tensor
+        self, trainer: TrainerSurface, clients: list[int], newcomers: list[int], due: bool, received: Tensor
     ) -> dict[int, list[int]]:
         """C_k of every client: of newcomers with their candidates, of the others anew where that is due."""
         hosted = set(trainer.hosted_clients)
@@ -191,7 +189,7 @@ class CollaborationGraph(Callback):
             result, _ = self._choose(trainer, client, possible, None)
             return result.never_worse if self.never_worse else result.chosen, None, possible
 
-        found = compute_on_hosts(trainer, clients, choose, "choosing collaborators failed")
+        found = compute_on_hosts(trainer.processes, clients, choose, "choosing collaborators failed")
         last = self.chosen[-1] if self.chosen else {}
         chosen: dict[int, list[int]] = {}
         for client in clients:
@@ -213,7 +211,7 @@ class CollaborationGraph(Callback):
         return next((chosen[client] for chosen in reversed(self.chosen) if client in chosen), [])
 
     def _choose(
-        self, trainer: "FederatedTrainer", client: int, others: list[int], everybody: Model | None
+        self, trainer: TrainerSurface, client: int, others: list[int], everybody: Model | None
     ) -> tuple[Collaborators, list[int]]:
         """One client's choice, and whose models it asked for in the pass that decides."""
         asked: list[int] = []
@@ -239,7 +237,7 @@ class CollaborationGraph(Callback):
         )
         return result, asked
 
-    def _sum(self, trainer: "FederatedTrainer", clients: list[int]) -> list[Tensor]:
+    def _sum(self, trainer: TrainerSurface, clients: list[int]) -> list[Tensor]:
         """``sum_i p_i w_i`` of all, which every client's first pass would add up."""
         total = [torch.zeros_like(v, dtype=torch.float64) for _, v in trainer.models[clients[0]].floating()]
         for client in clients:
@@ -247,7 +245,7 @@ class CollaborationGraph(Callback):
                 part.add_(vector, alpha=trainer.num_samples[client])
         return total
 
-    def _reward(self, trainer: "FederatedTrainer", client: int, own: Weights, vectors: list[Tensor]) -> float:
+    def _reward(self, trainer: TrainerSurface, client: int, own: Weights, vectors: list[Tensor]) -> float:
         dtypes = [dtype for dtype, _ in own.floating()]
         weights = Weights({**own.vectors, **dict(zip(dtypes, vectors, strict=True))})
         personal = trainer.client_stores.get("personal_layers", {}).get(client)
@@ -261,21 +259,21 @@ class CollaborationGraph(Callback):
 
     # -- checks, records -----------------------------------------------------------------------------------------
 
-    def _check_validation(self, trainer: "FederatedTrainer") -> None:
+    def _check_validation(self, trainer: TrainerSurface) -> None:
         assert trainer.datamodule is not None
         if not trainer.loop.evaluates("val"):
             raise ConfigurationError(
                 f"CollaborationGraph chooses by validation loss: give {type(trainer.module).__name__} a"
                 " validation_step, or CollaborationGraph a graph."
             )
-        missing = clients_without(trainer, "val", set(range(trainer.num_clients)).difference(self.loners))
+        missing = clients_without(trainer.loop, "val", set(range(trainer.num_clients)).difference(self.loners))
         if missing:
             raise ConfigurationError(
                 f"CollaborationGraph chooses by validation loss, and {len(missing)} of {trainer.num_clients} clients"
                 f" have no validation data (the first is {missing[0]}): give the data a validation split."
             )
 
-    def _given(self, trainer: "FederatedTrainer") -> dict[int, list[int]]:
+    def _given(self, trainer: TrainerSurface) -> dict[int, list[int]]:
         """Candidates of a graph that is not chosen by data."""
         count = trainer.num_clients
         others = {k: [j for j in range(count) if j != k] for k in range(count)}
@@ -291,7 +289,7 @@ class CollaborationGraph(Callback):
         assert trainer.datamodule is not None
         return read_graph(Path(self.graph), trainer.datamodule.client_names())
 
-    def _aggregation(self, trainer: "FederatedTrainer", chosen: dict[int, list[int]]) -> Tensor:
+    def _aggregation(self, trainer: TrainerSurface, chosen: dict[int, list[int]]) -> Tensor:
         """A: row k p-weighted over k and those it chose; who took no part keeps its model."""
         matrix = torch.eye(trainer.num_clients, dtype=torch.float64)
         samples = torch.tensor(trainer.num_samples, dtype=torch.float64)
@@ -301,9 +299,7 @@ class CollaborationGraph(Callback):
             matrix[k, members] = samples[members] / samples[members].sum()
         return matrix
 
-    def _log(
-        self, trainer: "FederatedTrainer", clients: list[int], chosen: dict[int, list[int]], received: Tensor
-    ) -> None:
+    def _log(self, trainer: TrainerSurface, clients: list[int], chosen: dict[int, list[int]], received: Tensor) -> None:
         edges_used = received.nonzero()
         counts = received[edges_used[:, 0], edges_used[:, 1]]
         self.received.append(torch.cat([edges_used.int(), counts[:, None]], dim=1))
@@ -321,7 +317,7 @@ class CollaborationGraph(Callback):
         trainer.log("graph/models_received", models)
         trainer.log("graph/megabytes_received", models * trainer.models[0].num_bytes / 1e6)
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Write who received how much from whom."""
         if not trainer.is_global_zero or trainer.datamodule is None or not self.received:
             return

@@ -21,7 +21,7 @@ What the discriminators do otherwise is in the file named above.
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
@@ -36,9 +36,7 @@ from lightning_fl.functional.client_discriminator import DiscriminatorSettings, 
 from lightning_fl.functional.client_distances import pairwise_distances
 from lightning_fl.functional.fedcollab import coalition_objective, join_coalitions, solve_coalitions
 from lightning_fl.seeding import derive_seed
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["FedCollab"]
 
@@ -152,7 +150,7 @@ class FedCollab(Callback):
         self.assignment: list[int] = []
         self._placed: set[int] = set()
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Measure distances and form coalitions; a resumed run has them in its checkpoint."""
         if self.layer is not None:
             assert trainer.module is not None
@@ -166,7 +164,7 @@ class FedCollab(Callback):
         if not trainer.resumes_fit and not self.warm_up_rounds:
             self._begin(trainer)
 
-    def _begin(self, trainer: "FederatedTrainer") -> None:
+    def _begin(self, trainer: TrainerSurface) -> None:
         present = trainer.present_clients
         self.distances = self._measured(trainer, self._known_distances(trainer), present)
         if self.structure is not None:
@@ -180,7 +178,7 @@ class FedCollab(Callback):
         )
         self._form(trainer, dict(zip(present, labels, strict=True)))
 
-    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+    def on_round_start(self, trainer: TrainerSurface) -> None:
         """Let in who arrives: measure its distances and put it where the objective is least."""
         if trainer.current_round < self.warm_up_rounds:
             return
@@ -193,14 +191,14 @@ class FedCollab(Callback):
         self.distances = self._measured(trainer, self.distances, present)
         self._form(trainer, self._joined(trainer, {i: self.assignment[i] for i in self._placed}, newcomers))
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Keep the files with the run, also with one that was resumed."""
         if self._placed:
             self._write(trainer)
 
     # -- distances -----------------------------------------------------------------------------------------------
 
-    def _known_distances(self, trainer: "FederatedTrainer") -> Tensor:
+    def _known_distances(self, trainer: TrainerSurface) -> Tensor:
         """[N, N], NaN where nothing is known."""
         count = trainer.num_clients
         path = self.distances_file if self.structure is None else Path(self.structure) / "distances.csv"
@@ -209,7 +207,7 @@ class FedCollab(Callback):
         assert trainer.datamodule is not None
         return read_distances(Path(path), trainer.datamodule.client_names())
 
-    def _measured(self, trainer: "FederatedTrainer", known: Tensor, clients: list[int]) -> Tensor:
+    def _measured(self, trainer: TrainerSurface, known: Tensor, clients: list[int]) -> Tensor:
         """The distances with those among ``clients`` that are not known measured."""
         pairs = [(i, j) for i in clients for j in clients if i < j and torch.isnan(known[i, j])]
         if not pairs:
@@ -224,7 +222,7 @@ class FedCollab(Callback):
             encoder = LayerOutput(trainer.module, self.layer)
             trainer.communication.receive(involved, [trainer.shared_model(involved[0])])
             trainer.loop.flat.load(trainer.shared_model(involved[0]))
-        features, classes = client_features(trainer, involved, encoder)
+        features, classes = client_features(trainer.loop, involved, encoder)
         several = trainer.fabric.world_size > 1
         found = pairwise_distances(
             {places[client]: rows for client, rows in features.items()},
@@ -247,7 +245,7 @@ class FedCollab(Callback):
 
     # -- coalitions ----------------------------------------------------------------------------------------------
 
-    def _judged(self, trainer: "FederatedTrainer", clients: list[int]) -> tuple[Tensor, Tensor]:
+    def _judged(self, trainer: TrainerSurface, clients: list[int]) -> tuple[Tensor, Tensor]:
         """The distances [n, n] and numbers of samples [n] of some clients by which their coalitions are judged."""
         distances = self.distances[clients][:, clients]
         samples = torch.tensor([trainer.num_samples[client] for client in clients], dtype=torch.float64)
@@ -258,7 +256,7 @@ class FedCollab(Callback):
             distances = torch.where(pairs, distances[pairs].mean(), distances)
         return distances, samples
 
-    def _joined(self, trainer: "FederatedTrainer", labels: dict[int, int], newcomers: list[int]) -> dict[int, int]:
+    def _joined(self, trainer: TrainerSurface, labels: dict[int, int], newcomers: list[int]) -> dict[int, int]:
         """Labels of those who are there, with the newcomers put where the objective is least."""
         clients = sorted([*labels, *newcomers])
         places = {client: place for place, client in enumerate(clients)}
@@ -270,7 +268,7 @@ class FedCollab(Callback):
         )
         return dict(zip(clients, joined, strict=True))
 
-    def _form(self, trainer: "FederatedTrainer", labels: dict[int, int]) -> None:
+    def _form(self, trainer: TrainerSurface, labels: dict[int, int]) -> None:
         """Make the coalitions those of the run; those who are not there yet wait in one of their own."""
         self._placed = set(labels)
         waiting = max(labels.values()) + 1
@@ -291,7 +289,7 @@ class FedCollab(Callback):
 
     # -- a finished run's structure ------------------------------------------------------------------------------
 
-    def _join_structure(self, trainer: "FederatedTrainer", run: Path) -> None:
+    def _join_structure(self, trainer: TrainerSurface, run: Path) -> None:
         """Take up the coalitions and models of a finished run; coalitions without a newcomer rest."""
         import pandas as pd  # takes a second to import
 
@@ -327,7 +325,7 @@ class FedCollab(Callback):
 
     # -- keeping -------------------------------------------------------------------------------------------------
 
-    def _write(self, trainer: "FederatedTrainer") -> None:
+    def _write(self, trainer: TrainerSurface) -> None:
         if not trainer.is_global_zero:
             return
         import pandas as pd  # takes a second to import
@@ -391,7 +389,7 @@ def read_distances(path: Path, names: list[str]) -> Tensor:
     return matrix
 
 
-def _read_model(trainer: "FederatedTrainer", path: Path) -> Weights:
+def _read_model(trainer: TrainerSurface, path: Path) -> Weights:
     """A shared model that a run exported, as weights of this run's module."""
     assert trainer.module is not None
     try:

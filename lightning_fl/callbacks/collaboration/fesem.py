@@ -20,7 +20,7 @@ of their clients. Of a cluster whose clients took part in part, the new centre i
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,16 +28,13 @@ from torch import Tensor
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.engine.probes.on_hosts import compute_on_hosts
+from lightning_fl.engine.probes.updates import update_blocks
 from lightning_fl.engine.weights.flat import Span, Weights
-from lightning_fl.engine.weights.local_parameters import averaged_spans
-from lightning_fl.engine.weights.updates import update_blocks
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.fesem import cluster_matrices, initial_clusters, nearest_centres, squared_distances
 from lightning_fl.functional.hcct import gram_matrix
 from lightning_fl.seeding import derive_seed
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["FeSEM"]
 
@@ -79,7 +76,7 @@ class FeSEM(Callback):
         #: Cluster without clients -> its centre; those with clients are the run's models, in ascending order.
         self._empty: dict[int, dict[str, Tensor]] = {}
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Forget an earlier run."""
         self._reset()
         if self.num_clusters > trainer.num_clients:
@@ -88,7 +85,7 @@ class FeSEM(Callback):
                 " client."
             )
 
-    def select_collaboration(self, trainer: "FederatedTrainer", weights: Mapping[int, Weights]) -> Collaboration:
+    def select_collaboration(self, trainer: TrainerSurface, weights: Mapping[int, Weights]) -> Collaboration:
         """Assign those who took part; the engine averages them to the new centres."""
         clients = sorted(trainer.survivors)
         centres = self._centres(trainer)
@@ -109,7 +106,7 @@ class FeSEM(Callback):
         models = {-1: -1} | {cluster: model for model, cluster in enumerate(used)}
         return Collaboration(*cluster_matrices([models[label] for label in labels], trainer.num_samples))
 
-    def _centres(self, trainer: "FederatedTrainer") -> list[Weights]:
+    def _centres(self, trainer: TrainerSurface) -> list[Weights]:
         """All K, as they were before the round; in the first one all are the initial model."""
         if not self.assignments:
             return [trainer.models[0]] * self.num_clusters
@@ -120,29 +117,27 @@ class FeSEM(Callback):
             for k in range(self.num_clusters)
         ]
 
-    def _first(
-        self, trainer: "FederatedTrainer", weights: Mapping[int, Weights], clients: Sequence[int]
-    ) -> Sequence[int]:
+    def _first(self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]) -> Sequence[int]:
         if len(clients) < self.num_clusters:
             raise ConfigurationError(
                 f"FeSEM.num_clusters={self.num_clusters}, but {len(clients)} clients took part in the first round,"
                 " whose weights give the first centres: let more take part, or lower the number."
             )
         # All started from one model, so that updates are as far apart as weights.
-        gram = gram_matrix(update_blocks(trainer, weights, clients, averaged_spans(trainer)))
+        gram = gram_matrix(update_blocks(trainer.loop, weights, clients, trainer.loop.averaged_spans()))
         samples = [trainer.num_samples[client] for client in clients]
         return initial_clusters(gram, samples, self.num_clusters, derive_seed(trainer.seed, "first centres"))
 
     def _nearest(
         self,
-        trainer: "FederatedTrainer",
+        trainer: TrainerSurface,
         weights: Mapping[int, Weights],
         clients: Sequence[int],
         centres: Sequence[Weights],
     ) -> Sequence[int]:
-        spans = averaged_spans(trainer)
+        spans = trainer.loop.averaged_spans()
         found = compute_on_hosts(
-            trainer,
+            trainer.processes,
             clients,
             lambda client: squared_distances(_blocks(weights[client], centres, spans)).tolist(),
             "FeSEM cannot measure distances",

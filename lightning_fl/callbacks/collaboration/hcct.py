@@ -24,21 +24,18 @@ average of the others' models (``ClientArrivals``).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.collaboration import Collaboration
+from lightning_fl.engine.probes.updates import update_blocks
 from lightning_fl.engine.weights.flat import Span, Weights
-from lightning_fl.engine.weights.local_parameters import averaged_spans
-from lightning_fl.engine.weights.updates import update_blocks
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.hcct import Merge, gram_matrix, join_group, most_telling_layer, partition_from_gram
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["HCCT"]
 
@@ -95,13 +92,13 @@ class HCCT(Callback):
         """The round of the last hierarchical partition, counted from 1."""
         return self._last_partition + 1
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Forget an earlier run; check the layer's name."""
         self._reset()
         if self.compared_layer is not None:
             self._spans(trainer)
 
-    def select_collaboration(self, trainer: "FederatedTrainer", weights: Mapping[int, Weights]) -> Collaboration | None:
+    def select_collaboration(self, trainer: TrainerSurface, weights: Mapping[int, Weights]) -> Collaboration | None:
         """Partition those who took part, or let newcomers join."""
         clients = sorted(trainer.survivors)
         newcomers = [client for client in clients if client not in self._seen]
@@ -112,7 +109,7 @@ class HCCT(Callback):
             return None
         if self.layer == "auto" and self.compared_layer is None:
             self.compared_layer = self._most_telling_layer(trainer, weights, clients)
-        gram = gram_matrix(update_blocks(trainer, weights, clients, self._spans(trainer))).cpu()
+        gram = gram_matrix(update_blocks(trainer.loop, weights, clients, self._spans(trainer))).cpu()
         samples = [trainer.num_samples[client] for client in clients]
         if due:
             partition = partition_from_gram(gram, samples, self.tradeoff)
@@ -145,7 +142,7 @@ class HCCT(Callback):
         return groups
 
     def _everybody(
-        self, trainer: "FederatedTrainer", clients: Sequence[int], groups: Sequence[int], stay: bool
+        self, trainer: TrainerSurface, clients: Sequence[int], groups: Sequence[int], stay: bool
     ) -> list[int]:
         """Labels 0..K-1 of all clients.
 
@@ -163,14 +160,14 @@ class HCCT(Callback):
         order = {key: label for label, key in enumerate(dict.fromkeys(keys))}
         return [order[key] for key in keys]
 
-    def _record(self, trainer: "FederatedTrainer", labels: list[int]) -> None:
+    def _record(self, trainer: TrainerSurface, labels: list[int]) -> None:
         self.rounds.append(trainer.current_round + 1)
         self.assignments.append(list(labels))
         trainer.log("hcct/groups", float(len({labels[client] for client in trainer.present_clients})))
 
-    def _spans(self, trainer: "FederatedTrainer") -> list[Span]:
+    def _spans(self, trainer: TrainerSurface) -> list[Span]:
         """The entries that are compared."""
-        spans = averaged_spans(trainer)
+        spans = trainer.loop.averaged_spans()
         if self.compared_layer is None:
             return spans
         chosen = [span for span in spans if _layer(span.name) == self.compared_layer]
@@ -183,13 +180,13 @@ class HCCT(Callback):
         return chosen
 
     def _most_telling_layer(
-        self, trainer: "FederatedTrainer", weights: Mapping[int, Weights], clients: Sequence[int]
+        self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]
     ) -> str:
         by_layer: dict[str, list[Span]] = {}
         for span in self._spans(trainer):
             by_layer.setdefault(_layer(span.name), []).append(span)
         updates = {
-            layer: torch.cat(list(update_blocks(trainer, weights, clients, spans)), dim=1)
+            layer: torch.cat(list(update_blocks(trainer.loop, weights, clients, spans)), dim=1)
             for layer, spans in by_layer.items()
         }
         return most_telling_layer(updates, [trainer.num_samples[client] for client in clients])

@@ -23,7 +23,7 @@ models; try several ``trainer.seed``.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,13 +36,10 @@ from lightning_fl.engine.probes.held_out_loss import HeldOutLoss
 from lightning_fl.engine.probes.on_hosts import compute_on_hosts
 from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.engine.weights.initial_models import reinitialised
-from lightning_fl.engine.weights.local_parameters import averaged_spans
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.ifca import least_loss_models, perturbed
 from lightning_fl.seeding import generator
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["IFCA"]
 
@@ -102,7 +99,7 @@ class IFCA(Callback):
         #: What was found of the present models: they are compared once, for an evaluation and the round after it.
         self._found: dict[int, list[float]] = {}
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Check the settings; clients that have not chosen yet use the first model."""
         count = trainer.num_clients
         self._reset(count)
@@ -110,16 +107,16 @@ class IFCA(Callback):
             raise ConfigurationError(
                 f"IFCA.num_clusters={self.num_clusters} for {count} clients: give at most one model a client."
             )
-        HeldOutLoss.check_module(trainer, "IFCA")
+        HeldOutLoss.check_module(trainer.loop.module, "IFCA")
         first = one_hot(torch.zeros(count, dtype=torch.long), self.num_clusters).double()
         trainer.collaboration = soft_collaboration(first, trainer.num_samples)
 
-    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+    def on_round_start(self, trainer: TrainerSurface) -> None:
         """Let the models start apart; all callbacks have said by now which layers are personal."""
         if trainer.current_round == 0:
             trainer.models = self._initial_models(trainer)
 
-    def assign_models(self, trainer: "FederatedTrainer", cohort: Cohort) -> Cohort:
+    def assign_models(self, trainer: TrainerSurface, cohort: Cohort) -> Cohort:
         """Everybody who takes part receives all models and trains the one with the least loss."""
         if any(participant.model is not None for participant in cohort.participants):
             raise ConfigurationError(
@@ -146,23 +143,23 @@ class IFCA(Callback):
             )
         )
 
-    def on_aggregate_end(self, trainer: "FederatedTrainer") -> None:
+    def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Where clients are about to be evaluated, each uses what is best for it now."""
         self._found = {}
         done = trainer.current_round + 1
         if done == trainer.max_rounds or trainer.evaluates_after(done):
             self._choose(trainer, trainer.present_clients, done)
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerSurface) -> None:
         """The same where a run ended early."""
         if trainer.current_round:
             self._choose(trainer, trainer.present_clients, trainer.current_round)
 
-    def _choose(self, trainer: "FederatedTrainer", clients: Sequence[int], drawn_in: int) -> dict[int, int]:
+    def _choose(self, trainer: TrainerSurface, clients: Sequence[int], drawn_in: int) -> dict[int, int]:
         """Client -> its best model; that is what it uses from now on."""
-        loss = HeldOutLoss(trainer, "train", self.num_samples, "IFCA", drawn_in)
+        loss = HeldOutLoss(trainer.loop, "train", self.num_samples, "IFCA", drawn_in)
         self._found |= compute_on_hosts(
-            trainer,
+            trainer.processes,
             [client for client in clients if client not in self._found],
             lambda client: [loss.value(client, model) for model in trainer.models],
             "IFCA cannot compare the models",
@@ -175,10 +172,10 @@ class IFCA(Callback):
 
     # -- the first models ----------------------------------------------------------------------------------------
 
-    def _initial_models(self, trainer: "FederatedTrainer") -> list[Weights]:
+    def _initial_models(self, trainer: TrainerSurface) -> list[Weights]:
         own = trainer.models[0]
         flat = trainer.loop.flat
-        spans = averaged_spans(trainer)
+        spans = trainer.loop.averaged_spans()
         models = [own]
         for model in range(1, self.num_clusters):
             path = ("first models", model)

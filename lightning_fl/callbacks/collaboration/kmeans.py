@@ -22,7 +22,7 @@ cluster whose centre is nearest to its own way from its start.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
@@ -30,16 +30,13 @@ from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.collaboration import Collaboration
-from lightning_fl.engine.round.training import mixture, regroup
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.engine.weights.local_parameters import averaged_spans
+from lightning_fl.engine.weights.weighted_sum import mixture
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.hcct import gram_matrix
 from lightning_fl.functional.kmeans import kmeans_from_gram
 from lightning_fl.seeding import derive_seed
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["KMeans"]
 
@@ -92,7 +89,7 @@ class KMeans(Callback):
         #: Mean way of each cluster's clients from their start [K, P]; kept while somebody has still to join.
         self._centres: Tensor | None = None
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Everybody alone."""
         self._reset()
         count = trainer.num_clients
@@ -110,7 +107,7 @@ class KMeans(Callback):
 
     def on_average_end(
         self,
-        trainer: "FederatedTrainer",
+        trainer: TrainerSurface,
         starts: Sequence[Weights],
         shares: Mapping[int, Mapping[int, float]],
     ) -> None:
@@ -121,7 +118,7 @@ class KMeans(Callback):
                 self._starts.setdefault(client, mixture(row, starts))
                 self._turns[client] = self._turns.get(client, 0) + 1
 
-    def on_aggregate_end(self, trainer: "FederatedTrainer") -> None:
+    def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Form clusters, or let those join who have trained alone for long enough."""
         self._use_own(trainer)
         done = trainer.current_round + 1
@@ -142,7 +139,7 @@ class KMeans(Callback):
         clusters = 0 if self._centres is None else len(self._centres)
         return {client for client, label in enumerate(self.assignment) if clusters and label >= clusters}
 
-    def _use_own(self, trainer: "FederatedTrainer") -> None:
+    def _use_own(self, trainer: TrainerSurface) -> None:
         """Who arrived with a mixture of others' models, and has trained it alone, goes on with its own."""
         own = [client for client in sorted(trainer.survivors & self._turns.keys()) if self._is_mixed(trainer, client)]
         if own:
@@ -151,10 +148,10 @@ class KMeans(Callback):
             personalisation[own, [self.assignment[client] for client in own]] = 1.0
             trainer.collaboration = Collaboration(trainer.collaboration.aggregation, personalisation)
 
-    def _is_mixed(self, trainer: "FederatedTrainer", client: int) -> bool:
+    def _is_mixed(self, trainer: TrainerSurface, client: int) -> bool:
         return trainer.collaboration.model_of(client) != self.assignment[client]
 
-    def _form(self, trainer: "FederatedTrainer") -> None:
+    def _form(self, trainer: TrainerSurface) -> None:
         """K-means, once."""
         clients = sorted(self._turns)
         trainer.communication.send(clients)
@@ -178,7 +175,7 @@ class KMeans(Callback):
         self._regroup(trainer, labels, max(found) + 1, joining=[])
         trainer.log("kmeans/clusters", float(max(found) + 1))
 
-    def _join(self, trainer: "FederatedTrainer", clients: Sequence[int]) -> None:
+    def _join(self, trainer: TrainerSurface, clients: Sequence[int]) -> None:
         """Put clients where the centre is nearest to their way from their start."""
         assert self._centres is not None
         trainer.communication.send(clients)
@@ -191,19 +188,19 @@ class KMeans(Callback):
         self._regroup(trainer, labels, len(centres), joining=clients)
 
     @staticmethod
-    def _as_rank_zero(trainer: "FederatedTrainer", compute: Callable[[], list[int]]) -> list[int]:
+    def _as_rank_zero(trainer: TrainerSurface, compute: Callable[[], list[int]]) -> list[int]:
         """One decision for all ranks, whatever their hardware makes of the last bits."""
         return trainer.strategy.exchange({trainer.fabric.global_rank: compute()})[0]
 
     def _regroup(
-        self, trainer: "FederatedTrainer", labels: dict[int, int], num_clusters: int, joining: Sequence[int]
+        self, trainer: TrainerSurface, labels: dict[int, int], num_clusters: int, joining: Sequence[int]
     ) -> None:
         """Make clusters those of the run; who is in none stays alone. Who joins changes nothing in its cluster."""
         others = [client for client in range(trainer.num_clients) if client not in labels]
         labels |= {client: num_clusters + place for place, client in enumerate(others)}
         self.assignment = [labels[client] for client in range(trainer.num_clients)]
         counted = [0 if client in joining else count for client, count in enumerate(trainer.num_samples)]
-        regroup(trainer, Collaboration.coalitions(self.assignment, counted))
+        trainer.federation.regroup(Collaboration.coalitions(self.assignment, counted))
         trainer.collaboration = Collaboration.coalitions(self.assignment, trainer.num_samples)
         for client in labels.keys() - set(others):
             self._turns.pop(client, None)
@@ -215,10 +212,10 @@ class KMeans(Callback):
         clusters = [[names[i] for i, own in enumerate(self.assignment) if own == k] for k in range(num_clusters)]
         rank_zero_info("KMeans: " + "; ".join(f"cluster {k}: {', '.join(c)}" for k, c in enumerate(clusters)))
 
-    def _ways(self, trainer: "FederatedTrainer", clients: Sequence[int]) -> Iterator[Tensor]:
+    def _ways(self, trainer: TrainerSurface, clients: Sequence[int]) -> Iterator[Tensor]:
         """How far clients that train alone have come from their start, [n, c] at a time."""
         models = [trainer.models[self.assignment[client]] for client in clients]
-        for span in averaged_spans(trainer):
+        for span in trainer.loop.averaged_spans():
             for begin in range(span.begin, span.end, _COLUMNS):
                 part = slice(begin, min(begin + _COLUMNS, span.end))
                 yield torch.stack(

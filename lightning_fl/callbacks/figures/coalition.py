@@ -1,7 +1,7 @@
 """Pictures of coalitions: distances, HCCT's merge tree, who was with whom over the rounds."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -9,9 +9,7 @@ from lightning_fl.callbacks.collaboration.hcct import HCCT
 from lightning_fl.callbacks.figures.plots.coalitions import draw_distances, draw_merge_tree, draw_partition
 from lightning_fl.callbacks.figures.round_figure import RoundFigure
 from lightning_fl.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["CoalitionFigure"]
 
@@ -36,7 +34,7 @@ class CoalitionFigure(RoundFigure):
         self.rounds: list[int] = []
         self.assignments: list[list[int]] = []
 
-    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+    def setup(self, trainer: TrainerSurface, stage: str) -> None:
         """A new fit starts an empty history."""
         if stage == "fit":
             self.rounds, self.assignments = [], []
@@ -46,12 +44,12 @@ class CoalitionFigure(RoundFigure):
                     " trainer.callbacks, or remove CoalitionFigure."
                 )
 
-    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+    def on_round_start(self, trainer: TrainerSurface) -> None:
         """Draw the distances that the first coalitions come from."""
         if trainer.current_round == 0:
             self._draw_distances(trainer)
 
-    def on_round_end(self, trainer: "FederatedTrainer") -> None:
+    def on_round_end(self, trainer: TrainerSurface) -> None:
         """Keep the round's coalitions; draw what is due."""
         labels = [_label(trainer, client) for client in range(trainer.num_clients)]
         self.rounds.append(trainer.current_round)
@@ -67,7 +65,7 @@ class CoalitionFigure(RoundFigure):
         self.rounds = list(state["rounds"])
         self.assignments = [list(labels) for labels in state["assignments"]]
 
-    def draw(self, trainer: "FederatedTrainer") -> None:
+    def draw(self, trainer: TrainerSurface) -> None:
         """Draw the whole history."""
         if not trainer.is_global_zero or not self.rounds:
             return
@@ -89,7 +87,7 @@ class CoalitionFigure(RoundFigure):
         )
         trainer.run_log.log_figure("partition", figure, done)
 
-    def _draw_distances(self, trainer: "FederatedTrainer") -> None:
+    def _draw_distances(self, trainer: TrainerSurface) -> None:
         distances: Tensor | None = next(
             (
                 getattr(callback, "distances", None)
@@ -113,7 +111,7 @@ class CoalitionFigure(RoundFigure):
         trainer.run_log.log_figure("distances", figure, trainer.current_round)
 
 
-def _label(trainer: "FederatedTrainer", client: int) -> int:
+def _label(trainer: TrainerSurface, client: int) -> int:
     """A client's coalition: the model that it uses, or the one that it uses most."""
     return int(trainer.collaboration.personalisation[client].argmax())
 

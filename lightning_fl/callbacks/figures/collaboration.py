@@ -1,12 +1,8 @@
 """A picture of who collaborates with whom."""
 
-from typing import TYPE_CHECKING
-
 from lightning_fl.callbacks.figures.plots.run import draw_matrix
 from lightning_fl.callbacks.figures.round_figure import RoundFigure
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["CollaborationFigure"]
 
@@ -23,7 +19,7 @@ class CollaborationFigure(RoundFigure):
         ConfigurationError: ``every_n_rounds`` is negative.
     """
 
-    def draw(self, trainer: "FederatedTrainer") -> None:
+    def draw(self, trainer: TrainerSurface) -> None:
         """Draw the collaboration of now."""
         if not trainer.is_global_zero:
             return

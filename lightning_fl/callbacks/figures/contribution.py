@@ -1,7 +1,5 @@
 """A picture of what every client has contributed, over rounds."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -9,9 +7,7 @@ from lightning_fl.callbacks.figures.plots.run import draw_contributions
 from lightning_fl.callbacks.figures.round_figure import RoundFigure
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
 from lightning_fl.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["ContributionFigure"]
 
@@ -29,12 +25,12 @@ class ContributionFigure(RoundFigure):
             callbacks.
     """
 
-    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+    def setup(self, trainer: TrainerSurface, stage: str) -> None:
         """Refuse a run in which nothing can be drawn."""
         if stage == "fit":
             _rewards(trainer)
 
-    def draw(self, trainer: "FederatedTrainer") -> None:
+    def draw(self, trainer: TrainerSurface) -> None:
         """Draw the whole history."""
         rewards = _rewards(trainer)
         if not trainer.is_global_zero or not rewards.rounds:
@@ -66,7 +62,7 @@ def _words(rewards: ShapleyRewards) -> str:
     return f"{rewards.method.replace('_', ' ')}{', normalised' if rewards.normalized else ''}"
 
 
-def _rewards(trainer: "FederatedTrainer") -> ShapleyRewards:
+def _rewards(trainer: TrainerSurface) -> ShapleyRewards:
     for callback in trainer.callbacks:
         if isinstance(callback, ShapleyRewards):
             return callback

@@ -1,16 +1,12 @@
 """A picture of what every client gains over training alone."""
 
-from typing import TYPE_CHECKING
-
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.figures.plots.coalitions import draw_gains
 from lightning_fl.callbacks.personal.local_reference import LocalReference
 from lightning_fl.data.module import Split
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import ClientMetrics, metric_name
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["GainFigure"]
 
@@ -31,7 +27,7 @@ class GainFigure(Callback):
     def __init__(self, *, metric: str | None = None) -> None:
         self.metric = metric
 
-    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+    def setup(self, trainer: TrainerSurface, stage: str) -> None:
         """Refuse a run in which nothing can be drawn."""
         before = trainer.callbacks[: trainer.callbacks.index(self)]
         if not any(isinstance(callback, LocalReference) for callback in before):
@@ -40,17 +36,17 @@ class GainFigure(Callback):
                 " remove GainFigure."
             )
 
-    def on_evaluate_end(self, trainer: "FederatedTrainer", split: Split, metrics: ClientMetrics) -> None:
+    def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         """Draw a test."""
         if split == "test":
             self._draw(trainer, split, metrics)
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Draw the last validation."""
         if trainer.metrics.get("val"):
             self._draw(trainer, "val", trainer.metrics["val"])
 
-    def _draw(self, trainer: "FederatedTrainer", split: Split, metrics: ClientMetrics) -> None:
+    def _draw(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         names = {metric_name(name, split): name for name in trainer.gains.get(split, {})}
         if not names:  # a checkpoint without local models; LocalReference said so
             return

@@ -1,7 +1,6 @@
 """A picture of whom clients choose, over the rounds."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.colors import ListedColormap
@@ -12,9 +11,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.collaboration_graph import CollaborationGraph
 from lightning_fl.callbacks.figures.plots.run import _figure
 from lightning_fl.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["GraphFigure", "draw_graph"]
 
@@ -41,11 +38,11 @@ class GraphFigure(Callback):
             raise ConfigurationError(f"GraphFigure.panels={panels}: give a number of at least 1.")
         self.panels = panels
 
-    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+    def setup(self, trainer: TrainerSurface, stage: str) -> None:
         """Refuse a run in which nothing can be drawn."""
         self._graph(trainer)
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Draw."""
         graph = self._graph(trainer)
         if not trainer.is_global_zero or not graph.chosen:
@@ -61,7 +58,7 @@ class GraphFigure(Callback):
         )
         trainer.run_log.log_figure("graph", figure, trainer.current_round)
 
-    def _graph(self, trainer: "FederatedTrainer") -> CollaborationGraph:
+    def _graph(self, trainer: TrainerSurface) -> CollaborationGraph:
         before = trainer.callbacks[: trainer.callbacks.index(self)]
         for callback in before:
             if isinstance(callback, CollaborationGraph):

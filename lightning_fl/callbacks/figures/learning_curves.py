@@ -1,15 +1,13 @@
 """A picture of what the clients learned, over rounds."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.figures.plots.run import Curve, draw_learning_curves
 from lightning_fl.callbacks.progress import leading_metric
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import MetricSummary
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["LearningCurves"]
 
@@ -32,12 +30,12 @@ class LearningCurves(Callback):
         #: Metric -> round -> [mean, worst] and client -> value.
         self.history: dict[str, dict[int, dict[str, Any]]] = {}
 
-    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+    def setup(self, trainer: TrainerSurface, stage: str) -> None:
         """A new fit starts an empty history."""
         if stage == "fit":
             self.history = {}
 
-    def on_round_end(self, trainer: "FederatedTrainer") -> None:
+    def on_round_end(self, trainer: TrainerSurface) -> None:
         """Keep the round's values."""
         train = trainer.metrics.get("train", {})
         name = leading_metric(train)
@@ -55,7 +53,7 @@ class LearningCurves(Callback):
             )
         self._record(trainer.current_round, name, validation[name])
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Draw the whole history."""
         if not trainer.is_global_zero or not self.history:
             return

@@ -1,6 +1,6 @@
 """A picture of predictions against measurements."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
@@ -11,9 +11,7 @@ from lightning_fl.callbacks.figures.plots.run import draw_parity
 from lightning_fl.data.module import Split
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import ClientMetrics
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["ParityFigure"]
 
@@ -44,17 +42,17 @@ class ParityFigure(Callback):
         self.split: Split = split
         self.target = target
 
-    def on_evaluate_end(self, trainer: "FederatedTrainer", split: Split, metrics: ClientMetrics) -> None:
+    def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         """Draw after ``test`` or ``validate``; a fit's own validations are left to :meth:`on_fit_end`."""
         if split == self.split and not trainer.fitting:
             self._draw(trainer)
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Draw the validation data under the last models, where that split is asked for."""
         if self.split == "val":
             self._draw(trainer)
 
-    def _draw(self, trainer: "FederatedTrainer") -> None:
+    def _draw(self, trainer: TrainerSurface) -> None:
         collected = trainer.strategy.exchange(
             {client: self._collect(trainer, client) for client in trainer.hosted_clients}
         )
@@ -82,7 +80,7 @@ class ParityFigure(Callback):
         name = f"parity_{self.split}" + (f"_{self.target}" if self.target else "")
         trainer.run_log.log_figure(name, figure, trainer.current_round)
 
-    def _collect(self, trainer: "FederatedTrainer", client: int) -> tuple[Tensor, Tensor] | str | None:
+    def _collect(self, trainer: TrainerSurface, client: int) -> tuple[Tensor, Tensor] | str | None:
         """Predictions and targets [n] of a hosted client; a text says what is wrong; ``None`` for no data.
 
         Errors become texts so that every rank still takes part in the exchange.

@@ -1,12 +1,8 @@
 """What pictures of a run have in common: they are drawn at its end, and every few rounds if wanted."""
 
-from typing import TYPE_CHECKING
-
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["RoundFigure"]
 
@@ -28,16 +24,16 @@ class RoundFigure(Callback):
             )
         self.every_n_rounds = every_n_rounds
 
-    def on_round_end(self, trainer: "FederatedTrainer") -> None:
+    def on_round_end(self, trainer: TrainerSurface) -> None:
         """Draw what is due; the last round is drawn by :meth:`on_fit_end`."""
         done = trainer.current_round
         if self.every_n_rounds and done % self.every_n_rounds == 0 and done < trainer.max_rounds:
             self.draw(trainer)
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Draw all that happened."""
         self.draw(trainer)
 
-    def draw(self, trainer: "FederatedTrainer") -> None:
+    def draw(self, trainer: TrainerSurface) -> None:
         """Draw and log the figures, on rank zero; called on every rank."""
         raise NotImplementedError

@@ -1,6 +1,6 @@
 """A picture of whom the sampling of clients favours, over rounds."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,9 +8,7 @@ from torch import Tensor
 from lightning_fl.callbacks.figures.plots.run import draw_client_curves
 from lightning_fl.callbacks.figures.round_figure import RoundFigure
 from lightning_fl.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["SamplingWeightsFigure"]
 
@@ -40,18 +38,18 @@ class SamplingWeightsFigure(RoundFigure):
         """The weights, shape [R, N]; the first row is that of the start."""
         return torch.stack(self._rows) if self._rows else torch.empty(0, 0, dtype=torch.float64)
 
-    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+    def setup(self, trainer: TrainerSurface, stage: str) -> None:
         """Find the callback to read from; a new fit starts an empty history."""
         _sampling_weights(trainer)
         if stage == "fit":
             self.rounds, self._rows = [], []
 
-    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+    def on_round_start(self, trainer: TrainerSurface) -> None:
         """Keep the weights that the first round starts with."""
         if not self.rounds:
             self._record(trainer)
 
-    def on_round_end(self, trainer: "FederatedTrainer") -> None:
+    def on_round_end(self, trainer: TrainerSurface) -> None:
         """Keep the round's weights; draw what is due."""
         self._record(trainer)
         super().on_round_end(trainer)
@@ -64,11 +62,11 @@ class SamplingWeightsFigure(RoundFigure):
         """Take up the history."""
         self.rounds, self._rows = list(state["rounds"]), list(state["history"])
 
-    def _record(self, trainer: "FederatedTrainer") -> None:
+    def _record(self, trainer: TrainerSurface) -> None:
         self.rounds.append(trainer.current_round)
         self._rows.append(_sampling_weights(trainer).detach().to("cpu", torch.float64, copy=True))
 
-    def draw(self, trainer: "FederatedTrainer") -> None:
+    def draw(self, trainer: TrainerSurface) -> None:
         """Draw the whole history."""
         if not trainer.is_global_zero or not self.rounds:
             return
@@ -85,7 +83,7 @@ class SamplingWeightsFigure(RoundFigure):
         trainer.run_log.log_figure("sampling_weights", figure, trainer.current_round)
 
 
-def _sampling_weights(trainer: "FederatedTrainer") -> Tensor:
+def _sampling_weights(trainer: TrainerSurface) -> Tensor:
     for callback in trainer.callbacks:
         weights = getattr(callback, "weights", None)
         if callback.role == "participation" and isinstance(weights, Tensor):

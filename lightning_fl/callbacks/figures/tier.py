@@ -20,11 +20,11 @@ from lightning_fl.callbacks.rewards.token_ledger import TokenLedger
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN
 from lightning_fl.metrics import metric_name
+from lightning_fl.surface import TrainerSurface
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["TierFigures"]
 
@@ -45,7 +45,7 @@ class TierFigures(RoundFigure):
             there, or one comes after this one.
     """
 
-    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+    def setup(self, trainer: TrainerSurface, stage: str) -> None:
         """Refuse a run in which nothing can be drawn."""
         if stage != "fit":
             return
@@ -65,7 +65,7 @@ class TierFigures(RoundFigure):
                 f"TierFigures draws what {' and '.join(late)} kept of a round: put it after them in trainer.callbacks."
             )
 
-    def draw(self, trainer: "FederatedTrainer") -> None:
+    def draw(self, trainer: TrainerSurface) -> None:
         """Draw the whole history."""
         if not trainer.is_global_zero:
             return
@@ -88,7 +88,7 @@ class TierFigures(RoundFigure):
             trainer.run_log.log_figure(name, figure, trainer.current_round)
 
 
-def _of_tiers(trainer: "FederatedTrainer", tiers: TierHistory) -> "dict[str, Figure]":
+def _of_tiers(trainer: TrainerSurface, tiers: TierHistory) -> "dict[str, Figure]":
     assert trainer.datamodule is not None
     source, figures = trainer.datamodule.source, {}
     if tiers.cohorts:
@@ -113,7 +113,7 @@ def _of_tiers(trainer: "FederatedTrainer", tiers: TierHistory) -> "dict[str, Fig
     return figures
 
 
-def _of_tokens(trainer: "FederatedTrainer", tokens: TokenLedger) -> "dict[str, Figure]":
+def _of_tokens(trainer: TrainerSurface, tokens: TokenLedger) -> "dict[str, Figure]":
     assert trainer.datamodule is not None
     source, figures = trainer.datamodule.source, {}
     if tokens.balances:
@@ -130,7 +130,7 @@ def _of_tokens(trainer: "FederatedTrainer", tokens: TokenLedger) -> "dict[str, F
     return figures
 
 
-def _of_validation(trainer: "FederatedTrainer") -> "dict[str, Figure]":
+def _of_validation(trainer: TrainerSurface) -> "dict[str, Figure]":
     """The leading metric of the clients' own models, and of their local training."""
     assert trainer.datamodule is not None
     metrics = trainer.metrics.get("val", {})

@@ -8,7 +8,6 @@ Differs from the paper: half of an odd number of clients is rounded up; only tra
 """
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,9 +17,7 @@ from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.seeding import generator
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["LabelNoise", "flip_labels", "perturb_targets"]
 
@@ -87,7 +84,7 @@ class LabelNoise(Callback):
         order = torch.randperm(num_clients, generator=generator(seed, "label noise", "clients"))
         return sorted(order[:count].tolist())
 
-    def on_client_data(self, trainer: "FederatedTrainer", client: int, split: Split, batches: ClientBatches) -> None:
+    def on_client_data(self, trainer: TrainerSurface, client: int, split: Split, batches: ClientBatches) -> None:
         """Change the targets of a noisy client."""
         if split not in self.splits or client not in self.noisy_clients(trainer.seed, trainer.num_clients):
             return

@@ -19,7 +19,7 @@ cross-entropy is the same.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
@@ -29,9 +29,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.data.targets import batch_targets, with_batch_targets
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.drflm import mix, sample_gamma
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["LocalMixup"]
 
@@ -59,7 +57,7 @@ class LocalMixup(Callback):
 
     def around_training_step(
         self,
-        trainer: "FederatedTrainer",
+        trainer: TrainerSurface,
         batch: Any,
         compute: Callable[[Any], STEP_OUTPUT],
         generator: torch.Generator,
@@ -82,7 +80,7 @@ class LocalMixup(Callback):
             outputs.append(compute(labelled) if mixing is None else mixing.run(compute, labelled))
         return _weighted(outputs[0], outputs[1], gamma)
 
-    def _submodule(self, trainer: "FederatedTrainer") -> nn.Module:
+    def _submodule(self, trainer: TrainerSurface) -> nn.Module:
         assert trainer.module is not None
         assert self.layer is not None
         try:

@@ -20,7 +20,7 @@ differ in their batches only); t' is drawn from 1..tau (the text of DRFLM has 0.
 weights may have a floor.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,9 +31,7 @@ from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.drflm import draw_cohort, draw_subset, loss_estimate, sampling_weights_update
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["DROClientSampling"]
 
@@ -84,7 +82,7 @@ class DROClientSampling(Callback):
         self._snapshot: Weights | None = None
         self._snapshots: WeightedSum | None = None
 
-    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+    def setup(self, trainer: TrainerSurface, stage: str) -> None:
         """Refuse what cannot work before anything is read."""
         if stage == "fit" and trainer.local_steps is None:
             raise ConfigurationError(
@@ -92,7 +90,7 @@ class DROClientSampling(Callback):
                 " paper) instead of trainer.local_epochs."
             )
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Uniform weights."""
         count = trainer.num_clients
         if self.floor * count > 1:
@@ -102,7 +100,7 @@ class DROClientSampling(Callback):
             )
         self.weights = torch.full((count,), 1 / count, dtype=torch.float64)
 
-    def select_clients(self, trainer: "FederatedTrainer") -> Cohort:
+    def select_clients(self, trainer: TrainerSurface) -> Cohort:
         """``c`` draws from lambda; a client's weight is the number of its draws."""
         if trainer.collaboration.num_models != 1:
             raise ConfigurationError(
@@ -124,21 +122,21 @@ class DROClientSampling(Callback):
         self._snapshots = WeightedSum(trainer.models[0])
         return Cohort(tuple(Participant(client, 0, float(count)) for client, count in self._counts.items()))
 
-    def on_client_start(self, trainer: "FederatedTrainer", client: int) -> None:
+    def on_client_start(self, trainer: TrainerSurface, client: int) -> None:
         """No snapshot of this client yet."""
         self._snapshot = None
 
-    def on_client_step_end(self, trainer: "FederatedTrainer", client: int, num_steps: int) -> None:
+    def on_client_step_end(self, trainer: TrainerSurface, client: int, num_steps: int) -> None:
         """Keep the client's weights after step t'."""
         if num_steps == self.snapshot_step:
             self._snapshot = trainer.client_weights().clone()
 
-    def on_client_end(self, trainer: "FederatedTrainer", client: int) -> None:
+    def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
         """Add the snapshot to the average (the last weights, if the client stopped before t')."""
         assert self._snapshots is not None
         self._snapshots.add_(self._snapshot or trainer.client_weights(), float(self._counts[client]))
 
-    def on_aggregate_end(self, trainer: "FederatedTrainer") -> None:
+    def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Ask ``U_s`` for its losses at the averaged snapshot and ascend."""
         assert self._snapshots is not None
         assert trainer.local_steps is not None

@@ -4,15 +4,11 @@ McMahan et al.: "Communication-Efficient Learning of Deep Networks from Decentra
 (https://arxiv.org/abs/1602.05629), algorithm 1: ``m = max(C K, 1)`` of K clients, weighted by their samples.
 """
 
-from typing import TYPE_CHECKING
-
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.cohort import Cohort
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.dpfl import shuffled
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["UniformSampling"]
 
@@ -47,7 +43,7 @@ class UniformSampling(Callback):
             return int(self.cohort_size)
         return max(1, round(self.cohort_size * num_clients))
 
-    def select_clients(self, trainer: "FederatedTrainer") -> Cohort:
+    def select_clients(self, trainer: TrainerSurface) -> Cohort:
         """The first clients of a random order."""
         possible = [client for client in trainer.present_clients if client not in trainer.resting_clients]
         drawn = shuffled(possible, trainer.generator("cohort"))[: self.num_participants(trainer.num_clients)]

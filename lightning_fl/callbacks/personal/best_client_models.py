@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.data.module import Split
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import ClientMetrics, default_metric, higher_is_better, monitored_metric
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["BestClientModels"]
 
@@ -50,7 +48,7 @@ class BestClientModels(Callback):
         self.mode = mode
         self.before_averaging = before_averaging
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Without validation there is no best round."""
         if not trainer.check_val_every_n_rounds or not trainer.loop.evaluates("val"):
             raise ConfigurationError(
@@ -58,11 +56,11 @@ class BestClientModels(Callback):
                 " module a validation_step."
             )
 
-    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+    def on_round_start(self, trainer: TrainerSurface) -> None:
         """A resumed run trains the models of the last round."""
         trainer.client_stores.pop("final_models", None)
 
-    def on_client_end(self, trainer: "FederatedTrainer", client: int) -> None:
+    def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
         """Judge what local training left."""
         due = trainer.current_round + 1
         if not self.before_averaging or (due % trainer.check_val_every_n_rounds and due != trainer.max_rounds):
@@ -75,7 +73,7 @@ class BestClientModels(Callback):
             higher = higher_is_better(name, metric.higher_is_better)
             self._keep_better(trainer, client, metric.value, higher, weights, due)
 
-    def on_evaluate_end(self, trainer: "FederatedTrainer", split: Split, metrics: ClientMetrics) -> None:
+    def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         """Keep the models of the clients that improved."""
         if split != "val" or not trainer.fitting or not metrics:
             return
@@ -89,7 +87,7 @@ class BestClientModels(Callback):
         return monitored_metric(logged, self.monitor, default_metric(logged), "BestClientModels")
 
     def _keep_better(
-        self, trainer: "FederatedTrainer", client: int, value: float, higher: bool, weights: Weights, turn: int
+        self, trainer: TrainerSurface, client: int, value: float, higher: bool, weights: Weights, turn: int
     ) -> None:
         kept = trainer.client_store("best_models")
         best = kept.get(client)
@@ -97,7 +95,7 @@ class BestClientModels(Callback):
         if not math.isnan(value) and (best is None or sign * value > sign * best["value"]):
             kept[client] = {"value": value, "round": turn, "weights": weights.clone().state_dict()}
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerSurface) -> None:
         """The kept models are the run's result."""
         if trainer.interrupted_by:  # the rounds are not over; a resumed run will come here
             return

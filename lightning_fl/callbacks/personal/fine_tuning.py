@@ -1,19 +1,15 @@
 """Fine-tuning: after the last round every client trains its model a little further on its own data."""
 
-from typing import TYPE_CHECKING
-
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.callbacks.personal.best_client_models import BestClientModels
-from lightning_fl.engine.round.training import mixture
-from lightning_fl.engine.turn.loop import LocalWork
-from lightning_fl.engine.turn.optimization import ClientState
+from lightning_fl.engine.client import ClientState, LocalWork
 from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.engine.weights.weighted_sum import mixture
 from lightning_fl.errors import ConfigurationError, TrainingError
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["FineTuning"]
 
@@ -44,11 +40,11 @@ class FineTuning(Callback):
         self.epochs = epochs
         self.steps = steps
 
-    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+    def on_round_start(self, trainer: TrainerSurface) -> None:
         """A resumed run trains the shared models."""
         trainer.client_stores.pop("final_models", None)
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Train every client's model."""
         if trainer.interrupted_by:  # the rounds are not over; a resumed run will come here
             return
@@ -71,14 +67,14 @@ class FineTuning(Callback):
             rank_zero_warn(f"{text} It keeps its model.")
         trainer.models_are_final = True
 
-    def _starts(self, trainer: "FederatedTrainer") -> dict[int, Weights]:
+    def _starts(self, trainer: TrainerSurface) -> dict[int, Weights]:
         """What each hosted client uses before fine-tuning."""
         clients = [client for client in trainer.hosted_clients if client not in trainer.absent_clients]
         if any(isinstance(callback, BestClientModels) for callback in trainer.callbacks):
             kept, device = trainer.client_store("best_models"), trainer.fabric.device
             known = [client for client in clients if client in kept]
             return {client: Weights.from_state_dict(kept[client]["weights"], device) for client in known}
-        checkpoint = trainer.checkpoint_callback
+        checkpoint = trainer.callback(ModelCheckpoint)
         if checkpoint is None or checkpoint.best_round is None:
             return {client: trainer.client_model(client) for client in clients}
         models, collaboration = checkpoint.best_models(trainer)

@@ -8,19 +8,17 @@ ICML 2023 (https://arxiv.org/abs/2306.06508), equations 11 and 12, for both meas
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.data.module import Split
-from lightning_fl.engine.turn.optimization import ClientState
+from lightning_fl.engine.client import ClientState
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.metrics import ClientMetrics, MetricSummary, metric_name, summarize, summarize_gains
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["LocalReference"]
 
@@ -53,7 +51,7 @@ class LocalReference(Callback):
         self.run = run
         self._figures: dict[str, dict[str, dict[str, float]]] = {}
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Start every client's local model; or read the other run."""
         if self.run is not None:
             self._figures = _read_figures(Path(self.run), trainer)
@@ -62,7 +60,7 @@ class LocalReference(Callback):
         for client in trainer.hosted_clients:
             trainer.client_store(_STORE)[client] = {"weights": start, "state": ClientState().state_dict()}
 
-    def on_aggregate_end(self, trainer: "FederatedTrainer") -> None:
+    def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """One turn of every client's local model."""
         if self.run is not None:
             return
@@ -92,7 +90,7 @@ class LocalReference(Callback):
         if known:
             trainer.log("train/local/loss", math.fsum(known) / len(known))
 
-    def on_evaluate_end(self, trainer: "FederatedTrainer", split: Split, metrics: ClientMetrics) -> None:
+    def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         """Evaluate the local models likewise and take the differences."""
         reference = self._reference(trainer, split, metrics)
         trainer.gains[split] = {
@@ -102,7 +100,7 @@ class LocalReference(Callback):
         }
         metrics.update({f"{split}/local/{metric_name(name, split)}": found for name, found in reference.items()})
 
-    def _reference(self, trainer: "FederatedTrainer", split: Split, metrics: ClientMetrics) -> ClientMetrics:
+    def _reference(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> ClientMetrics:
         if self.run is not None:
             return self._from_run(trainer, split, metrics)
         sizes = trainer.strategy.exchange({trainer.fabric.global_rank: len(trainer.client_store(_STORE))})
@@ -117,7 +115,7 @@ class LocalReference(Callback):
                     reports[client] = report.metrics
         return summarize(trainer.strategy.exchange(reports))
 
-    def _from_run(self, trainer: "FederatedTrainer", split: Split, metrics: ClientMetrics) -> ClientMetrics:
+    def _from_run(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> ClientMetrics:
         assert trainer.datamodule is not None
         figures, names = self._figures.get(split, {}), trainer.datamodule.client_names()
         found: ClientMetrics = {}
@@ -130,11 +128,11 @@ class LocalReference(Callback):
         return found
 
 
-def _weights(trainer: "FederatedTrainer", client: int) -> Weights:
+def _weights(trainer: TrainerSurface, client: int) -> Weights:
     return Weights.from_state_dict(trainer.client_store(_STORE)[client]["weights"], trainer.fabric.device)
 
 
-def _read_figures(run: Path, trainer: "FederatedTrainer") -> dict[str, dict[str, dict[str, float]]]:
+def _read_figures(run: Path, trainer: TrainerSurface) -> dict[str, dict[str, dict[str, float]]]:
     """Split -> metric -> client's name -> value, of a finished run on the same data."""
     path = run if run.is_file() else run / "summary.json"
     try:

@@ -1,12 +1,8 @@
 """Local training: every client alone, the baseline that collaboration has to beat."""
 
-from typing import TYPE_CHECKING
-
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.collaboration import Collaboration
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["LocalTraining"]
 
@@ -19,6 +15,6 @@ class LocalTraining(Callback):
 
     role = "collaboration"
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Everybody alone."""
         trainer.collaboration = Collaboration.local(trainer.num_clients)

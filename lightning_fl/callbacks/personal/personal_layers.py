@@ -7,13 +7,9 @@ FedBN, ICLR 2021, https://arxiv.org/abs/2102.07623); with ``HCCT`` it is HCCT-P.
 Differs from the papers: nothing. Optimisers see personal and shared layers alike.
 """
 
-from typing import TYPE_CHECKING
-
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["PersonalLayers"]
 
@@ -36,6 +32,6 @@ class PersonalLayers(Callback):
             raise ConfigurationError("PersonalLayers.layers=[]: name at least one layer, such as 'classifier'.")
         self.layers = layers
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Lay the layers aside."""
         trainer.keep_local(self.layers)

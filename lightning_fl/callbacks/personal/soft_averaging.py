@@ -24,7 +24,7 @@ dealt out at random and each model is the average of its part.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -38,9 +38,7 @@ from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.dpfl import shuffled
 from lightning_fl.seeding import generator
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["SoftAveraging"]
 
@@ -114,7 +112,7 @@ class SoftAveraging(Callback):
         self.importance: list[Tensor] = []
         self.personal: Tensor | None = None
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Deal clients out: a part of them for each model."""
         self._reset()
         count = trainer.num_clients
@@ -127,21 +125,21 @@ class SoftAveraging(Callback):
                 f"SoftAveraging.initial_rounds={self.initial_rounds}: a run of {trainer.max_rounds} rounds would never"
                 " estimate the importance weights; give a smaller number."
             )
-        HeldOutLoss.check_module(trainer, "SoftAveraging")
+        HeldOutLoss.check_module(trainer.loop.module, "SoftAveraging")
         for name, split in (("split", self.split), ("personal_split", self.personal_split)):
-            check_samples(trainer, f"SoftAveraging.{name}", split)
+            check_samples(trainer.loop, f"SoftAveraging.{name}", split)
         order = shuffled(range(count), generator(trainer.seed, "first parts"))
         labels = [0] * count
         for place, client in enumerate(order):
             labels[client] = place % self.num_models
         trainer.collaboration = Collaboration.coalitions(labels, trainer.num_samples)
 
-    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+    def on_round_start(self, trainer: TrainerSurface) -> None:
         """Train from the mixtures by importance, whatever clients were evaluated with."""
         if self.importance and self.personal_split != self.split:
             self._use(trainer, self.importance[-1])
 
-    def on_aggregate_end(self, trainer: "FederatedTrainer") -> None:
+    def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Estimate the importance weights anew, where that is due."""
         since = trainer.current_round + 1 - self.initial_rounds
         if since >= 0 and since % self.every_n_rounds == 0:
@@ -156,26 +154,26 @@ class SoftAveraging(Callback):
         if self.importance and (done == trainer.max_rounds or trainer.evaluates_after(done)):
             self._personalise(trainer)
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Personal models of a run that ended early."""
         if self.importance and trainer.current_round < trainer.max_rounds:
             self._personalise(trainer)
 
-    def _personalise(self, trainer: "FederatedTrainer") -> None:
+    def _personalise(self, trainer: TrainerSurface) -> None:
         """P from what the models explain of what the clients want to be good at."""
         if self.personal_split != self.split:
             self.personal = self._estimate(trainer, self.personal_split)
             self._use(trainer, self.personal)
 
     @staticmethod
-    def _use(trainer: "FederatedTrainer", importance: Tensor) -> None:
+    def _use(trainer: TrainerSurface, importance: Tensor) -> None:
         trainer.collaboration = Collaboration(trainer.collaboration.aggregation, importance)
 
-    def _estimate(self, trainer: "FederatedTrainer", split: Split) -> Tensor:
+    def _estimate(self, trainer: TrainerSurface, split: Split) -> Tensor:
         """u on a split's samples; those of clients that are away or rest are even."""
-        loss = HeldOutLoss(trainer, split, self.num_samples, f"soft averaging by {split}")
+        loss = HeldOutLoss(trainer.loop, split, self.num_samples, f"soft averaging by {split}")
         shares = compute_on_hosts(
-            trainer,
+            trainer.processes,
             _active(trainer),
             lambda client: _shares(loss, client, trainer.models),
             "SoftAveraging cannot compare the models",
@@ -196,7 +194,7 @@ class SoftAveraging(Callback):
         self.personal = state["personal"]
 
 
-def _active(trainer: "FederatedTrainer") -> list[int]:
+def _active(trainer: TrainerSurface) -> list[int]:
     return [client for client in trainer.present_clients if client not in trainer.resting_clients]
 
 

@@ -22,7 +22,7 @@ order.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.engine.probes.held_out_loss import HeldOutLoss
@@ -31,9 +31,7 @@ from lightning_fl.engine.probes.valuation import ModelValuation
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.shapley import shapley_exact, shapley_permutations
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["ShapleyRewards"]
 
@@ -138,7 +136,7 @@ class ShapleyRewards(Callback):
 
     # -- a run ---------------------------------------------------------------------------------------------------
 
-    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+    def setup(self, trainer: TrainerSurface, stage: str) -> None:
         """Refuse what cannot work before anything is read."""
         if stage != "fit":
             return
@@ -154,11 +152,11 @@ class ShapleyRewards(Callback):
                 " client a model of its own: leave one of the two out of trainer.callbacks."
             )
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Forget an earlier run; check that there is a loss, and something to take it on."""
         self._reset()
-        HeldOutLoss.check_module(trainer, "ShapleyRewards")
-        missing = clients_without(trainer, self.split, range(trainer.num_clients))
+        HeldOutLoss.check_module(trainer.loop.module, "ShapleyRewards")
+        missing = clients_without(trainer.loop, self.split, range(trainer.num_clients))
         if missing:
             raise ConfigurationError(
                 f"ShapleyRewards values contributions by held-out loss, and {len(missing)} of {trainer.num_clients}"
@@ -166,7 +164,7 @@ class ShapleyRewards(Callback):
                 " split, or set ShapleyRewards.split=train."
             )
 
-    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+    def on_round_start(self, trainer: TrainerSurface) -> None:
         """Check that all coalitions can be gone through, where it is known who will take part."""
         self._kept.clear()
         chosen = [*trainer.callbacks_with("select_clients"), *trainer.callbacks_with("select_collaboration")]
@@ -176,34 +174,34 @@ class ShapleyRewards(Callback):
         for row in trainer.collaboration.aggregation.tolist():
             self._check_number(sum(weight > 0 and client in present for client, weight in enumerate(row)))
 
-    def on_client_end(self, trainer: "FederatedTrainer", client: int) -> None:
+    def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
         """Keep what the client learned until the models are averaged."""
         if self._due(trainer):
             assert trainer.participant is not None
             self._kept[client, trainer.participant.model] = trainer.client_weights().clone()
 
     def on_average_end(
-        self, trainer: "FederatedTrainer", starts: Sequence[Weights], shares: Mapping[int, Mapping[int, float]]
+        self, trainer: TrainerSurface, starts: Sequence[Weights], shares: Mapping[int, Mapping[int, float]]
     ) -> None:
         """Value the round, model by model."""
         if not self._due(trainer):
             return
-        loss = HeldOutLoss(trainer, self.split, self.num_samples, "shapley")
+        loss = HeldOutLoss(trainer.loop, self.split, self.num_samples, "shapley")
         models = {}
         for model, of_clients in shares.items():
             learned = {client: kept for (client, of), kept in self._kept.items() if of in (None, model)}
-            valuation = ModelValuation(trainer, loss, starts[model], trainer.models[model], of_clients, learned)
+            valuation = ModelValuation(trainer.loop, loss, starts[model], trainer.models[model], of_clients, learned)
             models[model] = self._value(trainer, model, valuation)
         self._kept.clear()
         self.rounds.append(trainer.current_round + 1)
         self.by_model.append(models)
         self._log(trainer)
 
-    def on_exception(self, trainer: "FederatedTrainer", exception: BaseException) -> None:
+    def on_exception(self, trainer: TrainerSurface, exception: BaseException) -> None:
         """Keep no weights."""
         self._kept.clear()
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Write all values, and the cumulated ones into the summary."""
         if not trainer.is_global_zero or trainer.datamodule is None:
             return
@@ -237,10 +235,10 @@ class ShapleyRewards(Callback):
 
     # -- its parts -----------------------------------------------------------------------------------------------
 
-    def _due(self, trainer: "FederatedTrainer") -> bool:
+    def _due(self, trainer: TrainerSurface) -> bool:
         return (trainer.current_round + 1) % self.every_n_rounds == 0
 
-    def _value(self, trainer: "FederatedTrainer", model: int, valuation: ModelValuation) -> dict[int, float]:
+    def _value(self, trainer: TrainerSurface, model: int, valuation: ModelValuation) -> dict[int, float]:
         """Client -> psi in one model."""
         if self.method == "first_order":
             return valuation.first_order(self.normalized)
@@ -265,14 +263,14 @@ class ShapleyRewards(Callback):
                 f" {_MOST_EXACT}, and a model has {num_participants}: set method=permutations or method=first_order."
             )
 
-    def _log(self, trainer: "FederatedTrainer") -> None:
+    def _log(self, trainer: TrainerSurface) -> None:
         values = self.values[-1]
         if not values:
             return
         trainer.log("contribution/mean", sum(values.values()) / len(values))
         trainer.log("contribution/min", min(values.values()))
         trainer.log("contribution/max", max(values.values()))
-        if trainer.run_log.logs_clients(trainer):
+        if trainer.logs_clients:
             assert trainer.datamodule is not None
             names = trainer.datamodule.client_names()
             for client, value in values.items():

@@ -26,7 +26,7 @@ where they are, instead of a common test set.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -46,9 +46,7 @@ from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.functional.dpfl import shuffled
 from lightning_fl.functional.pifl import initial_tiers, schedule
 from lightning_fl.seeding import derive_seed
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["TierBidding"]
 
@@ -162,7 +160,7 @@ class TierBidding(TierHistory):
 
     # -- a run ---------------------------------------------------------------------------------------------------
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Give every tier the initial model."""
         self._reset()
         count = trainer.num_clients
@@ -175,14 +173,14 @@ class TierBidding(TierHistory):
                 f"TierBidding.policies are for the clients {sorted(self.policies)}: there are 0..{count - 1} only."
             )
         self._scores(trainer, self.bid_split)  # refuses a module that validates nothing
-        check_samples(trainer, "TierBidding.bid_split", self.bid_split)
+        check_samples(trainer.loop, "TierBidding.bid_split", self.bid_split)
         beta = torch.tensor(trainer.num_samples, dtype=torch.float64)
         aggregation = (beta / beta.sum()).expand(self.num_tiers, count)
         trainer.collaboration = Collaboration(
             aggregation, torch.full((count, self.num_tiers), 1 / self.num_tiers, dtype=torch.float64)
         )
 
-    def select_clients(self, trainer: "FederatedTrainer") -> Cohort:
+    def select_clients(self, trainer: TrainerSurface) -> Cohort:
         """Bids in, the clients of every tier out; those who bid and were chosen pay."""
         present = _present(trainer)
         payments = self._payments(trainer)
@@ -239,12 +237,12 @@ class TierBidding(TierHistory):
         )
 
     def on_average_end(
-        self, trainer: "FederatedTrainer", starts: Sequence[Weights], shares: Mapping[int, Mapping[int, float]]
+        self, trainer: TrainerSurface, starts: Sequence[Weights], shares: Mapping[int, Mapping[int, float]]
     ) -> None:
         """Keep whose updates arrived."""
         self._contributors = {tier: dict(of_tier) for tier, of_tier in shares.items()}
 
-    def on_aggregate_end(self, trainer: "FederatedTrainer") -> None:
+    def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Score the new tier models, settle the payments, and set who uses what."""
         raw, shares = self._importance(trainer, _present(trainer), self.bid_split)
         accuracies = [
@@ -268,7 +266,7 @@ class TierBidding(TierHistory):
             self._personalise(trainer, done, shares)
         self.shares.append(trainer.collaboration.personalisation.clone())
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Personal models of a run that ended early; ``tiers.csv`` and the summary."""
         if trainer.current_round != self._personal_round and self.rounds:
             shares = self._importance(trainer, _present(trainer), self.bid_split)[1]
@@ -278,7 +276,7 @@ class TierBidding(TierHistory):
 
     # -- who trains what -----------------------------------------------------------------------------------------
 
-    def _place(self, trainer: "FederatedTrainer", present: list[int]) -> None:
+    def _place(self, trainer: TrainerSurface, present: list[int]) -> None:
         """Put everybody who is there for the first time into one tier."""
         if self.members:
             for client in set(present).difference(*self.members.values()):  # nothing is known of a newcomer
@@ -290,7 +288,7 @@ class TierBidding(TierHistory):
             self.members = {tier: sorted(order[tier :: self.num_tiers]) for tier in range(self.num_tiers)}
             return
         scores = class_scores(
-            trainer,
+            trainer.loop,
             present,
             num_rounds=self.pretraining_rounds,
             splits=(self.personal_split, self.bid_split, "train"),
@@ -303,9 +301,7 @@ class TierBidding(TierHistory):
             for tier in range(self.num_tiers)
         }
 
-    def _bids(
-        self, trainer: "FederatedTrainer", present: list[int], ledger: TokenLedger | None
-    ) -> dict[int, list[int]]:
+    def _bids(self, trainer: TrainerSurface, present: list[int], ledger: TokenLedger | None) -> dict[int, list[int]]:
         """client -> tiers, as its policy says where its data are."""
         importance = self.importance[-1]
         newcomers = [client for client in present if importance[client].isnan().any()]
@@ -332,9 +328,9 @@ class TierBidding(TierHistory):
                 )
             return [int(tier) for tier in tiers][: view.num_affordable]
 
-        return compute_on_hosts(trainer, present, bid, "bidding failed")
+        return compute_on_hosts(trainer.processes, present, bid, "bidding failed")
 
-    def _contributions(self, trainer: "FederatedTrainer", since: int = 1) -> dict[int, dict[int, float]]:
+    def _contributions(self, trainer: TrainerSurface, since: int = 1) -> dict[int, dict[int, float]]:
         """tier -> client -> its last ψ there in the rounds since one; 0 where nothing is valued."""
         rewards = next((one for one in trainer.callbacks if isinstance(one, ShapleyRewards)), None)
         if rewards is None:
@@ -348,10 +344,10 @@ class TierBidding(TierHistory):
 
     # -- importance, personal models -----------------------------------------------------------------------------
 
-    def _scores(self, trainer: "FederatedTrainer", split: Split) -> ClientScores:
-        return ClientScores(trainer, "TierBidding", split, self.num_samples, self.monitor)
+    def _scores(self, trainer: TrainerSurface, split: Split) -> ClientScores:
+        return ClientScores(trainer.loop, "TierBidding", split, self.num_samples, self.monitor)
 
-    def _importance(self, trainer: "FederatedTrainer", clients: list[int], split: Split) -> tuple[Tensor, Tensor]:
+    def _importance(self, trainer: TrainerSurface, clients: list[int], split: Split) -> tuple[Tensor, Tensor]:
         """υ and its shares of some clients [N, K]; NaN for the others, and for those without samples in the split."""
         scores = self._scores(trainer, split)
         trainer.communication.receive(clients, trainer.models)
@@ -364,12 +360,14 @@ class TierBidding(TierHistory):
 
         raw = torch.full((trainer.num_clients, self.num_tiers), float("nan"), dtype=torch.float64)
         shares = raw.clone()
-        for client, found in compute_on_hosts(trainer, clients, weigh, "TierBidding cannot score the tiers").items():
+        for client, found in compute_on_hosts(
+            trainer.processes, clients, weigh, "TierBidding cannot score the tiers"
+        ).items():
             if found is not None:
                 raw[client], shares[client] = (torch.tensor(row, dtype=torch.float64) for row in found)
         return raw, shares
 
-    def _personalise(self, trainer: "FederatedTrainer", done: int, bid_shares: Tensor) -> None:
+    def _personalise(self, trainer: TrainerSurface, done: int, bid_shares: Tensor) -> None:
         """P from what the models are worth for the clients' own goals."""
         shares = bid_shares
         if self.personal_split != self.bid_split:
@@ -381,10 +379,10 @@ class TierBidding(TierHistory):
         self._personal_round = done
 
     @staticmethod
-    def _payments(trainer: "FederatedTrainer") -> TokenLedger | None:
+    def _payments(trainer: TrainerSurface) -> TokenLedger | None:
         return next((one for one in trainer.callbacks if isinstance(one, TokenLedger)), None)
 
 
-def _present(trainer: "FederatedTrainer") -> list[int]:
+def _present(trainer: TrainerSurface) -> list[int]:
     """Who can bid and train."""
     return [client for client in trainer.present_clients if client not in trainer.resting_clients]

@@ -3,14 +3,12 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["TierHistory"]
 
@@ -76,7 +74,7 @@ class TierHistory(Callback):
         self.accuracies = [list(one) for one in state["accuracies"]]
         self._personal_round = state["personal_round"]
 
-    def _write(self, trainer: "FederatedTrainer") -> None:
+    def _write(self, trainer: TrainerSurface) -> None:
         """``tiers.csv`` and the summary."""
         if not trainer.is_global_zero or trainer.datamodule is None or not self.rounds:
             return

@@ -25,7 +25,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
@@ -33,9 +33,7 @@ from lightning_fl.callbacks.rewards.tier_history import TierHistory
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.settlement import collect_bids, settle_round
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Account, Ledger, to_units
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.surface import TrainerSurface
 
 __all__ = ["TokenLedger"]
 
@@ -108,7 +106,7 @@ class TokenLedger(Callback):
 
     # -- a run ---------------------------------------------------------------------------------------------------
 
-    def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
+    def setup(self, trainer: TrainerSurface, stage: str) -> None:
         """Refuse what cannot work before anything is read."""
         if stage != "fit":
             return
@@ -125,11 +123,11 @@ class TokenLedger(Callback):
                 " 1."
             )
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Forget an earlier run."""
         self._reset()
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Write ``tokens.csv`` and the summary."""
         if not trainer.is_global_zero or trainer.datamodule is None:
             return
@@ -181,7 +179,7 @@ class TokenLedger(Callback):
 
     # -- what TierBidding asks for -------------------------------------------------------------------------------
 
-    def begin_round(self, trainer: "FederatedTrainer") -> None:
+    def begin_round(self, trainer: TrainerSurface) -> None:
         """Open accounts of those who have come, close those of clients that have left."""
         turn, present = trainer.current_round + 1, set(trainer.present_clients)
         accounts = set(self.ledger.balances())
@@ -209,7 +207,7 @@ class TokenLedger(Callback):
         self._counted += len(new)
         return tuple(self._earned[client, tier] for tier in range(num_tiers))
 
-    def collect(self, trainer: "FederatedTrainer", payers: Mapping[int, Sequence[int]]) -> None:
+    def collect(self, trainer: TrainerSurface, payers: Mapping[int, Sequence[int]]) -> None:
         """The selected bidders pay into their tiers' pools."""
         for tier, clients in payers.items():
             collect_bids(self.ledger, trainer.current_round + 1, tier, clients, self.price_units)
@@ -217,7 +215,7 @@ class TokenLedger(Callback):
 
     def settle(
         self,
-        trainer: "FederatedTrainer",
+        trainer: TrainerSurface,
         contributions: Mapping[int, Mapping[int, float]],
         accuracies: Sequence[float],
     ) -> None:
@@ -247,12 +245,12 @@ class TokenLedger(Callback):
 
     # -- records -------------------------------------------------------------------------------------------------
 
-    def _log(self, trainer: "FederatedTrainer") -> None:
+    def _log(self, trainer: TrainerSurface) -> None:
         tokens = {client: units / UNITS_PER_TOKEN for client, units in self.balances[-1].items()}
         trainer.log("tokens/balance/mean", sum(tokens.values()) / len(tokens))
         trainer.log("tokens/balance/min", min(tokens.values()))
         trainer.log("tokens/balance/max", max(tokens.values()))
-        if trainer.run_log.logs_clients(trainer):
+        if trainer.logs_clients:
             assert trainer.datamodule is not None
             names = trainer.datamodule.client_names()
             for client, value in tokens.items():

@@ -24,6 +24,7 @@ from lightning_fl.data.graphs import is_graph, is_graph_dataset
 from lightning_fl.data.loaders import has_plain_batches
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.batches.packs import Pack, pack_dataset
+from lightning_fl.engine.hooks import Hooks
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.seeding import derive_seed, seed_default_generators
 
@@ -278,10 +279,18 @@ class BatchFactory:
         data: the data module.
         device: where packed data are held.
         channels_last: whether packed images are held in the channels-last memory format.
+        hooks: who wants to change a client's data when they are opened (``on_client_data``).
     """
 
-    def __init__(self, data: FederatedDataModule, device: torch.device, channels_last: bool = False) -> None:
+    def __init__(
+        self,
+        data: FederatedDataModule,
+        device: torch.device,
+        channels_last: bool = False,
+        hooks: Hooks | None = None,
+    ) -> None:
         self._data = data
+        self._hooks = hooks or Hooks()
         self._device = device
         self._channels_last = channels_last
         self._packs: dict[int, tuple[Any, Pack | None]] = {}
@@ -301,12 +310,14 @@ class BatchFactory:
             made = self._make(data, split)
             if made is not None and made.num_samples == 0 and made.epoch_length() == 0:
                 made = None
-            self._made[key] = made
             if made is None and split == "train":
                 raise DataError(
                     f"client {client} ({self._data.client_names()[client]}) has no training samples: use fewer"
                     " clients, another partitioner or another split seed, or leave the client out."
                 )
+            if made is not None:
+                self._hooks.call("on_client_data", client, split, made)
+            self._made[key] = made
         return self._made[key]
 
     def _make(self, data: Dataset | DataLoader | None, split: Split) -> ClientBatches | None:

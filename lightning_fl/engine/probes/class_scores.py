@@ -1,7 +1,7 @@
 """What clients' models know of each class after they were trained alone: their F1 scores, without moving a sample."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,20 +9,18 @@ from torch import Tensor
 from lightning_fl.data.module import Split
 from lightning_fl.data.targets import batch_targets
 from lightning_fl.engine.batches.client import SizedBatch
+from lightning_fl.engine.client import ClientState
 from lightning_fl.engine.probes.on_hosts import compute_on_hosts
-from lightning_fl.engine.turn.optimization import ClientState
+from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.pifl import f1_scores
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["class_scores", "predicted_classes"]
 
 
 def class_scores(
-    trainer: "FederatedTrainer",
+    loop: LocalLoop,
     clients: Sequence[int],
     *,
     num_rounds: int,
@@ -36,7 +34,7 @@ def class_scores(
     called on every rank.
 
     Args:
-        trainer: in a fit.
+        loop: in a fit.
         clients: who trains and whose samples count, ascending.
         num_rounds: turns that each client trains.
         splits: whose samples; of each client, the first of these that it has.
@@ -51,35 +49,35 @@ def class_scores(
         TrainingError: a client's training fails.
     """
     trained: dict[int, Weights] = {}
-    trainer.communication.receive(clients, [trainer.models[0]])
+    federation, communication = loop.federation, loop.federation.communication
+    communication.receive(clients, [federation.models[0]])
 
     def train(client: int) -> None:
-        weights, state = trainer.models[0], ClientState()
+        weights, state = federation.models[0], ClientState()
         for number in range(num_rounds):
-            trainer.loop.train(client, weights, state, purpose=f"pretraining {number}", own=False)
-            weights = trainer.client_weights().clone()
+            loop.train(client, weights, state, purpose=f"pretraining {number}", own=False)
+            weights = loop.flat.collect().clone()
         trained[client] = weights
 
-    compute_on_hosts(trainer, clients, train, "training before the tiers are formed failed")
+    compute_on_hosts(loop.processes, clients, train, "training before the tiers are formed failed")
 
     def samples(client: int) -> tuple[Split, Iterator[SizedBatch]]:
-        split = next(split for split in splits if trainer.client_batches(client, split) is not None)
-        path = (trainer.seed, trainer.current_round, client, "class scores")
-        return split, trainer.loop.batches(client, split).some(path, num_samples)
+        split = next(split for split in splits if loop.factory.batches(client, split) is not None)
+        return split, loop.batches(client, split).some(loop.path(client, "class scores"), num_samples)
 
     rows: list[Tensor] = []
     for owner in clients:
-        model = _on_all_ranks(trainer, trained, owner)
-        trainer.communication.send([owner])
-        trainer.communication.receive([client for client in clients if client != owner], [model])
+        model = _on_all_ranks(loop, trained, owner)
+        communication.send([owner])
+        communication.receive([client for client in clients if client != owner], [model])
 
         def confusion(client: int, model: Weights = model) -> list[list[int]]:
             split, batches = samples(client)
             targets = torch.cat([_classes(batch_targets(batch)) for batch, _ in batches if batch is not None])
-            outputs = trainer.loop.predict(client, model, split, samples(client)[1])
+            outputs = loop.predict(client, model, split, samples(client)[1])
             return _counts(torch.cat([predicted_classes(output) for output in outputs]), targets).tolist()
 
-        found = compute_on_hosts(trainer, clients, confusion, "tiers cannot be formed by F1 scores")
+        found = compute_on_hosts(loop.processes, clients, confusion, "tiers cannot be formed by F1 scores")
         trained.pop(owner, None)
         rows.append(_sum([torch.tensor(counts) for counts in found.values()]))
     width = max(row.shape[1] for row in rows)
@@ -137,11 +135,12 @@ def _padded(counts: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(counts, (0, width - counts.shape[1]))
 
 
-def _on_all_ranks(trainer: "FederatedTrainer", trained: dict[int, Weights], client: int) -> Weights:
+def _on_all_ranks(loop: LocalLoop, trained: dict[int, Weights], client: int) -> Weights:
     model = trained.get(client)
     if model is None:
-        model = trainer.models[0].clone()
-    if trainer.fabric.world_size > 1:
+        model = loop.federation.models[0].clone()
+    processes = loop.processes
+    if processes.several:
         for vector in model.vectors.values():
-            trainer.strategy.broadcast_bytes_(vector, trainer.client_ranks[client])
+            processes.transport.broadcast_bytes_(vector, processes.client_ranks[client])
     return model

@@ -1,7 +1,7 @@
 """What the client discriminators of a run see: features and encoded targets of every client's training samples."""
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
@@ -19,10 +19,9 @@ from lightning_fl.data.features import (
     squared_norms,
 )
 from lightning_fl.engine.batches.client import PackedBatches
+from lightning_fl.engine.probes.statistics import target_statistics
+from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["LayerOutput", "client_features"]
 
@@ -71,7 +70,7 @@ class LayerOutput(nn.Module):
 
 
 def client_features(
-    trainer: "FederatedTrainer", clients: Collection[int], encoder: nn.Module | None = None
+    loop: LocalLoop, clients: Collection[int], encoder: nn.Module | None = None
 ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
     """Discriminator inputs of the hosted ones among some clients (:mod:`lightning_fl.data.features`).
 
@@ -80,7 +79,7 @@ def client_features(
     of classes and moments of targets are exchanged.
 
     Args:
-        trainer: in a fit.
+        loop: in a fit.
         clients: who is wanted, on whatever rank.
         encoder: a frozen network.
 
@@ -92,15 +91,15 @@ def client_features(
         DataError: inputs or targets cannot be read.
     """
     samples: dict[int, tuple[Tensor, Tensor]] = {}
-    shim = trainer.loop.module_trainer
+    shim, processes = loop.module_trainer, loop.processes
     shim.set_stage(TrainerFn.FITTING, RunningStage.VALIDATING)  # data modules augment training batches only
     try:
-        for client in trainer.hosted_clients:
+        for client in processes.hosted:
             if client in clients:
-                samples[client] = _samples(trainer, client, encoder)
+                samples[client] = _samples(loop, client, encoder)
     finally:
         shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
-    told = trainer.strategy.exchange(
+    told = processes.exchange(
         {client: (x.shape[1], squared_norms(x).cpu(), count_classes(y)) for client, (x, y) in samples.items()}
     )
     first = next(iter(told))
@@ -117,7 +116,8 @@ def client_features(
             )
     total = torch.stack([norms for _, norms, _ in told.values()]).sum(0)
     num_classes = max(classes for _, _, classes in told.values())
-    mean, std = (None, None) if num_classes else trainer.target_statistics()
+    moments = None if num_classes else target_statistics(loop.factory, processes, loop.settings.seed)
+    mean, std = moments or (None, None)
     features = {
         client: discriminator_inputs(x, encode_targets(y, num_classes=num_classes, mean=mean, std=std), total)
         for client, (x, y) in samples.items()
@@ -125,16 +125,15 @@ def client_features(
     return features, {client: sample_classes(y) for client, (_, y) in samples.items()}
 
 
-def _samples(trainer: "FederatedTrainer", client: int, encoder: nn.Module | None) -> tuple[Tensor, Tensor]:
+def _samples(loop: LocalLoop, client: int, encoder: nn.Module | None) -> tuple[Tensor, Tensor]:
     """A client's features [n, d] and targets [n, T]."""
-    assert trainer.datamodule is not None
-    batches = trainer.client_batches(client, "train")
+    batches = loop.factory.batches(client, "train")
     assert batches is not None
     smiles = None
     if encoder is not None:
-        encoder.to(trainer.fabric.device)
+        encoder.to(loop.processes.device)
     elif isinstance(batches, PackedBatches):  # whose order is that of the data set
-        data = trainer.datamodule.client_data(client, "train")
+        data = loop.data.client_data(client, "train")
         smiles = dataset_smiles(data.dataset if isinstance(data, DataLoader) else data)
-    path = (trainer.seed, "client features", client)
-    return client_samples(batches, path, transfer=trainer.loop.move, encoder=encoder, smiles=smiles)
+    path = (loop.settings.seed, "client features", client)
+    return client_samples(batches, path, transfer=loop.move, encoder=encoder, smiles=smiles)

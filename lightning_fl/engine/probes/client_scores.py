@@ -1,20 +1,17 @@
 """How well any weights do on a client's own samples, as a number from 0 to 1; nothing is trained or logged."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from lightning_fl.data.module import Split
 from lightning_fl.engine.probes.held_out_loss import metric_states
+from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.results import LoggedValue
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.pifl import ImportanceWeights, importance_weights_from_metric
 from lightning_fl.metrics import ClientMetrics, default_metric, higher_is_better, monitored_metric
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["ClientScores", "default_score"]
 
@@ -29,7 +26,7 @@ class ClientScores:
     their states. In one round the samples and random draws are the same at all weights.
 
     Args:
-        trainer: in a fit.
+        loop: in a fit.
         owner: whose scores they are: of the random draws, and for messages.
         split: whose samples; training samples are validated too.
         num_samples: of each client, drawn anew in every round; ``None`` for all. Of data that come from a
@@ -42,14 +39,12 @@ class ClientScores:
             or is no share between 0 and 1 and no loss of at least 0.
     """
 
-    def __init__(
-        self, trainer: "FederatedTrainer", owner: str, split: Split, num_samples: int | None, monitor: str | None
-    ) -> None:
-        if not trainer.loop.evaluates("val"):
+    def __init__(self, loop: LocalLoop, owner: str, split: Split, num_samples: int | None, monitor: str | None) -> None:
+        if not loop.evaluates("val"):
             raise ConfigurationError(
-                f"models are scored by what validation_step logs: give {type(trainer.module).__name__} one."
+                f"models are scored by what validation_step logs: give {type(loop.module).__name__} one."
             )
-        self._trainer = trainer
+        self._loop = loop
         self._split = split
         self._num_samples = num_samples
         self._monitor = monitor
@@ -57,7 +52,7 @@ class ClientScores:
 
     def has_samples(self, client: int) -> bool:
         """Whether a hosted client has samples in the split."""
-        return self._trainer.client_batches(client, self._split) is not None
+        return self._loop.factory.batches(client, self._split) is not None
 
     def score(self, client: int, weights: Weights) -> float:
         """The score of some weights on a hosted client's samples; a metric that is NaN scores 0."""
@@ -75,12 +70,12 @@ class ClientScores:
 
     def _value(self, client: int, model: Weights) -> tuple[str, float, bool]:
         """The metric's name, its value, and whether more of it is better."""
-        trainer, loop = self._trainer, self._trainer.loop
-        path = (trainer.seed, trainer.current_round, client, f"{self._owner} by {self._split}")
+        loop, personal = self._loop, self._loop.federation.personal
+        path = loop.path(client, f"{self._owner} by {self._split}")
         batches = loop.batches(client, self._split)
-        own = trainer.client_stores.get("personal_layers", {}).get(client)
-        if trainer.personal is not None and own is not None:
-            model = trainer.personal.insert_(model.clone(), own)
+        own = loop.federation.personal_layers.get(client)
+        if personal is not None and own is not None:
+            model = personal.insert_(model.clone(), own)
         with metric_states(loop.module):
             report = loop.evaluate(client, model, self._split, batches.some(path, self._num_samples))
         assert report is not None

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -12,12 +12,10 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_fl.data.module import Split
+from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.seeding import seed_default_generators
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["HeldOutLoss", "metric_states"]
 
@@ -30,7 +28,7 @@ class HeldOutLoss:
     round the samples and random draws are the same at all weights.
 
     Args:
-        trainer: in a fit.
+        loop: in a fit.
         split: whose samples.
         num_samples: of each client, drawn anew in every round; ``None`` for all. Of data that come from a
             ``DataLoader``, its first batches that hold as many.
@@ -40,29 +38,28 @@ class HeldOutLoss:
 
     def __init__(
         self,
-        trainer: "FederatedTrainer",
+        loop: LocalLoop,
         split: Split,
         num_samples: int | None,
         purpose: str,
         drawn_in: int | None = None,
     ) -> None:
-        self._trainer = trainer
+        self._loop = loop
         self._drawn_in = drawn_in
         self._split = split
         self._num_samples = num_samples
         self._purpose = purpose
 
     @staticmethod
-    def check_module(trainer: "FederatedTrainer", owner: str) -> None:
+    def check_module(module: LightningModule, owner: str) -> None:
         """Refuse a module whose ``training_step`` trains by itself.
 
         Raises:
             ConfigurationError: naming ``owner``, which needs the loss.
         """
-        assert trainer.module is not None
-        if not trainer.module.automatic_optimization:
+        if not module.automatic_optimization:
             raise ConfigurationError(
-                f"{owner} needs the loss that training_step returns, and {type(trainer.module).__name__} optimises"
+                f"{owner} needs the loss that training_step returns, and {type(module).__name__} optimises"
                 f" manually: use automatic optimisation, or remove {owner}."
             )
 
@@ -115,11 +112,11 @@ class HeldOutLoss:
         Raises:
             TrainingError: the loss or its gradient is not finite, or ``training_step`` gives no loss.
         """
-        loop = self._trainer.loop
+        loop = self._loop
         named = dict(loop.module.named_parameters(remove_duplicate=False))
         parameters = [named[span.name] for span in spans]
         lengths = [span.end - span.begin for span in spans]
-        total = torch.zeros(sum(lengths), dtype=torch.float64, device=self._trainer.fabric.device)
+        total = torch.zeros(sum(lengths), dtype=torch.float64, device=loop.processes.device)
         parts = total.split(lengths)
         losses: list[Tensor] = []
         sizes: list[int] = []
@@ -151,19 +148,16 @@ class HeldOutLoss:
         return mean
 
     def _whose(self, client: int) -> str:
-        trainer = self._trainer
-        assert trainer.datamodule is not None
         return (
-            f"client {client} ({trainer.datamodule.client_names()[client]}) on its {self._split} data in round"
-            f" {trainer.current_round + 1}"
+            f"{self._loop.name_of(client)} on its {self._split} data in round {self._loop.federation.current_round + 1}"
         )
 
     def _losses(self, client: int, weights: Weights, singly: bool = False) -> Generator[tuple[Tensor, int], None, None]:
         """The loss of every batch, or of every sample, with its number of samples."""
-        loop = self._trainer.loop
+        loop = self._loop
         shim = loop.module_trainer
-        drawn_in = self._trainer.current_round if self._drawn_in is None else self._drawn_in
-        path = (self._trainer.seed, drawn_in, client, self._purpose)
+        drawn_in = loop.federation.current_round if self._drawn_in is None else self._drawn_in
+        path = (loop.settings.seed, drawn_in, client, self._purpose)
         batches = loop.batches(client, self._split)
         given = batches.singly if singly else batches.some
         with self._turn(client, weights, path):
@@ -179,7 +173,7 @@ class HeldOutLoss:
 
     @contextmanager
     def _turn(self, client: int, weights: Weights, path: tuple[int | str, ...]) -> Iterator[None]:
-        loop = self._trainer.loop
+        loop = self._loop
         shim = loop.module_trainer
         fn, stage = shim.state.fn, shim.state.stage
         assert fn is not None

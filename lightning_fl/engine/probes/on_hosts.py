@@ -1,13 +1,12 @@
 """Computing something for every client where its data are."""
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from lightning_fl.data.module import Split
+from lightning_fl.engine.processes import Processes
+from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.errors import ConfigurationError, DataError, TrainingError
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["check_samples", "clients_without", "compute_on_hosts"]
 
@@ -17,12 +16,12 @@ _OURS = {kind.__name__: kind for kind in (ConfigurationError, DataError, Trainin
 
 
 def compute_on_hosts(
-    trainer: "FederatedTrainer", clients: Collection[int], compute: Callable[[int], T], problem: str
+    processes: Processes, clients: Collection[int], compute: Callable[[int], T], problem: str
 ) -> dict[int, T]:
     """What each client's rank computes for it, on all ranks; to be called on every rank.
 
     Args:
-        trainer: in a fit.
+        processes: say who is hosted here.
         clients: who is wanted, on whatever rank.
         compute: of a hosted client; plain values or CPU tensors. It may not wait for other ranks.
         problem: what to say before an error.
@@ -37,7 +36,7 @@ def compute_on_hosts(
     found: dict[int, tuple[T | None, str, str]] = {}
     failure: Exception | None = None
     for client in sorted(clients):
-        if trainer.client_ranks[client] != trainer.fabric.global_rank:
+        if processes.client_ranks[client] != processes.rank:
             continue
         try:
             found[client] = (compute(client), "", "")
@@ -46,32 +45,32 @@ def compute_on_hosts(
             text = str(error) if kind in _OURS else f"{kind}: {error}"
             found[client], failure = (None, kind, text), error
             break
-    everyone = trainer.strategy.exchange(found)
+    everyone = processes.exchange(found)
     for client, (_, kind, text) in everyone.items():
         if kind:
             raise _OURS.get(kind, TrainingError)(f"{problem}, client {client}: {text}") from failure
     return {client: value for client, (value, _, _) in everyone.items()}  # type: ignore[misc]
 
 
-def clients_without(trainer: "FederatedTrainer", split: Split, clients: Collection[int]) -> list[str]:
+def clients_without(loop: LocalLoop, split: Split, clients: Collection[int]) -> list[str]:
     """The names of those clients that have no samples in a split, in the clients' order; to be called on every rank."""
-    assert trainer.datamodule is not None
     have = compute_on_hosts(
-        trainer, clients, lambda client: trainer.client_batches(client, split) is not None, "data cannot be read"
+        loop.processes, clients, lambda client: loop.factory.batches(client, split) is not None, "data cannot be read"
     )
-    names = trainer.datamodule.client_names()
+    names = loop.data.client_names()
     return [names[client] for client, has in have.items() if not has]
 
 
-def check_samples(trainer: "FederatedTrainer", argument: str, split: Split) -> None:
+def check_samples(loop: LocalLoop, argument: str, split: Split) -> None:
     """Refuse data in which a client has no samples in a split; to be called on every rank.
 
     Raises:
         ConfigurationError: naming the argument that chose the split.
     """
-    missing = clients_without(trainer, split, range(trainer.num_clients))
+    count = loop.processes.num_clients
+    missing = clients_without(loop, split, range(count))
     if missing:
         raise ConfigurationError(
-            f"{argument}={split!r}: {len(missing)} of {trainer.num_clients} clients have no such data (the first is"
+            f"{argument}={split!r}: {len(missing)} of {count} clients have no such data (the first is"
             f" {missing[0]}); set it to train."
         )

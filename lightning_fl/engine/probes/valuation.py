@@ -2,20 +2,18 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from lightning_fl.engine.probes.held_out_loss import HeldOutLoss
 from lightning_fl.engine.probes.on_hosts import compute_on_hosts
+from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Span, Weights
-from lightning_fl.engine.weights.local_parameters import averaged_spans, span_bytes
+from lightning_fl.engine.weights.local_parameters import span_bytes
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.functional.shapley import FirstOrderShapley
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["ModelValuation"]
 
@@ -30,7 +28,7 @@ class ModelValuation:
     sums are exact, so that any number of processes gives the same bits. To be used on every rank alike.
 
     Args:
-        trainer: in ``on_average_end``.
+        loop: in ``on_average_end``.
         loss: of a client at some weights.
         start: the model before the average.
         average: the model after it.
@@ -43,19 +41,21 @@ class ModelValuation:
 
     def __init__(
         self,
-        trainer: "FederatedTrainer",
+        loop: LocalLoop,
         loss: HeldOutLoss,
         start: Weights,
         average: Weights,
         shares: Mapping[int, float],
         learned: Mapping[int, Weights],
     ) -> None:
-        self._trainer = trainer
+        self._averaged = loop.averaged_spans
+        self._processes = loop.processes
+        self._communication = loop.federation.communication
         self._loss = loss
         self._start = start
         self._average = average
         self._learned = learned
-        members = trainer.strategy.exchange({client: shares[client] for client in learned if client in shares})
+        members = loop.processes.exchange({client: shares[client] for client in learned if client in shares})
         total = math.fsum(members.values())
         self.shares = {client: share / total for client, share in members.items()}
 
@@ -67,18 +67,17 @@ class ModelValuation:
         """
         if normalized and len(self.shares) == 1:
             return dict.fromkeys(self.shares, 0.0)
-        trainer = self._trainer
-        spans = averaged_spans(trainer)
-        trainer.communication.receive(self.shares, [self._average])
+        spans = self._averaged()
+        self._communication.receive(self.shares, [self._average])
         if len(self.shares) > 1:  # a lone client has all that is to be multiplied
-            trainer.communication.send(self.shares, span_bytes(spans))
+            self._communication.send(self.shares, span_bytes(spans))
         gradient = self._gradient(spans).split([span.end - span.begin for span in spans])
         slopes = FirstOrderShapley(gradient, normalized=False)
         for client in self._hosted():
             slopes.add(client, 1.0, self._update(client, spans))
         # With the slopes known on all ranks, lambda is applied as in a model of one weight.
         values = FirstOrderShapley(torch.tensor([-1.0]), normalized=normalized)
-        for client, slope in trainer.strategy.exchange(slopes.values()).items():
+        for client, slope in self._processes.exchange(slopes.values()).items():
             values.add(client, self.shares[client], torch.tensor([slope], dtype=torch.float64))
         return values.values()
 
@@ -98,7 +97,7 @@ class ModelValuation:
             model = self._model_of([clients[position] for position in sorted(coalition)], normalized)
             # What all of them make together is the average, which they are going to train on.
             received = self._average if len(coalition) == len(clients) else model
-            self._trainer.communication.receive(clients, [received])
+            self._communication.receive(clients, [received])
             losses = self._of_hosted(lambda client: self._loss.value(client, model))
             return -math.fsum(losses.values()) / len(losses)
 
@@ -111,22 +110,22 @@ class ModelValuation:
         total.add_all_(
             [(self._learned[client], self.shares[client]) for client in coalition if client in self._learned]
         )
-        if self._trainer.fabric.world_size > 1:
-            total.reduce_(self._trainer.strategy)
+        if self._processes.several:
+            total.reduce_(self._processes.transport)
         return total.value(math.fsum(self.shares[client] for client in coalition) if normalized else 1.0)
 
     def _gradient(self, spans: list[Span]) -> Tensor:
         """∇L at the average, float64, shape [P]."""
         length = sum(span.end - span.begin for span in spans)
-        zero = torch.zeros(length, dtype=torch.float64, device=self._trainer.fabric.device)
+        zero = torch.zeros(length, dtype=torch.float64, device=self._processes.device)
         total = WeightedSum(Weights({torch.float64: zero}))
 
         def add(client: int) -> None:
             total.add_(Weights({torch.float64: self._loss.gradient(client, self._average, spans)}), 1.0)
 
         count = len(self._of_hosted(add))
-        if self._trainer.fabric.world_size > 1:
-            total.reduce_(self._trainer.strategy)
+        if self._processes.several:
+            total.reduce_(self._processes.transport)
         return total.value(float(count)).vectors[torch.float64]
 
     def _update(self, client: int, spans: list[Span]) -> list[Tensor]:
@@ -142,4 +141,4 @@ class ModelValuation:
 
     def _of_hosted(self, compute: Callable[[int], T]) -> dict[int, T]:
         """What each client's rank computes, on all ranks; an error on one is raised on all."""
-        return compute_on_hosts(self._trainer, self.shares, compute, "the contributions to a model cannot be valued")
+        return compute_on_hosts(self._processes, self.shares, compute, "the contributions to a model cannot be valued")

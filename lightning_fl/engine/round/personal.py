@@ -2,18 +2,14 @@
 
 from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from lightning_fl.cohort import Participant
+from lightning_fl.engine.hooks import Hook
+from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights, check_finite, largest_magnitude
 from lightning_fl.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lightning_fl.callbacks.callback import Callback
-    from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["average_in_place", "finish_personal_round", "keep_own_model"]
 
@@ -21,55 +17,54 @@ __all__ = ["average_in_place", "finish_personal_round", "keep_own_model"]
 _COLUMNS = 1 << 14
 
 
-def keep_own_model(
-    trainer: "FederatedTrainer", participant: Participant, weights: Weights, *, keep_start: bool = False
-) -> None:
+def keep_own_model(models: list[Weights], client: int, weights: Weights, *, keep_start: bool = False) -> None:
     """What a client learned takes the place of its model: N models are in memory, not 2N.
 
     Their memory is used again, round after round; new vectors each time would leave holes between the old ones.
 
     Args:
-        trainer: model i belongs to client i.
-        participant: whose turn it was.
+        models: model i belongs to client i.
+        client: whose turn it was.
         weights: what it learned; copied.
         keep_start: leave the model that it started from as it is, for somebody who still refers to it.
     """
-    own = trainer.models[participant.client]
+    own = models[client]
     check_finite(weights, own)
-    if keep_start or sum(model is own for model in trainer.models) > 1:  # all start from one
-        trainer.models[participant.client] = weights.clone()
+    if keep_start or sum(model is own for model in models) > 1:  # all start from one
+        models[client] = weights.clone()
     else:
         own.copy_(weights)
 
 
-def finish_personal_round(trainer: "FederatedTrainer", chooser: "Callback", starts: list[Weights] | None) -> None:
+def finish_personal_round(loop: LocalLoop, chooser: Hook, starts: list[Weights] | None) -> None:
     """Bring the trained models to all ranks, let every client choose, and average.
 
     Args:
-        trainer: after the clients' turns; model i is what client i learned, where this rank hosts it.
-        chooser: the callback that defines ``select_collaborators``.
+        loop: after the clients' turns; model i is what client i learned, where this rank hosts it.
+        chooser: the hook ``select_collaborators``.
         starts: the models before the round, for strategies whose server changes the average; else ``None``.
     """
-    clients = sorted(trainer.survivors)
-    if trainer.fabric.world_size > 1:
-        hosted = set(trainer.hosted_clients)
+    federation, processes = loop.federation, loop.processes
+    clients = sorted(loop.round.survivors)
+    if processes.several:
+        hosted = set(processes.hosted)
         for client in clients:
             if client not in hosted:
-                trainer.models[client] = trainer.models[client].clone()
-            for vector in trainer.models[client].vectors.values():
-                trainer.strategy.broadcast_bytes_(vector, trainer.client_ranks[client])
-    collaboration = chooser.select_collaborators(trainer)
-    if collaboration.num_models != trainer.num_clients:
+                federation.models[client] = federation.models[client].clone()
+            for vector in federation.models[client].vectors.values():
+                processes.transport.broadcast_bytes_(vector, processes.client_ranks[client])
+    collaboration = chooser()
+    if collaboration.num_models != processes.num_clients:
         raise ConfigurationError(
-            f"{type(chooser).__name__}.select_collaborators gave {collaboration.num_models} models for"
-            f" {trainer.num_clients} clients: give every client one of its own."
+            f"{chooser.owner}.select_collaborators gave {collaboration.num_models} models for"
+            f" {processes.num_clients} clients: give every client one of its own."
         )
-    average_in_place(trainer.models, collaboration.aggregation, clients)
+    average_in_place(federation.models, collaboration.aggregation, clients)
     if starts is not None:
         for client in clients:
-            trainer.models[client] = trainer.strategy.aggregate(starts[client], trainer.models[client])
-    trainer.communication.end_personal_turns(clients, collaboration)
-    trainer._collaboration = collaboration
+            federation.models[client] = loop.learner.aggregate(starts[client], federation.models[client])
+    federation.communication.end_personal_turns(clients, federation.models, collaboration)
+    federation.collaboration = collaboration
 
 
 def average_in_place(models: Sequence[Weights], aggregation: Tensor, rows: Sequence[int]) -> None:

@@ -4,106 +4,102 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
-from torch import Tensor
 
 from lightning_fl.cohort import Cohort, Participant
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.engine.client import ClientReport
+from lightning_fl.engine.hooks import Hook
+from lightning_fl.engine.learner import changes
 from lightning_fl.engine.round.personal import finish_personal_round, keep_own_model
-from lightning_fl.engine.round.turns import begin_turn, combine_reports
+from lightning_fl.engine.round.reports import combine_reports
+from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.engine.stacked.turns import StackedTurns
-from lightning_fl.engine.turn.loop import ClientReport
+from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import SoleContribution, Weights, check_finite
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.errors import ConfigurationError, TrainingError
-from lightning_fl.strategies.federated import FederatedStrategy
 
-if TYPE_CHECKING:
-    from lightning_fl.callbacks.callback import Callback
-    from lightning_fl.trainer import FederatedTrainer
-
-__all__ = ["mixture", "train_round"]
+__all__ = ["train_round"]
 
 
-def mixture(weights: Sequence[float] | Tensor, models: Sequence[Weights]) -> Weights:
-    """``sum_k p_k w_k / sum_k p_k`` of shared models; where all that count are one object, that object."""
-    terms = [(model, float(weight)) for weight, model in zip(weights, models, strict=True) if weight > 0]
-    first = terms[0][0]
-    if all(model is first for model, _ in terms):
-        return first
-    total = WeightedSum(first)
-    total.add_all_(terms)
-    return total.value(sum(weight for _, weight in terms))
+def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = None) -> None:
+    """Train a cohort and build the next shared models of the loop's federation.
 
+    Args:
+        loop: takes the clients' turns.
+        cohort: who trains which model, with which weight.
+        stacked: takes turns of several clients at once instead.
 
-def train_round(trainer: "FederatedTrainer", cohort: Cohort) -> None:
-    """Train a cohort and build the next shared models, in ``trainer.models``."""
-    choosers = trainer.callbacks_with("select_collaboration")
+    Raises:
+        TrainingError: on every rank, if a client's turn fails and the run's policy is to fail, or all fail.
+    """
+    federation = loop.federation
+    choosers = loop.hooks.of("select_collaboration")
     if choosers:
-        _train_then_choose(trainer, cohort, choosers[0])
+        _train_then_choose(loop, cohort, stacked, choosers[0])
         return
-    choosers = trainer.callbacks_with("select_collaborators")
+    choosers = loop.hooks.of("select_collaborators")
     if choosers:
-        _train_own_models(trainer, cohort, choosers[0])
+        _train_own_models(loop, cohort, stacked, choosers[0])
         return
-    parts = _parts(trainer, cohort)
+    parts = _parts(loop, cohort)
     planned, contributors = _planned_totals(parts), _contributors(parts)
-    sums = {model: _empty_sum(trainer, model, contributors[model]) for model in sorted(planned)}
+    sums = {model: _empty_sum(loop, model, contributors[model]) for model in sorted(planned)}
 
     def add(participant: Participant, weights: Weights) -> None:
         for model, weight in parts[participant].items():
             sums[model].add_(weights, weight / planned[model])
 
-    arrived = _train_cohort(trainer, cohort, add)
-    starts, models = trainer.models, list(trainer.models)
+    arrived = _train_cohort(loop, cohort, stacked, add)
+    starts, models = federation.models, list(federation.models)
     for model, total in sums.items():
-        models[model] = _average(trainer, parts, arrived, model, planned[model], total)
-    trainer.models = models
-    trainer.communication.end_turns(arrived)
-    _after_average(trainer, parts, arrived, starts)
+        models[model] = _average(loop, parts, arrived, model, planned[model], total)
+    federation.models = models
+    federation.communication.end_turns(arrived, models, federation.collaboration)
+    _after_average(loop, parts, arrived, starts)
 
 
-def _train_own_models(trainer: "FederatedTrainer", cohort: Cohort, chooser: "Callback") -> None:
+def _train_own_models(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None, chooser: Hook) -> None:
     """Every client trains a model of its own, then chooses whose to average it with."""
     _refuse_given_models(cohort, chooser)
-    changes_average = type(trainer.strategy).aggregate is not FederatedStrategy.aggregate
-    starts = list(trainer.models) if changes_average else None
+    federation = loop.federation
+    starts = list(federation.models) if changes(loop.learner, "aggregate") else None
 
     def keep(participant: Participant, weights: Weights) -> None:
-        keep_own_model(trainer, participant, weights, keep_start=starts is not None)
+        keep_own_model(federation.models, participant.client, weights, keep_start=starts is not None)
 
-    _train_cohort(trainer, cohort, keep)
-    finish_personal_round(trainer, chooser, starts)
+    _train_cohort(loop, cohort, stacked, keep)
+    finish_personal_round(loop, chooser, starts)
 
 
-def _refuse_given_models(cohort: Cohort, chooser: "Callback") -> None:
+def _refuse_given_models(cohort: Cohort, chooser: Hook) -> None:
     if any(participant.model is not None for participant in cohort.participants):
         raise ConfigurationError(
-            f"{type(chooser).__name__} goes by what clients learn from their own models; the callback that selects"
+            f"{chooser.owner} goes by what clients learn from their own models; the callback that selects"
             " clients names a model for them. Keep one of the two in trainer.callbacks."
         )
 
 
-def _train_then_choose(trainer: "FederatedTrainer", cohort: Cohort, chooser: "Callback") -> None:
+def _train_then_choose(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None, chooser: Hook) -> None:
     """Keep what the clients learned until it is known whose weights are averaged with whose."""
+    federation = loop.federation
     _refuse_given_models(cohort, chooser)
     kept: dict[int, Weights] = {}
 
     def keep(participant: Participant, weights: Weights) -> None:
-        check_finite(weights, trainer.shared_model(participant.client))
+        check_finite(weights, federation.shared_model(participant.client))
         kept[participant.client] = weights.clone()
 
-    arrived = _train_cohort(trainer, cohort, keep)
-    collaboration = chooser.select_collaboration(trainer, kept)
+    arrived = _train_cohort(loop, cohort, stacked, keep)
+    collaboration = chooser(kept)
     if collaboration is not None:
-        regroup(trainer, collaboration)
-    parts = _parts(trainer, cohort)
+        federation.regroup(collaboration)
+    parts = _parts(loop, cohort)
     planned, contributors = _planned_totals(parts), _contributors(parts)
-    starts, models = trainer.models, list(trainer.models)
+    starts, models = federation.models, list(federation.models)
     for model in sorted(planned):  # one sum at a time: its memory is several times a model's
-        total = _empty_sum(trainer, model, contributors[model])
+        total = _empty_sum(loop, model, contributors[model])
         total.add_all_(
             [
                 (kept[participant.client], part[model] / planned[model])
@@ -111,28 +107,20 @@ def _train_then_choose(trainer: "FederatedTrainer", cohort: Cohort, chooser: "Ca
                 if participant.client in kept and model in part
             ]
         )
-        models[model] = _average(trainer, parts, arrived, model, planned[model], total)
-    trainer.models = models
+        models[model] = _average(loop, parts, arrived, model, planned[model], total)
+    federation.models = models
     kept.clear()
-    trainer.communication.end_turns(arrived, judged=collaboration is not None)
-    _after_average(trainer, parts, arrived, starts)
-
-
-def regroup(trainer: "FederatedTrainer", collaboration: Collaboration) -> None:
-    """Change who collaborates; each model starts as the mixture of its clients' models."""
-    needed = (collaboration.aggregation > 0).any(0).tolist()
-    starts = [trainer.shared_model(client) if use else trainer.models[0] for client, use in enumerate(needed)]
-    trainer.models = [mixture(row, starts) for row in collaboration.aggregation.tolist()]
-    trainer._collaboration = collaboration
+    federation.communication.end_turns(arrived, models, federation.collaboration, judged=collaboration is not None)
+    _after_average(loop, parts, arrived, starts)
 
 
 #: What participants, in the cohort's order, contribute to: model -> weight in it.
 _Parts = dict[Participant, dict[int, float]]
 
 
-def _parts(trainer: "FederatedTrainer", cohort: Cohort) -> _Parts:
+def _parts(loop: LocalLoop, cohort: Cohort) -> _Parts:
     clients = [participant.client for participant in cohort.participants]
-    columns = trainer.collaboration.aggregation[:, clients].T.tolist()  # of the whole cohort at once
+    columns = loop.federation.collaboration.aggregation[:, clients].T.tolist()  # of the whole cohort at once
     return {
         participant: _models_of(participant, column)
         for participant, column in zip(cohort.participants, columns, strict=True)
@@ -165,14 +153,15 @@ def _contributors(parts: _Parts) -> dict[int, list[int]]:
     return clients
 
 
-def _empty_sum(trainer: "FederatedTrainer", model: int, clients: list[int]) -> WeightedSum | SoleContribution:
+def _empty_sum(loop: LocalLoop, model: int, clients: list[int]) -> WeightedSum | SoleContribution:
+    start = loop.federation.models[model]
     if len(clients) == 1:
-        return SoleContribution(trainer.client_ranks[clients[0]], trainer.models[model])
-    return WeightedSum(trainer.models[model])
+        return SoleContribution(loop.processes.client_ranks[clients[0]], start)
+    return WeightedSum(start)
 
 
 def _average(
-    trainer: "FederatedTrainer",
+    loop: LocalLoop,
     parts: _Parts,
     arrived: Sequence[Participant],
     model: int,
@@ -181,19 +170,18 @@ def _average(
 ) -> Weights:
     """The next shared model; one whose participants all failed stays as it is."""
     survived = sum(parts[participant].get(model, 0.0) / planned for participant in arrived)
+    start = loop.federation.models[model]
     if not survived:
-        return trainer.models[model]
-    if trainer.fabric.world_size > 1:
-        total.reduce_(trainer.strategy)
-    return trainer.strategy.aggregate(trainer.models[model], total.value(survived))
+        return start
+    if loop.processes.several:
+        total.reduce_(loop.processes.transport)
+    return loop.learner.aggregate(start, total.value(survived))
 
 
-def _after_average(
-    trainer: "FederatedTrainer", parts: _Parts, arrived: Sequence[Participant], starts: Sequence[Weights]
-) -> None:
-    """Tell callbacks who had which share in the models."""
-    callbacks = trainer.callbacks_with("on_average_end")
-    if not callbacks:
+def _after_average(loop: LocalLoop, parts: _Parts, arrived: Sequence[Participant], starts: Sequence[Weights]) -> None:
+    """Tell those who want to know who had which share in the models."""
+    hooks = loop.hooks.of("on_average_end")
+    if not hooks:
         return
     weights: dict[int, dict[int, float]] = {}
     for participant in arrived:
@@ -207,14 +195,17 @@ def _after_average(
         model: {client: weight / totals[model] for client, weight in sorted(weights[model].items())}
         for model in sorted(weights)
     }
-    for callback in callbacks:
-        callback.on_average_end(trainer, starts, shares)
+    for hook in hooks:
+        hook(starts, shares)
 
 
 def _train_cohort(
-    trainer: "FederatedTrainer", cohort: Cohort, hand_over: Callable[[Participant, Weights], None]
+    loop: LocalLoop,
+    cohort: Cohort,
+    stacked: StackedLoop | None,
+    hand_over: Callable[[Participant, Weights], None],
 ) -> list[Participant]:
-    """Every hosted participant's turn, each handed over at once; sets ``client_reports`` and ``survivors``.
+    """Every hosted participant's turn, each handed over at once; sets the round's reports and survivors.
 
     A client that trains several models has a turn for each, and each may fail by itself.
 
@@ -224,9 +215,10 @@ def _train_cohort(
     Raises:
         TrainingError: on every rank, if a client's turn fails and the run's policy is to fail, or all fail.
     """
-    trainer.communication.begin_turns(cohort.participants)
-    hosted, after = set(trainer.hosted_clients), trainer.callbacks_with("on_client_end")
-    take_turn = partial(_take_turn, trainer) if trainer.stacked is None else StackedTurns(trainer, cohort).take
+    federation, now = loop.federation, loop.round
+    federation.communication.begin_turns(cohort.participants, federation.models, federation.collaboration)
+    hosted, after = set(loop.processes.hosted), loop.hooks.of("on_client_end")
+    take_turn = partial(_take_turn, loop) if stacked is None else StackedTurns(loop, stacked, cohort).take
     reports: dict[int, ClientReport] = {}  # by place in the cohort
     failure: Exception | None = None
     for place, participant in enumerate(cohort.participants):
@@ -235,74 +227,70 @@ def _train_cohort(
             continue
         try:
             reports[place], start = take_turn(place, participant)
-            trainer.participant = participant
-            _hand_over(trainer, participant, start, hand_over)
+            now.participant = participant
+            _hand_over(loop, participant, start, hand_over)
         except Exception as error:
-            reports[place] = ClientReport(error=_in_words(trainer, error))
-            failure = error if trainer.on_client_error == "fail" else None
+            reports[place] = ClientReport(error=_in_words(loop, error))
+            failure = error if loop.settings.on_client_error == "fail" else None
             continue
-        for callback in after:  # the client's part in the sums stands: from here on nothing may leave it out
-            callback.on_client_end(trainer, client)
-    reports = trainer.strategy.exchange(reports)
-    _judge_failures(trainer, cohort, reports, failure)
+        for hook in after:  # the client's part in the sums stands: from here on nothing may leave it out
+            hook(client)
+    reports = loop.processes.exchange(reports)
+    _judge_failures(loop, cohort, reports, failure)
     of_client: dict[int, list[ClientReport]] = {}
     for place, report in reports.items():
         of_client.setdefault(cohort.participants[place].client, []).append(report)
-    trainer.client_reports = {client: combine_reports(turns) for client, turns in sorted(of_client.items())}
-    trainer.survivors = {client for client, report in trainer.client_reports.items() if report.error is None}
+    now.reports = {client: combine_reports(turns) for client, turns in sorted(of_client.items())}
+    now.survivors = {client for client, report in now.reports.items() if report.error is None}
     return [cohort.participants[place] for place, report in reports.items() if report.error is None]
 
 
-def _in_words(trainer: "FederatedTrainer", error: Exception) -> str:
+def _in_words(loop: LocalLoop, error: Exception) -> str:
     text = f"{type(error).__name__}: {error}"
-    if trainer.channels_last and "view size is not compatible" in text:
+    if loop.settings.channels_last and "view size is not compatible" in text:
         text += " Images are laid out as trainer.channels_last says; set it to false where the module needs `view`."
     return text
 
 
-def _take_turn(trainer: "FederatedTrainer", place: int, participant: Participant) -> tuple[ClientReport, Weights]:
+def _take_turn(loop: LocalLoop, place: int, participant: Participant) -> tuple[ClientReport, Weights]:
     """A participant's turn by itself; leaves its new weights in the module, returns its report and its start."""
-    start, state = begin_turn(trainer, participant)
-    return trainer.loop.train(participant.client, start, state), start
+    start, state = loop.begin_turn(participant)
+    return loop.train(participant.client, start, state), start
 
 
 def _hand_over(
-    trainer: "FederatedTrainer",
+    loop: LocalLoop,
     participant: Participant,
     start: Weights,
     hand_over: Callable[[Participant, Weights], None],
 ) -> None:
     """A client's weights without its personal layers, which are put into its own store."""
-    weights = trainer.client_weights()
-    if trainer.personal is None:
+    weights, personal = loop.flat.collect(), loop.federation.personal
+    if personal is None:
         hand_over(participant, weights)
         return
-    own = trainer.personal.extract(weights)
-    hand_over(participant, trainer.personal.copy_(weights, start))
-    trainer.client_store("personal_layers")[participant.client] = own
-    trainer.personal.insert_(weights, own)
+    own = personal.extract(weights)
+    hand_over(participant, personal.copy_(weights, start))
+    loop.federation.client_store("personal_layers")[participant.client] = own
+    personal.insert_(weights, own)
 
 
-def _judge_failures(
-    trainer: "FederatedTrainer", cohort: Cohort, reports: dict[int, ClientReport], own: Exception | None
-) -> None:
+def _judge_failures(loop: LocalLoop, cohort: Cohort, reports: dict[int, ClientReport], own: Exception | None) -> None:
     failed = {place: report.error for place, report in reports.items() if report.error is not None}
     if not failed:
         return
-    assert trainer.datamodule is not None
-    names = trainer.datamodule.client_names()
     turns = Counter(participant.client for participant in cohort.participants)
 
     def turn(place: int) -> tuple[str, str]:
         """The client, and which of its turns where it has several."""
         client, model = cohort.participants[place].client, cohort.participants[place].model
-        return f"client {client} ({names[client]})", f"model {model} in " if turns[client] > 1 else ""
+        return loop.name_of(client), f"model {model} in " if turns[client] > 1 else ""
 
-    done = trainer.current_round + 1
+    done = loop.federation.current_round + 1
     place, reason = next(iter(failed.items()))
     who, what = turn(place)
     text = f"{who} failed in {what and f'the training of {what}'}round {done}: {reason}"
-    if trainer.on_client_error == "fail":
+    if loop.settings.on_client_error == "fail":
         raise TrainingError(
             f"{text} Nothing is lost: the last checkpoint is untouched. Set trainer.on_client_error=skip to leave"
             " failing clients out of a round."

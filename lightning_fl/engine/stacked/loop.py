@@ -6,7 +6,7 @@ The arithmetic is that of the clients' own turns, up to rounding, which depends 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
@@ -17,18 +17,15 @@ from torch.func import functional_call
 
 from lightning_fl.engine.batches.client import PackedBatches
 from lightning_fl.engine.batches.packs import TensorPack
+from lightning_fl.engine.client import ClientReport, ClientState
 from lightning_fl.engine.stacked.stackable import explain, outside_draws, refuse_kept_tensors, refuse_unstackable
 from lightning_fl.engine.stacked.trainer import StackedTrainer
 from lightning_fl.engine.stacked.weights import StackedWeights
-from lightning_fl.engine.turn.loop import ClientReport, LocalLoop, ends_step, turn_report
-from lightning_fl.engine.turn.optimization import ClientState
+from lightning_fl.engine.turn.loop import LocalLoop, ends_step, turn_report
 from lightning_fl.engine.turn.results import LogCollector
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
 from lightning_fl.seeding import seed_default_generators
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["StackedLoop", "StackedTurn"]
 
@@ -81,17 +78,17 @@ class StackedLoop:
     """Trains groups of clients at once on one module.
 
     Args:
-        trainer: whose loop is set up; nothing is trained yet.
+        loop: of the same run; nothing is trained yet.
 
     Raises:
         ConfigurationError: the module, the data, a callback or a setting of the run cannot be stacked; on every rank.
     """
 
-    def __init__(self, trainer: "FederatedTrainer") -> None:
-        self._trainer = trainer
-        self._loop = trainer.loop
-        self._module = trainer.loop.module
-        self._shim = trainer.loop.module_trainer
+    def __init__(self, loop: LocalLoop) -> None:
+        self._loop = loop
+        self._settings = loop.settings
+        self._module = loop.module
+        self._shim = loop.module_trainer
         self._view = StackedTrainer(self._shim)
         self._training_step = _TrainingStep(self._loop)
         self._losses: list[tuple[list[_Row], Tensor]] = []
@@ -99,9 +96,9 @@ class StackedLoop:
         #: Whether the module or the data see each client's batch before it is stacked.
         self._visits_batches = bool(self._loop.move.hooks) or self._loop.overridden("on_train_batch_start")
         # The optimiser is looked at before any client's turn: one step a round stands for the client's own number.
-        self._view.begin_step(estimated_stepping_batches={trainer.max_rounds})
+        self._view.begin_step(estimated_stepping_batches={loop.settings.max_rounds})
         with self._view.instead_of_shim():
-            refuse_unstackable(trainer)
+            refuse_unstackable(loop)
 
     # -- a group's turns -----------------------------------------------------------------------------------------
 
@@ -138,14 +135,14 @@ class StackedLoop:
 
     def _rows(self, turns: Sequence[StackedTurn]) -> list[_Row]:
         """What every client does in its turn."""
-        trainer, accumulate = self._trainer, self._trainer.accumulate_grad_batches
+        loop, accumulate = self._loop, self._settings.accumulate_grad_batches
         rows = []
         for turn in turns:
-            batches = trainer.client_batches(turn.client, "train")
+            batches = loop.factory.batches(turn.client, "train")
             assert isinstance(batches, PackedBatches)
             assert isinstance(batches.pack, TensorPack)
-            total, epoch_length, planned = self._loop.amount_of_work(batches, None)
-            path = (trainer.seed, trainer.current_round, turn.client, "train")
+            total, epoch_length, planned = loop.amount_of_work(batches, None)
+            path = loop.path(turn.client, "train")
             layout = tuple((tensor.shape[1:], tensor.dtype) for tensor in batches.pack.tensors)
             steps: list[list[_Batch]] = []
             begins = True
@@ -154,23 +151,23 @@ class StackedLoop:
                     steps.append([])
                 steps[-1].append(_Batch(index, samples, targets, (index, len(samples), layout)))
                 begins = ends_step(index, total, epoch_length, accumulate)
-            collector = LogCollector(trainer.log_every_n_steps)
+            collector = LogCollector(self._settings.log_every_n_steps)
             self._shim.replay(collector)
             rows.append(_Row(turn, batches.pack, batches.num_samples, total, planned, steps, collector))
         return rows
 
     def _begin(self, rows: Sequence[_Row]) -> StackedWeights:
         """A fresh optimiser for all, and a row of weights for each."""
-        trainer, loop = self._trainer, self._loop
+        loop = self._loop
         # The module draws nothing in its steps; whatever else does, it is the same on any number of processes.
-        seed_default_generators(trainer.seed, trainer.current_round, rows[0].turn.client, "train")
+        seed_default_generators(*loop.path(rows[0].turn.client, "train"))
         self._view.begin_step(**self._facts(rows, 0))
         (optimizer, *_), _ = loop.optimization.configure()
         self._shim.take_optimizers([optimizer], [])
         weights = StackedWeights(loop.flat, optimizer, len(rows))
         loaded: Weights | None = None
         for place, row in enumerate(rows):
-            if row.turn.start is not loaded or trainer.personal is not None:
+            if row.turn.start is not loaded or loop.federation.personal is not None:
                 loop.load(row.turn.client, row.turn.start, own=True)
                 loaded = row.turn.start
             weights.take(place)
@@ -181,7 +178,7 @@ class StackedLoop:
         return {
             "global_step": {row.turn.state.global_step + step for row in rows},
             "num_training_batches": {row.total for row in rows},
-            "estimated_stepping_batches": {self._trainer.max_rounds * row.planned_steps for row in rows},
+            "estimated_stepping_batches": {self._settings.max_rounds * row.planned_steps for row in rows},
         }
 
     def _batch_of(
@@ -222,9 +219,9 @@ class StackedLoop:
 
     def _visit(self, weights: StackedWeights, row: _Row, place: int, batch: _Batch, step: int) -> Any:
         """One client's batch after the hooks that see it: those of its transfer, and ``on_train_batch_start``."""
-        trainer, loop = self._trainer, self._loop
+        loop = self._loop
         if row.draws is None:
-            seed_default_generators(trainer.seed, trainer.current_round, row.turn.client, "train")
+            seed_default_generators(*loop.path(row.turn.client, "train"))
         else:
             _set_rng_states(row.draws)
         last = {batch.index == row.total - 1}
@@ -241,7 +238,7 @@ class StackedLoop:
             weights.take(place)
             for entry in self._view.logged:
                 row.collector.log(entry.hook, entry.name, entry.value, **entry.options)
-        row.draws = _collect_rng_states(include_cuda=trainer.fabric.device.type == "cuda")
+        row.draws = _collect_rng_states(include_cuda=loop.processes.device.type == "cuda")
         return moved
 
     def _stack(self, batches: list[Any]) -> list[Tensor]:
@@ -308,7 +305,7 @@ class StackedLoop:
     def _backward(self, weights: StackedWeights, trained: list[Tensor], losses: Tensor) -> tuple[Tensor, ...]:
         """The gradients of the trained parameters, [n, *shape] each; every loss depends on its own row alone."""
         what = f"{type(self._module).__name__}.training_step"
-        share = torch.full_like(losses, 1 / self._trainer.accumulate_grad_batches)
+        share = torch.full_like(losses, 1 / self._settings.accumulate_grad_batches)
         try:
             gradients = torch.autograd.grad(losses, trained, share, allow_unused=True)
         except Exception as error:
@@ -323,8 +320,7 @@ class StackedLoop:
         return gradients
 
     def _step(self, weights: StackedWeights) -> None:
-        trainer = self._trainer
-        weights.step(trainer.gradient_clip_val, trainer.gradient_clip_algorithm)
+        weights.step(self._settings.gradient_clip_val, self._settings.gradient_clip_algorithm)
 
     # -- what comes of it ----------------------------------------------------------------------------------------
 
@@ -338,7 +334,7 @@ class StackedLoop:
         for row in rows:
             state = row.turn.state
             state.global_step += len(row.steps)
-            state.rounds_seen = self._trainer.current_round
+            state.rounds_seen = self._loop.federation.current_round
             try:
                 metrics = row.collector.reduce(row.num_samples)
                 reports.append(turn_report(row.num_samples, len(row.steps), metrics, row.losses, row.sizes))

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from lightning.fabric.plugins.precision import DoublePrecision, Precision
@@ -14,11 +14,9 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from lightning_fl.engine.batches.client import PackedBatches
 from lightning_fl.engine.batches.packs import TensorPack
 from lightning_fl.engine.stacked.weights import why_not_stackable
+from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.optimization import STEP_HOOKS
 from lightning_fl.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["explain", "outside_draws", "refuse_kept_tensors", "refuse_unstackable"]
 
@@ -36,68 +34,63 @@ _MEANINGS = {
 _HOOKS_OF_A_TURN = ("on_train_epoch_start", "on_train_epoch_end", "on_train_batch_end", *STEP_HOOKS)
 
 
-def refuse_unstackable(trainer: "FederatedTrainer") -> None:
+def refuse_unstackable(loop: LocalLoop) -> None:
     """Refuse a run that cannot train several clients at once. To be called on every rank, before the first round.
 
     Raises:
         ConfigurationError: naming all reasons, on every rank.
     """
-    found = [*_of_the_run(trainer), *_of_the_data(trainer)]
-    if trainer.loop.module.automatic_optimization:
-        found += _of_the_optimizer(trainer)
-    reasons = [
-        reason
-        for of_rank in trainer.strategy.exchange({trainer.fabric.global_rank: found}).values()
-        for reason in of_rank
-    ]
+    found = [*_of_the_run(loop), *_of_the_data(loop)]
+    if loop.module.automatic_optimization:
+        found += _of_the_optimizer(loop)
+    reasons = [reason for of_rank in loop.processes.of_ranks(found) for reason in of_rank]
     if reasons:
         raise ConfigurationError(
-            f"trainer.stacked_clients={trainer.stacked_clients} cannot train the clients of"
-            f" {type(trainer.loop.module).__name__} at once: {'; '.join(dict.fromkeys(reasons))}. Set"
+            f"trainer.stacked_clients={loop.settings.stacked_clients} cannot train the clients of"
+            f" {type(loop.module).__name__} at once: {'; '.join(dict.fromkeys(reasons))}. Set"
             " trainer.stacked_clients=1, or do without what is named."
         )
 
 
-def _of_the_run(trainer: "FederatedTrainer") -> Iterator[str]:
-    loop, precision = trainer.loop, trainer.fabric._precision
+def _of_the_run(loop: LocalLoop) -> Iterator[str]:
+    settings, precision = loop.settings, loop.module_trainer.precision_plugin.plugin
     if not loop.module.automatic_optimization:
         yield "it optimises manually"
     hooks = [name for name in _HOOKS_OF_A_TURN if loop.overridden(name)]
     if hooks:
         yield f"it overrides {', '.join(hooks)}"
     for hook in ("around_training_step", "on_client_step_end"):
-        for callback in trainer.callbacks_with(hook):
-            yield f"{type(callback).__name__} takes part in every step ({hook})"
+        for watching in loop.hooks.of(hook):
+            yield f"{watching.owner} takes part in every step ({hook})"
     if loop.own_loss:
-        yield f"the strategy {type(trainer.strategy).__name__} has a client_loss of its own"
+        yield f"the strategy {type(loop.learner).__name__} has a client_loss of its own"
     if type(precision) not in (Precision, DoublePrecision):
         yield f"trainer.precision={precision.precision} is neither 32 nor 64"
-    if trainer.channels_last:
+    if settings.channels_last:
         yield "trainer.channels_last lays out the images of one client"
-    if trainer.optimizer_state == "keep":
+    if settings.optimizer_state == "keep":
         yield "trainer.optimizer_state=keep goes on with each client's own optimiser"
 
 
-def _of_the_data(trainer: "FederatedTrainer") -> Iterator[str]:
-    for client in trainer.hosted_clients:
-        batches = trainer.client_batches(client, "train")
+def _of_the_data(loop: LocalLoop) -> Iterator[str]:
+    for client in loop.processes.hosted:
+        batches = loop.factory.batches(client, "train")
         if not isinstance(batches, PackedBatches) or not isinstance(batches.pack, TensorPack):
-            assert trainer.datamodule is not None
             yield (
-                f"the training data of client {client} ({trainer.datamodule.client_names()[client]}) are not those of a"
+                f"the training data of {loop.name_of(client)} are not those of a"
                 " TensorDataset, with default collation and no workers"
             )
             return
 
 
-def _of_the_optimizer(trainer: "FederatedTrainer") -> Iterator[str]:
-    optimizers, schedulers = trainer.loop.optimization.configure()
+def _of_the_optimizer(loop: LocalLoop) -> Iterator[str]:
+    optimizers, schedulers = loop.optimization.configure()
     if schedulers:
         yield "configure_optimizers returns a learning-rate scheduler"
     reason = (
         "configure_optimizers returns no optimiser"
         if isinstance(optimizers[0], _MockOptimizer)
-        else why_not_stackable(optimizers[0], trainer.loop.flat)
+        else why_not_stackable(optimizers[0], loop.flat)
     )
     if reason is not None:
         yield reason

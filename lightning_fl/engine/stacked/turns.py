@@ -1,18 +1,14 @@
 """Which participants of a round train at once, and their turns in the cohort's order."""
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from lightning_fl.cohort import Cohort, Participant
-from lightning_fl.engine.round.turns import begin_turn
-from lightning_fl.engine.stacked.loop import StackedTurn
+from lightning_fl.engine.client import ClientReport
+from lightning_fl.engine.stacked.loop import StackedLoop, StackedTurn
 from lightning_fl.engine.stacked.weights import StackedWeights
-from lightning_fl.engine.turn.loop import ClientReport
+from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["StackedTurns", "groups_of"]
 
@@ -46,24 +42,26 @@ class StackedTurns:
     is in the order of clients.
 
     Args:
-        trainer: with a loop for stacked clients.
+        loop: of the run.
+        stacked: its loop for several clients.
         cohort: of the round.
 
     Raises:
         ConfigurationError: a client trains several models and has personal layers.
     """
 
-    def __init__(self, trainer: "FederatedTrainer", cohort: Cohort) -> None:
-        self._trainer = trainer
+    def __init__(self, loop: LocalLoop, stacked: StackedLoop, cohort: Cohort) -> None:
+        self._loop = loop
+        self._stacked = stacked
         self._cohort = cohort
-        self._groups = groups_of(cohort, trainer.stacked_clients)
-        if trainer.personal is not None and any(turn for _, turn in self._groups):
+        self._groups = groups_of(cohort, loop.settings.stacked_clients)
+        if loop.federation.personal is not None and any(turn for _, turn in self._groups):
             raise ConfigurationError(
-                f"trainer.stacked_clients={trainer.stacked_clients}: a client trains several models in a round, each"
-                " going on from the personal layers that the one before left. Set trainer.stacked_clients=1, or do"
+                f"trainer.stacked_clients={loop.settings.stacked_clients}: a client trains several models in a round,"
+                " each going on from the personal layers that the one before left. Set trainer.stacked_clients=1, or do"
                 " without PersonalLayers."
             )
-        hosted = set(trainer.hosted_clients)
+        hosted = set(loop.processes.hosted)
         self._members: dict[tuple[int, int], list[int]] = {}
         for place, participant in enumerate(cohort.participants):
             if participant.client in hosted:
@@ -88,19 +86,17 @@ class StackedTurns:
 
     def _train(self, places: list[int]) -> None:
         """A group's turns, with a start of its own for each; who fails there is left out."""
-        loop = self._trainer.stacked
-        assert loop is not None
         turns: dict[int, StackedTurn] = {}
         for place in places:
             participant = self._cohort.participants[place]
             try:
-                turns[place] = StackedTurn(participant.client, *begin_turn(self._trainer, participant))
+                turns[place] = StackedTurn(participant.client, *self._loop.begin_turn(participant))
             except Exception as error:
                 self._trained[place] = error
         if not turns:
             return
         try:
-            weights, outcomes = loop.train(list(turns.values()))
+            weights, outcomes = self._stacked.train(list(turns.values()))
         except Exception as error:
             self._trained.update(dict.fromkeys(turns, error))
             return

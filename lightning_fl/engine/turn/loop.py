@@ -4,8 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.fabric.plugins.precision import Precision
@@ -16,21 +15,25 @@ from lightning.pytorch.utilities.model_helpers import _ModuleMode, is_overridden
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
-from lightning_fl.data.module import Split
+from lightning_fl.cohort import Participant
+from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.batches.client import BatchFactory, ClientBatches, SizedBatch
 from lightning_fl.engine.batches.transfer import BatchTransfer
+from lightning_fl.engine.client import ClientReport, ClientState, LocalWork
+from lightning_fl.engine.federation import Federation, Round
+from lightning_fl.engine.hooks import Hook, Hooks
+from lightning_fl.engine.learner import Learner, changes
+from lightning_fl.engine.processes import Processes
+from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
-from lightning_fl.engine.turn.optimization import ClientState, Optimization
+from lightning_fl.engine.turn.optimization import Optimization
 from lightning_fl.engine.turn.results import LoggedValue
-from lightning_fl.engine.weights.flat import FlatModule, Weights
+from lightning_fl.engine.weights.flat import FlatModule, Span, Weights
+from lightning_fl.engine.weights.local_parameters import averaged_spans
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.seeding import generator, seed_default_generators
 
-if TYPE_CHECKING:
-    from lightning_fl.callbacks.callback import Callback
-    from lightning_fl.trainer import FederatedTrainer
-
-__all__ = ["ClientReport", "LocalLoop", "LocalWork", "ends_step", "turn_report"]
+__all__ = ["LocalLoop", "ends_step", "turn_report"]
 
 _STAGES: dict[Split, tuple[TrainerFn, RunningStage, str]] = {
     "val": (TrainerFn.VALIDATING, RunningStage.VALIDATING, "validation"),
@@ -52,71 +55,75 @@ _HOOKS_OF_RUN: dict[str, tuple[TrainerFn, RunningStage]] = {
 }
 
 
-@dataclass(frozen=True)
-class ClientReport:
-    """What a client tells of its turn: numbers only, never samples.
-
-    ``error`` is set instead when the turn failed.
-    """
-
-    num_samples: int = 0
-    num_steps: int = 0
-    metrics: dict[str, LoggedValue] = field(default_factory=dict)
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class LocalWork:
-    """How much a client trains in a turn: ``steps`` of its optimiser or, where that is ``None``, ``epochs``."""
-
-    steps: int | None
-    epochs: int
-
-
 class LocalLoop:
     """Runs clients' turns one after another on one module.
 
     Args:
-        trainer: settings and callbacks.
-        module: the user's module, on its device.
-        module_trainer: what the module sees as ``self.trainer``.
+        module_trainer: what the module, which is on its device, sees as ``self.trainer``.
         flat: the module's flat weights.
+        data: of all clients.
         factory: the clients' batches.
+        settings: of the run.
+        federation: models and what clients keep.
+        round: the present round.
+        processes: who hosts whom.
+        hooks: who watches turns and steps.
+        learner: the strategy's loss.
+
+    Raises:
+        ConfigurationError: the module has a hook or a signature that a federated turn has no place for.
     """
 
     def __init__(
         self,
-        trainer: "FederatedTrainer",
-        module: LightningModule,
         module_trainer: ModuleTrainer,
         flat: FlatModule,
+        data: FederatedDataModule,
         factory: BatchFactory,
+        *,
+        settings: Settings,
+        federation: Federation,
+        round: Round,
+        processes: Processes,
+        hooks: Hooks,
+        learner: Learner,
     ) -> None:
-        self.trainer = trainer
+        module = module_trainer.model
         self.module = module
         self.module_trainer = module_trainer
         self.flat = flat
+        self.data = data
         self.factory = factory
+        self.settings = settings
+        self.federation = federation
+        self.round = round
+        self.processes = processes
+        self.hooks = hooks
+        self.learner = learner
         self._overridden: dict[str, bool] = {}  # asked for in every step
         _refuse_hooks(module)
-        self._precision: Precision = trainer.fabric._precision
-        self.optimization = Optimization(trainer, module, module_trainer, flat)
+        self._precision: Precision = module_trainer.precision_plugin.plugin
+        self.optimization = Optimization(module_trainer, flat, settings, federation)
         self._step_takes_index = {
             name: _takes_batch_index(module, name)
             for name in ("training_step", "validation_step", "test_step", "predict_step")
         }
-        self._around: list[Callback] = trainer.callbacks_with("around_training_step")
-        self._after_step: list[Callback] = trainer.callbacks_with("on_client_step_end")
-        self.own_loss = type(trainer.strategy).client_loss is not _base_client_loss()
+        self._around: list[Hook] = hooks.of("around_training_step")
+        self._after_step: list[Hook] = hooks.of("on_client_step_end")
+        self.own_loss = changes(learner, "client_loss")
         self._strategy_loss = self.own_loss
-        self.move = BatchTransfer(
-            module,
-            trainer.datamodule,
-            trainer.fabric.device,
-            self._precision,
-            channels_last=trainer.channels_last,
-        )
+        self.move = BatchTransfer(module, data, processes.device, self._precision, channels_last=settings.channels_last)
         self._mode = _ModuleMode()
+
+    def begin_turn(self, participant: Participant) -> tuple[Weights, ClientState]:
+        """What a hosted participant starts from and goes on with, after the hooks that watch its start."""
+        client, federation = participant.client, self.federation
+        given = participant.model
+        start = federation.shared_model(client) if given is None else federation.models[given]
+        state = federation.client_states.setdefault(client, ClientState())
+        self.round.participant = participant
+        self.hooks.call("on_client_start", client)
+        return start, state
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -144,8 +151,8 @@ class LocalLoop:
         Raises:
             TrainingError: a loss is NaN or infinite.
         """
-        trainer, shim = self.trainer, self.module_trainer
-        path = (trainer.seed, trainer.current_round, client, purpose)
+        settings, shim = self.settings, self.module_trainer
+        path = self.path(client, purpose)
         batches = self.batches(client, "train")
         total, epoch_length, steps = self.amount_of_work(batches, work)
         self.load(client, start, own)
@@ -154,8 +161,8 @@ class LocalLoop:
         shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
         shim.begin_turn(client, state.global_step)
         shim.num_training_batches = total
-        accumulate = trainer.accumulate_grad_batches
-        shim.estimated_stepping_batches = trainer.max_rounds * steps
+        accumulate = settings.accumulate_grad_batches
+        shim.estimated_stepping_batches = settings.max_rounds * steps
         self.optimization.begin(state)
         self.call("on_train_epoch_start")
 
@@ -183,8 +190,8 @@ class LocalLoop:
             if self.overridden("on_train_batch_end"):
                 self.call("on_train_batch_end", _batch_outputs(output, accumulate), batch, index)
             if stepping and own:
-                for callback in self._after_step:
-                    callback.on_client_step_end(trainer, client, shim.global_step - state.global_step)
+                for hook in self._after_step:
+                    hook(client, shim.global_step - state.global_step)
         self.call("on_train_epoch_end")
         self.optimization.end(state)
         shim.end_turn()
@@ -202,16 +209,16 @@ class LocalLoop:
     def load(self, client: int, weights: Weights, own: bool) -> None:
         """Give the module some weights, with the client's personal layers."""
         self.flat.load(weights)
-        personal = self.trainer.personal
+        personal = self.federation.personal
         if personal is not None and own:
-            values = self.trainer.client_stores.get("personal_layers", {}).get(client)
+            values = self.federation.personal_layers.get(client)
             if values is not None:
                 personal.insert_(self.flat.weights, values)
 
     def amount_of_work(self, batches: ClientBatches, work: LocalWork | None) -> tuple[int, int | None, int]:
         """Batches in the turn, batches in an epoch where the work is given in epochs, optimiser steps in the turn."""
-        accumulate = self.trainer.accumulate_grad_batches
-        work = work or self.trainer.round_work or LocalWork(self.trainer.local_steps, self.trainer.local_epochs)
+        accumulate = self.settings.accumulate_grad_batches
+        work = work or self.round.work or LocalWork(self.settings.local_steps, self.settings.local_epochs)
         if work.steps is not None:
             return work.steps * accumulate, None, work.steps
         length = batches.epoch_length()
@@ -229,8 +236,8 @@ class LocalLoop:
             return self.step("training_step", batch, index)
 
         compute: Callable[[Any], STEP_OUTPUT] = training_step
-        for callback, draws in zip(self._around, generators, strict=True):
-            compute = _bind(callback, self.trainer, compute, draws)
+        for hook, draws in zip(self._around, generators, strict=True):
+            compute = _bind(hook, compute, draws)
         return compute(batch)
 
     def loss(self, output: STEP_OUTPUT) -> Tensor | None:
@@ -248,12 +255,12 @@ class LocalLoop:
                 f"training_step returned {type(loss).__name__}: return the loss as a tensor, a dict with 'loss', or"
                 " None."
             )
-        return self.trainer.strategy.client_loss(loss, self.module) if self._strategy_loss else loss
+        return self.learner.client_loss(loss, self.module) if self._strategy_loss else loss
 
     def _seed(self, *path: int | str) -> list[torch.Generator]:
         """Seed a turn's default generators; returns those of the callbacks around its steps."""
         seed_default_generators(*path)  # type: ignore[arg-type]
-        return [generator(*path, type(callback).__name__) for callback in self._around]  # type: ignore[arg-type]
+        return [generator(*path, hook.owner) for hook in self._around]  # type: ignore[arg-type]
 
     def training_loss(self, client: int, weights: Weights, num_batches: int, purpose: str) -> float:
         """The mean training loss (mixup and all) of a client's first batches at ``weights``; nothing is trained.
@@ -264,13 +271,13 @@ class LocalLoop:
             num_batches: batches drawn, in an order of their own; more than the data set has means all of it.
             purpose: distinguishes the draws from those of the client's other turns in the round.
         """
-        trainer, shim = self.trainer, self.module_trainer
+        shim = self.module_trainer
         if not self.module.automatic_optimization:
             raise ConfigurationError(
                 f"{type(self.module).__name__} optimises manually: its training_step cannot be evaluated without"
                 " training. Callbacks that weigh clients by their loss (DROClientSampling) need automatic optimisation."
             )
-        path = (trainer.seed, trainer.current_round, client, purpose)
+        path = self.path(client, purpose)
         batches = self.batches(client, "train")
         length = batches.epoch_length()
         count = num_batches if length is None else min(num_batches, length)
@@ -320,9 +327,9 @@ class LocalLoop:
             return None
         fn, stage, word = _STAGES["val" if split == "train" else split]
         shim = self.module_trainer
-        shim.set_stage(TrainerFn.FITTING if self.trainer.fitting and samples is None else fn, stage)
+        shim.set_stage(TrainerFn.FITTING if self.round.fitting and samples is None else fn, stage)
         setattr(shim, f"num_{stage.dataloader_prefix}_batches", [batches.epoch_length() or float("inf")])
-        if self.trainer.fitting:
+        if self.round.fitting:
             self.call("on_validation_model_zero_grad")
         for _ in self._evaluation_turn(client, weights, batches, split, word, samples):
             pass
@@ -350,7 +357,7 @@ class LocalLoop:
         samples: Iterator[SizedBatch] | None = None,
     ) -> Iterator[Any]:
         shim = self.module_trainer
-        path = (self.trainer.seed, self.trainer.current_round, client, split)
+        path = self.path(client, split)
         self.flat.load(weights)
         seed_default_generators(*path)
         shim.begin_turn(client, self._global_step(client))
@@ -382,14 +389,26 @@ class LocalLoop:
             shim.end_turn()
 
     def _global_step(self, client: int) -> int:
-        state = self.trainer.client_states.get(client)
+        state = self.federation.client_states.get(client)
         return 0 if state is None else state.global_step
 
     # -- the module's methods ------------------------------------------------------------------------------------
 
     def batches(self, client: int, split: Split) -> Any:
         """A client's batches, after callbacks (label noise) saw them."""
-        return self.trainer.client_batches(client, split)
+        return self.factory.batches(client, split)
+
+    def averaged_spans(self) -> list[Span]:
+        """The parameters that clients train and share: all but frozen ones and personal layers."""
+        return averaged_spans(self.flat, self.federation.personal)
+
+    def path(self, client: int, purpose: str) -> tuple[int, int, int, str]:
+        """Where a client's draws for one purpose in the current round come from."""
+        return self.settings.seed, self.federation.current_round, client, purpose
+
+    def name_of(self, client: int) -> str:
+        """A client's name in messages."""
+        return f"client {client} ({self.data.client_names()[client]})"
 
     def overridden(self, name: str) -> bool:
         """Whether the user's module defines this hook."""
@@ -403,7 +422,7 @@ class LocalLoop:
             return None
         if name in _HOOKS_OF_RUN:
             fn, stage = _HOOKS_OF_RUN[name]
-            self.module_trainer.set_stage(TrainerFn.FITTING if self.trainer.fitting else fn, stage)
+            self.module_trainer.set_stage(TrainerFn.FITTING if self.round.fitting else fn, stage)
             self.module_trainer.begin_hook_of_run()
         return self.module_trainer.call_hook(name, *args)
 
@@ -504,16 +523,5 @@ def _refuse_hooks(module: LightningModule) -> None:
         )
 
 
-def _bind(
-    callback: "Callback",
-    trainer: "FederatedTrainer",
-    compute: Callable[[Any], STEP_OUTPUT],
-    draws: torch.Generator,
-) -> Callable[[Any], STEP_OUTPUT]:
-    return lambda batch: callback.around_training_step(trainer, batch, compute, draws)
-
-
-def _base_client_loss() -> Any:
-    from lightning_fl.strategies.federated import FederatedStrategy
-
-    return FederatedStrategy.client_loss
+def _bind(around: Hook, compute: Callable[[Any], STEP_OUTPUT], draws: torch.Generator) -> Callable[[Any], STEP_OUTPUT]:
+    return lambda batch: around(batch, compute, draws)

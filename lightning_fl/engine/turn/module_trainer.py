@@ -5,10 +5,12 @@ This object answers them for the one client whose turn it is. A client's local w
 ``current_epoch`` is the round, ``global_step`` counts the client's own optimiser steps.
 """
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from lightning.fabric import Fabric
 from lightning.fabric.plugins import Precision
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningModule
@@ -22,13 +24,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
+from lightning_fl.engine.federation import Federation
+from lightning_fl.engine.processes import Processes
+from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.results import LogCollector, _reduce
 from lightning_fl.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
-
-__all__ = ["ModuleTrainer", "keep_metrics_local"]
+__all__ = ["ModuleTrainer", "Surroundings", "keep_metrics_local"]
 
 
 class _Distributed:
@@ -79,7 +81,7 @@ class _ModulePrecision:
     """``trainer.precision_plugin``: Fabric's plugin with Lightning's ``clip_gradients``."""
 
     def __init__(self, precision: Precision) -> None:
-        self._precision = precision
+        self.plugin = precision
 
     def clip_gradients(
         self,
@@ -90,14 +92,14 @@ class _ModulePrecision:
         """Clip the gradients of the optimiser's parameters by norm or by value; 0 leaves them alone."""
         if clip_val <= 0:
             return
-        parameters = list(self._precision.main_params(optimizer))
+        parameters = list(self.plugin.main_params(optimizer))
         if gradient_clip_algorithm == GradClipAlgorithmType.VALUE:
             torch.nn.utils.clip_grad_value_(parameters, clip_val)
         else:
             torch.nn.utils.clip_grad_norm_(parameters, clip_val)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._precision, name)
+        return getattr(self.plugin, name)
 
 
 class _ModuleStrategy:
@@ -176,14 +178,43 @@ def _nothing(optimizer: Optimizer) -> None:
     """No optimiser is at work before the first turn."""
 
 
+@dataclass
+class Surroundings:
+    """What a module may ask of the run around its turns.
+
+    Args:
+        datamodule: the data of all clients.
+        loggers: those of rank zero.
+        log_dir: the run's folder.
+        callbacks: of the run.
+        checkpoint_callback: the one that keeps the run.
+        profiler: of the run.
+        target_statistics: mean and standard deviation of the training targets over all clients.
+        ckpt_path: the checkpoint that the run goes on from.
+    """
+
+    datamodule: Any = None
+    loggers: Sequence[Any] = ()
+    log_dir: str | None = None
+    callbacks: Sequence[Any] = ()
+    checkpoint_callback: Any = None
+    profiler: Any = None
+    target_statistics: Callable[[], tuple[Tensor, Tensor]] | None = None
+    ckpt_path: str | None = None
+
+
 class ModuleTrainer:
     """What ``LightningModule.trainer`` refers to during a federated run.
 
     Attributes that a federated run has no meaning for raise an ``AttributeError`` that says so.
 
     Args:
-        trainer: the federated trainer.
         module: the user's module.
+        fabric: of the run.
+        settings: of the run.
+        federation: which round it is, and what was measured.
+        processes: of the run.
+        around: what else is known of the run.
     """
 
     barebones = False
@@ -203,15 +234,27 @@ class ModuleTrainer:
     interrupted = False
     received_sigterm = False
 
-    def __init__(self, trainer: "FederatedTrainer", module: LightningModule) -> None:
-        self.federated = trainer
+    def __init__(
+        self,
+        module: LightningModule,
+        fabric: Fabric,
+        settings: Settings,
+        federation: Federation,
+        processes: Processes,
+        around: Surroundings,
+    ) -> None:
+        self._fabric = fabric
+        self._settings = settings
+        self._federation = federation
+        self._processes = processes
+        self._around = around
         self.model = module
         self.lightning_module = module
         module.trainer = self  # type: ignore[assignment]  # reaches modules inside the module, too
         self.state = TrainerState(status=TrainerStatus.RUNNING)
-        self.precision_plugin = _ModulePrecision(trainer.fabric._precision)
+        self.precision_plugin = _ModulePrecision(fabric._precision)
         self.strategy = _ModuleStrategy(self)
-        self.collector = LogCollector(trainer.log_every_n_steps)
+        self.collector = LogCollector(settings.log_every_n_steps)
         self.optimizers: list[Optimizer] = []
         self.lr_scheduler_configs: list[LRSchedulerConfig] = []
         self.client: int | None = None
@@ -223,7 +266,6 @@ class ModuleTrainer:
         self.num_test_batches: list[float] = []
         self.num_predict_batches: list[float] = []
         self._estimated_stepping_batches: float | None = None
-        self._means: dict[str, Tensor] = {}
         self._between_turns = _BetweenTurns()
         self.should_stop = False
         #: What happens between the gradients and the optimiser's step: the module's hook and clipping.
@@ -237,11 +279,11 @@ class ModuleTrainer:
     def current_epoch(self) -> int:
         # Lightning validates inside an epoch; here the round's number has moved on by then.
         within = self.validating and self.state.fn == TrainerFn.FITTING
-        return self.federated.current_round - int(within)
+        return self._federation.current_round - int(within)
 
     @property
     def enable_validation(self) -> bool:
-        return self.federated.check_val_every_n_rounds > 0 and is_overridden("validation_step", self.model)
+        return self._settings.check_val_every_n_rounds > 0 and is_overridden("validation_step", self.model)
 
     @property
     def estimated_stepping_batches(self) -> float:
@@ -258,21 +300,21 @@ class ModuleTrainer:
 
     @property
     def current_round(self) -> int:
-        return self.federated.current_round
+        return self._federation.current_round
 
     @property
     def max_epochs(self) -> int:
-        return self.federated.max_rounds
+        return self._settings.max_rounds
 
     @property
     def check_val_every_n_epoch(self) -> int:
-        return self.federated.check_val_every_n_rounds
+        return self._settings.check_val_every_n_rounds
 
     val_check_interval = 1.0
 
     @property
     def datamodule(self) -> Any:
-        return self.federated.datamodule
+        return self._around.datamodule
 
     @property
     def logger(self) -> Any:
@@ -281,23 +323,23 @@ class ModuleTrainer:
     @property
     def loggers(self) -> list[Any]:
         # Others than rank zero have none: what user code writes there goes nowhere, as in Lightning.
-        return self.federated.loggers if self.federated.is_global_zero else [DummyLogger()]
+        return list(self._around.loggers) if self._fabric.is_global_zero else [DummyLogger()]
 
     @property
     def log_dir(self) -> str | None:
-        return self.federated.log_dir
+        return self._around.log_dir
 
     @property
     def default_root_dir(self) -> str:
-        return self.federated.default_root_dir
+        return self._settings.default_root_dir
 
     @property
     def callbacks(self) -> list[Any]:
-        return self.federated.callbacks
+        return list(self._around.callbacks)
 
     @property
     def checkpoint_callback(self) -> Any:
-        return self.federated.checkpoint_callback
+        return self._around.checkpoint_callback
 
     @property
     def checkpoint_callbacks(self) -> list[Any]:
@@ -308,11 +350,12 @@ class ModuleTrainer:
 
     @property
     def num_clients(self) -> int:
-        return self.federated.num_clients
+        return self._processes.num_clients
 
     def target_statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the training targets over all clients; see ``FederatedTrainer``."""
-        return self.federated.target_statistics()
+        assert self._around.target_statistics is not None
+        return self._around.target_statistics()
 
     # -- what was logged -----------------------------------------------------------------------------------------
 
@@ -325,9 +368,8 @@ class ModuleTrainer:
     @property
     def callback_metrics(self) -> dict[str, Tensor]:
         """The latest means over clients; within a turn, what the client logged until now comes first."""
-        for name, metric in self.federated.metrics.get("train", {}).items():
-            self._means[name] = torch.tensor(metric.mean)
-        return self._means if self.client is None else self._means | _values_so_far(self.collector)
+        means = self._federation.latest_means()
+        return means if self.client is None else means | _values_so_far(self.collector)
 
     @property
     def logged_metrics(self) -> dict[str, Tensor]:
@@ -338,7 +380,7 @@ class ModuleTrainer:
         return {name: float(value) for name, value in self._logged_with("prog_bar").items()}
 
     def _logged_with(self, destination: str) -> dict[str, Tensor]:
-        every = [item for metrics in self.federated.metrics.values() for item in metrics.items()]
+        every = [item for metrics in self._federation.metrics.values() for item in metrics.items()]
         return {name: torch.tensor(metric.mean) for name, metric in every if getattr(metric, destination)}
 
     def begin_turn(self, client: int, global_step: int) -> None:
@@ -362,7 +404,7 @@ class ModuleTrainer:
 
     @property
     def _moment(self) -> tuple[RunningStage | None, int]:
-        return self.state.stage, self.federated.current_round
+        return self.state.stage, self._federation.current_round
 
     # -- the stage -----------------------------------------------------------------------------------------------
 
@@ -394,31 +436,31 @@ class ModuleTrainer:
 
     @property
     def world_size(self) -> int:
-        return self.federated.fabric.world_size
+        return self._fabric.world_size
 
-    num_devices = property(lambda self: self.federated.strategy.num_processes)
-    num_nodes = property(lambda self: self.federated.strategy.num_nodes)
-    global_rank = property(lambda self: self.federated.fabric.global_rank)
-    local_rank = property(lambda self: self.federated.fabric.local_rank)
-    node_rank = property(lambda self: self.federated.fabric.node_rank)
-    is_global_zero = property(lambda self: self.federated.fabric.is_global_zero)
-    accelerator = property(lambda self: self.federated.fabric.accelerator)
-    precision = property(lambda self: self.federated.fabric._precision.precision)
-    gradient_clip_val = property(lambda self: self.federated.gradient_clip_val)
-    accumulate_grad_batches = property(lambda self: self.federated.accumulate_grad_batches)
+    num_devices = property(lambda self: self._fabric.strategy.num_processes)
+    num_nodes = property(lambda self: self._fabric.strategy.num_nodes)
+    global_rank = property(lambda self: self._fabric.global_rank)
+    local_rank = property(lambda self: self._fabric.local_rank)
+    node_rank = property(lambda self: self._fabric.node_rank)
+    is_global_zero = property(lambda self: self._fabric.is_global_zero)
+    accelerator = property(lambda self: self._fabric.accelerator)
+    precision = property(lambda self: self._fabric._precision.precision)
+    gradient_clip_val = property(lambda self: self._settings.gradient_clip_val)
+    accumulate_grad_batches = property(lambda self: self._settings.accumulate_grad_batches)
     # Modules divide by it: where no steps are logged (0), Lightning's default.
-    log_every_n_steps = property(lambda self: self.federated.log_every_n_steps or 50)
-    ckpt_path = property(lambda self: self.federated.ckpt_path)
-    profiler = property(lambda self: self.federated.profiler)
+    log_every_n_steps = property(lambda self: self._settings.log_every_n_steps or 50)
+    ckpt_path = property(lambda self: self._around.ckpt_path)
+    profiler = property(lambda self: self._around.profiler)
 
     @property
     def gradient_clip_algorithm(self) -> GradClipAlgorithmType | None:
-        name = self.federated.gradient_clip_algorithm
+        name = self._settings.gradient_clip_algorithm
         return None if name is None else GradClipAlgorithmType(name)
 
     @property
     def device_ids(self) -> list[int]:
-        return [device.index or 0 for device in self.federated.strategy.parallel_devices or []]
+        return [device.index or 0 for device in getattr(self._fabric.strategy, "parallel_devices", None) or []]
 
     def call_hook(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Run a method of the module's, with ``self.log`` knowing where it is called from."""

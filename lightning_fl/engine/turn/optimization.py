@@ -2,13 +2,11 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.fabric.plugins.precision import Precision
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
-from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import (
     _configure_optimizers,
     _configure_schedulers_automatic_opt,
@@ -23,15 +21,15 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT, LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fl.engine.client import ClientState
+from lightning_fl.engine.federation import Federation
+from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.flat_optimizer import FlatOptimizer
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.errors import ConfigurationError, TrainingError
 
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
-
-__all__ = ["STEP_HOOKS", "ClientState", "Optimization"]
+__all__ = ["STEP_HOOKS", "Optimization"]
 
 #: Hooks of a module that take part in an optimiser's step.
 STEP_HOOKS = (
@@ -48,29 +46,6 @@ STEP_HOOKS = (
 Compute = Callable[[], tuple[Tensor | None, STEP_OUTPUT]]
 
 
-@dataclass
-class ClientState:
-    """What a client keeps from round to round: plain values and tensors, saved in the checkpoint.
-
-    Args:
-        global_step: its optimiser steps so far.
-        rounds_seen: rounds that its per-round schedulers have been stepped for.
-        optimizers: optimiser states, where ``optimizer_state="keep"``.
-        groups: hyper-parameters of the parameter groups (learning rates, momenta), where there are schedulers.
-        schedulers: scheduler states.
-    """
-
-    global_step: int = 0
-    rounds_seen: int = 0
-    optimizers: list[dict[str, Any]] = field(default_factory=list)
-    groups: list[list[dict[str, Any]]] = field(default_factory=list)
-    schedulers: list[dict[str, Any]] = field(default_factory=list)
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return asdict(self)
-
-
 class Optimization:
     """Builds a client's optimisers and schedulers at the start of its turn and takes its steps.
 
@@ -78,12 +53,23 @@ class Optimization:
     go on from round to round: those with ``interval: step`` with the client's own steps, those with
     ``interval: epoch`` with the rounds of the run, whether or not the client took part. One that watches a metric
     sees the metric's latest value once, at the client's next turn.
+
+    Args:
+        module_trainer: what the module sees as ``self.trainer``.
+        flat: the module.
+        settings: of the run.
+        federation: says which round it is.
+
+    Raises:
+        ConfigurationError: a setting needs automatic optimisation, and the module optimises manually.
     """
 
     def __init__(
-        self, trainer: "FederatedTrainer", module: LightningModule, module_trainer: ModuleTrainer, flat: FlatModule
+        self, module_trainer: ModuleTrainer, flat: FlatModule, settings: Settings, federation: Federation
     ) -> None:
-        self._trainer = trainer
+        module = module_trainer.model
+        self._settings = settings
+        self._federation = federation
         self._flat_module = flat
         self._flat: FlatOptimizer | None = None
         self._module = module
@@ -97,9 +83,9 @@ class Optimization:
         self._clears_early = not (self._own["on_before_zero_grad"] or self._own["optimizer_zero_grad"])
         if not module.automatic_optimization:
             for name, neutral in (("gradient_clip_val", None), ("accumulate_grad_batches", 1)):
-                if getattr(trainer, name) != neutral:
+                if getattr(settings, name) != neutral:
                     raise ConfigurationError(
-                        f"trainer.{name}={getattr(trainer, name)} needs automatic optimisation:"
+                        f"trainer.{name}={getattr(settings, name)} needs automatic optimisation:"
                         f" {type(module).__name__} optimises manually, so do this in its training_step."
                     )
 
@@ -125,15 +111,15 @@ class Optimization:
             with warnings.catch_warnings():
                 # A fresh optimiser took its steps in the rounds before.
                 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-                for done in range(state.rounds_seen, self._trainer.current_round):
-                    latest = done + 1 == self._trainer.current_round
+                for done in range(state.rounds_seen, self._federation.current_round):
+                    latest = done + 1 == self._federation.current_round
                     self._step_schedulers("round", done + 1, latest=latest)
-        state.rounds_seen = self._trainer.current_round
+        state.rounds_seen = self._federation.current_round
 
     def end(self, state: ClientState) -> None:
         """Keep what the client's next turn goes on from."""
         optimizers, schedulers = self._shim.optimizers, self._shim.lr_scheduler_configs
-        if self._trainer.optimizer_state == "keep":
+        if self._settings.optimizer_state == "keep":
             self._release()
             state.optimizers = [optimizer.state_dict() for optimizer in optimizers]
         if schedulers:
@@ -179,7 +165,7 @@ class Optimization:
             loss, output = compute()
             return loss, output
         optimizer = self._shim.optimizers[0]
-        accumulate = self._trainer.accumulate_grad_batches
+        accumulate = self._settings.accumulate_grad_batches
         result: list[tuple[Tensor | None, STEP_OUTPUT]] = []
 
         def closure() -> Tensor | None:
@@ -225,7 +211,7 @@ class Optimization:
             not self._module.automatic_optimization
             or len(optimizers) != 1
             or self._own["optimizer_step"]
-            or type(self._trainer.fabric._precision).optimizer_step is not Precision.optimizer_step
+            or type(self._shim.precision_plugin.plugin).optimizer_step is not Precision.optimizer_step
         ):
             return None
         return FlatOptimizer.of(optimizers[0], self._flat_module, earlier=self._flat)
@@ -265,7 +251,7 @@ class Optimization:
             self._shim.call_hook("on_before_optimizer_step", optimizer)
         if not self._module.automatic_optimization:
             return
-        clip, algorithm = self._trainer.gradient_clip_val, self._trainer.gradient_clip_algorithm
+        clip, algorithm = self._settings.gradient_clip_val, self._settings.gradient_clip_algorithm
         if self._own["configure_gradient_clipping"]:
             self._shim.call_hook(
                 "configure_gradient_clipping",
@@ -280,7 +266,7 @@ class Optimization:
 
     def _step_schedulers(self, when: str, done: int, *, latest: bool = True) -> None:
         for config in self._shim.lr_scheduler_configs:
-            interval = self._trainer.scheduler_interval
+            interval = self._settings.scheduler_interval
             if interval == "auto":
                 interval = "round" if config.interval == "epoch" else "step"
             if interval != when:
@@ -301,8 +287,8 @@ class Optimization:
         known = self._shim.callback_metrics
         if config.monitor in known:
             return float(known[config.monitor])
-        every = self._trainer.check_val_every_n_rounds
-        if every and self._trainer.current_round < every:
+        every = self._settings.check_val_every_n_rounds
+        if every and self._federation.current_round < every:
             return None  # nothing was validated yet
         text = f"the scheduler monitors {config.monitor!r}, which is not logged. Logged are: {sorted(known)}."
         if config.strict:

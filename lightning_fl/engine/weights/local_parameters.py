@@ -3,16 +3,12 @@
 import difflib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lightning_fl.engine.weights.flat import FlatModule, Span, Weights
 from lightning_fl.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["LocalParameters", "averaged_spans", "shared_bytes", "span_bytes", "trainable_spans"]
 
@@ -92,10 +88,9 @@ def span_bytes(spans: Sequence[Span]) -> int:
     return sum((span.end - span.begin) * span.dtype.itemsize for span in spans)
 
 
-def averaged_spans(trainer: "FederatedTrainer") -> list[Span]:
+def averaged_spans(flat: FlatModule, personal: LocalParameters | None) -> list[Span]:
     """The parameters that clients train and share: all but frozen ones and personal layers."""
-    flat = trainer.loop.flat
-    return trainable_spans(flat) if trainer.personal is None else trainer.personal.shared_spans(flat)
+    return trainable_spans(flat) if personal is None else personal.shared_spans(flat)
 
 
 def trainable_spans(flat: FlatModule) -> list[Span]:

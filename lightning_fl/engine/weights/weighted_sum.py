@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_fl.engine.weights.flat import Weights, largest_magnitude
 from lightning_fl.errors import TrainingError
 
-__all__ = ["WeightedSum"]
+__all__ = ["WeightedSum", "mixture"]
 
 #: Terms are multiples of 1 / _GRID; sums of such integers are exact in float64 up to _EXACT of them.
 _GRID, _EXACT = 2.0**46, 2.0**53
@@ -221,6 +221,17 @@ class WeightedSum:
         raise TrainingError(
             f"the weights {problem}: training diverges; lower the learning rate or set trainer.gradient_clip_val."
         )
+
+
+def mixture(weights: Sequence[float] | Tensor, models: Sequence[Weights]) -> Weights:
+    """``sum_k p_k w_k / sum_k p_k`` of shared models; where all that count are one object, that object."""
+    terms = [(model, float(weight)) for weight, model in zip(weights, models, strict=True) if weight > 0]
+    first = terms[0][0]
+    if all(model is first for model, _ in terms):
+        return first
+    total = WeightedSum(first)
+    total.add_all_(terms)
+    return total.value(sum(weight for _, weight in terms))
 
 
 def _add_part(block: _Block, part: Tensor, weight: float, start: Tensor, change: Tensor) -> float:

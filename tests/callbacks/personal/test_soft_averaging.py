@@ -90,10 +90,10 @@ def test_models_are_compared_on_samples_of_a_round_in_the_same_order() -> None:
 
     class Asks(Callback):
         def on_aggregate_end(self, trainer: FederatedTrainer) -> None:
-            loss = HeldOutLoss(trainer, "train", 5, "test")
+            loss = HeldOutLoss(trainer.loop, "train", 5, "test")
             model = trainer.models[0]
             once, again = loss.of_samples(0, model)[0], loss.of_samples(0, model)[0]
-            every = HeldOutLoss(trainer, "train", None, "test").of_samples(0, model)[0]
+            every = HeldOutLoss(trainer.loop, "train", None, "test").of_samples(0, model)[0]
             found[trainer.current_round] = (once.tolist(), again.tolist(), every.tolist())
 
     run = fit(Asks(), data=data, max_rounds=2)

@@ -241,7 +241,7 @@ def test_class_scores_are_those_of_sklearn_on_all_samples() -> None:
     class Score(Callback):
         def select_clients(self, trainer: FederatedTrainer) -> Cohort:
             splits: Any = ("val", "train")
-            found.append(class_scores(trainer, [0, 1, 3], num_rounds=2, splits=splits, num_samples=None))
+            found.append(class_scores(trainer.loop, [0, 1, 3], num_rounds=2, splits=splits, num_samples=None))
             return Cohort.of([0])
 
     fit(Score(), data=data, max_rounds=1, local_steps=3)

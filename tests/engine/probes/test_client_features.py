@@ -23,7 +23,7 @@ class Look(Callback):
         self.clients, self.encoder = clients, encoder
 
     def on_fit_start(self, trainer):
-        self.features, self.classes = client_features(trainer, self.clients, self.encoder)
+        self.features, self.classes = client_features(trainer.loop, self.clients, self.encoder)
 
 
 def look(module, data, clients, encoder=None):

@@ -1,15 +1,12 @@
 """What clients learned in a round, side by side: blocks of columns of the matrix of updates."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Span, Weights
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["update_blocks"]
 
@@ -18,14 +15,14 @@ _COLUMNS = 1 << 16
 
 
 def update_blocks(
-    trainer: "FederatedTrainer", weights: Mapping[int, Weights], clients: Sequence[int], spans: Sequence[Span]
+    loop: LocalLoop, weights: Mapping[int, Weights], clients: Sequence[int], spans: Sequence[Span]
 ) -> Iterator[Tensor]:
     """The updates ``w_i - w_start,i`` of some clients, a block of columns at a time, the same bits on every rank.
 
     To be exhausted on every rank. Only one block of all clients is in memory.
 
     Args:
-        trainer: in a round, after the clients' turns.
+        loop: in a round, after the clients' turns.
         weights: hosted client -> its weights after its turn.
         clients: rows of the blocks, n of them.
         spans: the entries that count.
@@ -33,11 +30,11 @@ def update_blocks(
     Yields:
         [n, c] with c <= 65,536, in the weights' dtype on the run's device.
     """
-    starts = {client: trainer.shared_model(client) for client in clients if client in weights}
+    starts = {client: loop.federation.shared_model(client) for client in clients if client in weights}
     for span in spans:
         for begin in range(span.begin, span.end, _COLUMNS):
             part = slice(begin, min(begin + _COLUMNS, span.end))
-            block = torch.zeros(len(clients), part.stop - part.start, dtype=span.dtype, device=trainer.fabric.device)
+            block = torch.zeros(len(clients), part.stop - part.start, dtype=span.dtype, device=loop.processes.device)
             for row, client in enumerate(clients):
                 if client in starts:
                     torch.sub(
@@ -45,6 +42,4 @@ def update_blocks(
                         starts[client].vectors[span.dtype][part],
                         out=block[row],
                     )
-            if trainer.fabric.world_size > 1:  # every row is zero on all ranks but one
-                block = trainer.strategy.all_reduce(block, reduce_op="sum")
-            yield block
+            yield loop.processes.sum(block)  # every row is zero on all ranks but one

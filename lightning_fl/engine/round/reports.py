@@ -1,31 +1,13 @@
-"""The beginning of a participant's turn, and several turns of one client as one report."""
+"""Several turns of one client as one report."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from lightning_fl.cohort import Participant
-from lightning_fl.engine.turn.loop import ClientReport
-from lightning_fl.engine.turn.optimization import ClientState
+from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.turn.results import LoggedValue
-from lightning_fl.engine.weights.flat import Weights
 
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
-
-__all__ = ["begin_turn", "combine_reports"]
-
-
-def begin_turn(trainer: "FederatedTrainer", participant: Participant) -> tuple[Weights, ClientState]:
-    """What a hosted participant starts from and goes on with, after the callbacks that watch its start."""
-    client = participant.client
-    start = trainer.shared_model(client) if participant.model is None else trainer.models[participant.model]
-    state = trainer.client_states.setdefault(client, ClientState())
-    trainer.participant = participant
-    for callback in trainer.callbacks_with("on_client_start"):
-        callback.on_client_start(trainer, client)
-    return start, state
+__all__ = ["combine_reports"]
 
 
 def combine_reports(turns: Sequence[ClientReport]) -> ClientReport:

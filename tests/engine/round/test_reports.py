@@ -15,8 +15,8 @@ from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback
 from lightning_fl.cohort import Cohort, Participant
 from lightning_fl.collaboration import Collaboration
-from lightning_fl.engine.round.turns import combine_reports
-from lightning_fl.engine.turn.loop import ClientReport
+from lightning_fl.engine.client import ClientReport
+from lightning_fl.engine.round.reports import combine_reports
 from lightning_fl.engine.turn.results import LoggedValue
 from lightning_fl.errors import TrainingError
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,10 +12,6 @@ from torch import Tensor
 from lightning_fl.cohort import Participant
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.engine.weights.local_parameters import LocalParameters, shared_bytes
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["CommunicationAccount"]
 
@@ -63,30 +59,19 @@ class CommunicationAccount:
     A callback that makes clients receive or send more than their turns do says so here, alike on every rank:
     :meth:`receive` and :meth:`send`, :meth:`between_clients` where there is no server, :meth:`add` for other vectors.
 
-    Args:
-        trainer: the run.
-
     Attributes:
+        model_bytes: size of the shared part of a model.
         bytes_received: client -> bytes.
         bytes_sent: client -> bytes.
     """
 
-    def __init__(self, trainer: "FederatedTrainer") -> None:
-        self._trainer = trainer
+    def __init__(self) -> None:
+        self.model_bytes = 0
         self.bytes_received: Counter[int] = Counter()
         self.bytes_sent: Counter[int] = Counter()
         #: By identity, and as long as a model lives: another one at its address is not taken for it.
         self._known: WeakKeyDictionary[Weights, _Known] = WeakKeyDictionary()
         self._structure: _Structure | None = None
-        self._size: tuple[LocalParameters | None, int] | None = None
-
-    @property
-    def model_bytes(self) -> int:
-        """Size of the shared part of a model."""
-        personal = self._trainer.personal
-        if self._size is None or self._size[0] is not personal:
-            self._size = (personal, shared_bytes(self._trainer.loop.flat, personal))
-        return self._size[1]
 
     # -- what callbacks declare ----------------------------------------------------------------------------------
 
@@ -128,9 +113,11 @@ class CommunicationAccount:
         """The model that a run begins with; who never meets others makes it by itself."""
         self._known[initial] = _Known(initial=True)
 
-    def begin_turns(self, participants: Iterable[Participant]) -> None:
-        """Participants receive the models that they start from."""
-        models, structure, size = self._trainer.models, self._matrices(), self.model_bytes
+    def begin_turns(
+        self, participants: Iterable[Participant], models: Sequence[Weights], collaboration: Collaboration
+    ) -> None:
+        """Participants receive those of the models that they start from."""
+        structure, size = self._matrices(collaboration), self.model_bytes
         for participant in participants:
             client, given = participant.client, participant.model
             model = structure.model_of[client] if given is None else given
@@ -148,14 +135,23 @@ class CommunicationAccount:
                     continue
             self.bytes_received[client] += size
 
-    def end_turns(self, arrived: Sequence[Participant], *, judged: bool = False) -> None:
+    def end_turns(
+        self,
+        arrived: Sequence[Participant],
+        models: Sequence[Weights],
+        collaboration: Collaboration,
+        *,
+        judged: bool = False,
+    ) -> None:
         """The models are averaged from what participants sent, those whose turns did not fail.
 
         Args:
             arrived: the participants.
+            models: after the average.
+            collaboration: by which it was taken.
             judged: who collaborates was decided from what they learned, so that all of them had to send it.
         """
-        structure = self._matrices()
+        structure = self._matrices(collaboration)
         self.send(
             participant.client
             for participant in arrived
@@ -163,15 +159,18 @@ class CommunicationAccount:
             or (participant.weight != 0 and (participant.model is not None or structure.sends[participant.client]))
         )
         free = {participant.client for participant in arrived if participant.model is None}
-        for model, maker in zip(self._trainer.models, structure.maker_of, strict=True):
+        for model, maker in zip(models, structure.maker_of, strict=True):
             if maker in free:
                 self._of(model).holders.add(maker)
 
-    def end_personal_turns(self, clients: Collection[int], collaboration: Collaboration) -> None:
+    def end_personal_turns(
+        self, clients: Collection[int], models: Sequence[Weights], collaboration: Collaboration
+    ) -> None:
         """Clients received from others what their own models were averaged with; nobody else holds these.
 
         Args:
-            clients: who took part; model i is client i's.
+            clients: who took part.
+            models: model i is client i's.
             collaboration: a row of A says whose models a client took in.
         """
         rows = sorted(clients)
@@ -179,7 +178,7 @@ class CommunicationAccount:
         counts[rows] = (collaboration.aggregation[rows] > 0).long()
         self.between_clients(counts.fill_diagonal_(0))
         for client in rows:
-            self._known[self._trainer.models[client]] = _Known({client})
+            self._known[models[client]] = _Known({client})
 
     def _of(self, model: Weights) -> _Known:
         known = self._known.get(model)
@@ -187,8 +186,7 @@ class CommunicationAccount:
             known = self._known[model] = _Known()
         return known
 
-    def _matrices(self) -> _Structure:
-        collaboration = self._trainer.collaboration
+    def _matrices(self, collaboration: Collaboration) -> _Structure:
         if self._structure is None or self._structure.collaboration is not collaboration:
             self._structure = _Structure(collaboration)
         return self._structure
@@ -217,9 +215,9 @@ class CommunicationAccount:
             },
         }
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, models: Sequence[Weights]) -> dict[str, Any]:
         """Bytes, and who holds which of the run's models; several of them may still be one."""
-        known = [self._of(model) for model in self._trainer.models]
+        known = [self._of(model) for model in models]
         places = {one: place for place, one in enumerate(dict.fromkeys(known))}
         return {
             "bytes_received": dict(self.bytes_received),
@@ -229,8 +227,8 @@ class CommunicationAccount:
             "initial": [one.initial for one in places],
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what :meth:`state_dict` returned, when the trainer has its models; an empty one starts at 0."""
+    def load_state_dict(self, state: dict[str, Any], models: Sequence[Weights]) -> None:
+        """Take up what :meth:`state_dict` returned, for the models as they were then; an empty one starts at 0."""
         self.bytes_received, self.bytes_sent = Counter(state.get("bytes_received")), Counter(state.get("bytes_sent"))
         self._known.clear()
         if not state:
@@ -238,5 +236,5 @@ class CommunicationAccount:
         known = [
             _Known(set(holders), initial) for holders, initial in zip(state["holders"], state["initial"], strict=True)
         ]
-        for model, place in zip(self._trainer.models, state["models"], strict=True):
+        for model, place in zip(models, state["models"], strict=True):
             self._known[model] = known[place]

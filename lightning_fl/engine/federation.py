@@ -1,0 +1,247 @@
+"""The state of a federation: what a round changes and a checkpoint keeps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fl.cohort import Participant
+from lightning_fl.collaboration import Collaboration
+from lightning_fl.data.module import Split
+from lightning_fl.engine.client import ClientReport, ClientState, LocalWork
+from lightning_fl.engine.communication import CommunicationAccount
+from lightning_fl.engine.processes import Processes
+from lightning_fl.engine.weights.flat import FlatModule, Weights
+from lightning_fl.engine.weights.local_parameters import LocalParameters, shared_bytes
+from lightning_fl.engine.weights.weighted_sum import mixture
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.metrics import ClientMetrics, GainSummary
+
+__all__ = ["Federation", "Round"]
+
+
+@dataclass
+class Federation:
+    """Models, who uses them, and what everybody keeps. Going on with a run is going on with this object.
+
+    Attributes:
+        models: the K shared models, flat.
+        num_samples: training samples per client, length N; known in a fit.
+        personal: the parameters and buffers that are never averaged; set by :meth:`keep_local`.
+        client_states: hosted client -> what its turns go on from.
+        client_stores: name -> hosted client -> what it keeps for a callback.
+        absent_clients: those that have not joined yet.
+        resting_clients: those that have joined and do not train at present.
+        current_round: rounds done.
+        wall_time_seconds: of these rounds.
+        communication: what clients received and sent.
+        metrics: split -> the latest metrics.
+        evaluated_samples: split -> client -> samples of its latest evaluation.
+        gains: split -> what clients gain over a reference.
+        means: metric -> its latest mean over clients, as modules and schedulers read it.
+        models_are_final: the models are not those of a round (fine-tuned ones, each client's best).
+        interrupted_by: the signal that ended the fit early.
+    """
+
+    models: list[Weights] = field(default_factory=list)
+    _collaboration: Collaboration | None = None
+    num_samples: list[int] = field(default_factory=list)
+    personal: LocalParameters | None = None
+    client_states: dict[int, ClientState] = field(default_factory=dict)
+    client_stores: dict[str, dict[int, Any]] = field(default_factory=dict)
+    absent_clients: set[int] = field(default_factory=set)
+    resting_clients: set[int] = field(default_factory=set)
+    current_round: int = 0
+    wall_time_seconds: float = 0.0
+    communication: CommunicationAccount = field(default_factory=CommunicationAccount)
+    metrics: dict[Split, ClientMetrics] = field(default_factory=dict)
+    evaluated_samples: dict[Split, dict[int, int]] = field(default_factory=dict)
+    gains: dict[Split, dict[str, GainSummary]] = field(default_factory=dict)
+    means: dict[str, Tensor] = field(default_factory=dict)
+    models_are_final: bool = False
+    interrupted_by: int | None = None
+
+    def begin(self, flat: FlatModule, num_clients: int) -> None:
+        """One model for all clients, the module's present weights; where there are models already, they stay."""
+        if not self.models:
+            self.models = [flat.weights.clone()]
+            self._collaboration = Collaboration.fedavg(self.num_samples or [1] * num_clients)
+            self.communication.begin(self.models[0])
+        self.communication.model_bytes = shared_bytes(flat, self.personal)
+
+    def for_evaluation(self) -> "Federation":
+        """What an evaluation of these models goes on with: the same, without what only further training reads."""
+        return replace(self, client_states={}, resting_clients=set(), means={})
+
+    def with_models(
+        self,
+        models: list[Weights],
+        collaboration: Collaboration,
+        client_stores: dict[str, dict[int, Any]],
+        current_round: int,
+    ) -> "Federation":
+        """This federation as it was at another time.
+
+        Args:
+            models: of that time.
+            collaboration: of that time.
+            client_stores: what clients kept.
+            current_round: rounds done by then.
+        """
+        return replace(
+            self,
+            models=models,
+            _collaboration=collaboration,
+            client_stores=client_stores,
+            current_round=current_round,
+        )
+
+    # -- who uses which model --------------------------------------------------------------------------------------
+
+    @property
+    def collaboration(self) -> Collaboration:
+        """Who makes and who uses which of the models.
+
+        Another one takes effect when it is assigned; if it has another number of models, each starts as the mixture
+        of its clients' models.
+        """
+        assert self._collaboration is not None, "the collaboration is known after on_fit_start"
+        return self._collaboration
+
+    @collaboration.setter
+    def collaboration(self, collaboration: Collaboration) -> None:
+        if collaboration.num_clients != self.collaboration.num_clients:
+            raise ConfigurationError(
+                f"the collaboration has {collaboration.num_clients} clients, the data have"
+                f" {self.collaboration.num_clients}."
+            )
+        if collaboration.num_models != len(self.models):
+            self.regroup(collaboration)
+        self._collaboration = collaboration
+
+    def regroup(self, collaboration: Collaboration) -> None:
+        """Change who collaborates; each model starts as the mixture of its clients' models."""
+        needed = (collaboration.aggregation > 0).any(0).tolist()
+        starts = [self.shared_model(client) if use else self.models[0] for client, use in enumerate(needed)]
+        self.models = [mixture(row, starts) for row in collaboration.aggregation.tolist()]
+        self._collaboration = collaboration
+
+    def shared_model(self, client: int) -> Weights:
+        """What a client uses of the shared models: ``sum_k P_ik w_k``."""
+        return mixture(self.collaboration.personalisation[client].tolist(), self.models)
+
+    def client_model(self, client: int, device: torch.device) -> Weights:
+        """What a client uses: its mixture of the shared models with its personal layers, where this rank hosts it."""
+        final = self.client_stores.get("final_models", {}).get(client)
+        if final is not None:
+            return Weights.from_state_dict(final, device)
+        shared, own = self.shared_model(client), self.personal_layers.get(client)
+        return shared if self.personal is None or own is None else self.personal.insert_(shared.clone(), own)
+
+    @property
+    def personal_layers(self) -> dict[int, dict[str, Tensor]]:
+        """Hosted client -> its personal layers, for those that have trained them."""
+        return self.client_stores.get("personal_layers", {})
+
+    def client_store(self, name: str) -> dict[int, Any]:
+        """What hosted clients keep under a name: client -> plain values and tensors."""
+        return self.client_stores.setdefault(name, {})
+
+    def keep_local(self, flat: FlatModule, patterns: Sequence[str]) -> None:
+        """Never average the parameters and buffers that match these names; each client keeps its own."""
+        self.personal = LocalParameters(flat, patterns) if patterns else None
+        self.communication.model_bytes = shared_bytes(flat, self.personal)
+
+    # -- what was measured -----------------------------------------------------------------------------------------
+
+    def latest_means(self) -> dict[str, Tensor]:
+        """Metric -> its latest mean over clients, in training and in evaluations."""
+        for name, metric in self.metrics.get("train", {}).items():
+            self.means[name] = torch.tensor(metric.mean)
+        return self.means
+
+    # -- the checkpoint --------------------------------------------------------------------------------------------
+
+    def state_dict(self, processes: Processes) -> dict[str, Any]:
+        """All that training goes on from, as plain values and tensors, the same on every rank. Called on every rank."""
+        states = processes.exchange({client: state.state_dict() for client, state in self.client_states.items()})
+        names = sorted({name for of_rank in processes.of_ranks(list(self.client_stores)) for name in of_rank})
+        return {
+            "round": self.current_round,
+            "num_clients": self.collaboration.num_clients,
+            "wall_time_seconds": self.wall_time_seconds,
+            "models": [model.state_dict() for model in self.models],
+            "collaboration": self.collaboration.state_dict(),
+            "personal_layers": [] if self.personal is None else self.personal.patterns,
+            "absent_clients": sorted(self.absent_clients),
+            "resting_clients": sorted(self.resting_clients),
+            "clients": states,
+            "client_stores": {name: processes.exchange(self.client_store(name)) for name in names},
+            "communication": self.communication.state_dict(self.models),
+            "callback_metrics": {name: float(value) for name, value in self.latest_means().items()},
+        }
+
+    def load_state_dict(
+        self, state: dict[str, Any], flat: FlatModule, processes: Processes, *, weights_only: bool = False
+    ) -> None:
+        """Take up what :meth:`state_dict` returned.
+
+        Args:
+            state: of a run with as many clients and a module of this layout.
+            flat: the module.
+            processes: each rank takes what its clients keep.
+            weights_only: take what an evaluation needs: the models, who uses which, and what clients keep of their own.
+        """
+        template = self.models[0]
+        self.models = []
+        for saved in state["models"]:
+            model = template.clone()
+            model.load_state_dict(saved)
+            self.models.append(model)
+        self._collaboration = Collaboration.from_state_dict(state["collaboration"])
+        self.current_round = state["round"]
+        self.keep_local(flat, state.get("personal_layers", []))
+        self.absent_clients = set(state.get("absent_clients", ()))
+        hosted = set(processes.hosted)
+        self.client_stores = {
+            name: {client: value for client, value in values.items() if client in hosted}
+            for name, values in state.get("client_stores", {}).items()
+        }
+        if weights_only:
+            return
+        self.resting_clients = set(state.get("resting_clients", ()))
+        self.wall_time_seconds = state["wall_time_seconds"]
+        self.communication.load_state_dict(state.get("communication", {}), self.models)
+        self.client_states = {
+            client: ClientState(**saved) for client, saved in state["clients"].items() if client in hosted
+        }
+        self.latest_means().update({name: torch.tensor(value) for name, value in state["callback_metrics"].items()})
+
+
+@dataclass
+class Round:
+    """The present round; nothing of it is in a checkpoint.
+
+    Attributes:
+        fitting: a fit is under way.
+        work: how much clients train in this round, where a callback says so.
+        logged: what callbacks logged.
+        participant: whose turn it is, and its part.
+        reports: client -> its report of the latest cohort.
+        survivors: the clients whose turns did not fail.
+        evaluated: the round ended with an evaluation.
+    """
+
+    fitting: bool = False
+    work: LocalWork | None = None
+    logged: dict[str, float] = field(default_factory=dict)
+    participant: Participant | None = None
+    reports: dict[int, ClientReport] = field(default_factory=dict)
+    survivors: set[int] = field(default_factory=set)
+    evaluated: bool = False
+
+    def begin(self) -> None:
+        """Forget what callbacks said in the round before."""
+        self.logged, self.work = {}, None

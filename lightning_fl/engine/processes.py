@@ -1,0 +1,87 @@
+"""The processes of a run: which clients each hosts, and what they do together."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+__all__ = ["Processes", "Transport"]
+
+T = TypeVar("T")
+
+
+class Transport(Protocol):
+    """What all ranks do together: every byte between clients passes here. ``FederatedStrategy`` is one."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def global_rank(self) -> int:
+        """This process's."""
+
+    def exchange(self, of_hosted_clients: Mapping[int, T]) -> dict[int, T]:
+        """What every rank knows of its clients, brought together on all ranks in the order of clients."""
+
+    def all_reduce(self, tensor: Tensor, group: Any | None = None, reduce_op: Any = "mean") -> Tensor:
+        """Sum or maximum over ranks."""
+
+    def broadcast_bytes_(self, vector: Tensor, src: int) -> None:
+        """Overwrite a vector on every rank by that of rank ``src``."""
+
+
+class Processes:
+    """The ranks and who hosts whom.
+
+    Args:
+        transport: between the ranks.
+        device: this rank's.
+
+    Attributes:
+        client_ranks: the rank of every client, known when the data are set up.
+    """
+
+    def __init__(self, transport: Transport, device: torch.device) -> None:
+        self.transport = transport
+        self.device = device
+        self.client_ranks: list[int] = []
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return len(self.client_ranks)
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self.transport.global_rank
+
+    @property
+    def several(self) -> bool:
+        """Whether there are other ranks."""
+        return self.transport.world_size > 1
+
+    @property
+    def hosted(self) -> list[int]:
+        """The clients whose data this rank opens."""
+        rank = self.rank
+        return [client for client, host in enumerate(self.client_ranks) if host == rank]
+
+    def exchange(self, of_hosted_clients: Mapping[int, T]) -> dict[int, T]:
+        """What every rank knows of its clients, on all ranks: client -> value, in the order of clients."""
+        return self.transport.exchange(of_hosted_clients)
+
+    def of_ranks(self, value: T) -> list[T]:
+        """What every rank has to say, in the order of ranks."""
+        return list(self.transport.exchange({self.rank: value}).values())
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks; ``tensor`` may be overwritten."""
+        return self.transport.all_reduce(tensor, reduce_op="sum") if self.several else tensor
+
+    def largest(self, *values: int) -> list[int]:
+        """The largest of each value on any rank."""
+        found = torch.tensor(values, device=self.device)
+        return (self.transport.all_reduce(found, reduce_op="max") if self.several else found).tolist()

@@ -1,0 +1,253 @@
+"""Everything around a run: processes, data, module, checkpoint; and putting back what was there before."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
+from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+
+from lightning_fl.arguments import check_arguments
+from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
+from lightning_fl.checkpoint import class_path, load_checkpoint, resolve_checkpoint
+from lightning_fl.data.module import FederatedDataModule
+from lightning_fl.engine.batches.client import BatchFactory
+from lightning_fl.engine.federation import Federation
+from lightning_fl.engine.processes import Processes
+from lightning_fl.engine.turn.compilation import CompiledSteps
+from lightning_fl.engine.turn.loop import LocalLoop
+from lightning_fl.engine.turn.module_trainer import ModuleTrainer, Surroundings, keep_metrics_local
+from lightning_fl.engine.weights.flat import FlatModule, Weights
+from lightning_fl.errors import CheckpointError, ConfigurationError
+from lightning_fl.run_log import versions
+from lightning_fl.surface import TrainerSurface
+
+__all__ = ["Run"]
+
+
+_STAGES = {
+    "fit": (TrainerFn.FITTING, RunningStage.TRAINING),
+    "validate": (TrainerFn.VALIDATING, RunningStage.VALIDATING),
+    "test": (TrainerFn.TESTING, RunningStage.TESTING),
+    "predict": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
+}
+
+
+class Run:
+    """A fit or an evaluation of a trainer's, from its set-up to its end.
+
+    Args:
+        trainer: whose.
+        stage: "fit", "validate", "test" or "predict".
+        module: the user's module, or what ``torch.compile`` made of one.
+        datamodule: the data.
+        ckpt_path: "last", "best", a file, or ``None``.
+    """
+
+    def __init__(self, trainer: TrainerSurface, stage: str, module: Any, datamodule: Any, ckpt_path: Any) -> None:
+        self._trainer = trainer
+        self._stage = stage
+        self._steps = CompiledSteps(module, trainer.compile)
+        self._arguments = (self._steps.module, datamodule)
+        self._ckpt_path = ckpt_path
+
+    def __enter__(self) -> None:
+        trainer, stage = self._trainer, self._stage
+        trainer.launch()
+        trainer.run_log.start(trainer.fabric)
+        # A resumed run may have found nothing better than the run it goes on from.
+        before = [] if trainer.ckpt_path is None else [Path(trainer.ckpt_path).parent.parent]
+        own = [Path(trainer.log_dir), *before]
+        path = resolve_checkpoint(self._ckpt_path, trainer.fabric, trainer.default_root_dir, own)
+        state = None if path is None else load_checkpoint(path)
+        goes_on = stage != "fit" and trainer.module is self._arguments[0] and bool(trainer.models)
+        trainer.begin(trainer.federation.for_evaluation() if goes_on else Federation())
+        self._rng = _collect_rng_states()
+        self._deterministic = torch.are_deterministic_algorithms_enabled()
+        if trainer.deterministic:
+            torch.use_deterministic_algorithms(True)
+        try:
+            around = _set_up(trainer, stage, self._steps, self._arguments[1])
+            trainer.resumes_fit = stage == "fit" and state is not None
+            if stage == "fit":
+                trainer.call("on_fit_start")
+            if state is not None:
+                assert path is not None
+                _check_fits(trainer, state, path)
+                trainer.load_state_dict(state, weights_only=stage != "fit")
+                trainer.ckpt_path = around.ckpt_path = os.fspath(path)
+                if trainer.resumes_fit:
+                    trainer.run_log.replay(path, trainer.current_round)
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        trainer = self._trainer
+        self._steps.end()
+        if error is not None:
+            trainer.call("on_exception", error)
+            if trainer.datamodule is not None:
+                trainer.datamodule.on_exception(error)
+        if trainer.datamodule is not None:
+            trainer.datamodule.teardown(self._stage)
+        if trainer.module is not None:
+            trainer.module.teardown(self._stage)
+            if error is None and trainer.num_clients:
+                trainer.loop.flat.load(trainer.client_model(0))
+        if error is None:
+            assert trainer.datamodule is not None
+            about, names = _about(trainer, self._stage), trainer.datamodule.client_names()
+            trainer.run_log.finish(None, about, trainer.federation, names, fitted=self._stage == "fit")
+        else:
+            trainer.run_log.finish(error)
+        trainer.call("teardown", self._stage)
+        trainer.fitting = False
+        torch.use_deterministic_algorithms(self._deterministic)
+        _set_rng_states(self._rng)
+
+
+def _check_fits(trainer: TrainerSurface, state: dict[str, Any], path: Path) -> None:
+    for what, own in (("module", class_path(trainer.module)), ("num_clients", trainer.num_clients)):
+        if state[what] != own:
+            raise CheckpointError(
+                f"{path}: the checkpoint's {what} is {state[what]}, this run's is {own}: give the checkpoint of a run"
+                " with the same recipe."
+            )
+    if state["seed"] != trainer.seed:
+        rank_zero_warn(f"{path} was made with seed {state['seed']}; this run goes on with seed {trainer.seed}.")
+    own_layout = {name: tuple(vector.shape) for name, vector in trainer.models[0].state_dict().items()}
+    layout = {name: tuple(vector.shape) for name, vector in state["models"][0].items()}
+    if layout != own_layout:
+        raise CheckpointError(
+            f"{path}: the checkpoint's weights have the layout {layout}, this module's have {own_layout}: give the"
+            " checkpoint of a run with the same model."
+        )
+
+
+def _set_up(trainer: TrainerSurface, stage: str, steps: CompiledSteps, datamodule: FederatedDataModule) -> Surroundings:
+    """Make the engine's parts for a module and data, in the order in which Lightning calls their hooks."""
+    settings, federation, fabric, processes = trainer.settings, trainer.federation, trainer.fabric, trainer.processes
+    factory = BatchFactory(datamodule, fabric.device, settings.channels_last, trainer.hooks)
+    trainer.batch_factory = factory
+    module: LightningModule = steps.module
+    check_arguments(module, datamodule)
+    steps.check(fabric.device)
+    trainer.call("setup", stage)
+    datamodule.trainer = trainer  # type: ignore[assignment]
+    around = Surroundings(
+        datamodule=datamodule,
+        loggers=trainer.loggers,
+        log_dir=trainer.log_dir,
+        callbacks=trainer.callbacks,
+        checkpoint_callback=trainer.callback(ModelCheckpoint),
+        profiler=trainer.profiler,
+        target_statistics=trainer.target_statistics,
+    )
+    shim = ModuleTrainer(module, fabric, settings, federation, processes, around)
+    shim.set_stage(*_STAGES[stage])
+    trainer.module, trainer.datamodule = module, datamodule
+    with fabric.rank_zero_first(local=True):
+        if fabric.local_rank == 0:
+            datamodule.prepare_data()
+            shim.call_hook("prepare_data")
+    datamodule.setup(stage)
+    processes.client_ranks = trainer.strategy.place_clients(
+        datamodule.num_clients, datamodule.client_sizes(), pinned=datamodule.pinned, block=settings.stacked_clients
+    )
+    _warn_of_idle_ranks(processes, settings.stacked_clients)
+    shim.call_hook("setup", stage)
+    shim.call_hook("configure_model")
+    if stage == "fit":
+        federation.num_samples = _exchange_sizes(factory, processes)
+    keep_metrics_local(module)
+    module.to(fabric.device)
+    fabric._precision.convert_module(module)
+    if stage == "fit":
+        shim.call_hook("on_fit_start")
+    flat = FlatModule(module)
+    _agree_on(trainer, flat.weights)
+    federation.begin(flat, processes.num_clients)
+    steps.begin()
+    trainer.loop = LocalLoop(
+        shim,
+        flat,
+        datamodule,
+        factory,
+        settings=settings,
+        federation=federation,
+        round=trainer.round,
+        processes=processes,
+        hooks=trainer.hooks,
+        learner=trainer.strategy,
+    )
+    return around
+
+
+def _exchange_sizes(factory: BatchFactory, processes: Processes) -> list[int]:
+    sizes: dict[int, int] = {}
+    for client in processes.hosted:
+        batches = factory.batches(client, "train")
+        assert batches is not None
+        if not batches.num_samples:
+            raise ConfigurationError(
+                f"client {client}'s training data have no length: define __len__ on its data set, since a"
+                " client's weight in the average is its number of samples."
+            )
+        sizes[client] = batches.num_samples
+    return list(processes.exchange(sizes).values())
+
+
+def _warn_of_idle_ranks(processes: Processes, block: int) -> None:
+    world_size = processes.transport.world_size
+    idle = world_size - len(set(processes.client_ranks))
+    if idle > 0:
+        rank_zero_warn(
+            f"{idle} of {world_size} processes host no client: there are {processes.num_clients} clients"
+            f"{f', {block} of which stay together' if block > 1 else ''}."
+            " Lower trainer.devices."
+        )
+
+
+def _agree_on(trainer: TrainerSurface, weights: Weights) -> None:
+    """Rank zero's initial weights on every rank: a module may have been made with another seed there."""
+    if trainer.processes.several:
+        for vector in weights.vectors.values():
+            wide = vector.float() if vector.dtype == torch.bfloat16 else vector
+            vector.copy_(trainer.fabric.broadcast(wide.cpu()))
+
+
+def _about(trainer: TrainerSurface, stage: str) -> dict[str, Any]:
+    """What the summary says of a run besides its metrics."""
+    assert trainer.datamodule is not None
+    source, names = trainer.datamodule.source, trainer.datamodule.client_names()
+    title = trainer.run_log.summary.get("title", f"{type(trainer.module).__name__} on {source} data")
+    about = {
+        "title": title,
+        "data_source": source,
+        "data": dict(trainer.datamodule.describe()),
+        "strategy": type(trainer.strategy).__name__,
+        "callbacks": [type(callback).__name__ for callback in trainer.callbacks],
+        "seed": trainer.seed,
+        "num_clients": trainer.num_clients,
+        "client_names": names,
+        "num_processes": trainer.fabric.world_size,
+        "device": str(trainer.fabric.device),
+        "versions": versions(),
+    }
+    if stage != "fit":
+        return about
+    checkpoint = trainer.callback(ModelCheckpoint)
+    about |= {
+        "rounds": trainer.current_round,
+        "wall_time_seconds": round(trainer.wall_time_seconds, 3),
+        "communication": trainer.communication.summary(names),
+        "interrupted": trainer.interrupted_by is not None,
+        "resumed_from": trainer.ckpt_path,
+    }
+    if checkpoint is not None:
+        about |= {"best_round": checkpoint.best_round, "best_value": checkpoint.best_value}
+    return about
