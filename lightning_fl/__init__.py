@@ -17,7 +17,7 @@ _EXPORTS = {
     "FederatedTrainer": "lightning_fl.trainer",
     "Partitioned": "lightning_fl.data.partitioned",
     "Silos": "lightning_fl.data.silos",
-    "federate": "lightning_fl.federate",
+    "federate": "lightning_fl.shortcut",
 }
 _SUBPACKAGES = ("callbacks", "data", "functional", "metrics", "models", "strategies")
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from lightning_fl.data.module import FederatedDataModule
     from lightning_fl.data.partitioned import Partitioned
     from lightning_fl.data.silos import Silos
-    from lightning_fl.federate import federate
+    from lightning_fl.shortcut import federate
     from lightning_fl.trainer import FederatedTrainer
 
 

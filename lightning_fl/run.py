@@ -139,6 +139,7 @@ def _set_up(trainer: TrainerSurface, stage: str, steps: CompiledSteps, datamodul
     trainer.call("setup", stage)
     datamodule.trainer = trainer  # type: ignore[assignment]
     around = Surroundings(
+        federated=trainer,
         datamodule=datamodule,
         loggers=trainer.loggers,
         log_dir=trainer.log_dir,

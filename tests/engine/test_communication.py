@@ -380,7 +380,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> FederatedTrainer:
 
 @given(groups=st.lists(st.lists(st.integers(0, N - 1), max_size=N, unique=True), min_size=1, max_size=6))
 def test_a_model_is_received_once_by_each(run: FederatedTrainer, groups: list[list[int]]) -> None:
-    run.communication.load_state_dict({})
+    run.communication.load_state_dict({}, run.models)
     model = run.models[0].clone()
     for clients in groups:
         run.communication.receive(clients, [model, model])

@@ -5,8 +5,8 @@ This object answers them for the one client whose turn it is. A client's local w
 ``current_epoch`` is the round, ``global_step`` counts the client's own optimiser steps.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -183,6 +183,7 @@ class Surroundings:
     """What a module may ask of the run around its turns.
 
     Args:
+        federated: whoever makes the run, for modules that know that they are federated.
         datamodule: the data of all clients.
         loggers: those of rank zero.
         log_dir: the run's folder.
@@ -193,10 +194,11 @@ class Surroundings:
         ckpt_path: the checkpoint that the run goes on from.
     """
 
+    federated: Any = None
     datamodule: Any = None
-    loggers: Sequence[Any] = ()
+    loggers: list[Any] = field(default_factory=list)
     log_dir: str | None = None
-    callbacks: Sequence[Any] = ()
+    callbacks: list[Any] = field(default_factory=list)
     checkpoint_callback: Any = None
     profiler: Any = None
     target_statistics: Callable[[], tuple[Tensor, Tensor]] | None = None
@@ -313,6 +315,10 @@ class ModuleTrainer:
     val_check_interval = 1.0
 
     @property
+    def federated(self) -> Any:
+        return self._around.federated
+
+    @property
     def datamodule(self) -> Any:
         return self._around.datamodule
 
@@ -323,7 +329,7 @@ class ModuleTrainer:
     @property
     def loggers(self) -> list[Any]:
         # Others than rank zero have none: what user code writes there goes nowhere, as in Lightning.
-        return list(self._around.loggers) if self._fabric.is_global_zero else [DummyLogger()]
+        return self._around.loggers if self._fabric.is_global_zero else [DummyLogger()]
 
     @property
     def log_dir(self) -> str | None:
@@ -335,7 +341,7 @@ class ModuleTrainer:
 
     @property
     def callbacks(self) -> list[Any]:
-        return list(self._around.callbacks)
+        return self._around.callbacks
 
     @property
     def checkpoint_callback(self) -> Any:

@@ -1,0 +1,52 @@
+"""The engine's parts put together by hand, without a trainer."""
+
+from typing import Any
+
+from lightning.fabric import Fabric
+from lightning.pytorch import LightningModule
+
+from lightning_fl import FederatedDataModule
+from lightning_fl.engine.batches.client import BatchFactory
+from lightning_fl.engine.federation import Federation, Round
+from lightning_fl.engine.hooks import Hooks
+from lightning_fl.engine.learner import Learner
+from lightning_fl.engine.processes import Processes
+from lightning_fl.engine.settings import Settings
+from lightning_fl.engine.turn.loop import LocalLoop
+from lightning_fl.engine.turn.module_trainer import ModuleTrainer, Surroundings
+from lightning_fl.engine.weights.flat import FlatModule
+from lightning_fl.strategies import FedAvg
+
+
+def make_loop(
+    module: LightningModule,
+    data: FederatedDataModule,
+    *,
+    federation: Federation | None = None,
+    hooks: Hooks | None = None,
+    learner: Learner | None = None,
+    **settings: Any,
+) -> LocalLoop:
+    """The loop of a fit with one process."""
+    fabric = Fabric(strategy=FedAvg(), accelerator="cpu", devices=1)
+    told, state, now = Settings(**settings), federation or Federation(), Round(fitting=True)
+    processes = Processes(fabric.strategy, fabric.device)  # type: ignore[arg-type]
+    processes.client_ranks = [0] * data.num_clients
+    factory = BatchFactory(data, fabric.device, hooks=hooks)
+    found = [factory.batches(client, "train") for client in range(data.num_clients)]
+    state.num_samples = [batches.num_samples for batches in found if batches is not None]
+    around = Surroundings(datamodule=data)
+    shim, flat = ModuleTrainer(module, fabric, told, state, processes, around), FlatModule(module)
+    state.begin(flat, data.num_clients)
+    return LocalLoop(
+        shim,
+        flat,
+        data,
+        factory,
+        settings=told,
+        federation=state,
+        round=now,
+        processes=processes,
+        hooks=hooks or Hooks(),
+        learner=learner or Learner(),
+    )
