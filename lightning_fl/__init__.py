@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_fl._registration import register_when_fabric_is_imported
 from lightning_fl.errors import CheckpointError, ConfigurationError, DataError, FederatedError, TrainingError
-
-__version__ = "0.1.0"
+from lightning_fl.version import __version__
 
 _EXPORTS = {
     "Collaboration": "lightning_fl.collaboration",

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from lightning_fl import __version__
 from lightning_fl.cli.diagnosis import compact
 from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
+from lightning_fl.version import __version__
 
 __all__ = ["COMMANDS", "Command", "error_text", "main", "make_parser", "parse"]
 

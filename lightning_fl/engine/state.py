@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lightning_fl import __version__
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.engine.turn.optimization import ClientState
+from lightning_fl.version import __version__
 
 if TYPE_CHECKING:
     from lightning_fl.callbacks.callback import Callback
