@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from lightning_fl.cohort import Participant
 from lightning_fl.engine.turn.loop import ClientReport
 from lightning_fl.engine.turn.optimization import ClientState
-from lightning_fl.engine.turn.results import LoggedValue
 from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.metrics import LoggedValue
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer

@@ -21,9 +21,9 @@ from lightning_fl.engine.batches.client import BatchFactory, ClientBatches, Size
 from lightning_fl.engine.batches.transfer import BatchTransfer
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.turn.optimization import ClientState, Optimization
-from lightning_fl.engine.turn.results import LoggedValue
 from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.metrics import LoggedValue
 from lightning_fl.seeding import generator, seed_default_generators
 
 if TYPE_CHECKING:
