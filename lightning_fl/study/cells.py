@@ -20,8 +20,8 @@ from typing import Any
 import yaml
 
 from lightning_fl.atomic import write_whole
-from lightning_fl.cli.diagnosis import load_recipe
 from lightning_fl.errors import CheckpointError, ConfigurationError
+from lightning_fl.recipe.file import load_recipe
 from lightning_fl.shipped import find_recipe
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.finished_run import FinishedRun
