@@ -1,13 +1,12 @@
 """lightning-fl: federate an ordinary ``LightningModule``.
 
-Importing this package is cheap: what needs torch is loaded on first use, and the strategies register with Fabric as
-soon as Fabric itself is imported.
+Importing this package is cheap: what needs torch is loaded on first use. ``import lightning_fl.strategies`` registers
+the strategies' names with Fabric; the trainer does so itself.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lightning_fl._registration import register_when_fabric_is_imported
 from lightning_fl.errors import CheckpointError, ConfigurationError, DataError, FederatedError, TrainingError
 from lightning_fl.version import __version__
 
@@ -62,6 +61,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-register_when_fabric_is_imported()

@@ -10,16 +10,13 @@ import re
 import statistics
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from lightning_fl.errors import ConfigurationError
-
-if TYPE_CHECKING:  # the figures of a finished run are compared without torch
-    from lightning_fl.engine.turn.results import LoggedValue
 
 __all__ = [
     "ClientMetrics",
     "GainSummary",
+    "LoggedValue",
     "MetricSummary",
     "default_metric",
     "direction_is_known",
@@ -57,6 +54,18 @@ _HIGHER = (
     "specificity",
     "ndcg",
 )
+
+
+@dataclass(frozen=True)
+class LoggedValue:
+    """One name's value for one client. ``weight`` is the number of samples behind it."""
+
+    value: float
+    weight: float
+    higher_is_better: bool | None = None
+    to_logger: bool = True
+    prog_bar: bool = False
+    steps: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -197,7 +206,7 @@ def _names_lower(name: str) -> bool | None:
     return False if any(word.startswith(_HIGHER) for word in words) else None
 
 
-def summarize(reports: Mapping[int, Mapping[str, "LoggedValue"]]) -> ClientMetrics:
+def summarize(reports: Mapping[int, Mapping[str, LoggedValue]]) -> ClientMetrics:
     """What clients logged -> one :class:`MetricSummary` per name.
 
     A metric that is NaN for some client (nothing to measure) leaves that client out; NaN for all stays NaN.

@@ -8,12 +8,10 @@ from pathlib import Path
 
 from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.package_folders import package_folder
 
 __all__ = ["available_recipes", "available_studies", "find_recipe", "find_study", "recipe_headline"]
 
-_PACKAGE = Path(__file__).resolve().parent
-# In a wheel the recipes lie inside the package, in a source checkout beside it.
-_FOLDERS = (_PACKAGE / "_shipped" / "recipes", _PACKAGE.parent / "recipes")
 #: The folder of the studies among the recipes.
 _STUDIES = "studies"
 
@@ -39,10 +37,7 @@ def available_studies() -> dict[str, Path]:
 
 
 def _folder() -> Path:
-    for folder in _FOLDERS:
-        if folder.is_dir():
-            return folder
-    raise ConfigurationError(f"no recipes found in {' or '.join(map(str, _FOLDERS))}: install the package again.")
+    return package_folder("recipes", "recipes")
 
 
 def find_recipe(name_or_path: str) -> Path:

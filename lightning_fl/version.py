@@ -1,4 +1,4 @@
-"""The version of this package."""
+"""The package's version, for whoever writes it into a file; the package's own ``__init__`` is imported by nobody."""
 
 __all__ = ["__version__"]
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_fl.engine.turn.results import LoggedValue
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import (
+    LoggedValue,
     default_metric,
     gains,
     higher_is_better,

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from lightning_fl.cli import main, make_parser
-from lightning_fl.cli.run import instantiate
 from lightning_fl.data.cards.catalogue import load_card
+from lightning_fl.recipe.instantiate import instantiate
 from lightning_fl.shipped import available_recipes, find_recipe, recipe_headline
 
 RECIPES = available_recipes()

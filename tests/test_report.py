@@ -11,8 +11,7 @@ from torch.utils.data import TensorDataset
 
 from lightning_fl import FederatedDataModule, FederatedTrainer
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.engine.turn.results import LoggedValue
-from lightning_fl.metrics import summarize
+from lightning_fl.metrics import LoggedValue, summarize
 from lightning_fl.report import client_table, print_report
 
 

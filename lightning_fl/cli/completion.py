@@ -123,8 +123,8 @@ def _classes(key: str) -> list[Any]:
     from lightning.pytorch import LightningModule
 
     from lightning_fl.callbacks import Callback
-    from lightning_fl.cli.diagnosis import subclasses
     from lightning_fl.data import FederatedDataModule
+    from lightning_fl.recipe.faults import subclasses
     from lightning_fl.strategies import FederatedStrategy
 
     bases: dict[str, type] = {
@@ -134,11 +134,11 @@ def _classes(key: str) -> list[Any]:
         "trainer.strategy": FederatedStrategy,
     }
     found = [cls for cls in subclasses(bases[key]) if cls.__module__.startswith("lightning_fl.")]
-    return sorted((cls for cls in found if ".cli." not in cls.__module__), key=lambda cls: cls.__name__)
+    return sorted((cls for cls in found if ".recipe." not in cls.__module__), key=lambda cls: cls.__name__)
 
 
 def _add_class_arguments(parser: argparse.ArgumentParser) -> None:
-    from lightning_fl.cli.diagnosis import accepted_arguments
+    from lightning_fl.recipe.faults import accepted_arguments
 
     for key in ("model", "data"):
         values: dict[str, dict[str, None]] = {}

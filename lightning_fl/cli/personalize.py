@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lightning_fl.cli.diagnosis import load_recipe
 from lightning_fl.errors import CheckpointError, ConfigurationError
+from lightning_fl.recipe.file import load_recipe
+from lightning_fl.recipe.instantiate import instantiate
+from lightning_fl.recipe.parser import make_parser
 
 if TYPE_CHECKING:
     from lightning_fl.personalization import Personalization
@@ -68,13 +70,10 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     if out.exists() and not config.force:
         raise ConfigurationError(f"{out} is there already: name another file with --out, or replace it with --force.")
 
-    from lightning_fl.cli import make_parser
-
     fit = make_parser("fit")  # imports torch and what depends on it, without their warnings
 
     from lightning import seed_everything
 
-    from lightning_fl.cli.run import instantiate
     from lightning_fl.personalization import personalize
 
     seed = summary["seed"] if config.seed is None else config.seed

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lightning_fl.engine.turn.results import LoggedValue
+from lightning_fl.metrics import LoggedValue
 
 __all__ = ["ClientReport", "ClientState", "LocalWork"]
 

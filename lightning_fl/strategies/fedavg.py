@@ -26,7 +26,7 @@ class FedAvg(FederatedStrategy):
     """``w <- sum_i beta_i w_i`` over the round's cohort.
 
     Example:
-        >>> import lightning_fl
+        >>> import lightning_fl.strategies  # registers the names with Fabric
         >>> from lightning.fabric import Fabric
         >>> Fabric(strategy="fedavg", accelerator="cpu", devices=1).strategy.name
         'fedavg'

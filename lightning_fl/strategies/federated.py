@@ -57,6 +57,8 @@ class FederatedStrategy(Learner, DDPStrategy):
 
     In a loop of one's own, with one client per process::
 
+        import lightning_fl.strategies  # registers the names with Fabric
+
         fabric = Fabric(strategy="fedavg", devices=2)
         fabric.launch()
         model, optimizer = fabric.setup(model, optimizer)

@@ -19,13 +19,13 @@ from typing import Any
 
 import yaml
 
-from lightning_fl import __version__
 from lightning_fl.atomic import write_whole
-from lightning_fl.cli.diagnosis import load_recipe
 from lightning_fl.errors import CheckpointError, ConfigurationError
+from lightning_fl.recipe.file import load_recipe
 from lightning_fl.shipped import find_recipe
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.finished_run import FinishedRun
+from lightning_fl.version import __version__
 
 __all__ = ["Attempt", "Cell", "Variant", "cells_of"]
 

@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lightning_fl.cli.diagnosis import load_recipe
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.recipe.file import load_recipe
 from lightning_fl.study.cells import Cell
 
 __all__ = ["StudyDisplay"]

@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from lightning_fl import __version__
 from lightning_fl.study.workers import usable_cores
+from lightning_fl.version import __version__
 
 __all__ = ["describe_environment", "package_commit"]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from lightning_fl.cli.diagnosis import load_recipe
 from lightning_fl.errors import CheckpointError, ConfigurationError
+from lightning_fl.recipe.file import load_recipe
 
 __all__ = ["WATCHING", "FinishedRun", "RunMetric", "find_runs"]
 

@@ -12,7 +12,10 @@ from importlib.util import find_spec
 from multiprocessing import parent_process
 from pathlib import Path
 
-from lightning_fl.cli import error_text, main, parse
+from lightning_fl.diagnosis import error_text, exit_code
+from lightning_fl.recipe.instantiate import instantiate
+from lightning_fl.recipe.parser import parse
+from lightning_fl.recipe.run import run
 
 __all__ = ["check_settings", "run_cell", "start_worker"]
 
@@ -51,12 +54,12 @@ def run_cell(words: list[str], log: Path) -> None:
     sys.argv = ["lightning-fl", *words]
     sys.modules["__main__"].__spec__ = find_spec("lightning_fl.__main__")
     print(f"$ lightning-fl {' '.join(words)}", flush=True)
-    sys.exit(main(words, PARSER))
+    command, *rest = words
+    sys.exit(exit_code(lambda: run(command, parse(command, PARSER, rest), PARSER, rest)))
 
 
 def check_settings(words: list[str]) -> str | None:
     """What is wrong with the words of a cell, as far as it is seen before data are read; ``None`` for nothing."""
-    from lightning_fl.cli.run import instantiate
     from lightning_fl.study.warm import PARSER
 
     try:

@@ -9,9 +9,9 @@ from typing import Any, TypeGuard
 
 import yaml
 
-from lightning_fl.cli.diagnosis import read_yaml
 from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.recipe.file import read_yaml
 from lightning_fl.study.claims import LABEL, STATISTICS, Claim, parse_claim
 from lightning_fl.study.declaration import FULL, Arm, Overrides, Published, Scale, Study, TableLayout
 

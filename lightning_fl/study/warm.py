@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from lightning_fl.cli import make_parser
+from lightning_fl.recipe.parser import make_parser
 
 __all__ = ["PARSER"]
 
@@ -16,6 +16,7 @@ for _name in (
     "lightning_fl.data.tables.dataset",
     "lightning_fl.engine.batches.graph_packs",
     "lightning_fl.models.mpnn",
+    "lightning_fl.recipe.run",
     "lightning_fl.report",
     "sklearn.datasets",
     "torch.utils.tensorboard",

@@ -1,12 +1,8 @@
 """A wrong recipe is refused before training, in words that name the key and the mend."""
 
-from collections import OrderedDict
 from pathlib import Path
 
 import pytest
-
-from lightning_fl.cli.diagnosis import accepted_arguments, collect_settings, load_recipe
-from lightning_fl.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(
@@ -141,22 +137,6 @@ def test_wrong_recipes(tiny, command, old, new, message):
     assert len(err.splitlines()) <= 2
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", r"recipe.yaml: a recipe is a mapping with the keys .* this is empty\."),
-        (b"- a\n", r"recipe.yaml: a recipe is a mapping .* this is a list\."),
-        (b"a: \xff\n", r"recipe.yaml cannot be read as YAML: 'utf-8' codec"),
-        (b"a: [1\nb: 2\n", r"recipe.yaml, line 2, column 2: not YAML: .* Check the indentation"),
-        (b"a: \x01\n", r"recipe.yaml cannot be read as YAML: unacceptable character"),
-    ],
-)
-def test_load_recipe_refuses(tmp_path, content, message):
-    Path("recipe.yaml").write_bytes(content)
-    with pytest.raises(ConfigurationError, match=message):
-        load_recipe(Path("recipe.yaml"))
-
-
 def test_what_is_not_given(command):
     code, _, err = command("fit")
     assert code == 2
@@ -167,38 +147,6 @@ def test_what_is_not_given(command):
         assert (
             err == f"error: ckpt_path not given: add --ckpt_path with last, best or a file, for lightning-fl {name}.\n"
         )
-
-
-def test_settings_of_a_command_line_are_merged_in_order(tmp_path):
-    Path("one.yaml").write_text(
-        "model: {class_path: A, init_args: {x: 1, y: 1}}\ntrainer: {callbacks: [{class_path: B}]}"
-    )
-    Path("two.yaml").write_text("model: {init_args: {y: 2}}")
-    words = "--config one.yaml --config=two.yaml --model.x 3 --model.init_args.z={a: 1} --data Own --data.n 4"
-    words += " --trainer.callbacks+=C --trainer.callbacks.alpha 0.5 --print_config --seed_everything 1"
-    arguments = [word.replace("\0", " ") for word in words.replace("{a: 1}", "{a:\0001}").split()]
-    assert collect_settings(arguments) == {
-        "model": {"class_path": "A", "init_args": {"x": 3, "y": 2, "z": {"a": 1}}},
-        "trainer": {"callbacks": [{"class_path": "B"}, {"class_path": "C", "init_args": {"alpha": 0.5}}]},
-        "data": {"class_path": "Own", "init_args": {"n": 4}},
-        "print_config": None,
-        "seed_everything": 1,
-    }
-
-
-def test_accepted_arguments_include_those_passed_on():
-    class Base:
-        def __init__(self, *, rounds: int = 1):
-            self.rounds = rounds
-
-    class Derived(Base):
-        def __init__(self, *, size: int = 1, **kwargs: int):
-            super().__init__(**kwargs)
-            self.size = size
-
-    assert sorted(accepted_arguments(Derived)) == ["rounds", "size"]
-    with pytest.raises(ValueError, match="unsupported input"):
-        accepted_arguments(OrderedDict)
 
 
 def test_an_error_of_the_users_own_constructor_keeps_its_type(tiny, command):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import lightning_fl
-from lightning_fl import shipped
+from lightning_fl import package_folders, shipped
 from lightning_fl.cli import COMMANDS
 from lightning_fl.data.cards.catalogue import available_cards
 from lightning_fl.errors import ConfigurationError
@@ -187,20 +187,23 @@ def test_datasets_shows_folders_as_published(command, monkeypatch, tmp_path):
 
 
 def test_an_installation_without_recipes_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(shipped, "_FOLDERS", (tmp_path / "a", tmp_path / "b"))
-    with pytest.raises(ConfigurationError, match=r"no recipes found in .*/a or .*/b: install the package again"):
+    monkeypatch.setattr(package_folders, "_PLACES", (tmp_path / "a", tmp_path / "b"))
+    with pytest.raises(
+        ConfigurationError, match=r"no recipes found in .*/a/recipes or .*/b/recipes: install the package"
+    ):
         available_recipes()
 
 
 def test_recipes_in_folders_are_named_with_them(monkeypatch, tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "deep.yaml").write_text("# What it does.\n# More.\nseed_everything: 0\n")
-    (tmp_path / "bare.yaml").write_text("seed_everything: 0\n")
-    monkeypatch.setattr(shipped, "_FOLDERS", (tmp_path,))
+    folder = tmp_path / "recipes"
+    (folder / "folder").mkdir(parents=True)
+    (folder / "folder" / "deep.yaml").write_text("# What it does.\n# More.\nseed_everything: 0\n")
+    (folder / "bare.yaml").write_text("seed_everything: 0\n")
+    monkeypatch.setattr(package_folders, "_PLACES", (tmp_path,))
     recipes = available_recipes()
     assert list(recipes) == ["bare", "folder/deep"]
     assert [recipe_headline(path) for path in recipes.values()] == ["", "What it does."]
-    assert shipped.find_recipe("folder/deep") == tmp_path / "folder" / "deep.yaml"
+    assert shipped.find_recipe("folder/deep") == folder / "folder" / "deep.yaml"
 
 
 def test_ctrl_c_before_a_run(command, monkeypatch):

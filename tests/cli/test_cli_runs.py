@@ -7,14 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
 import yaml
-from torch.utils.data import Subset, TensorDataset
 
 from lightning_fl.cli import make_parser
-from lightning_fl.cli.predictions import prediction_table
-from lightning_fl.cli.saved_config import flat_hyperparameters
-from lightning_fl.errors import ConfigurationError
 
 
 def summary(folder="runs/version_0"):
@@ -162,65 +157,6 @@ def test_predict_refuses_a_model_that_cannot(tiny, command):
     code, _, err = command("predict", "--config", "mute.yaml", "--ckpt_path", "last")
     assert code == 2
     assert err == "error: Mute defines neither predict_step nor forward: lightning-fl predict needs one.\n"
-
-
-def test_prediction_table_of_any_data():
-    features = torch.arange(6.0)[:, None]
-    targets = torch.tensor([0, 1, 0, 1, 0, 1])
-    subset = Subset(TensorDataset(features, targets), [4, 1, 3])
-    table = prediction_table(subset, [torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([[1.0, 0.0]])])
-    assert table.to_dict("list") == {
-        "index": [4, 1, 3],
-        "target": [0, 1, 1],
-        "prediction_0": [0.5, 0.25, 1.0],
-        "prediction_1": [0.5, 0.75, 0.0],
-    }
-    table = prediction_table(subset, [{"mean": torch.zeros(3), "class": torch.tensor([1, 2, 3])}])
-    assert list(table["class"]) == [1, 2, 3]
-    assert list(table["mean"]) == [0.0, 0.0, 0.0]
-    table = prediction_table([object(), object()], [torch.tensor(1.0, dtype=torch.bfloat16), torch.tensor(2.0)])
-    assert table.to_dict("list") == {"index": [0, 1], "prediction": [1.0, 2.0]}
-
-
-@pytest.mark.parametrize(
-    ("outputs", "message"),
-    [
-        ([[torch.zeros(3)]], "predict_step returned a list: to be written as a table it must be a tensor with one row"),
-        ([None], "predict_step returned a NoneType: to be written"),
-        ([torch.zeros(2, 4)], r"predict_step returned values of shape \[2, 4\] for 3 samples: return one row per"),
-    ],
-)
-def test_prediction_table_refuses(outputs, message):
-    with pytest.raises(ConfigurationError, match=message):
-        prediction_table(TensorDataset(torch.zeros(3, 1), torch.zeros(3)), outputs)
-
-
-def test_flat_hyperparameters():
-    config = {
-        "config": ["x.yaml"],
-        "ckpt_path": "last",
-        "seed_everything": 1,
-        "trainer": {
-            "max_rounds": 3,
-            "plugins": None,
-            "callbacks": [{"class_path": "a.b.Mix", "init_args": {"alpha": 0.5, "layer": None}}],
-        },
-        "model": {
-            "class_path": "a.Net",
-            "init_args": {"sizes": [8, 4], "bias": True, "head": {"class_path": "a.Head"}},
-        },
-    }
-    assert flat_hyperparameters(config) == {
-        "seed_everything": 1,
-        "trainer.max_rounds": 3,
-        "trainer.callbacks.Mix": "Mix",
-        "trainer.callbacks.Mix.alpha": 0.5,
-        "model": "Net",
-        "model.sizes.0": 8,
-        "model.sizes.1": 4,
-        "model.bias": True,
-        "model.head": "Head",
-    }
 
 
 def test_what_torch_compile_is_given(tiny, command):

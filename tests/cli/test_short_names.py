@@ -7,8 +7,8 @@ from lightning.pytorch import LightningModule
 from PIL import Image
 
 from lightning_fl.callbacks import BiddingPolicy, Callback
-from lightning_fl.cli.diagnosis import subclasses
 from lightning_fl.data import FederatedDataModule, Partitioner
+from lightning_fl.recipe.faults import subclasses
 from lightning_fl.strategies import FederatedStrategy
 
 BASES = {

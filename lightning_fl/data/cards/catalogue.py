@@ -23,6 +23,7 @@ from lightning_fl.data.cards.images import ImageCard
 from lightning_fl.data.cards.molecules import FORMATS, CardTarget, MoleculeCard
 from lightning_fl.data.cards.tables import TableCard
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.package_folders import package_folder
 
 __all__ = [
     "FORMATS",
@@ -38,10 +39,6 @@ __all__ = [
     "load_card",
 ]
 
-_PACKAGE = Path(__file__).resolve().parents[2]
-# In a wheel the cards lie inside the package, in a source checkout beside it.
-_FOLDERS = (_PACKAGE / "_shipped" / "datasets", _PACKAGE.parent / "datasets")
-
 KindOfCard = TypeVar("KindOfCard", bound=Card)
 
 #: The kinds of cards; a format belongs to one of them.
@@ -49,11 +46,12 @@ _KINDS: tuple[type[Card], ...] = (MoleculeCard, ImageCard, TableCard)
 
 
 def available_cards() -> dict[str, Path]:
-    """The cards that come with the package: name to path, sorted by name."""
-    for folder in _FOLDERS:
-        if folder.is_dir():
-            return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-    raise ConfigurationError(f"no cards found in {' or '.join(map(str, _FOLDERS))}: install the package again.")
+    """The cards that come with the package: name to path, sorted by name.
+
+    Raises:
+        ConfigurationError: the package was installed without them.
+    """
+    return {path.stem: path for path in sorted(package_folder("datasets", "cards").glob("*.yaml"))}
 
 
 def load_card(name_or_path: str | Path) -> Card:

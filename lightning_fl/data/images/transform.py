@@ -7,7 +7,7 @@ device nor on which client came before.
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -15,9 +15,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lightning_fl.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
 
 __all__ = [
     "AUGMENTATIONS",
@@ -140,7 +137,7 @@ def transform_batch(
 ) -> list[Tensor]:
     """A batch ``[images, ...]`` of a data module with its images as floats, augmented if it is trained on."""
     images, *others = batch
-    trainer = cast("FederatedTrainer | None", datamodule.trainer)
+    trainer = datamodule.trainer
     # outside a run (the data are looked at by hand) nothing is augmented, as in an evaluation
     training = trainer is not None and trainer.training
     return [transform(images, training), *others]

@@ -23,7 +23,8 @@ from torch.utils.data import (
 from lightning_fl.data.graphs import is_graph, is_graph_dataset
 from lightning_fl.data.loaders import has_plain_batches
 from lightning_fl.data.module import FederatedDataModule, Split
-from lightning_fl.engine.batches.packs import Pack, pack_dataset
+from lightning_fl.engine.batches.packing import pack_dataset
+from lightning_fl.engine.batches.packs import Pack
 from lightning_fl.engine.hooks import Hooks
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.seeding import derive_seed, seed_default_generators

@@ -6,11 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
 
-from lightning_fl.data.graphs import is_graph, is_graph_dataset
-
-__all__ = ["Pack", "TensorPack", "channels_last", "pack_dataset"]
+__all__ = ["Pack", "TensorPack", "channels_last"]
 
 
 class Pack(ABC):
@@ -100,17 +97,3 @@ def channels_last(tensor: Tensor) -> Tensor:
     if not _are_images(tensor):
         return tensor
     return tensor.contiguous(memory_format=torch.channels_last if tensor.ndim == 4 else torch.channels_last_3d)
-
-
-def pack_dataset(dataset: Dataset | Sequence[Any]) -> Pack | None:
-    """The data set as a :class:`Pack`, or ``None`` where its samples must be fetched one by one.
-
-    Packable are a ``TensorDataset``, a list of PyG ``Data``, and an ``InMemoryDataset`` without transform.
-    """
-    if type(dataset) is TensorDataset:
-        return TensorPack(dataset.tensors)
-    if is_graph_dataset(dataset) or (isinstance(dataset, list) and dataset and is_graph(dataset[0])):
-        from lightning_fl.engine.batches.graph_packs import pack_graphs  # imports PyG
-
-        return pack_graphs(dataset)
-    return None

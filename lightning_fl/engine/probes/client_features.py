@@ -9,7 +9,8 @@ from lightning.pytorch.utilities.model_helpers import _ModuleMode
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightning_fl.data.features import (
+from lightning_fl.engine.batches.client import PackedBatches
+from lightning_fl.engine.probes.discriminator_inputs import (
     client_samples,
     count_classes,
     dataset_smiles,
@@ -18,7 +19,6 @@ from lightning_fl.data.features import (
     sample_classes,
     squared_norms,
 )
-from lightning_fl.engine.batches.client import PackedBatches
 from lightning_fl.engine.probes.statistics import target_statistics
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.errors import ConfigurationError
@@ -72,7 +72,7 @@ class LayerOutput(nn.Module):
 def client_features(
     loop: LocalLoop, clients: Collection[int], encoder: nn.Module | None = None
 ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Discriminator inputs of the hosted ones among some clients (:mod:`lightning_fl.data.features`).
+    """Discriminator inputs of the hosted ones among some clients (:mod:`.discriminator_inputs`).
 
     Features are what the module's steps get (normalised, never augmented), flattened; with ``encoder`` its output for
     them; of molecules, Morgan fingerprints where the data set has SMILES. Every rank calls it; sums of squares, numbers

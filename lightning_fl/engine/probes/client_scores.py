@@ -7,11 +7,10 @@ import torch
 from lightning_fl.data.module import Split
 from lightning_fl.engine.probes.held_out_loss import metric_states
 from lightning_fl.engine.turn.loop import LocalLoop
-from lightning_fl.engine.turn.results import LoggedValue
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.pifl import ImportanceWeights, importance_weights_from_metric
-from lightning_fl.metrics import ClientMetrics, default_metric, higher_is_better, monitored_metric
+from lightning_fl.metrics import ClientMetrics, LoggedValue, default_metric, higher_is_better, monitored_metric
 
 __all__ = ["ClientScores", "default_score"]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lightning_fl.engine.client import ClientReport
-from lightning_fl.engine.turn.results import LoggedValue
+from lightning_fl.metrics import LoggedValue
 
 __all__ = ["combine_reports"]
 

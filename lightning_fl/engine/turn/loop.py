@@ -27,10 +27,10 @@ from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.turn.optimization import Optimization
-from lightning_fl.engine.turn.results import LoggedValue
 from lightning_fl.engine.weights.flat import FlatModule, Span, Weights
 from lightning_fl.engine.weights.local_parameters import averaged_spans
 from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.metrics import LoggedValue
 from lightning_fl.seeding import generator, seed_default_generators
 
 __all__ = ["LocalLoop", "ends_step", "turn_report"]

@@ -9,20 +9,9 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.metrics import LoggedValue
 
-__all__ = ["LogCollector", "LoggedValue"]
-
-
-@dataclass(frozen=True)
-class LoggedValue:
-    """One name's value for one client. ``weight`` is the number of samples behind it."""
-
-    value: float
-    weight: float
-    higher_is_better: bool | None = None
-    to_logger: bool = True
-    prog_bar: bool = False
-    steps: tuple[tuple[int, float], ...] = ()
+__all__ = ["LogCollector"]
 
 
 @dataclass

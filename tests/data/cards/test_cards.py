@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lightning_fl import package_folders
 from lightning_fl.data.cards import catalogue as cards
 from lightning_fl.data.cards.catalogue import (
     ImageCard,
@@ -72,19 +73,19 @@ def test_a_card_of_ones_own_is_read_in_full(tmp_path):
 
 
 def test_cards_in_the_package_go_before_those_beside_it(tmp_path, monkeypatch):
-    inside, beside = tmp_path / "inside", tmp_path / "beside"
-    beside.mkdir()
+    inside, beside = tmp_path / "inside" / "datasets", tmp_path / "beside" / "datasets"
+    beside.mkdir(parents=True)
     write(beside)
-    monkeypatch.setattr(cards, "_FOLDERS", (inside, beside))
+    monkeypatch.setattr(package_folders, "_PLACES", (inside.parent, beside.parent))
     assert available_cards() == {"mine": beside / "mine.yaml"}
-    inside.mkdir()
+    inside.mkdir(parents=True)
     write(inside)
     assert available_cards() == {"mine": inside / "mine.yaml"}
 
 
 def test_no_folder_of_cards_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(cards, "_FOLDERS", (tmp_path / "none",))
-    with pytest.raises(ConfigurationError, match=r"no cards found in .*none: install"):
+    monkeypatch.setattr(package_folders, "_PLACES", (tmp_path / "none",))
+    with pytest.raises(ConfigurationError, match=r"no cards found in .*none/datasets: install"):
         available_cards()
 
 

@@ -10,8 +10,8 @@ from torch.utils.data import TensorDataset
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback
 from lightning_fl.data import MoleculeNet, Scaffold
-from lightning_fl.data.features import morgan_fingerprints
 from lightning_fl.engine.probes.client_features import LayerOutput, client_features
+from lightning_fl.engine.probes.discriminator_inputs import morgan_fingerprints
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.models import MoleculeModel
 

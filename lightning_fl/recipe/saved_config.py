@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_fl import __version__
 from lightning_fl.atomic import write_whole
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.version import __version__
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer

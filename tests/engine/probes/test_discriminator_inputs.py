@@ -10,7 +10,12 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from torch_geometric.data import Batch, Data
 from torchvision.transforms.v2 import CenterCrop
 
-from lightning_fl.data.features import (
+from lightning_fl.data.molecules.dataset import MoleculeDataset
+from lightning_fl.data.molecules.standin import esol_standin
+from lightning_fl.engine.batches.client import ClientBatches, PackedBatches, SizedBatch
+from lightning_fl.engine.batches.packing import pack_dataset
+from lightning_fl.engine.batches.packs import TensorPack
+from lightning_fl.engine.probes.discriminator_inputs import (
     batch_features,
     client_samples,
     count_classes,
@@ -21,10 +26,6 @@ from lightning_fl.data.features import (
     sample_classes,
     squared_norms,
 )
-from lightning_fl.data.molecules.dataset import MoleculeDataset
-from lightning_fl.data.molecules.standin import esol_standin
-from lightning_fl.engine.batches.client import ClientBatches, PackedBatches, SizedBatch
-from lightning_fl.engine.batches.packs import TensorPack, pack_dataset
 from lightning_fl.errors import ConfigurationError, DataError
 
 SMILES = ["CCO", "c1ccccc1", "CC(=O)O", "CCN", "C"]

@@ -20,12 +20,11 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from lightning_fl.data.graphs import is_graph
 from lightning_fl.data.targets import TARGET_KEYS, batch_targets
+from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
     from torch_geometric.data.data import BaseData
-
-    from lightning_fl.engine.batches.client import ClientBatches
 
 __all__ = [
     "batch_features",
@@ -44,7 +43,7 @@ Transfer = Callable[[Any, bool], Any]
 
 
 def client_samples(
-    batches: "ClientBatches",
+    batches: ClientBatches,
     seed_path: tuple[int | str, ...],
     *,
     transfer: Transfer | None = None,

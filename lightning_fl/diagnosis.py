@@ -1,0 +1,102 @@
+"""Errors in words: what is printed of one, and how a command ends that met it.
+
+Exit codes: 0; 2 for what the user is to mend, with the reason on standard error; 128 + n after signal n. With
+``LIGHTNING_FL_DEBUG=1`` an error comes with its traceback.
+"""
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+
+from jsonargparse import ArgumentError
+
+from lightning_fl.errors import FederatedError, TrainingError
+
+__all__ = ["compact", "error_text", "exit_code", "federated_cause"]
+
+
+def exit_code(command: Callable[[], int]) -> int:
+    """Run a command and say on standard error what went wrong.
+
+    Args:
+        command: returns its exit code.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        code = command()
+        sys.stdout.flush()
+        return code
+    except (FederatedError, ArgumentError) as error:
+        if _shows_traceback():
+            traceback.print_exc()
+        for line in error_text(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `lightning-fl recipes | head`; the interpreter must not flush into the pipe once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def federated_cause(error: BaseException | None) -> FederatedError | None:
+    """The error that is meant for the user, if it lies below one of the parser's."""
+    while error is not None and not isinstance(error, FederatedError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def error_text(error: BaseException) -> str:
+    """What is printed of an error."""
+    own = federated_cause(error)
+    if own is None:
+        return compact(str(error))
+    hint = ""
+    unforeseen = own.__cause__ is not None and not isinstance(own.__cause__, FederatedError)
+    if isinstance(own, TrainingError) and unforeseen and not _shows_traceback():
+        hint = "\nLIGHTNING_FL_DEBUG=1 shows where in the code."
+    return f"{own}{hint}"
+
+
+def _shows_traceback() -> bool:
+    return os.environ.get("LIGHTNING_FL_DEBUG") == "1"
+
+
+def compact(message: str) -> str:
+    """The parser's message for one wrong value, several nested lines, as one sentence."""
+    path = ".".join(re.findall(r'Parser key "([^"]+)"', message))
+    lines = message.splitlines()
+    given = [line.split(":", 1)[1].strip() for line in lines if re.match(r"\s*Given value:", line)]
+    reasons: list[tuple[int, str]] = []
+    for line in lines:
+        text = re.sub(r'^Parser key "[^"]+":', "", line.strip().removeprefix("- ")).strip()
+        if text and not _FRAME.match(text):
+            reasons.append((len(line) - len(line.lstrip()), _plain(text)))
+    deepest = max((indent for indent, _ in reasons), default=0)
+    chosen = list(dict.fromkeys(text for indent, text in reasons if indent == deepest))
+    # Of several types that a value may have, a reason of its own tells more than "expected another type".
+    telling = [text for text in chosen if not text.startswith("expected a value of type")]
+    sentence = "; ".join(telling or chosen) or " ".join(message.split())
+    if given and not telling and "got " not in sentence:
+        sentence += f"; got {given[0]}" if len(given[0]) < 80 else ""
+    return f"{path}: {sentence}." if path else f"{sentence.rstrip('.')}."
+
+
+# lines that say only where in the nesting they stand
+_FRAME = re.compile(
+    r"(Does not validate|Subtypes:|Errors:|Given value|Problem with given|Expected a <class 'NoneType'>|Subclass types"
+    r"|a class path|a dict with)"
+)
+
+
+def _plain(text: str) -> str:
+    text = re.sub(r"typing\.Literal\[([^\]]*)\]", r"one of \1", text)
+    text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text)
+    text = re.sub(r"^Expected an? (one of )?", lambda match: f"expected {match[1] or 'a value of type '}", text)
+    return re.sub(r"\.? Got value: ", ", got ", text).rstrip(".")

@@ -1,0 +1,127 @@
+"""What is wrong with a recipe's settings: every unknown key and class at once, with the nearest valid one."""
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from jsonargparse import ArgumentParser
+
+from lightning_fl.data.cards.catalogue import did_you_mean
+from lightning_fl.recipe.settings import CLASS_KEYS
+
+__all__ = ["accepted_arguments", "find_faults", "subclasses"]
+
+
+def find_faults(tree: Mapping[str, Any], keys: Collection[str], bases: Mapping[str, type]) -> list[str]:
+    """Every key and class of a tree of settings that does not exist, each in a sentence with the nearest that does.
+
+    Args:
+        tree: the settings.
+        keys: the parser's keys with their full paths, such as ``trainer.max_rounds``.
+        bases: the class that an extensible key holds a subclass of, by the key's path; short names are those of
+            subclasses of the key's own base, for a key that is not listed of any of them.
+    """
+    return list(_faults_of_group(tree, "", keys, bases))
+
+
+def _faults_of_group(
+    tree: Mapping[str, Any], prefix: str, keys: Collection[str], bases: Mapping[str, type]
+) -> Iterator[str]:
+    here = sorted({key.removeprefix(prefix).split(".")[0] for key in keys if key.startswith(prefix)})
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if key not in here:
+            yield f"{path}: there is no such key{did_you_mean(str(key), here) or _elsewhere(str(key), keys)}."
+        elif path in keys:
+            yield from _faults_of_value(value, path, bases)
+        elif isinstance(value, Mapping):
+            yield from _faults_of_group(value, f"{path}.", keys, bases)
+        elif value is not None:
+            yield f"{path}={value!r}: expected a mapping with keys such as {', '.join(_below(path, keys)[:3])}."
+
+
+def _below(path: str, keys: Collection[str]) -> list[str]:
+    return [key.removeprefix(f"{path}.") for key in keys if key.startswith(f"{path}.")]
+
+
+def _elsewhere(name: str, keys: Collection[str]) -> str:
+    """The full path of a key that was written at the wrong place."""
+    places = [key for key in keys if key.rpartition(".")[2] == name]
+    return f" (did you mean {places[0]!r}?)" if places else ""
+
+
+def _faults_of_value(value: object, path: str, bases: Mapping[str, type]) -> Iterator[str]:
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _faults_of_value(item, f"{path}[{number}]", bases)
+    elif isinstance(value, Mapping) and isinstance(value.get("class_path"), str):
+        yield from _faults_of_class(value, path, bases)
+    elif isinstance(value, Mapping):
+        for number, item in value.items():
+            if isinstance(number, int):  # a client's, as in ``policies: {3: ...}``
+                yield from _faults_of_value(item, f"{path}[{number}]", bases)
+
+
+def _faults_of_class(entry: Mapping[str, Any], path: str, bases: Mapping[str, type]) -> Iterator[str]:
+    name = entry["class_path"]
+    base = bases.get(re.sub(r"\[\d+\]", "", path))
+    found = _find_class(name, list(bases.values()) if base is None else [base])
+    if isinstance(found, str):
+        yield f"{path}.class_path={name!r}: {found}."
+        return
+    if base is not None and isinstance(found, type) and not issubclass(found, base):
+        yield f"{path}.class_path={name!r}: it is not a subclass of {base.__module__}.{base.__qualname__}."
+        return
+    for key in entry:
+        if key not in CLASS_KEYS:
+            yield f"{path}.{key}: arguments of {name} belong under {path}.init_args."
+    arguments = entry.get("init_args") or {}
+    try:
+        known = accepted_arguments(found)
+    except ValueError:  # no class of the kind a recipe can name; the parser says so
+        return
+    for key, value in arguments.items() if isinstance(arguments, Mapping) else ():
+        if key not in known:
+            hint = did_you_mean(str(key), known) or f"; it has {', '.join(known)}"
+            yield f"{path}.init_args.{key}: {found.__name__} has no such argument{hint}."
+        else:
+            yield from _faults_of_value(value, f"{path}.init_args.{key}", bases)
+
+
+def _find_class(name: str, bases: Sequence[type]) -> type | Callable[..., Any] | str:
+    """The class of a short or a dotted name, or what is wrong with it."""
+    module, _, last = name.rpartition(".")
+    if module:
+        try:
+            return getattr(import_module(module), last)
+        except AttributeError:
+            return f"the module {module} has no {last}{did_you_mean(last, dir(import_module(module)))}"
+        except Exception as error:  # whatever a module of the user's own raises
+            return f"it cannot be imported ({type(error).__name__}: {error})"
+    known = {cls.__name__: cls for base in bases for cls in subclasses(base)}
+    return known.get(name) or (
+        f"there is no such class{did_you_mean(name, known)}; give a class of your own with its module, as in"
+        " my_package.MyClass"
+    )
+
+
+def subclasses(base: type) -> Iterator[type]:
+    """The imported classes below a base that can be made: neither abstract nor private."""
+    cls: type
+    for cls in base.__subclasses__():
+        if not inspect.isabstract(cls) and not cls.__name__.startswith("_"):
+            yield cls
+        yield from subclasses(cls)
+
+
+def accepted_arguments(callable_: type | Callable[..., Any]) -> list[str]:
+    """The names of a class's arguments, those that ``**kwargs`` passes on to a base class among them.
+
+    Raises:
+        ValueError: they cannot be found out, as for many classes written in C.
+    """
+    parser = ArgumentParser(exit_on_error=False)
+    add = parser.add_class_arguments if isinstance(callable_, type) else parser.add_function_arguments
+    return [name.split(".")[0] for name in add(callable_, None, fail_untyped=False)]

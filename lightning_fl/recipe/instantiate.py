@@ -1,0 +1,40 @@
+"""From a parsed recipe to its objects; what their constructors refuse, they refuse in their own words."""
+
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from lightning_fl.errors import FederatedError
+
+__all__ = ["instantiate"]
+
+
+class _ConstructorError(BaseException):
+    """Carries a constructor's error past the parser, which takes any ``Exception`` for a value of the wrong type."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def instantiate(parser: ArgumentParser, config: Namespace) -> Namespace:
+    """The trainer, the model and the data of a recipe.
+
+    Raises:
+        FederatedError: an argument is refused; the message names the class.
+    """
+    try:
+        return parser.instantiate(config, instantiators=[(_construct, object, True)])
+    except _ConstructorError as carrier:
+        raise carrier.error from carrier.error.__cause__
+
+
+def _construct(class_type: type, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return class_type(*args, **kwargs)
+    except FederatedError as error:
+        name, text = class_type.__name__, str(error)
+        named = error if name in text or text.startswith("trainer.") else type(error)(f"{name}: {text}")
+        named.__cause__ = error.__cause__
+        raise _ConstructorError(named) from error
+    except Exception as error:
+        raise _ConstructorError(error) from error

@@ -1,0 +1,150 @@
+"""The parser of recipes, and what is wrong with one in words.
+
+Recipes follow the conventions of LightningCLI: ``seed_everything``, ``trainer``, ``model``, ``data`` and
+``ckpt_path``; classes by ``class_path`` and ``init_args``, with the short name for those of this package; several
+``--config``, the later over the earlier, and single values on the command line after them.
+"""
+
+import atexit
+import gc
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+
+from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
+from jsonargparse.typing import restricted_number_type
+
+from lightning_fl.diagnosis import compact, federated_cause
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.recipe.faults import find_faults
+from lightning_fl.recipe.file import load_recipe
+from lightning_fl.recipe.settings import collect_settings
+from lightning_fl.shipped import find_recipe
+
+__all__ = ["USAGE", "add_arguments", "make_parser", "parse"]
+
+#: The first line of the help; a list of all keys would be a page.
+USAGE = "%(prog)s --config RECIPE [--config OVERRIDES ...] [--KEY VALUE ...]"
+
+Seed = restricted_number_type("Seed", int, [(">=", 0), ("<=", 2**32 - 1)], docstring="What NumPy takes as a seed.")
+
+
+class _RecipeFile(ActionConfigFile):
+    """``--config``: a file, or the name of a shipped recipe."""
+
+    def __call__(self, parser: ArgumentParser, cfg: Namespace, values: str, option_string: str | None = None) -> None:
+        path = find_recipe(values)
+        load_recipe(path)  # refuses what is not YAML, with file and line
+        super().__call__(parser, cfg, os.fspath(path), option_string)
+
+
+def add_arguments(parser: ArgumentParser, command: str) -> None:
+    """Add the keys of a recipe. Imports torch."""
+    _import_short_names()
+    from lightning.pytorch import LightningModule
+
+    from lightning_fl.data.module import FederatedDataModule
+    from lightning_fl.trainer import FederatedTrainer
+
+    parser.add_argument(
+        "--config", action=_RecipeFile, help="A recipe: a file, or the name of a shipped one. May be given repeatedly."
+    )
+    parser.add_argument("--seed_everything", type=Seed, default=0, help="Seed of everything that is random.")
+    parser.add_class_arguments(FederatedTrainer, "trainer", fail_untyped=False)
+    parser.add_subclass_arguments(LightningModule, "model", required=True, fail_untyped=False)
+    parser.add_subclass_arguments(FederatedDataModule, "data", required=True, fail_untyped=False)
+    if command == "fit":
+        parser.add_argument("--ckpt_path", type=str | None, default=None, help="Go on from last, best or a file.")
+    else:
+        parser.add_argument("--ckpt_path", type=str, required=True, help="last, best or a file.")
+
+
+def make_parser(command: str) -> ArgumentParser:
+    """The parser of a command that takes a recipe. Imports torch."""
+    parser = ArgumentParser(prog=f"lightning-fl {command}", usage=USAGE, exit_on_error=False, allow_abbrev=False)
+    add_arguments(parser, command)
+    return parser
+
+
+def parse(command: str, parser: ArgumentParser, words: Sequence[str]) -> Namespace:
+    """Parse the words after a command.
+
+    Raises:
+        ConfigurationError: all that is wrong, one fault a line.
+        ArgumentError: the parser's, where the reason lies in an error of ours.
+    """
+    try:
+        return parser.parse_args(words)
+    except ArgumentError as error:
+        if federated_cause(error) is not None:
+            raise
+        raise ConfigurationError(_explain(error, command, parser, words)) from error
+
+
+def _import_short_names() -> None:
+    """Import what recipes may name without its module: a class is known by its short name once it is imported."""
+    # Modules of the user's own, beside the recipe; `python -m` looks there too.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    # Imports make a million objects and next to no garbage: a fifth of their time would go into looking for it.
+    with warnings.catch_warnings(), _collector_at_rest():
+        # Dependencies warn of what they import from each other; no user of ours can mend that.
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for name in ("callbacks", "data", "models", "strategies"):
+            package = import_module(f"lightning_fl.{name}")
+            for exported in package.__all__:
+                getattr(package, exported)
+    # The same of PyG, which is imported when a recipe's class that needs it is made.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.jit\.")
+
+
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """Without garbage collection; what is imported meanwhile, later collections pass by."""
+    if "torch" in sys.modules or not gc.isenabled():  # imported already, and this process may be somebody's notebook
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # libraries complain of instances that are left when Python ends
+        gc.enable()
+
+
+def _explain(error: ArgumentError, command: str, parser: ArgumentParser, arguments: Sequence[str]) -> str:
+    """What is wrong with the settings: all that can be told apart, one fault a line."""
+    from lightning.fabric.loggers.logger import Logger
+    from lightning.pytorch import LightningModule
+
+    from lightning_fl.callbacks import BiddingPolicy, Callback
+    from lightning_fl.data import FederatedDataModule, Partitioner
+    from lightning_fl.strategies import FederatedStrategy
+
+    settings = collect_settings(arguments)
+    keys = [*parser.get_defaults(skip_validation=True).keys(branches=False), "config", "print_config", "help"]
+    bases = {
+        "model": LightningModule,
+        "data": FederatedDataModule,
+        "data.init_args.partitioner": Partitioner,
+        "trainer.callbacks": Callback,
+        "trainer.callbacks.init_args.policy": BiddingPolicy,
+        "trainer.callbacks.init_args.policies": BiddingPolicy,
+        "trainer.strategy": FederatedStrategy,
+        "trainer.logger": Logger,
+    }
+    faults = find_faults(settings, keys, bases)
+    missing = [key for key in ("model", "data") if not settings.get(key)]
+    if missing and not faults:
+        faults.append(
+            f"{' and '.join(missing)} not given: name a recipe with --config (`lightning-fl recipes` lists the shipped"
+            " ones), or give the classes with --model and --data."
+        )
+    if command != "fit" and not settings.get("ckpt_path"):
+        faults.append(f"ckpt_path not given: add --ckpt_path with last, best or a file, for lightning-fl {command}.")
+    return "\n".join(faults) or compact(str(error))

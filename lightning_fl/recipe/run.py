@@ -1,0 +1,152 @@
+"""Training and evaluating as a recipe says: what ``lightning-fl fit``, ``validate``, ``test`` and ``predict`` do."""
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.recipe.instantiate import instantiate
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule
+
+    from lightning_fl.data.module import FederatedDataModule
+    from lightning_fl.trainer import FederatedTrainer
+
+__all__ = ["run"]
+
+#: How long a rank that failed waits for rank zero to end it, before it reports its own error.
+_RANK_ZERO_SECONDS = 10.0
+
+
+def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
+    """Instantiate and run; returns the exit code."""
+    from lightning import seed_everything
+
+    from lightning_fl.recipe.processes import choose_processes
+    from lightning_fl.recipe.saved_config import SaveConfig, flat_hyperparameters
+    from lightning_fl.strategies.fork_launcher import ForkLauncher, end_fork
+
+    seed_everything(int(config.seed_everything), verbose=False)
+    made = instantiate(parser, config)
+    trainer: FederatedTrainer = made.trainer
+    if command == "fit":
+        said = choose_processes(trainer, made.model, made.data, config.trainer.devices, arguments)
+        if said is not None:
+            print(said, file=sys.stderr)
+    trainer.callbacks.insert(0, SaveConfig(parser.dump(config, skip_unset=False)))
+    trainer.run_log.hyperparameters = flat_hyperparameters(config.as_dict())
+    try:
+        code = _COMMANDS[command](trainer, made.model, made.data, config.ckpt_path, arguments)
+    except BaseException as error:
+        _end_together(trainer, error)
+        raise
+    if isinstance(trainer.strategy.launcher, ForkLauncher) and not trainer.is_global_zero:
+        end_fork(int(code))
+    return int(code)
+
+
+def _fit(
+    trainer: "FederatedTrainer",
+    module: "LightningModule",
+    data: "FederatedDataModule",
+    ckpt_path: str | None,
+    arguments: Sequence[str],
+) -> int:
+    from lightning.pytorch.utilities.model_helpers import is_overridden
+
+    trainer.fit(module, data, ckpt_path=ckpt_path)
+    if trainer.interrupted_by is not None:
+        # The other ranks end well, or Fabric's launcher would kill rank zero for their exit code.
+        if not trainer.is_global_zero:
+            return 0
+        if trainer.checkpoint_callback is not None:
+            print(f"To go on from round {trainer.current_round}: {_resume_command(arguments)}", file=sys.stderr)
+        return 128 + trainer.interrupted_by
+    if is_overridden("test_step", module):
+        trainer.test(module, data, ckpt_path=trainer.trained_checkpoint)
+    _print_report(trainer)
+    return 0
+
+
+def _resume_command(arguments: Sequence[str]) -> str:
+    words = []
+    rest = iter(arguments)
+    for word in rest:
+        if word == "--ckpt_path":
+            next(rest, None)
+        elif not word.startswith("--ckpt_path="):
+            words.append(word)
+    return shlex.join(["lightning-fl", "fit", *words, "--ckpt_path", "last"])
+
+
+def _validate(
+    trainer: "FederatedTrainer",
+    module: "LightningModule",
+    data: "FederatedDataModule",
+    ckpt_path: str,
+    arguments: Sequence[str],
+) -> int:
+    trainer.validate(module, data, ckpt_path=ckpt_path)
+    _print_report(trainer)
+    return 0
+
+
+def _test(
+    trainer: "FederatedTrainer",
+    module: "LightningModule",
+    data: "FederatedDataModule",
+    ckpt_path: str,
+    arguments: Sequence[str],
+) -> int:
+    trainer.test(module, data, ckpt_path=ckpt_path)
+    _print_report(trainer)
+    return 0
+
+
+def _predict(
+    trainer: "FederatedTrainer",
+    module: "LightningModule",
+    data: "FederatedDataModule",
+    ckpt_path: str,
+    arguments: Sequence[str],
+) -> int:
+    from lightning.pytorch.utilities.model_helpers import is_overridden
+
+    from lightning_fl.recipe.predictions import write_predictions
+
+    if not is_overridden("predict_step", module) and not is_overridden("forward", module):
+        raise ConfigurationError(
+            f"{type(module).__name__} defines neither predict_step nor forward: lightning-fl predict needs one."
+        )
+    outputs = trainer.predict(module, data, ckpt_path=ckpt_path)
+    folder = write_predictions(trainer, outputs)
+    if trainer.is_global_zero:
+        print(f"predictions: {folder}")
+    return 0
+
+
+_COMMANDS: dict[str, Any] = {"fit": _fit, "validate": _validate, "test": _test, "predict": _predict}
+
+
+def _print_report(trainer: "FederatedTrainer") -> None:
+    from lightning_fl.report import print_report
+
+    if trainer.is_global_zero:
+        print_report(trainer)
+
+
+def _end_together(trainer: "FederatedTrainer", error: BaseException) -> None:
+    """See that all ranks end, with one report of the error: rank zero's, or that of the rank that has it alone."""
+    if trainer.is_global_zero:
+        # Processes that this one started would wait for it in vain; under torchrun or SLURM the launcher ends them.
+        for process in getattr(trainer.strategy.launcher, "procs", []):
+            process.kill()
+    elif isinstance(error, Exception):
+        # If rank zero failed too, it ends this process meanwhile: the same error, or a broken connection, goes unsaid.
+        time.sleep(_RANK_ZERO_SECONDS)
+        print(f"on rank {trainer.fabric.global_rank}:", file=sys.stderr)

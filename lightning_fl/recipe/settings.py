@@ -1,0 +1,82 @@
+"""The settings of a command line before they are checked: recipes in their order, single values on top."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from lightning_fl.recipe.file import load_recipe
+from lightning_fl.shipped import find_recipe
+
+__all__ = ["CLASS_KEYS", "collect_settings"]
+
+#: Keys of a YAML entry that names a class.
+CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
+
+
+def collect_settings(arguments: Sequence[str]) -> dict[str, Any]:
+    """All settings of a command line in one tree, unchecked: recipes in their order, overrides on top.
+
+    Args:
+        arguments: the words after the command. Recipes among them can be read.
+    """
+    tree: dict[str, Any] = {}
+    words = iter(arguments)
+    for word in words:
+        if not word.startswith("--"):
+            continue
+        name, has_value, text = word[2:].partition("=")
+        if not has_value and name not in ("print_config", "help") and not name.endswith(".help"):
+            text = next(words, "")
+        if name == "config":
+            _merge(tree, load_recipe(find_recipe(text)))
+        else:
+            _override(tree, name, text)
+    return tree
+
+
+def _merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
+    for key, value in other.items():
+        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
+            _merge(tree[key], value)
+        else:
+            tree[key] = value
+
+
+def _override(tree: dict[str, Any], name: str, text: str) -> None:
+    """Set ``--NAME TEXT``; arguments of a class may leave out ``init_args``, ``NAME+`` adds to a list."""
+    path = name.rstrip("+").split(".")
+    node = tree
+    for depth, key in enumerate(path):
+        if isinstance(node, list):
+            node = node[-1] if node and isinstance(node[-1], dict) else {}
+        is_class = "class_path" in node or (depth == 1 and path[0] in ("model", "data"))
+        if is_class and key not in (*CLASS_KEYS, "help"):
+            node = node.setdefault("init_args", {})
+        if depth == len(path) - 1:
+            value = _value(text, path)
+            if name.endswith("+"):
+                before = node.get(key)
+                node[key] = [
+                    *(before if isinstance(before, list) else []),
+                    *(value if isinstance(value, list) else [value]),
+                ]
+            elif isinstance(value, dict) and isinstance(node.get(key), dict):
+                _merge(node[key], value)
+            else:
+                node[key] = value
+        else:
+            if not isinstance(node.get(key), dict | list):
+                node[key] = {}
+            node = node[key]
+
+
+def _value(text: str, path: list[str]) -> Any:
+    """A value of the command line; where a class is expected its bare name will do."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str) and (path in (["model"], ["data"]) or path[-1] in ("callbacks", "partitioner")):
+        return {"class_path": value}
+    return value
