@@ -19,7 +19,8 @@ from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.turn.compilation import CompiledSteps
 from lightning_fl.engine.turn.loop import LocalLoop
-from lightning_fl.engine.turn.module_trainer import ModuleTrainer, Surroundings, keep_metrics_local
+from lightning_fl.engine.turn.module_trainer import ModuleTrainer, keep_metrics_local
+from lightning_fl.engine.turn.surroundings import Surroundings
 from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.errors import CheckpointError, ConfigurationError
 from lightning_fl.run_log import versions

@@ -13,7 +13,8 @@ from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.loop import LocalLoop
-from lightning_fl.engine.turn.module_trainer import ModuleTrainer, Surroundings
+from lightning_fl.engine.turn.module_trainer import ModuleTrainer
+from lightning_fl.engine.turn.surroundings import Surroundings
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.strategies import FedAvg
 

@@ -21,7 +21,8 @@ from lightning_fl.engine.client import ClientReport, ClientState
 from lightning_fl.engine.stacked.stackable import explain, outside_draws, refuse_kept_tensors, refuse_unstackable
 from lightning_fl.engine.stacked.trainer import StackedTrainer
 from lightning_fl.engine.stacked.weights import StackedWeights
-from lightning_fl.engine.turn.loop import LocalLoop, ends_step, turn_report
+from lightning_fl.engine.turn.amounts import ends_step, turn_report
+from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.results import LogCollector
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError

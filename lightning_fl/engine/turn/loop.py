@@ -1,7 +1,5 @@
 """One client's turn: its local training steps, or the evaluation of its model, on the process's one module."""
 
-import inspect
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -9,7 +7,6 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.precision import Precision
 from lightning.fabric.utilities.apply_func import move_data_to_device
-from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.model_helpers import _ModuleMode, is_overridden
 from lightning.pytorch.utilities.types import STEP_OUTPUT
@@ -25,15 +22,16 @@ from lightning_fl.engine.hooks import Hook, Hooks
 from lightning_fl.engine.learner import Learner, changes
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
+from lightning_fl.engine.turn.amounts import ends_step, turn_report
+from lightning_fl.engine.turn.module_checks import refuse_hooks, takes_batch_index
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.turn.optimization import Optimization
 from lightning_fl.engine.weights.flat import FlatModule, Span, Weights
 from lightning_fl.engine.weights.local_parameters import averaged_spans
 from lightning_fl.errors import ConfigurationError, TrainingError
-from lightning_fl.metrics import LoggedValue
 from lightning_fl.seeding import generator, seed_default_generators
 
-__all__ = ["LocalLoop", "ends_step", "turn_report"]
+__all__ = ["LocalLoop"]
 
 _STAGES: dict[Split, tuple[TrainerFn, RunningStage, str]] = {
     "val": (TrainerFn.VALIDATING, RunningStage.VALIDATING, "validation"),
@@ -101,11 +99,11 @@ class LocalLoop:
         self.hooks = hooks
         self.learner = learner
         self._overridden: dict[str, bool] = {}  # asked for in every step
-        _refuse_hooks(module)
+        refuse_hooks(module)
         self._precision: Precision = module_trainer.precision_plugin.plugin
         self.optimization = Optimization(module_trainer, flat, settings, federation)
         self._step_takes_index = {
-            name: _takes_batch_index(module, name)
+            name: takes_batch_index(module, name)
             for name in ("training_step", "validation_step", "test_step", "predict_step")
         }
         self._around: list[Hook] = hooks.of("around_training_step")
@@ -436,91 +434,12 @@ class LocalLoop:
         return nullcontext() if type(self._precision) is Precision else self._precision.forward_context()
 
 
-def ends_step(index: int, total: int, epoch_length: int | None, accumulate: int) -> bool:
-    """Whether the optimiser steps after a batch.
-
-    Args:
-        index: the batch's, in the turn.
-        total: batches in the turn.
-        epoch_length: batches in an epoch, where the work is given in epochs.
-        accumulate: batches per step; fewer at the end of the turn and of an epoch.
-    """
-    place = index % epoch_length if epoch_length else index
-    return (place + 1) % accumulate == 0 or index == total - 1 or place + 1 == epoch_length
-
-
-def turn_report(
-    num_samples: int, num_steps: int, metrics: dict[str, LoggedValue], losses: Sequence[float], sizes: Sequence[int]
-) -> ClientReport:
-    """The report of a turn, with the mean loss as ``train/loss`` unless the module logged that.
-
-    Args:
-        num_samples: the client's.
-        num_steps: of its optimiser.
-        metrics: what the module logged.
-        losses: of each batch.
-        sizes: samples of each batch.
-
-    Raises:
-        TrainingError: a loss is NaN or infinite.
-    """
-    if losses:
-        step = next((step for step, value in enumerate(losses) if not math.isfinite(value)), None)
-        if step is not None:
-            raise TrainingError(
-                f"the training loss is {losses[step]} at local batch {step + 1} of {len(losses)}. Lower the"
-                " learning rate, set trainer.gradient_clip_val, or look at this client's data."
-            )
-        mean = math.fsum(value * size for value, size in zip(losses, sizes, strict=True)) / sum(sizes)
-        metrics.setdefault("train/loss", LoggedValue(mean, float(sum(sizes)), higher_is_better=False))
-    return ClientReport(num_samples, num_steps, metrics)
-
-
 def _batch_outputs(output: STEP_OUTPUT, accumulate: int) -> dict[str, Any]:
     """What ``on_train_batch_end`` is given: the loss, detached and as it was accumulated, and what came with it."""
     outputs = dict(output) if isinstance(output, Mapping) else {} if output is None else {"loss": output}
     if isinstance(outputs.get("loss"), Tensor):
         outputs["loss"] = outputs["loss"].detach() / accumulate
     return outputs
-
-
-def _takes_batch_index(module: LightningModule, name: str) -> bool:
-    parameters = inspect.signature(getattr(module, name)).parameters
-    if "dataloader_iter" in parameters:
-        raise ConfigurationError(
-            f"{type(module).__name__}.{name} takes 'dataloader_iter': a federated client hands over batches. Define"
-            f" {name}(self, batch, batch_idx)."
-        )
-    required = [
-        p
-        for p in parameters.values()
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    if len(required) > 2:
-        raise ConfigurationError(
-            f"{type(module).__name__}.{name} takes {', '.join(p.name for p in required)}: a client has one DataLoader"
-            f" per split. Give {required[2].name} a default value, or leave it out."
-        )
-    variadic = any(parameter.kind == parameter.VAR_POSITIONAL for parameter in parameters.values())
-    return variadic or len(parameters) >= 2
-
-
-def _refuse_hooks(module: LightningModule) -> None:
-    if is_overridden("configure_sharded_model", module):
-        raise ConfigurationError(
-            f"{type(module).__name__}.configure_sharded_model is not called: Lightning has dropped it for"
-            " configure_model. Rename it."
-        )
-    if not is_overridden("configure_callbacks", module):
-        return
-    made = module.configure_callbacks()
-    callbacks = list(made) if isinstance(made, Sequence) else [made]
-    if callbacks:
-        raise ConfigurationError(
-            f"{type(module).__name__}.configure_callbacks returns {', '.join(type(c).__name__ for c in callbacks)}:"
-            " callbacks of Lightning's Trainer do not run in a federated round. Return [] there and give"
-            " trainer.callbacks what the run needs; see docs/lightning-support.md."
-        )
 
 
 def _bind(around: Hook, compute: Callable[[Any], STEP_OUTPUT], draws: torch.Generator) -> Callable[[Any], STEP_OUTPUT]:

@@ -6,7 +6,6 @@ This object answers them for the one client whose turn it is. A client's local w
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,10 +26,11 @@ from torchmetrics import Metric
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
-from lightning_fl.engine.turn.results import LogCollector, _reduce
+from lightning_fl.engine.turn.results import LogCollector
+from lightning_fl.engine.turn.surroundings import Surroundings
 from lightning_fl.errors import ConfigurationError
 
-__all__ = ["ModuleTrainer", "Surroundings", "keep_metrics_local"]
+__all__ = ["ModuleTrainer", "keep_metrics_local"]
 
 
 class _Distributed:
@@ -63,18 +63,6 @@ class _BetweenTurns:
         if moment == self._moment:
             for args, kwargs in self._calls:
                 collector.log(*args, **kwargs)
-
-
-def _values_so_far(collector: LogCollector) -> dict[str, Tensor]:
-    """What a client logged until now, reduced; metrics go on counting."""
-    so_far: dict[str, Tensor] = {}
-    for name, entry in collector._entries.items():
-        if entry.metric is not None:
-            so_far[name] = entry.metric.compute()
-        else:
-            values = torch.stack(entry.values).double()
-            so_far[name] = _reduce(entry.reduce_fx, values, values.new_tensor(entry.weights)).float()
-    return so_far
 
 
 class _ModulePrecision:
@@ -176,33 +164,6 @@ def _never() -> bool:
 
 def _nothing(optimizer: Optimizer) -> None:
     """No optimiser is at work before the first turn."""
-
-
-@dataclass
-class Surroundings:
-    """What a module may ask of the run around its turns.
-
-    Args:
-        federated: whoever makes the run, for modules that know that they are federated.
-        datamodule: the data of all clients.
-        loggers: those of rank zero.
-        log_dir: the run's folder.
-        callbacks: of the run.
-        checkpoint_callback: the one that keeps the run.
-        profiler: of the run.
-        target_statistics: mean and standard deviation of the training targets over all clients.
-        ckpt_path: the checkpoint that the run goes on from.
-    """
-
-    federated: Any = None
-    datamodule: Any = None
-    loggers: list[Any] = field(default_factory=list)
-    log_dir: str | None = None
-    callbacks: list[Any] = field(default_factory=list)
-    checkpoint_callback: Any = None
-    profiler: Any = None
-    target_statistics: Callable[[], tuple[Tensor, Tensor]] | None = None
-    ckpt_path: str | None = None
 
 
 class ModuleTrainer:
@@ -375,7 +336,7 @@ class ModuleTrainer:
     def callback_metrics(self) -> dict[str, Tensor]:
         """The latest means over clients; within a turn, what the client logged until now comes first."""
         means = self._federation.latest_means()
-        return means if self.client is None else means | _values_so_far(self.collector)
+        return means if self.client is None else means | self.collector.so_far()
 
     @property
     def logged_metrics(self) -> dict[str, Tensor]:

@@ -43,6 +43,17 @@ class LogCollector:
         self.step = 0
         self._entries: dict[str, _Entry] = {}
 
+    def so_far(self) -> dict[str, Tensor]:
+        """What was logged until now, reduced; metrics go on counting."""
+        found: dict[str, Tensor] = {}
+        for name, entry in self._entries.items():
+            if entry.metric is not None:
+                found[name] = entry.metric.compute()
+            else:
+                values = torch.stack(entry.values).double()
+                found[name] = _reduce(entry.reduce_fx, values, values.new_tensor(entry.weights)).float()
+        return found
+
     def begin(self) -> None:
         """Forget the last client's values, also those of a turn that failed before :meth:`reduce`."""
         self._reset_metrics()
