@@ -14,8 +14,13 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, train_both
 from torch import Tensor, nn
 
+from lightning_fl.engine.federation import Federation
+from lightning_fl.engine.processes import Processes
+from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
+from lightning_fl.engine.turn.surroundings import Surroundings
 from lightning_fl.errors import TrainingError
+from lightning_fl.strategies import FedAvg
 
 _RECORDED = [
     "prepare_data",
@@ -507,13 +512,12 @@ def test_should_stop_ends_the_run_after_the_round(tmp_path: Path) -> None:
 
 def test_ranks_without_a_logger_swallow_what_modules_log_to_it() -> None:
     """On other ranks than the first ``self.logger.experiment`` takes anything, as in Lightning."""
-    fabric = SimpleNamespace(_precision=None)
-    trainer: Any = SimpleNamespace(fabric=fabric, log_every_n_steps=0, loggers=[], is_global_zero=False)
+    fabric: Any = SimpleNamespace(_precision=None, is_global_zero=False)
     module = Linear()
-    ModuleTrainer(trainer, module)
+    ModuleTrainer(module, fabric, Settings(), Federation(), Processes(FedAvg(), torch.device("cpu")), Surroundings())
     assert isinstance(module.logger, DummyLogger)
     module.logger.experiment.add_scalar("name", 1.0, 0)
-    trainer.is_global_zero = True
+    fabric.is_global_zero = True
     assert module.logger is None
 
 

@@ -1,0 +1,60 @@
+"""What of a module has no place in a federated turn, refused before training."""
+
+import inspect
+from collections.abc import Sequence
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from lightning_fl.errors import ConfigurationError
+
+__all__ = ["refuse_hooks", "takes_batch_index"]
+
+
+def refuse_hooks(module: LightningModule) -> None:
+    """Refuse hooks that are not called here.
+
+    Raises:
+        ConfigurationError: naming the hook, and what to do instead.
+    """
+    if is_overridden("configure_sharded_model", module):
+        raise ConfigurationError(
+            f"{type(module).__name__}.configure_sharded_model is not called: Lightning has dropped it for"
+            " configure_model. Rename it."
+        )
+    if not is_overridden("configure_callbacks", module):
+        return
+    made = module.configure_callbacks()
+    callbacks = list(made) if isinstance(made, Sequence) else [made]
+    if callbacks:
+        raise ConfigurationError(
+            f"{type(module).__name__}.configure_callbacks returns {', '.join(type(c).__name__ for c in callbacks)}:"
+            " callbacks of Lightning's Trainer do not run in a federated round. Return [] there and give"
+            " trainer.callbacks what the run needs; see docs/lightning-support.md."
+        )
+
+
+def takes_batch_index(module: LightningModule, name: str) -> bool:
+    """Whether a step of the module's takes the batch's index.
+
+    Raises:
+        ConfigurationError: it takes something that a client cannot give.
+    """
+    parameters = inspect.signature(getattr(module, name)).parameters
+    if "dataloader_iter" in parameters:
+        raise ConfigurationError(
+            f"{type(module).__name__}.{name} takes 'dataloader_iter': a federated client hands over batches. Define"
+            f" {name}(self, batch, batch_idx)."
+        )
+    required = [
+        p
+        for p in parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(required) > 2:
+        raise ConfigurationError(
+            f"{type(module).__name__}.{name} takes {', '.join(p.name for p in required)}: a client has one DataLoader"
+            f" per split. Give {required[2].name} a default value, or leave it out."
+        )
+    variadic = any(parameter.kind == parameter.VAR_POSITIONAL for parameter in parameters.values())
+    return variadic or len(parameters) >= 2

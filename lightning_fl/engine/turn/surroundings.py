@@ -1,0 +1,36 @@
+"""The run around clients' turns, as far as a module may ask for it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["Surroundings"]
+
+
+@dataclass
+class Surroundings:
+    """What a module may ask of the run around its turns.
+
+    Args:
+        federated: whoever makes the run, for modules that know that they are federated.
+        datamodule: the data of all clients.
+        loggers: those of rank zero.
+        log_dir: the run's folder.
+        callbacks: of the run.
+        checkpoint_callback: the one that keeps the run.
+        profiler: of the run.
+        target_statistics: mean and standard deviation of the training targets over all clients.
+        ckpt_path: the checkpoint that the run goes on from.
+    """
+
+    federated: Any = None
+    datamodule: Any = None
+    loggers: list[Any] = field(default_factory=list)
+    log_dir: str | None = None
+    callbacks: list[Any] = field(default_factory=list)
+    checkpoint_callback: Any = None
+    profiler: Any = None
+    target_statistics: Callable[[], tuple[Tensor, Tensor]] | None = None
+    ckpt_path: str | None = None
