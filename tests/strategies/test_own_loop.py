@@ -1,15 +1,14 @@
 """Federated averaging in a user's own Fabric loop, on two real processes."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import nothing_left, run
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 NUM_SAMPLES, LEARNING_RATE = (30, 10), 0.5
 
@@ -18,13 +17,9 @@ NUM_SAMPLES, LEARNING_RATE = (30, 10), 0.5
 def ranks(tmp_path_factory) -> list[dict]:
     folder = tmp_path_factory.mktemp("own_loop")
     script = Path(__file__).parent / "own_loop.py"
-    environment = {name: value for name, value in os.environ.items() if name != "PL_GLOBAL_SEED"}
-    environment |= {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, script, folder], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    with nothing_left():
+        ended = run(sys.executable, script, folder, environment={"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"})
+    assert ended.code == 0, ended.err
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
