@@ -79,8 +79,8 @@ def test_a_killed_process_takes_the_other_along(who, start_warm):
 
 
 @pytest.mark.slow
-def test_python_m_says_what_is_wrong_in_a_line():
-    result = run(sys.executable, "-m", "lightning_fl", "fit", "--config", "drflm_esol", "--trainer.max_round", "2")
+def test_python_m_says_what_is_wrong_in_a_line(start_warm):
+    result = start_warm("-m", "lightning_fl", "fit", "--config", "drflm_esol", "--trainer.max_round", "2").end()
     assert result.code == 2
     assert result.out == ""
     assert result.err == "error: trainer.max_round: there is no such key (did you mean 'max_rounds'?).\n"
