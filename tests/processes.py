@@ -22,9 +22,24 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+__all__ = [
+    "LIMIT",
+    "Ended",
+    "Process",
+    "WarmPython",
+    "no_process_left",
+    "nothing_left",
+    "reserved_port",
+    "run",
+    "start",
+    "start_warm",
+    "succeed",
+    "warm_python",
+]
+
 #: Seconds: a net for what would never end. Nothing in a test that passes is waited for by time.
 LIMIT = 900.0
-ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[1]
 
 
 class Ended(NamedTuple):
@@ -127,10 +142,10 @@ def _read(
                     del key.data.open[key.fd]
 
 
-def environment_of(more: dict[str, str] | None) -> dict[str, str]:
+def _environment(more: dict[str, str] | None) -> dict[str, str]:
     """This process's environment with more variables, and with this package found first."""
     result = {**os.environ, **(more or {})}
-    result["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [result.get("PYTHONPATH")])])
+    result["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, [result.get("PYTHONPATH")])])
     return result
 
 
@@ -144,7 +159,7 @@ def start(*command: object, environment: dict[str, str] | None = None, cores: li
     """
     process = subprocess.Popen(
         [str(word) for word in command],
-        env=environment_of(environment),
+        env=_environment(environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -171,7 +186,7 @@ class WarmPython:
         self._channel, other = socket.socketpair()
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("warm.py")), str(other.fileno())],
-            env=environment_of({"OMP_NUM_THREADS": "1", "LIGHTNING_FL_OFFLINE": "1"}),
+            env=_environment({"OMP_NUM_THREADS": "1", "LIGHTNING_FL_OFFLINE": "1"}),
             pass_fds=[other.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -184,7 +199,7 @@ class WarmPython:
         """What ``start(sys.executable, *words)`` does, in a fork; arguments as there."""
         request = {
             "words": [str(word) for word in words],
-            "environment": environment_of(environment),
+            "environment": _environment(environment),
             "folder": str(Path.cwd()),
             "cores": cores,
         }
@@ -289,9 +304,3 @@ def reserved_port() -> Iterator[str]:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("127.0.0.1", 0))
         yield str(reserved.getsockname()[1])
-
-
-__all__ = [
-    "LIMIT", "ROOT", "Ended", "Process", "WarmPython", "no_process_left", "nothing_left", "reserved_port", "run",
-    "start", "start_warm", "succeed", "warm_python",
-]  # fmt: skip
