@@ -28,7 +28,7 @@ def test_what_outlives_its_parent_is_ended_and_named(monkeypatch: pytest.MonkeyP
             assert psutil.pid_exists(numbers[0])
             monkeypatch.setattr(processes, "LIMIT", 0.0)
 
-    with pytest.raises(AssertionError, match=r"left behind: \['sleep 100000'\]"):
+    with pytest.raises(AssertionError, match="left behind: .*sleep 100000"):
         leave_one()
     assert not psutil.pid_exists(numbers[0])
 
