@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import no_process_left, start_warm, warm_python
+
+__all__ = ["no_process_left", "start_warm", "warm_python"]  # fixtures
 
 _OURS = ("PL_GLOBAL_SEED", "LIGHTNING_FL_DATA", "LIGHTNING_FL_CACHE", "LIGHTNING_FL_OFFLINE", "LIGHTNING_FL_DEBUG")
 _PROCESSES = ("WORLD_SIZE", "LOCAL_RANK", "RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")

@@ -8,11 +8,11 @@ import hashlib
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from meeting import Meeting
 from tier_tiny import CornerModule, FailingTurns, MixedClients
 from tiny import FolderSilo, TinyClients, TinyModule
 
@@ -21,7 +21,6 @@ from lightning_fl.callbacks import (
     CFL,
     HCCT,
     IFCA,
-    Callback,
     ClientArrivals,
     CollaborationGraph,
     DROClientSampling,
@@ -40,46 +39,35 @@ from lightning_fl.callbacks import (
 )
 
 
-class Slowly(Callback):
-    """Takes its time over a round, so that a test can kill the run in the middle of one."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def on_client_step_end(self, trainer: FederatedTrainer, client: int, num_steps: int) -> None:
-        time.sleep(self.seconds)
-
-
-def callbacks(seconds: float = 0.0, algorithm: str = "drflm") -> list[Any]:
+def callbacks(algorithm: str = "drflm") -> list[Any]:
     """An algorithm with state that crosses rounds."""
-    slow = [Slowly(seconds)] if seconds else []
     if algorithm == "drflm":
-        return [DROClientSampling(step_size=0.05), LocalMixup(alpha=0.4), *slow]
+        return [DROClientSampling(step_size=0.05), LocalMixup(alpha=0.4)]
     if algorithm == "stacked":
         return [UniformSampling(cohort_size=5), PersonalLayers(layers=["linear.bias"])]
     if algorithm == "fedcollab":
         small = {"capacity": 1.0, "hidden": 8, "max_rounds": 40, "learning_rate": 0.5}
-        return [FedCollab(**small, warm_up_rounds=1, layer="before"), ClientArrivals(rounds={"client_1": 3}), *slow]
+        return [FedCollab(**small, warm_up_rounds=1, layer="before"), ClientArrivals(rounds={"client_1": 3})]
     if algorithm == "graph":
-        return [CollaborationGraph(budget=2, init_epochs=2), PersonalLayers(layers=["linear.bias"]), *slow]
+        return [CollaborationGraph(budget=2, init_epochs=2), PersonalLayers(layers=["linear.bias"])]
     if algorithm.startswith("shapley"):
         method = algorithm.removeprefix("shapley_")
-        return [ShapleyRewards(method=method, num_samples=4), PersonalLayers(layers=["linear.bias"]), *slow]
+        return [ShapleyRewards(method=method, num_samples=4), PersonalLayers(layers=["linear.bias"])]
     if algorithm == "tiers":
         arguments: dict[str, Any] = {"num_best": 2, "threshold": 0.3, "num_samples": 5, "initial_tiers": "f1"}
         paid = [ShapleyRewards(num_samples=4), TokenLedger(initial_balance=4, price=1)]
         failing = FailingTurns((2, 1, 0), (2, 2, 1), (3, 0, 0), (3, 1, 1), (4, 3, 0), (4, 4, 1))
-        return [TierBidding(num_tiers=2, pretraining_rounds=2, **arguments), *paid, failing, *slow]
+        return [TierBidding(num_tiers=2, pretraining_rounds=2, **arguments), *paid, failing]
     if algorithm == "soft":
-        return [SoftAveraging(num_models=2, num_samples=5), ClientArrivals(rounds={"client_1": 3}), *slow]
+        return [SoftAveraging(num_models=2, num_samples=5), ClientArrivals(rounds={"client_1": 3})]
     if algorithm in ("cfl", "kmeans"):
         chosen = CFL(mean_norm=2.0) if algorithm == "cfl" else KMeans(num_clusters=2)
-        return [chosen, ClientArrivals(rounds={"client_1": 3}), PersonalLayers(layers=["linear.bias"]), *slow]
+        return [chosen, ClientArrivals(rounds={"client_1": 3}), PersonalLayers(layers=["linear.bias"])]
     if algorithm in ("ifca", "fesem"):
         clustered = IFCA(num_clusters=2, num_samples=5) if algorithm == "ifca" else FeSEM(num_clusters=2)
-        return [clustered, ClientArrivals(rounds={"client_1": 3}), UniformSampling(cohort_size=4), *slow]
+        return [clustered, ClientArrivals(rounds={"client_1": 3}), UniformSampling(cohort_size=4)]
     late = [ClientArrivals(rounds={"client_1": 3}), PersonalLayers(layers=["linear.bias"]), LocalReference()]
-    return [HCCT(tradeoff=1.0, layer="auto", every_n_rounds=2), *late, FineTuning(steps=2), *slow]
+    return [HCCT(tradeoff=1.0, layer="auto", every_n_rounds=2), *late, FineTuning(steps=2)]
 
 
 def settings(root: str, rounds: int) -> dict[str, Any]:
@@ -123,7 +111,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--num-nodes", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--meet-in-round", type=int, help="where the run meets the test")
     parser.add_argument("--algorithm", default="drflm")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--compile", help="backend of torch.compile")
@@ -132,11 +120,12 @@ def main() -> None:
 
     from lightning_fl.callbacks import ModelCheckpoint
 
+    met = [Meeting(arguments.meet_in_round)] if arguments.meet_in_round else []
     trainer = FederatedTrainer(
         accelerator="cpu",
         devices=arguments.devices,
         num_nodes=arguments.num_nodes,
-        callbacks=[*callbacks(arguments.seconds, arguments.algorithm), ModelCheckpoint(every_n_rounds=1)],
+        callbacks=[*callbacks(arguments.algorithm), ModelCheckpoint(every_n_rounds=1), *met],
         profile=arguments.profile,
         compile={"backend": arguments.compile} if arguments.compile else False,
         **settings(arguments.root, arguments.rounds) | settings_of(arguments.algorithm),

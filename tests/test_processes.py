@@ -1,16 +1,15 @@
 """Real processes: the same bits on one and on two, and silos that stay where they are."""
 
 import json
-import os
-import socket
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from processes import Process, reserved_port, start, succeed
 from run_tiny import callbacks, digest, federation, settings, settings_of
 from tier_tiny import MixedClients
 from tiny import FolderSilo, TinyClients, regression_set
@@ -19,38 +18,43 @@ from lightning_fl import FederatedTrainer, Silos
 from lightning_fl.callbacks import CollaborationGraph, ShapleyRewards, TierBidding, TokenLedger
 
 SCRIPT = Path(__file__).with_name("run_tiny.py")
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+TwoRanks = Callable[..., list[dict[str, Any]]]
 
 
-def start(
-    folder: Path, *arguments: str, command: tuple[str, ...] = (), environments: list[dict[str, str]] | None = None
-) -> list[dict[str, Any]]:
-    """Start the script once, or once per environment at the same time; the records of all ranks."""
-    line = [sys.executable, *command, str(SCRIPT), "--root", str(folder / "runs"), "--out", str(folder / "out.json")]
-    processes = [
-        subprocess.Popen(
-            [*line, *arguments],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
-        for environment in environments or [{}]
-    ]
-    try:
-        for process in processes:
-            _, errors = process.communicate(timeout=240)
-            assert process.returncode == 0, errors[-3000:]
-    finally:
-        for process in processes:
-            process.kill()
+def records_of(folder: Path, processes: list[Process]) -> list[dict[str, Any]]:
+    """What all ranks have written, when all processes have ended well."""
+    succeed(*processes)
     return [json.loads(path.read_text()) for path in sorted(folder.glob("out_*.json"))]
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+def words(folder: Path, *arguments: str) -> list[str]:
+    return [str(SCRIPT), "--root", str(folder / "runs"), "--out", str(folder / "out.json"), *arguments]
+
+
+def fresh(
+    folder: Path, *arguments: str, command: tuple[str, ...] = (), environments: list[dict[str, str]] | None = None
+) -> list[dict[str, Any]]:
+    """Start the script once, or once per environment at the same time; the records of all ranks."""
+    line = [sys.executable, *command, *words(folder, *arguments)]
+    return records_of(
+        folder, [start(*line, environment={"OMP_NUM_THREADS": "1", **more}) for more in environments or [{}]]
+    )
+
+
+@pytest.fixture
+def two_ranks(tmp_path: Path, start_warm: Callable[..., Process]) -> Callable[..., list[dict[str, Any]]]:
+    """Run the script as two ranks that have imported everything, in the environment that a launcher makes; records."""
+
+    def run(*arguments: str) -> list[dict[str, Any]]:
+        with reserved_port() as port:
+            shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0", "WORLD_SIZE": "2"}
+            ranks = [{**shared, "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"} for rank in range(2)]
+            line = words(tmp_path, "--devices", "2", *arguments)
+            return records_of(tmp_path, [start_warm(*line, environment=rank) for rank in ranks])
+
+    return run
 
 
 def traffic(trainer: FederatedTrainer) -> dict[str, Any]:
@@ -68,16 +72,16 @@ def in_this_process(folder: Path, data: Any, algorithm: str = "drflm", **more: A
     return trainer
 
 
-def test_processes_compile_after_they_were_forked(tmp_path: Path) -> None:
+def test_processes_compile_after_they_were_forked(tmp_path: Path, two_ranks: TwoRanks) -> None:
     one = in_this_process(tmp_path, TinyClients())
-    ranks = start(tmp_path, "--devices", "2", "--compile", "aot_eager")
+    ranks = two_ranks("--compile", "aot_eager")
     assert [rank["weights"] for rank in ranks] == 2 * [digest(one.models[0])]
 
 
 @pytest.mark.parametrize("command", [(), ("-m", "torch.distributed.run", "--nproc-per-node", "2")])
 def test_two_processes_give_the_bits_of_one(command: tuple[str, ...], tmp_path: Path) -> None:
     one = in_this_process(tmp_path, TinyClients())
-    ranks = start(tmp_path, "--devices", "2", command=command)
+    ranks = fresh(tmp_path, "--devices", "2", command=command)
     assert [rank["num_processes"] for rank in ranks] == [2, 2]
     assert sorted(client for rank in ranks for client in rank["hosted"]) == [0, 1, 2]
     for rank in ranks:
@@ -87,9 +91,9 @@ def test_two_processes_give_the_bits_of_one(command: tuple[str, ...], tmp_path: 
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["version_0"]
 
 
-def test_a_profile_of_two_processes_tells_their_waiting_and_changes_no_bit(tmp_path: Path) -> None:
+def test_a_profile_of_two_processes_tells_their_waiting_and_changes_no_bit(tmp_path: Path, two_ranks: TwoRanks) -> None:
     one = in_this_process(tmp_path, TinyClients())
-    ranks = start(tmp_path, "--devices", "2", "--profile")
+    ranks = two_ranks("--profile")
     assert [rank["weights"] for rank in ranks] == [digest(one.models[0])] * 2
     frame = pd.read_csv(tmp_path / "runs" / "version_0" / "profile.csv")
     assert list(frame.columns) == ["rank", "round", "category", "seconds"]
@@ -102,10 +106,10 @@ def test_a_profile_of_two_processes_tells_their_waiting_and_changes_no_bit(tmp_p
     assert set(frame[frame["category"] == "loggers"]["rank"]) == {0, 1}
 
 
-def test_every_clients_own_model_has_the_same_bits_on_two_processes(tmp_path: Path) -> None:
+def test_every_clients_own_model_has_the_same_bits_on_two_processes(tmp_path: Path, two_ranks: TwoRanks) -> None:
     """Models travel between ranks, validation data do not."""
     one = in_this_process(tmp_path, TinyClients(), "graph")
-    ranks = start(tmp_path, "--devices", "2", "--algorithm", "graph")
+    ranks = two_ranks("--algorithm", "graph")
     assert [rank["num_processes"] for rank in ranks] == [2, 2]
     graph = next(callback for callback in one.callbacks if isinstance(callback, CollaborationGraph))
     assert any(others for chosen in graph.chosen for others in chosen.values())
@@ -116,10 +120,12 @@ def test_every_clients_own_model_has_the_same_bits_on_two_processes(tmp_path: Pa
         assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
 
 
-def test_coalitions_and_personal_models_have_the_same_bits_on_two_processes(tmp_path: Path) -> None:
+def test_coalitions_and_personal_models_have_the_same_bits_on_two_processes(
+    tmp_path: Path, two_ranks: TwoRanks
+) -> None:
     """Updates, local models and personal layers of clients on different ranks."""
     one = in_this_process(tmp_path, TinyClients(), "coalitions")
-    ranks = start(tmp_path, "--devices", "2", "--algorithm", "coalitions")
+    ranks = two_ranks("--algorithm", "coalitions")
     assert [rank["num_processes"] for rank in ranks] == [2, 2]
     for rank in ranks:
         assert rank["communication"] == traffic(one)
@@ -135,10 +141,10 @@ def test_coalitions_and_personal_models_have_the_same_bits_on_two_processes(tmp_
 
 
 @pytest.mark.parametrize("algorithm", ["cfl", "kmeans"])
-def test_clusters_have_the_same_bits_on_two_processes(algorithm: str, tmp_path: Path) -> None:
+def test_clusters_have_the_same_bits_on_two_processes(algorithm: str, tmp_path: Path, two_ranks: TwoRanks) -> None:
     """Updates of clients on different ranks, also of one that arrives later."""
     one = in_this_process(tmp_path, TinyClients(), algorithm)
-    ranks = start(tmp_path, "--devices", "2", "--algorithm", algorithm)
+    ranks = two_ranks("--algorithm", algorithm)
     assert [rank["num_processes"] for rank in ranks] == [2, 2]
     assert one.collaboration.num_models >= 2
     for rank in ranks:
@@ -148,10 +154,10 @@ def test_clusters_have_the_same_bits_on_two_processes(algorithm: str, tmp_path: 
         assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
 
 
-def test_distances_have_the_same_bits_on_two_processes(tmp_path: Path) -> None:
+def test_distances_have_the_same_bits_on_two_processes(tmp_path: Path, two_ranks: TwoRanks) -> None:
     """Discriminators of clients on different ranks, also of one that arrives later."""
     one = in_this_process(tmp_path, TinyClients(), "fedcollab")
-    ranks = start(tmp_path, "--devices", "2", "--algorithm", "fedcollab")
+    ranks = two_ranks("--algorithm", "fedcollab")
     for rank in ranks:
         assert rank["communication"] == traffic(one)
         assert rank["distances"] == [one.callbacks[1].distances.tolist()]  # type: ignore[attr-defined]
@@ -160,10 +166,10 @@ def test_distances_have_the_same_bits_on_two_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["first_order", "exact"])
-def test_contributions_have_the_same_bits_on_two_processes(method: str, tmp_path: Path) -> None:
+def test_contributions_have_the_same_bits_on_two_processes(method: str, tmp_path: Path, two_ranks: TwoRanks) -> None:
     """Gradients, losses and coalitions of clients on different ranks."""
     one = in_this_process(tmp_path, TinyClients(), f"shapley_{method}")
-    ranks = start(tmp_path, "--devices", "2", "--algorithm", f"shapley_{method}")
+    ranks = two_ranks("--algorithm", f"shapley_{method}")
     assert [rank["num_processes"] for rank in ranks] == [2, 2]
     rewards = next(callback for callback in one.callbacks if isinstance(callback, ShapleyRewards))
     assert len(rewards.by_model) == 4
@@ -175,10 +181,12 @@ def test_contributions_have_the_same_bits_on_two_processes(method: str, tmp_path
 
 @pytest.mark.filterwarnings("ignore:.*left out of.*")
 @pytest.mark.parametrize("algorithm", ["tiers", "soft", "ifca", "fesem"])
-def test_tiers_and_tokens_have_the_same_bits_on_two_processes(algorithm: str, tmp_path: Path) -> None:
+def test_tiers_and_tokens_have_the_same_bits_on_two_processes(
+    algorithm: str, tmp_path: Path, two_ranks: TwoRanks
+) -> None:
     """Models trained alone, scores, bids, and turns of clients on different ranks, some of which fail in one tier."""
     one = in_this_process(tmp_path, MixedClients(), algorithm)
-    ranks = start(tmp_path, "--devices", "2", "--algorithm", algorithm)
+    ranks = two_ranks("--algorithm", algorithm)
     assert [rank["num_processes"] for rank in ranks] == [2, 2]
     tiers = [[c.members, c.bids, c.cohorts] for c in one.callbacks if isinstance(c, TierBidding)]
     tokens = [c.balances for c in one.callbacks if isinstance(c, TokenLedger)]
@@ -192,11 +200,11 @@ def test_tiers_and_tokens_have_the_same_bits_on_two_processes(algorithm: str, tm
         assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test/acc"].clients.items()}
 
 
-def test_stacked_clients_have_the_same_bits_on_two_processes(tmp_path: Path) -> None:
+def test_stacked_clients_have_the_same_bits_on_two_processes(tmp_path: Path, two_ranks: TwoRanks) -> None:
     """Blocks of clients of unequal sizes, some of whom take part, with layers of their own."""
     _, data = federation("stacked")
     one = in_this_process(tmp_path, data, "stacked")
-    ranks = start(tmp_path, "--devices", "2", "--algorithm", "stacked")
+    ranks = two_ranks("--algorithm", "stacked")
     assert [rank["hosted"] for rank in ranks] == [[0, 1, 2], [3, 4, 5, 6]]
     for rank in ranks:
         assert rank["communication"] == traffic(one)
@@ -206,9 +214,10 @@ def test_stacked_clients_have_the_same_bits_on_two_processes(tmp_path: Path) -> 
 
 def test_two_nodes_give_the_bits_of_one(tmp_path: Path) -> None:
     """Two machines started by hand, as Lightning documents it; here both are this one."""
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    nodes = [{**shared, "NODE_RANK": str(node)} for node in range(2)]
-    ranks = start(tmp_path, "--devices", "1", "--num-nodes", "2", environments=nodes)
+    with reserved_port() as port:
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        nodes = [{**shared, "NODE_RANK": str(node)} for node in range(2)]
+        ranks = fresh(tmp_path, "--devices", "1", "--num-nodes", "2", environments=nodes)
     assert [rank["num_processes"] for rank in ranks] == [2, 2]
     assert {rank["weights"] for rank in ranks} == {digest(in_this_process(tmp_path, TinyClients()).models[0])}
 
@@ -223,22 +232,23 @@ def test_slurm_tasks_give_the_bits_of_one(tmp_path: Path) -> None:
         "SLURM_NNODES": "1",
         "SLURM_NODEID": "0",
         "SLURM_NODELIST": "127.0.0.1",
-        "MASTER_PORT": free_port(),
     }
-    tasks = [{**shared, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)} for task in range(2)]
-    ranks = start(tmp_path, "--devices", "2", environments=tasks)
+    with reserved_port() as port:
+        shared["MASTER_PORT"] = port
+        tasks = [{**shared, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)} for task in range(2)]
+        ranks = fresh(tmp_path, "--devices", "2", environments=tasks)
     assert [rank["num_processes"] for rank in ranks] == [2, 2]
     assert {rank["weights"] for rank in ranks} == {digest(in_this_process(tmp_path, TinyClients()).models[0])}
 
 
-def test_a_rank_never_opens_another_silos_data(tmp_path: Path) -> None:
+def test_a_rank_never_opens_another_silos_data(tmp_path: Path, two_ranks: TwoRanks) -> None:
     sets = [regression_set(10 + 4 * i, seed=i) for i in range(4)]
     for silo, dataset in enumerate(sets):
         # Each rank has a folder of its own with its silos' files alone, as on machines of their own.
         path = tmp_path / f"rank_{silo % 2}" / f"silo_{silo}.pt"
         path.parent.mkdir(exist_ok=True)
         torch.save({"x": dataset.tensors[0], "y": dataset.tensors[1]}, path)
-    ranks = start(tmp_path, "--devices", "2", "--silos", str(tmp_path))
+    ranks = two_ranks("--silos", str(tmp_path))
     assert [rank["hosted"] for rank in ranks] == [[0, 2], [1, 3]]
     assert [rank["opened"] for rank in ranks] == [["silo_0.pt", "silo_2.pt"], ["silo_1.pt", "silo_3.pt"]]
     together = Silos([FolderSilo(str(tmp_path / f"rank_{silo % 2}" / f"silo_{silo}.pt")) for silo in range(4)])

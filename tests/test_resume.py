@@ -2,14 +2,14 @@
 
 import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
+from meeting import meeting
+from processes import start
 from run_tiny import callbacks, digest, settings
 from tiny import TinyClients, TinyModule
 
@@ -89,31 +89,18 @@ def test_a_crash_leaves_the_last_checkpoint_and_the_old_folder(tmp_path: Path, u
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 def test_a_killed_process_resumes_to_the_same_bits(tmp_path: Path, uninterrupted: FederatedTrainer) -> None:
     script = Path(__file__).with_name("run_tiny.py")
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            script,
-            "--root",
-            tmp_path,
-            "--out",
-            tmp_path / "out.json",
-            "--rounds",
-            "100",
-            "--seconds",
-            ".05",
-        ]
-    )
+    words = ["--root", tmp_path, "--out", tmp_path / "out.json", "--rounds", "100", "--meet-in-round", "4"]
+    with meeting() as (server, environment):
+        process = start(sys.executable, script, *words, environment=environment)
+        with process.until_it_connects(server):
+            process.send_signal(signal.SIGKILL)
+            assert process.end().code == -signal.SIGKILL
     last = tmp_path / "version_0" / "checkpoints" / "last.ckpt"
-    deadline = time.monotonic() + 120
-    while not last.exists() and time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.02)
-    time.sleep(0.1)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
     saved = torch.load(last, weights_only=True)
-    assert 1 <= saved["round"] < ROUNDS
+    assert saved["round"] == 3 < ROUNDS
     resumed = run(tmp_path, ckpt_path="last")
     assert digest(resumed.models[0]) == digest(uninterrupted.models[0])
 

@@ -1,17 +1,15 @@
 """Runs that ``lightning-fl fit`` made, side by side."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
-
-import lightning_fl
+from processes import start, succeed
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 def test_four_fits_are_compared_without_torch(command, tiny, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for arm, words in {"few": [], "many": ["--trainer.local_steps", 8]}.items():
@@ -32,11 +30,9 @@ def test_four_fits_are_compared_without_torch(command, tiny, monkeypatch):
 
     code = "import sys; from lightning_fl.cli import main; c = main(sys.argv[1:]); print(c, *sorted(sys.modules))"
     words = [sys.executable, "-c", code, "compare", "--recursive", "runs"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(lightning_fl.__file__).parents[1])}
-    options = {"capture_output": True, "text": True, "timeout": 300, "check": True, "env": environment}
-    result = subprocess.run(words, **options)
-    code, *modules = result.stdout.splitlines()[-1].split()
+    plain, drawn = start(*words), start(*words, "--out", "again")
+    succeed(plain, drawn)
+    code, *modules = plain.out.splitlines()[-1].split()
     assert code == "0"
     assert not {"torch", "lightning", "matplotlib"} & set(modules)
-    result = subprocess.run([*words, "--out", "again"], **options)
-    assert not {"torch", "lightning"} & set(result.stdout.splitlines()[-1].split())
+    assert not {"torch", "lightning"} & set(drawn.out.splitlines()[-1].split())

@@ -1,7 +1,7 @@
 import shutil
-import subprocess
 
 import pytest
+from processes import run
 
 from lightning_fl.shipped import available_recipes
 
@@ -23,16 +23,20 @@ def complete(script, *words):
         ' $function lightning-fl "${COMP_WORDS[-1]}" "${COMP_WORDS[-2]}"; printf "%s\\n" "${COMPREPLY[@]}"'
     )
     command = ["bash", "-c", code, "bash", str(script), "lightning-fl", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.split()
+    ended = run(*command)
+    assert ended.code == 0, ended.err
+    return ended.out.split()
 
 
+@pytest.mark.processes
 def test_bash_knows_the_script(script):
-    command = ["bash", "-c", f"source {script}; complete -p lightning-fl"]
-    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
-    assert result.stdout.endswith(" lightning-fl\n")
-    assert result.stderr == ""
+    ended = run("bash", "-c", f"source {script}; complete -p lightning-fl")
+    assert ended.code == 0
+    assert ended.out.endswith(" lightning-fl\n")
+    assert ended.err == ""
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
@@ -60,6 +64,7 @@ def test_bash_offers(script, words, offered):
     assert complete(script, *words) == offered
 
 
+@pytest.mark.processes
 def test_bash_offers_shipped_recipes_and_recipes_of_ones_own(script, tmp_path):
     (tmp_path / "drfa_mine.yaml").write_text("")
     (tmp_path / "drfa_mine.txt").write_text("")
@@ -67,6 +72,7 @@ def test_bash_offers_shipped_recipes_and_recipes_of_ones_own(script, tmp_path):
     assert complete(script, "fit", "--config", "drfa") == [*names, "drfa_mine.yaml"]
 
 
+@pytest.mark.processes
 def test_zsh_script(command, tmp_path):
     code, out, _ = command("completion", "zsh")
     assert code == 0
@@ -75,4 +81,4 @@ def test_zsh_script(command, tmp_path):
     zsh = shutil.which("zsh")
     if zsh is not None:
         (tmp_path / "script").write_text(out)
-        subprocess.run([zsh, "-n", str(tmp_path / "script")], check=True, timeout=20)
+        assert run(zsh, "-n", tmp_path / "script").code == 0

@@ -1,11 +1,11 @@
 """The commands that need no torch."""
 
 import hashlib
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import run
 
 import lightning_fl
 from lightning_fl import package_folders, shipped
@@ -216,7 +216,8 @@ def test_ctrl_c_before_a_run(command, monkeypatch):
     assert command("recipes") == (130, "", "")
 
 
+@pytest.mark.processes
 def test_a_closed_pipe_is_no_error():
     line = f"set -o pipefail; {sys.executable} -m lightning_fl recipes | true; echo ${{PIPESTATUS[0]}}"
-    result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
-    assert (result.stdout, result.stderr) == ("141\n", "")
+    ended = run("bash", "-c", line)
+    assert (ended.out, ended.err) == ("141\n", "")

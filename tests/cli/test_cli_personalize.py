@@ -2,11 +2,11 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import processes
 import pytest
 import torch
 import yaml
@@ -112,12 +112,14 @@ def test_the_same_command_gives_the_same_model_and_overwrites_nothing(run, comma
     assert other != first
 
 
+@pytest.mark.processes
+@pytest.mark.slow
 def test_in_a_process_of_its_own(run):
     words = [sys.executable, "-m", "lightning_fl", "personalize", str(run), "new.csv", "--holdout", "0"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "of 18 samples, and so are the metrics" in done.stdout
-    assert_is_the_mixture(run, run / "personal" / "new.ckpt", shares_of(done.stdout))
+    ended = processes.run(*words)
+    assert (ended.code, ended.err) == (0, "")
+    assert "of 18 samples, and so are the metrics" in ended.out
+    assert_is_the_mixture(run, run / "personal" / "new.ckpt", shares_of(ended.out))
 
 
 def test_images(command):

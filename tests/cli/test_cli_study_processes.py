@@ -1,46 +1,36 @@
 """A study in processes of its own: its runs are those of ``fit``, and whatever stops it, nothing is run twice."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
+from meeting import meeting
+from processes import start
 
-import lightning_fl
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-pytestmark = pytest.mark.processes
+MODELS = {"every_n_rounds": 1, "monitor": "val/rmse", "save_models": False}
+#: A run of six rounds, each with a checkpoint, in the third of which it meets the test.
+MEETS = {
+    "trainer.max_rounds": 6,
+    "trainer.callbacks": [
+        {"class_path": "ModelCheckpoint", "init_args": MODELS},
+        {"class_path": "meeting.Meeting", "init_args": {"round_number": 3}},
+    ],
+}
 
-CHECKPOINTS = {"trainer.max_rounds": 60, "trainer.callbacks": [{"class_path": "ModelCheckpoint"}]}
-CHECKPOINTS["trainer.callbacks"][0]["init_args"] = {"every_n_rounds": 1, "monitor": "val/rmse", "save_models": False}
 
-
-def start(*words):
-    environment = {**os.environ, "PYTHONPATH": str(Path(lightning_fl.__file__).parents[1])}
-    command = [sys.executable, "-m", "lightning_fl", "study", *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-
-def end(process):
-    out, err = process.communicate(timeout=900)
-    return process.returncode, out, err
+def study(*words, environment=None):
+    path = {"PYTHONPATH": str(Path(__file__).parents[1])}  # where the module ``meeting`` is
+    return start(sys.executable, "-m", "lightning_fl", "study", *words, environment=path | (environment or {}))
 
 
 def declare(**content):
     Path("s.yaml").write_text(yaml.safe_dump({"title": "Tiny", "metric": "rmse", **content}, sort_keys=False))
     return "s.yaml"
-
-
-def wait_until(condition, process):
-    deadline = time.monotonic() + 600
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def cells(out):
@@ -77,7 +67,7 @@ def test_cells_are_fits_and_a_failing_one_does_not_stop_the_rest(tiny, command):
         },
         claims=["mean(wide) > 0", "mean(broken) > 0"],
     )
-    code, out, err = end(start(path, "--workers", "2", "--out", "out"))
+    code, out, err = study(path, "--workers", "2", "--out", "out").end()
     assert (code, err) == (1, "")
     assert "6 cells, 0 done, 2 workers" in out
     assert out.count(": done in ") == 4
@@ -105,7 +95,7 @@ def test_faults_of_any_arm_are_said_before_anything_is_run(tiny):
             "range": {"recipe": "tiny.yaml", "overrides": {"trainer": {"max_rounds": 0}}},
         },
     )
-    code, out, err = end(start(path, "--out", "out", "--workers", "2"))
+    code, out, err = study(path, "--out", "out", "--workers", "2").end()
     assert (code, out) == (2, "3 cells, 0 done, 2 workers\n")
     assert err.splitlines() == [
         "error: typo: trainer.max_round: there is no such key (did you mean 'max_rounds'?).",
@@ -115,7 +105,7 @@ def test_faults_of_any_arm_are_said_before_anything_is_run(tiny):
 
 
 def test_stopped_and_killed_it_goes_on_and_runs_nothing_twice(tiny, command):
-    path = declare(seeds=[0, 1, 2], arms={"a": {"recipe": "tiny.yaml", "overrides": CHECKPOINTS}})
+    path = declare(seeds=[0, 1, 2], arms={"a": {"recipe": "tiny.yaml", "overrides": MEETS}})
 
     def half_way(number):
         """A cell is done, another one has a checkpoint: the moment at which it hurts."""
@@ -124,25 +114,31 @@ def test_stopped_and_killed_it_goes_on_and_runs_nothing_twice(tiny, command):
         return len(done) == number and len(begun) > len(done)
 
     words = [path, "--workers", "1", "--out", "out"]
-    process = start(*words)
-    wait_until(lambda: Path("out/cells").exists() and half_way(0), process)
-    process.send_signal(signal.SIGINT)
-    code, out, err = end(process)
+    with meeting() as (server, environment):
+        process = study(*words, environment=environment)
+        with process.until_it_connects(server) as cell:
+            assert half_way(0)
+            process.send_signal(signal.SIGINT)
+            assert cell.recv(1) == b""  # it goes on because of the signal, not at the test's word
+        code, out, err = process.end()
     assert code == 130
     assert "SIGINT: the running cells finish their round and save it" in out
     assert "3 of 3 cells are not done." in out
     assert err == "To go on: lightning-fl study s.yaml --workers 1 --out out\n"
     assert [attempts(cell) for cell in cells("out") if (cell / "attempts.jsonl").exists()] == [[False]]
 
-    process = start(*words)
-    wait_until(lambda: sum((cell / "attempts.jsonl").exists() for cell in cells("out")) == 2, process)
-    second = next(cell for cell in cells("out") if cell.name.startswith("a,seed=1"))
-    wait_until(lambda: list(second.glob("version_*/checkpoints/last.ckpt")), process)
-    process.kill()
-    process.communicate()
+    with meeting() as (server, environment):
+        process = study(*words, environment=environment)
+        with process.until_it_connects(server) as cell:
+            assert half_way(1)
+            second = next(cell for cell in cells("out") if cell.name.startswith("a,seed=1"))
+            assert list(second.glob("version_*/checkpoints/last.ckpt"))
+            process.send_signal(signal.SIGKILL)
+            assert cell.recv(1) == b""  # it is ended along with the study
+        process.end()
     versions = len(list(second.glob("version_*")))
 
-    code, out, err = end(start(*words))
+    code, out, err = study(*words).end()
     assert (code, err) == (0, "")
     assert "3 cells, 1 done, 1 worker" in out
     assert "a, seed 1: goes on" in out
@@ -150,11 +146,11 @@ def test_stopped_and_killed_it_goes_on_and_runs_nothing_twice(tiny, command):
     assert len(list(second.glob("version_*"))) == versions + 1  # nobody went on with it after the kill
     values = {cell.name[: len("a,seed=0")]: metrics_of(cell) for cell in cells("out")}
     for seed in ("0", "1", "2"):
-        settings = [f"--{key}={json.dumps(value)}" for key, value in CHECKPOINTS.items()]
+        settings = [f"--{key}={json.dumps(value)}" for key, value in MEETS.items()]
         whole = plain_fit(command, f"whole_{seed}", "--seed_everything", seed, *settings)
         assert values[f"a,seed={seed}"]["test"] == whole["test"]
     before = Path("out/table.md").read_text()
-    code, out, _ = end(start(*words))
+    code, out, _ = study(*words).end()
     assert code == 0
     assert "cells," not in out
     assert Path("out/table.md").read_text() == before

@@ -1,10 +1,11 @@
 import pkgutil
-import subprocess
 import sys
 from importlib import import_module
 
+import pytest
 from lightning.pytorch import LightningModule
 from PIL import Image
+from processes import run
 
 from lightning_fl.callbacks import BiddingPolicy, Callback
 from lightning_fl.data import FederatedDataModule, Partitioner
@@ -42,6 +43,8 @@ sys.exit(code or ", ".join(name for name in heavy if name in sys.modules) or 0)
 """
 
 
+@pytest.mark.processes
+@pytest.mark.slow
 def test_a_run_on_images_imports_no_library_that_it_does_not_use(tmp_path):
     for silo in ("north", "south"):
         for label in ("cat", "dog"):
@@ -54,5 +57,5 @@ def test_a_run_on_images_imports_no_library_that_it_does_not_use(tmp_path):
     words += ["--data.root", "silos", "--data.size", "4", "--data.channels", "1"]
     words += ["--trainer.max_rounds", "1", "--trainer.local_steps", "1", "--trainer.logger", "false"]
     words += ["--trainer.accelerator", "cpu", "--trainer.devices", "1"]
-    done = subprocess.run([sys.executable, "-c", RUN, *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    ended = run(sys.executable, "-c", RUN, *words)
+    assert ended.code == 0, ended.err

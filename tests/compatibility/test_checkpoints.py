@@ -1,6 +1,5 @@
 """What is exported opens with the user's own class, without this package."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from processes import run
 from reference import Clients, Linear, federated_trainer, make, samples
 from torch import Tensor, nn
 
@@ -83,6 +83,8 @@ def test_every_exported_model_predicts_the_same(separate: bool, tmp_path: Path) 
         assert not torch.equal(one["net.0.weight"], other["net.0.weight"])
 
 
+@pytest.mark.processes
+@pytest.mark.slow
 def test_exported_models_open_without_this_package(tmp_path: Path) -> None:
     trainer = federated_trainer(tmp_path, max_rounds=1, enable_checkpointing=True)
     trainer.fit(Configured(), Clients((4,)))
@@ -93,9 +95,10 @@ import torch
 content = torch.load({str(Path(trainer.log_dir) / "models" / "client_0.ckpt")!r}, weights_only=True)
 print(sorted(content), content["hyper_parameters"]["width"])
 """
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    made = run(sys.executable, "-c", code)
+    assert made.code == 0, made.err
     keys = ["epoch", "global_step", "hparams_name", "hyper_parameters", "pytorch-lightning_version", "state_dict"]
-    assert made.stdout.strip() == f"{sorted([*keys, 'vocabulary'])} 4"
+    assert made.out.strip() == f"{sorted([*keys, 'vocabulary'])} 4"
 
 
 def test_changed_hyperparameters_are_exported_as_they_are(tmp_path: Path) -> None:

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -179,7 +176,9 @@ def test_weights_that_are_not_finite_are_not_averaged():
         fabric().strategy.average(module)
 
 
-def test_sums_and_maxima_over_ranks_of_small_and_large_tensors():
+@pytest.mark.processes
+@pytest.mark.slow
+def test_sums_and_maxima_over_ranks_of_small_and_large_tensors(start_warm):
     script = """
 import torch
 from lightning.fabric import Fabric
@@ -197,5 +196,5 @@ def check(fabric):
 
 Fabric(strategy="fedavg_fork", accelerator="cpu", devices=2).launch(check)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
-    assert done.stdout.count("reduced") == 2, done.stderr
+    ended = start_warm("-c", script).end()
+    assert ended.out.count("reduced") == 2, ended.err

@@ -1,31 +1,30 @@
 """Federated averaging in a user's own Fabric loop, on two real processes."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import nothing_left, reserved_port, run, succeed
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
+SCRIPT = Path(__file__).with_name("own_loop.py")
 NUM_SAMPLES, LEARNING_RATE = (30, 10), 0.5
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory) -> list[dict]:
-    folder = tmp_path_factory.mktemp("own_loop")
-    script = Path(__file__).parent / "own_loop.py"
-    environment = {name: value for name, value in os.environ.items() if name != "PL_GLOBAL_SEED"}
-    environment |= {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, script, folder], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
+def seen_by(folder: Path) -> list[dict]:
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory, warm_python) -> list[dict]:
+    folder = tmp_path_factory.mktemp("own_loop")
+    with nothing_left(), reserved_port() as port:
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0", "OMP_NUM_THREADS": "1"}
+        succeed(*(warm_python.start(SCRIPT, folder, environment={**shared, "LOCAL_RANK": str(r)}) for r in range(2)))
+    return seen_by(folder)
 
 
 def local(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,8 +35,13 @@ def local(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     return gradient, weights - LEARNING_RATE * gradient
 
 
-def test_the_name_is_known_when_fabric_is_imported_first(ranks):
-    assert [seen["strategy"] for seen in ranks] == ["fedavg"] * 2
+def test_the_name_is_known_when_fabric_is_imported_first(ranks, tmp_path):
+    """In processes of their own, which the script starts; there it does as where all is imported."""
+    ended = run(sys.executable, SCRIPT, tmp_path, environment={"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"})
+    assert ended.code == 0, ended.err
+    fresh = seen_by(tmp_path)
+    assert [seen["strategy"] for seen in fresh] == ["fedavg"] * 2
+    assert fresh == ranks
 
 
 def test_loaders_are_not_sharded(ranks):

@@ -1,13 +1,13 @@
 import base64
 import re
 import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from processes import run
 from study_tiny import finish, tiny_cells
 
 from lightning_fl.study.environment import describe_environment
@@ -162,12 +162,9 @@ def test_a_browser_without_a_network_shows_it(tmp_path):
     quiet = "--disable-component-update --disable-sync --disable-quic --host-resolver-rules=MAP=*=0.0.0.0"
     shot = tmp_path / "page.png"
     command = ["chromium", *words.split(), *quiet.split(), f"--user-data-dir={tmp_path / 'profile'}"]
-    subprocess.run(
-        [*command, "--window-size=1200,3000", f"--screenshot={shot}", (tmp_path / "out" / "report.html").as_uri()],
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
+    url = (tmp_path / "out" / "report.html").as_uri()
+    ended = run(*command, "--window-size=1200,3000", f"--screenshot={shot}", url)
+    assert ended.code == 0, ended.err
     pixels = (imread(shot)[..., :3] * 255).round().astype(int)
     for color in ((31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40)):  # of two arms and two verdicts
         assert (np.abs(pixels - color).max(-1) < 3).sum() > 20, color

@@ -1,10 +1,10 @@
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from processes import run
 
 from lightning_fl import package_folders
 from lightning_fl.data.cards import catalogue as cards
@@ -89,13 +89,15 @@ def test_no_folder_of_cards_is_an_error(tmp_path, monkeypatch):
         available_cards()
 
 
+@pytest.mark.processes
 def test_reading_a_card_imports_nothing_heavy():
     code = (
         "import sys; from lightning_fl.data.cards.catalogue import load_card; load_card('esol');"
         "print([name for name in ('torch', 'lightning', 'pandas', 'rdkit', 'numpy') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    ended = run(sys.executable, "-c", code)
+    assert ended.code == 0, ended.err
+    assert ended.out.strip() == "[]"
 
 
 def test_unknown_name_suggests_the_nearest():

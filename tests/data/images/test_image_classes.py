@@ -11,6 +11,7 @@ import torch
 from filelock import FileLock
 from image_files import CINIC_CLASSES, cycle, pictures, write_cinic10, write_npz
 from PIL import Image
+from processes import LIMIT
 
 from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.data.images import class_folders as image_classes
@@ -213,9 +214,9 @@ def test_two_processes_read_at_once(cinic):
     processes = [context.Process(target=_read_in_a_process, args=(start, results)) for _ in range(2)]
     for process in processes:
         process.start()
-    said = [results.get(timeout=60) for _ in processes]
+    said = [results.get(timeout=LIMIT) for _ in processes]
     for process in processes:
-        process.join(60)
+        process.join(LIMIT)
     digest = hashlib.sha256(read()["train"].images.numpy().tobytes()).hexdigest()
     assert [words[0] for words in said] == [digest, digest]
     assert sorted(words[1] for words in said) == [0, 60]  # the second takes what the first kept

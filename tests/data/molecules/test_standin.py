@@ -1,10 +1,9 @@
 import hashlib
-import os
-import subprocess
 import sys
 
 import pytest
 import torch
+from processes import run
 from rdkit import Chem
 from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmilesFromSmiles
 
@@ -62,6 +61,8 @@ def digest(table) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+@pytest.mark.processes
+@pytest.mark.slow
 def test_the_same_bits_in_every_process(table):
     assert digest(esol_standin(target_name="logS", target_unit="")) == digest(table)
     code = (
@@ -70,6 +71,6 @@ def test_the_same_bits_in_every_process(table):
         "rows = [f'{s} {v:.3f}' for s, v in zip(t.smiles, t.targets[:, 0])];"
         r"print(hashlib.sha256('\n'.join(rows).encode()).hexdigest())"
     )
-    environment = os.environ | {"PYTHONHASHSEED": "4711", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == digest(table)
+    ended = run(sys.executable, "-c", code, environment={"PYTHONHASHSEED": "4711", "OMP_NUM_THREADS": "1"})
+    assert ended.code == 0, ended.err
+    assert ended.out.strip() == digest(table)
