@@ -133,6 +133,24 @@ class TestPermutations:
             scores.append(((found.values - exact) / found.standard_errors).square())
         assert 0.8 < float(torch.stack(scores).mean()) < 1.2
 
+    @pytest.mark.parametrize("num_permutations", [4, 6, 20])
+    def test_standard_errors_are_those_of_the_pairs_means(self, num_permutations):
+        """The same orders drawn by hand; the standard error of a mean is the sample's deviation over √pairs."""
+        game, draws = random_game(4, 5), generator(3)
+        pairs = []
+        for _ in range(num_permutations // 2):
+            order = torch.randperm(5, generator=draws).tolist()
+            added = np.zeros((2, 5))
+            for row, joining in enumerate((order, order[::-1])):
+                for place, player in enumerate(joining):
+                    with_player = frozenset(joining[: place + 1])
+                    added[row, player] = game(with_player) - game(with_player - {player})
+            pairs.append(added.mean(0))
+        found = shapley_permutations(game, 5, generator(3), num_permutations=num_permutations)
+        expected = np.std(pairs, axis=0, ddof=1) / math.sqrt(len(pairs))
+        assert found.values.tolist() == pytest.approx(np.mean(pairs, axis=0).tolist())
+        assert found.standard_errors.tolist() == pytest.approx(expected.tolist())
+
     def test_every_estimate_is_efficient(self):
         game = random_game(3, 6)
         found = shapley_permutations(game, 6, generator(0), num_permutations=4)
@@ -208,6 +226,8 @@ class TestPermutations:
             shapley_permutations(game, 3, generator(0), tolerance=-1)
         with pytest.raises(ConfigurationError, match="truncation=nan: give a number of at least 0, or None"):
             shapley_permutations(game, 3, generator(0), truncation=math.nan)
+        with pytest.raises(DataError, match=r"the value of coalition \[0, 1\] is nan: give a bounded value"):
+            shapley_permutations(lambda players: math.nan if players == {0, 1} else 0.0, 2, generator(0))
 
 
 class TestFirstOrder:

@@ -8,6 +8,7 @@ from tiny import TinyClients, TinyModule
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import (
+    BestClientModels,
     Callback,
     ClientArrivals,
     DROClientSampling,
@@ -201,6 +202,24 @@ def test_fine_tuning_names_bad_settings_and_failures():
         else:
             with pytest.warns(UserWarning, match="fine-tuning of client 0 failed.*keeps its model"):
                 run.fit(Fragile(), TinyClients())
+
+
+@pytest.mark.parametrize("kept", [[], [BestClientModels(monitor="val_loss")]], ids=["last", "best of each"])
+def test_who_never_came_is_not_fine_tuned(kept):
+    class RoundsAreOver(Callback):
+        def on_fit_end(self, run):
+            steps.clear()
+
+    class Watched(TinyModule):
+        def training_step(self, batch, batch_idx):
+            steps.append(self.trainer.client)
+            return super().training_step(batch, batch_idx)
+
+    steps: list[int] = []
+    run = trainer(RoundsAreOver(), ClientArrivals(rounds={"client_1": 99}), *kept, FineTuning(steps=2))
+    run.fit(Watched(), TinyClients(SIZES))
+    assert steps == [0, 0, 2, 2]
+    assert set(run.client_store("final_models")) == {0, 2}
 
 
 def test_who_is_not_there_has_no_part_in_the_average():
