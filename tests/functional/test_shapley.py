@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from rounding import rounding
 from scipy.stats import spearmanr
 
 from lightning_fl.errors import ConfigurationError, DataError
@@ -64,7 +65,7 @@ class TestExact:
     @pytest.mark.parametrize("seed", range(5))
     def test_null_player(self, seed):
         inner = random_game(seed, 5)
-        assert abs(float(shapley_exact(lambda players: inner(players - {2}), 5)[2])) < 1e-15
+        assert abs(float(shapley_exact(lambda players: inner(players - {2}), 5)[2])) == 0.0
 
     @pytest.mark.parametrize("seed", range(5))
     def test_linearity(self, seed):
@@ -303,13 +304,13 @@ class TestFirstOrder:
     def test_identical_clients_are_worth_the_same_nothing(self):
         same = torch.randn(5, generator=generator(0)).expand(4, 5)
         found = shapley_first_order(torch.randn(5, generator=generator(1)), [0.1, 0.2, 0.3, 0.4], same)
-        assert found.abs().max() < 1e-15
+        assert found.abs().max() < rounding(torch.float64, 5)  # sums of five products of about 1
 
     def test_normalised_values_sum_to_zero_and_need_no_common_origin(self):
         draw = generator(0)
         gradient, models = torch.randn(7, generator=draw), torch.randn(3, 7, generator=draw, dtype=torch.float64)
         found = shapley_first_order(gradient, [2, 5, 3], models)
-        assert abs(float(found.sum())) < 1e-15
+        assert abs(float(found.sum())) < rounding(torch.float64, 7)  # values are sums of seven products of about 1
         origin = torch.randn(7, generator=draw, dtype=torch.float64)
         torch.testing.assert_close(shapley_first_order(gradient, [2, 5, 3], models - origin), found)
         torch.testing.assert_close(shapley_first_order(gradient, [0.2, 0.5, 0.3], models), found)
