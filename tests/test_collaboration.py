@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounding import rounding
 
 from lightning_fl import Collaboration
 from lightning_fl.errors import ConfigurationError
@@ -30,7 +31,7 @@ def test_the_collaboration_matrix_is_row_stochastic(pair):
     for i in range(len(matrix)):
         for j in range(len(matrix)):
             expected = sum(pair[1][i, k] * pair[0][k, j] for k in range(collaboration.num_models))
-            assert matrix[i, j] == pytest.approx(float(expected), abs=1e-15)
+            assert matrix[i, j] == pytest.approx(float(expected), rel=rounding(torch.float64, collaboration.num_models))
 
 
 @settings(max_examples=30, deadline=None)

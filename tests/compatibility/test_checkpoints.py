@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import LightningModule
 from processes import run
 from reference import Clients, Linear, federated_trainer, make, samples
+from rounding import assert_equal_up_to_rounding
 from torch import Tensor, nn
 
 from lightning_fl.callbacks.callback import Callback
@@ -77,7 +78,7 @@ def test_every_exported_model_predicts_the_same(separate: bool, tmp_path: Path) 
         if file.name.startswith("client_"):
             client = int(file.stem[-1])
             made = loaded.eval()(samples(client, 5, "test").tensors[0])
-            torch.testing.assert_close(made, torch.cat(predictions[client]), rtol=0, atol=1e-6)
+            assert_equal_up_to_rounding(made, torch.cat(predictions[client]), steps=2)  # two layers
     if separate:
         one, other = (torch.load(file, weights_only=True)["state_dict"] for file in files[:2])
         assert not torch.equal(one["net.0.weight"], other["net.0.weight"])

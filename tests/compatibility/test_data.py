@@ -8,6 +8,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule
 from reference import Clients, Linear, OneClient, assert_same_weights, federated_trainer, make, samples, train_both
+from rounding import rounding
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torch_geometric.data import Batch, Data
@@ -93,7 +94,7 @@ def test_graph_batches(follow: list[str] | None, tmp_path: Path) -> None:
     own, trainer, reference, theirs = train_both(
         Graphs, tmp_path, data=Clients((10,), data=lambda client, split: loader)
     )
-    assert_same_weights(own, reference, atol=1e-7)
+    assert_same_weights(own, reference, atol=rounding(torch.float32, 3 * 3))  # no weight is above 1
     value = float(theirs.callback_metrics["loss"])
     assert trainer.metrics["train"]["loss"].mean == pytest.approx(value, rel=1e-5)
     assert trainer.metrics["train"]["guessed"].mean == pytest.approx(value, rel=1e-5)

@@ -14,6 +14,8 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, train_both
 from torch import Tensor, nn
 
+from lightning_fl import FederatedTrainer
+from lightning_fl.callbacks import Callback
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
@@ -264,6 +266,78 @@ def test_the_data_module_hears_of_an_error(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="no such thing"):
         federated_trainer(tmp_path, max_rounds=1).fit(Fails(), data)
     assert "no such thing" in data.heard
+
+
+def test_no_error_is_told_of_in_a_good_run_or_where_a_client_is_left_out(tmp_path: Path) -> None:
+    heard: list[BaseException | None] = []
+
+    class Data(Clients):
+        def on_exception(self, exception: BaseException) -> None:
+            heard.append(exception)
+
+    class Watch(Callback):
+        def on_exception(self, trainer: FederatedTrainer, exception: BaseException) -> None:
+            heard.append(exception)
+
+    class FailsForOne(Complete):
+        calls: list[str] = []  # noqa: RUF012
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            if self.trainer.client == 1:  # type: ignore[union-attr]
+                raise ValueError("no such thing")
+            return self.loss(batch)
+
+    trainer = federated_trainer(tmp_path, max_rounds=2, callbacks=[Watch()], on_client_error="skip")
+    module, data = FailsForOne(), Data((4, 4))
+    with pytest.warns(UserWarning, match="no such thing"):
+        trainer.fit(module, data)
+    for stage in (trainer.validate, trainer.test, trainer.predict):
+        stage(module, data)
+    assert heard == []
+
+
+def test_nothing_ends_well_after_an_error(tmp_path: Path) -> None:
+    """Neither a round nor a fit ends, for callbacks or the module; only the error and the teardown are told."""
+    told: list[str] = []
+
+    class Watch(Callback):
+        def on_average_end(self, trainer: FederatedTrainer, starts: Any, shares: Any) -> None:
+            told.append("on_average_end")
+
+        def on_aggregate_end(self, trainer: FederatedTrainer) -> None:
+            told.append("on_aggregate_end")
+
+        def on_evaluate_end(self, trainer: FederatedTrainer, split: Any, metrics: Any) -> None:
+            told.append("on_evaluate_end")
+
+        def on_round_end(self, trainer: FederatedTrainer) -> None:
+            told.append("on_round_end")
+
+        def on_fit_end(self, trainer: FederatedTrainer) -> None:
+            told.append("on_fit_end")
+
+        def on_exception(self, trainer: FederatedTrainer, exception: BaseException) -> None:
+            told.append(f"on_exception {type(exception).__name__}")
+
+    class Fails(Linear):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            raise ValueError("no such thing")
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            told.append("on_train_batch_end")
+
+        def on_train_end(self) -> None:
+            told.append("on_train_end")
+
+        def on_fit_end(self) -> None:
+            told.append("on_fit_end of the module")
+
+        def teardown(self, stage: str) -> None:
+            told.append("teardown")
+
+    with pytest.raises(TrainingError, match="no such thing"):
+        federated_trainer(tmp_path, max_rounds=1, callbacks=[Watch()]).fit(Fails(), Clients((4,)))
+    assert told == ["on_exception TrainingError", "teardown"]
 
 
 def test_teardown_follows_an_error(tmp_path: Path) -> None:

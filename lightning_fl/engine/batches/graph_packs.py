@@ -48,7 +48,7 @@ class GraphPack(Pack):
                 continue
             starts, counts = slices[key][:-1], slices[key].diff()
             cat_dim = data.__cat_dim__(key, value)
-            cat_dim = value.ndim - 1 if cat_dim == -1 else (cat_dim or 0)
+            cat_dim = value.ndim - 1 if cat_dim == -1 else cat_dim
             same = (name for name, known in self._levels.items() if all(map(torch.equal, known, (starts, counts))))
             level = next(same, key)
             self._levels.setdefault(level, (starts, counts))

@@ -1,6 +1,7 @@
 """Gains over local training, measured inside the same fit or against a finished run."""
 
 import json
+import warnings
 
 import pandas as pd
 import pytest
@@ -9,7 +10,7 @@ from rich.console import Console
 from tiny import TinyClients, TinyModule
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.callbacks import Callback, FineTuning, LocalReference, LocalTraining, ModelCheckpoint
+from lightning_fl.callbacks import Callback, ClientArrivals, FineTuning, LocalReference, LocalTraining, ModelCheckpoint
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.report import print_report
@@ -128,6 +129,37 @@ def test_the_best_rounds_local_models_are_compared_also_from_a_checkpoint(tmp_pa
     other = tmp_path / "other" / "version_0" / "checkpoints" / "last.ckpt"
     with pytest.warns(UserWarning, match="the checkpoint holds no local models"):
         assert "test/local/loss" not in trainer(LocalReference()).test(TinyModule(), data, ckpt_path=other)
+
+
+class BesideAnEmptyRank(FedAvg):
+    """Plays a second process that hosts no client: it has nothing to tell but that it has no local models."""
+
+    name = "beside an empty rank"
+
+    def exchange(self, values):
+        everyone = super().exchange(values)
+        return {**everyone, 1: 0} if everyone == {0: len(SIZES)} else everyone
+
+
+def test_a_process_without_clients_does_not_stand_for_the_checkpoint():
+    run = trainer(LocalReference(), strategy=BesideAnEmptyRank())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="LocalReference: the checkpoint holds no local models")
+        run.fit(TinyModule(), TinyClients(SIZES))
+    assert set(run.gains["val"]["val_loss"].clients) == {0, 1, 2}
+
+
+def test_who_is_not_there_has_no_local_model_and_no_gain():
+    class Watched(TinyModule):
+        def training_step(self, batch, batch_idx):
+            steps[self.trainer.client] += 1
+            return super().training_step(batch, batch_idx)
+
+    steps = dict.fromkeys(range(3), 0)
+    run = trainer(LocalReference(), ClientArrivals(rounds={"client_1": 99}))
+    run.fit(Watched(), TinyClients(SIZES))
+    assert steps == {0: 2 * 3 * 3, 1: 0, 2: 2 * 3 * 3}  # own and local model, rounds, batches
+    assert set(run.gains["val"]["val_loss"].clients) == set(run.metrics["val"]["val/local/loss"].clients) == {0, 2}
 
 
 def test_a_stopped_run_goes_on_to_the_same_result(tmp_path):

@@ -4,10 +4,12 @@ import copy
 
 import pytest
 import torch
+from rounding import assert_equal_up_to_rounding
 from tiny import TinyClients, TinyModule
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import (
+    BestClientModels,
     Callback,
     ClientArrivals,
     DROClientSampling,
@@ -20,6 +22,7 @@ from lightning_fl.cohort import Cohort
 from lightning_fl.errors import ConfigurationError, TrainingError
 
 SIZES = (24, 10, 18)
+STEPS = 3 * 3  # of the largest client in three rounds
 
 
 def trainer(*callbacks, root=None, **settings):
@@ -59,7 +62,7 @@ def test_local_training_is_a_plain_loop_per_client():
     assert run.collaboration.num_models == len(SIZES)
     for client in range(len(SIZES)):
         alone = train_alone(TinyModule(), data, client, rounds=3)
-        torch.testing.assert_close(loaded(run, module, client), parameters(alone), rtol=0, atol=1e-6)
+        assert_equal_up_to_rounding(loaded(run, module, client), parameters(alone), steps=STEPS)
 
 
 def plain_fedper(data, rounds):
@@ -86,8 +89,8 @@ def test_personal_layers_are_fedper():
     shared, biases = plain_fedper(data, 3)
     for client in range(len(SIZES)):
         loaded(run, module, client)
-        torch.testing.assert_close(module.linear.weight.detach(), shared, rtol=0, atol=1e-6)
-        torch.testing.assert_close(module.linear.bias.detach(), biases[client], rtol=0, atol=1e-6)
+        assert_equal_up_to_rounding(module.linear.weight, shared, steps=STEPS)
+        assert_equal_up_to_rounding(module.linear.bias, biases[client], steps=STEPS)
 
 
 def test_personal_buffers_stay_local_too():
@@ -141,7 +144,7 @@ def test_fine_tuning_trains_each_client_further_from_the_shared_model():
     for client in range(len(SIZES)):
         base.loop.flat.load(base.client_model(client))
         expected = train_alone(copy.deepcopy(plain), data, client, rounds=3)
-        torch.testing.assert_close(loaded(run, module, client), parameters(expected), rtol=0, atol=1e-6)
+        assert_equal_up_to_rounding(loaded(run, module, client), parameters(expected), steps=2 * STEPS)
 
 
 def test_twice_the_local_work_is_the_default():
@@ -203,6 +206,24 @@ def test_fine_tuning_names_bad_settings_and_failures():
                 run.fit(Fragile(), TinyClients())
 
 
+@pytest.mark.parametrize("kept", [[], [BestClientModels(monitor="val_loss")]], ids=["last", "best of each"])
+def test_who_never_came_is_not_fine_tuned(kept):
+    class RoundsAreOver(Callback):
+        def on_fit_end(self, run):
+            steps.clear()
+
+    class Watched(TinyModule):
+        def training_step(self, batch, batch_idx):
+            steps.append(self.trainer.client)
+            return super().training_step(batch, batch_idx)
+
+    steps: list[int] = []
+    run = trainer(RoundsAreOver(), ClientArrivals(rounds={"client_1": 99}), *kept, FineTuning(steps=2))
+    run.fit(Watched(), TinyClients(SIZES))
+    assert steps == [0, 0, 2, 2]
+    assert set(run.client_store("final_models")) == {0, 2}
+
+
 def test_who_is_not_there_has_no_part_in_the_average():
     late, without = trainer(ClientArrivals(rounds={"1": 4})), trainer(ClientArrivals(rounds={"1": 9}))
     for run in (late, without):
@@ -226,7 +247,7 @@ def test_a_newcomer_starts_from_the_average_of_the_others_models():
     run.fit(TinyModule(), TinyClients(SIZES))
     weights = torch.tensor([SIZES[0], SIZES[2]], dtype=torch.float64) / (SIZES[0] + SIZES[2])
     expected = (weights[0] * starts[1, 0].double() + weights[1] * starts[1, 2].double()).float()
-    torch.testing.assert_close(starts[1, 1], expected, rtol=0, atol=1e-6)
+    assert_equal_up_to_rounding(starts[1, 1], expected, steps=1)
 
 
 def test_arrivals_compose_with_robust_sampling():

@@ -110,6 +110,13 @@ def test_shares_are_met_exactly():
     assert [labels[part].bincount(minlength=2).tolist() for part in parts] == [[10, 0], [5, 20], [5, 0]]
 
 
+def test_shares_that_sum_to_1_but_for_rounding_deal_every_sample():
+    """Without the rest, 60,000 samples times 0.99999 would be 0.6 short, which rounds to one."""
+    labels = torch.zeros(60_000, dtype=torch.long)
+    parts = partition.by_shares(labels, torch.tensor([[0.499995, 0.499995]], dtype=torch.float64), seed=0)
+    _assert_partition(parts, 60_000)
+
+
 def test_shares_below_1_leave_samples_unused():
     labels = torch.tensor([0, 1] * 20)
     # Class 0: the first 10 of 20 and then 5; class 1: none at all.

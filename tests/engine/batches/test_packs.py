@@ -192,6 +192,13 @@ def test_targets_are_one_row_per_graph():
         _ = pack.targets
 
 
+class Counted(Data):
+    """Adds 100 to the positions of every graph before it in a batch, and not the number of its nodes."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        return 100 if key == "atom_index" else super().__inc__(key, value, *args, **kwargs)
+
+
 class Doubling(Graphs):
     def get(self, idx):
         graph = super().get(idx)
@@ -213,6 +220,9 @@ class Doubling(Graphs):
         [chain(2, label=1), chain(2, label=torch.tensor([1]))],
         [chain(2, label=1), chain(2)],
         [chain(2), chain(2).to_heterogeneous()],
+        [chain(2, atom_index=torch.ones(1)), Counted(**chain(2, atom_index=torch.ones(1)).to_dict())],
+        [chain(2), (torch.ones(1), 0)],
+        Graphs([chain(2, label="soluble"), chain(2, label=1)]),
         [HeteroData(), HeteroData()],
         [Data(y=torch.zeros(1)), Data(y=torch.zeros(1))],
         Graphs([chain(2), chain(3)], transform=lambda graph: graph),

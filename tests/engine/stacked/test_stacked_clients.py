@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from rounding import assert_equal_up_to_rounding, rounding
 from tiny import TinyClients
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
@@ -32,6 +33,11 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "rmsprop": (torch.optim.RMSprop, {"lr": 0.01, "centered": True, "momentum": 0.5}),
 }
 SIZES = (24, 10, 18, 7, 1, 16, 24, 3)
+STEPS = 4 * 2 * 3  # rounds, epochs, batches of the largest client, at most
+#: What two layers, a norm and an optimiser's momenta make of a rounding, with room: about 200 was seen.
+GROWTH = 1e3
+#: These divide by the root of a variance that is nearly nothing at first.
+GROWTH_OF_SMALL_VARIANCES = {"nadam": 1e5, "rmsprop": 1e5}
 
 
 class Doubles(TinyClients):
@@ -106,11 +112,12 @@ def fit(
     return trainer
 
 
-def assert_same(plain: FederatedTrainer, stacked: FederatedTrainer, tolerance: float = 1e-10) -> None:
+def assert_same(plain: FederatedTrainer, stacked: FederatedTrainer, growth: float = GROWTH) -> None:
+    tolerance = rounding(torch.float64, STEPS, growth)
     assert len(plain.models) == len(stacked.models)
     for one, other in zip(plain.models, stacked.models, strict=True):
         for dtype, vector in one.vectors.items():
-            torch.testing.assert_close(other.vectors[dtype], vector, rtol=0, atol=tolerance)
+            assert_equal_up_to_rounding(other.vectors[dtype], vector, steps=STEPS, growth=growth)
     assert list(plain.client_reports) == list(stacked.client_reports)
     for client, report in plain.client_reports.items():
         other = stacked.client_reports[client]
@@ -118,11 +125,13 @@ def assert_same(plain: FederatedTrainer, stacked: FederatedTrainer, tolerance: f
         assert list(other.metrics) == list(report.metrics)
         for name, value in report.metrics.items():
             logged = other.metrics[name]
-            assert math.isclose(logged.value, value.value, abs_tol=tolerance)
+            assert logged.value == pytest.approx(value.value, rel=tolerance, abs=tolerance)
             assert logged.weight == value.weight
             assert (logged.higher_is_better, logged.to_logger) == (value.higher_is_better, value.to_logger)
             assert [step for step, _ in logged.steps] == [step for step, _ in value.steps]
-            assert [v for _, v in logged.steps] == pytest.approx([v for _, v in value.steps], abs=tolerance)
+            assert [v for _, v in logged.steps] == pytest.approx(
+                [v for _, v in value.steps], rel=tolerance, abs=tolerance
+            )
     assert plain.client_states.keys() == stacked.client_states.keys()
     for client, state in plain.client_states.items():
         assert stacked.client_states[client].global_step == state.global_step
@@ -130,16 +139,18 @@ def assert_same(plain: FederatedTrainer, stacked: FederatedTrainer, tolerance: f
     assert accounts[0] == accounts[1]
 
 
-def assert_stackable(folder: Path, module: Any, stacked: int = 3, data: Any = None, **settings: Any) -> None:
+def assert_stackable(
+    folder: Path, module: Any, stacked: int = 3, data: Any = None, growth: float = GROWTH, **settings: Any
+) -> None:
     plain = fit(folder, 1, module(), data, **settings)
     together = fit(folder, stacked, module(), data, **settings)
     assert together.stacked is not None
-    assert_same(plain, together)
+    assert_same(plain, together, growth)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_with_unequal_clients_and_ragged_batches(optimizer, tmp_path):
-    assert_stackable(tmp_path, lambda: Network(optimizer))
+    assert_stackable(tmp_path, lambda: Network(optimizer), growth=GROWTH_OF_SMALL_VARIANCES.get(optimizer, GROWTH))
 
 
 @pytest.mark.parametrize("stacked", [2, 8, 100])
@@ -251,7 +262,7 @@ def test_clients_are_handed_over_in_the_cohorts_order(tmp_path):
     assert [client for client, _ in together.ends] == [client for client, _ in plain.ends] == [6, 1, 7, 0, 2]
     for (_, one), (_, other) in zip(plain.ends, together.ends, strict=True):
         for dtype, vector in one.vectors.items():
-            torch.testing.assert_close(other.vectors[dtype], vector, rtol=0, atol=1e-10)
+            assert_equal_up_to_rounding(other.vectors[dtype], vector, steps=STEPS, growth=GROWTH)
 
 
 @pytest.mark.filterwarnings("ignore:.*left out of.*")
@@ -295,7 +306,10 @@ class Particular(Network):
 @pytest.mark.filterwarnings("ignore:.*left out of.*")
 def test_an_error_of_the_step_fails_its_group(tmp_path):
     settings = {"on_client_error": "skip", "max_rounds": 1}
-    assert fit(tmp_path, 1, Particular(), **settings).survivors == set(range(7))
+    plain = fit(tmp_path, 1, Particular(), **settings)
+    assert plain.survivors == set(range(7))
+    assert "three samples" in plain.client_reports[7].error
+    assert "stacked_clients" not in plain.client_reports[7].error
     together = fit(tmp_path, 3, Particular(), **settings)
     assert together.survivors == set(range(6))
     assert together.client_reports[6].error == together.client_reports[7].error
@@ -310,7 +324,8 @@ def test_personal_layers(tmp_path):
 
 
 def test_a_model_for_each_client(tmp_path):
-    assert_stackable(tmp_path, lambda: Network("momentum"), callbacks=[LocalTraining()])
+    # Weights that grow a hundredfold take with them what was rounded while they were small.
+    assert_stackable(tmp_path, lambda: Network("momentum"), callbacks=[LocalTraining()], growth=1e4)
 
 
 class TwoModels(Callback):
