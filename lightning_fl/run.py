@@ -99,7 +99,7 @@ class Run:
             trainer.module.teardown(self._stage)
             if error is None and trainer.num_clients:
                 trainer.loop.flat.load(trainer.client_model(0))
-        if error is None:
+        if error is None and trainer.is_global_zero:
             assert trainer.datamodule is not None
             about, names = _about(trainer, self._stage), trainer.datamodule.client_names()
             trainer.run_log.finish(None, about, trainer.federation, names, fitted=self._stage == "fit")

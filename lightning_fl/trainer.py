@@ -152,11 +152,15 @@ class FederatedTrainer(TrainerSurface):
         )
         self.profiler: Profiler = RoundProfiler() if profile else PassThroughProfiler()
         self.callbacks: list[Callback] = complete_callbacks(callbacks, enable_progress_bar, enable_checkpointing)
-        self.hooks = Hooks(self.callbacks, Callback, self)
         self.fabric = make_fabric(strategy, accelerator, devices, num_nodes, precision, plugins)
         self.strategy: FederatedStrategy = self.fabric.strategy  # type: ignore[assignment]
         self.run_log = RunLog(logger, self.default_root_dir)
         self.begin(Federation())
+
+    def begin(self, federation: Federation) -> None:
+        """A run begins, with the callbacks that the trainer has by now."""
+        super().begin(federation)
+        self.hooks = Hooks(self.callbacks, Callback, self)
 
     @property
     def checkpoint_callback(self) -> ModelCheckpoint | None:
