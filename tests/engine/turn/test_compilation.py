@@ -87,9 +87,11 @@ def trainer_in(folder: Path, **settings: Any) -> FederatedTrainer:
     return FederatedTrainer(**(given | settings))
 
 
-def fitted(folder: Path, module: LightningModule, **settings: Any) -> tuple[list[Tensor], dict[str, float]]:
+def fitted(
+    folder: Path, module: LightningModule, sizes: tuple[int, ...] = (24, 10, 18), **settings: Any
+) -> tuple[list[Tensor], dict[str, float]]:
     trainer = trainer_in(folder, **settings)
-    trainer.fit(module, TinyClients())
+    trainer.fit(module, TinyClients(sizes))
     logged = {name: value.mean for split in trainer.metrics.values() for name, value in split.items()}
     return weights_of(module), logged
 
@@ -124,7 +126,8 @@ def test_inductor_computes_the_same_up_to_rounding(tmp_path: Path) -> None:
         CompiledSteps(TinyModule(), True).check(CPU)
     except ConfigurationError as error:
         pytest.skip(str(error))
-    settings = {"check_val_every_n_rounds": 0}
+    # Batches of one size only: each further one is compiled anew, which is torch's affair and takes seconds.
+    settings = {"sizes": (24, 8), "check_val_every_n_rounds": 0}
     plain, logged = fitted(tmp_path, TinyModule(), **settings)
     compiled, also_logged = fitted(tmp_path, TinyModule(), **settings, compile=True)
     torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
