@@ -227,6 +227,7 @@ def test_coalition_recipes_are_what_their_names_say(name, parser):
         assert (made.trainer.max_rounds, made.model.hparams.learning_rate) == (200, 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is not the file that card:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*is the archive unpacked completely:UserWarning")
 @pytest.mark.parametrize("name", COALITIONS)
@@ -300,6 +301,7 @@ def test_it_is_what_its_name_says(name, parser):
     assert type(made.data.partitioner).__name__ == ("GroupBy" if data == "chembl_ic50" else "Scaffold")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_its_resolved_form_is_the_same_recipe(name, parser, tmp_path):
     config = parser.parse_args(["--config", name])
@@ -310,6 +312,7 @@ def test_its_resolved_form_is_the_same_recipe(name, parser, tmp_path):
     assert first == second
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is not the file that card:UserWarning")
 @pytest.mark.parametrize("name", DRFLM)
 def test_it_runs_a_round(name, capsys, quick_pictures):

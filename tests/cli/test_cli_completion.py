@@ -26,6 +26,7 @@ def complete(script, *words):
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.split()
 
 
+@pytest.mark.slow
 def test_bash_knows_the_script(script):
     command = ["bash", "-c", f"source {script}; complete -p lightning-fl"]
     result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
@@ -67,6 +68,7 @@ def test_bash_offers_shipped_recipes_and_recipes_of_ones_own(script, tmp_path):
     assert complete(script, "fit", "--config", "drfa") == [*names, "drfa_mine.yaml"]
 
 
+@pytest.mark.slow
 def test_zsh_script(command, tmp_path):
     code, out, _ = command("completion", "zsh")
     assert code == 0

@@ -9,6 +9,7 @@ from lightning_fl.cli.diagnosis import accepted_arguments, collect_settings, loa
 from lightning_fl.errors import ConfigurationError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "lines"),
     [

@@ -79,6 +79,7 @@ def assert_is_the_mixture(folder, out, shares):
             assert torch.equal(value, parts.amax(0))
 
 
+@pytest.mark.slow
 def test_molecules(run, command):
     code, out, err = command("personalize", run, "new.csv", "--monitor", "val/rmse")
     assert (code, err) == (0, "")
@@ -95,6 +96,7 @@ def test_molecules(run, command):
     assert module.hparams["hidden_dim"] == 4
 
 
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_model_and_overwrites_nothing(run, command):
     words = ("personalize", run, "new.csv", "--out", "mine.ckpt")
     code, first, _ = command(*words)
@@ -112,6 +114,7 @@ def test_the_same_command_gives_the_same_model_and_overwrites_nothing(run, comma
     assert other != first
 
 
+@pytest.mark.slow
 def test_in_a_process_of_its_own(run):
     words = [sys.executable, "-m", "lightning_fl", "personalize", str(run), "new.csv", "--holdout", "0"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
@@ -120,6 +123,7 @@ def test_in_a_process_of_its_own(run):
     assert_is_the_mixture(run, run / "personal" / "new.ckpt", shares_of(done.stdout))
 
 
+@pytest.mark.slow
 def test_images(command):
     rng = np.random.default_rng(0)
     for name, count in (("scans", 60), ("new", 30)):
@@ -165,6 +169,7 @@ def test_tables(command):
     assert (code, err) == (2, "error: new.csv has no column 'kind'. It has number, class.\n")
 
 
+@pytest.mark.slow
 def test_faults_of_the_run(run, command, tmp_path):
     def fault(*words):
         code, out, err = command("personalize", *words)

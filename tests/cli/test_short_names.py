@@ -3,6 +3,7 @@ import subprocess
 import sys
 from importlib import import_module
 
+import pytest
 from lightning.pytorch import LightningModule
 from PIL import Image
 
@@ -42,6 +43,7 @@ sys.exit(code or ", ".join(name for name in heavy if name in sys.modules) or 0)
 """
 
 
+@pytest.mark.slow
 def test_a_run_on_images_imports_no_library_that_it_does_not_use(tmp_path):
     for silo in ("north", "south"):
         for label in ("cat", "dog"):

@@ -56,6 +56,7 @@ class Separate(Callback):
         trainer.collaboration = Collaboration.local(trainer.num_clients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("separate", [False, True])
 def test_every_exported_model_predicts_the_same(separate: bool, tmp_path: Path) -> None:
     callbacks: list[Callback] = [Separate()] if separate else []
@@ -84,6 +85,7 @@ def test_every_exported_model_predicts_the_same(separate: bool, tmp_path: Path) 
         assert not torch.equal(one["net.0.weight"], other["net.0.weight"])
 
 
+@pytest.mark.slow
 def test_exported_models_open_without_this_package(tmp_path: Path) -> None:
     trainer = federated_trainer(tmp_path, max_rounds=1, enable_checkpointing=True)
     trainer.fit(Configured(), Clients((4,)))

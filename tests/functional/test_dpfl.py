@@ -101,6 +101,7 @@ def test_the_rule_may_choose_to_a_clients_loss_and_nobody_is_never_worse():
     assert all(one.never_worse == [] and one.reward_alone == 0.0 for one in found)
 
 
+@pytest.mark.slow
 def test_half_of_the_best_cut_on_average():
     """The double greedy's guarantee for submodular rewards without a budget (Buchbinder et al. 2012, theorem 1.2)."""
     rng = np.random.default_rng(0)
@@ -166,6 +167,7 @@ class Clients:
         return [[copy] for copy in copies]
 
 
+@pytest.mark.slow
 def test_theorem_1():
     """GGC and BGGC with one seed choose the same set, and BGGC never holds more than B_c foreign models."""
     for seed in range(200):

@@ -220,6 +220,7 @@ def test_columns_can_be_chosen(esol_file):
     assert data.dataset.targets[:, 0].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.slow
 def test_the_stand_in_is_loud_and_on_record(monkeypatch, known_stand_in):
     monkeypatch.setenv("LIGHTNING_FL_OFFLINE", "1")
     data = MoleculeNet(name="esol", partitioner=Scaffold(num_clients=3), split_seed=0)
@@ -236,6 +237,7 @@ def test_the_stand_in_is_loud_and_on_record(monkeypatch, known_stand_in):
     assert sum(data.num_samples("train")) > 800
 
 
+@pytest.mark.slow
 def test_a_process_that_only_sets_up_gets_the_same_stand_in_without_a_download(monkeypatch, known_stand_in):
     attempts = []
     monkeypatch.setattr(lookup, "download", lambda *arguments: attempts.append(arguments))
@@ -246,6 +248,7 @@ def test_a_process_that_only_sets_up_gets_the_same_stand_in_without_a_download(m
     assert data.source == "stand-in"
 
 
+@pytest.mark.slow
 def test_stand_in_by_choice_goes_before_a_file(esol_file, known_stand_in):
     data = MoleculeNet(source="standin", data_root=str(esol_file), partitioner=GroupBy(column="assay"))
     with pytest.warns(UserWarning, match="STAND-IN DATA"):

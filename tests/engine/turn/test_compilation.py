@@ -99,6 +99,7 @@ def fitted(
 # -- results -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "settings"),
     [
@@ -121,6 +122,7 @@ def test_compiled_steps_compute_the_same(module: Any, settings: dict[str, Any], 
     assert logged == also_logged
 
 
+@pytest.mark.slow
 def test_inductor_computes_the_same_up_to_rounding(tmp_path: Path) -> None:
     try:
         CompiledSteps(TinyModule(), True).check(CPU)
@@ -134,6 +136,7 @@ def test_inductor_computes_the_same_up_to_rounding(tmp_path: Path) -> None:
     assert also_logged == pytest.approx(logged, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_evaluations_are_the_same(tmp_path: Path) -> None:
     plain, compiled = trainer_in(tmp_path), trainer_in(tmp_path, compile={"backend": "aot_eager"})
     for stage in ("validate", "test"):
@@ -143,6 +146,7 @@ def test_evaluations_are_the_same(tmp_path: Path) -> None:
     assert all(same_bits(first[client], second[client]) for client in range(3))
 
 
+@pytest.mark.slow
 def test_a_compiled_module_is_taken_as_it_is(tmp_path: Path) -> None:
     plain, _ = fitted(tmp_path, TinyModule())
     module, backend = TinyModule(), Backend()
@@ -177,6 +181,7 @@ def test_evaluating_nothing_names_the_module(tmp_path: Path) -> None:
 # -- how often -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "graphs"),
     [
@@ -191,6 +196,7 @@ def test_one_compilation_serves_clients_and_rounds(sizes: tuple[int, ...], graph
     assert backend.graphs == graphs
 
 
+@pytest.mark.slow
 def test_loss_and_network_are_one_graph_before_what_is_logged(tmp_path: Path) -> None:
     backend = Backend()
     trainer_in(tmp_path, compile={"backend": backend}).fit(Logging(), TinyClients((24, 8)))
@@ -198,6 +204,7 @@ def test_loss_and_network_are_one_graph_before_what_is_logged(tmp_path: Path) ->
     assert backend.graphs == [2, 1, 1, 2]
 
 
+@pytest.mark.slow
 def test_metrics_count_outside_of_graphs(tmp_path: Path) -> None:
     backend = Backend()
     trainer_in(tmp_path, compile={"backend": backend}).fit(Measuring(), TinyClients((24, 8)))
@@ -213,6 +220,7 @@ def test_manual_optimisation_compiles_forward(tmp_path: Path) -> None:
 # -- afterwards ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_module_is_as_before(fails: bool, tmp_path: Path) -> None:
     class Failing(Measuring):
@@ -286,6 +294,7 @@ def test_wrong_settings_are_refused(settings: Any, message: str) -> None:
         FederatedTrainer(compile=settings)
 
 
+@pytest.mark.slow
 def test_settings_are_left_as_they_are_and_null_is_the_default(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"backend": "eager", "mode": None, "dynamic": None}
     module = TinyModule()
@@ -299,6 +308,7 @@ def test_compiling_twice_is_refused(tmp_path: Path) -> None:
         trainer_in(tmp_path, compile=True).fit(compiled, TinyClients())
 
 
+@pytest.mark.slow
 def test_a_machine_that_cannot_compile_is_told_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", no_compiler)
     monkeypatch.setattr("torch._inductor.config.force_disable_caches", True)
