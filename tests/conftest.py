@@ -6,12 +6,26 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from processes import no_process_left, start_warm, warm_python
 
 __all__ = ["no_process_left", "start_warm", "warm_python"]  # fixtures
 
 _OURS = ("PL_GLOBAL_SEED", "LIGHTNING_FL_DATA", "LIGHTNING_FL_CACHE", "LIGHTNING_FL_OFFLINE", "LIGHTNING_FL_DEBUG")
 _PROCESSES = ("WORLD_SIZE", "LOCAL_RANK", "RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
+
+
+# Every test has a folder of its own, in which nobody would look for examples that failed before; time is no failure.
+settings.register_profile("without a memory", database=None, deadline=None)
+settings.load_profile("without a memory")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts processes takes seconds."""
+    for item in items:
+        if item.get_closest_marker("processes") is not None:
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)

@@ -19,17 +19,12 @@ def rounding(dtype: torch.dtype, steps: int, growth: float = 4.0) -> float:
     return torch.finfo(dtype).eps * steps * growth
 
 
-def assert_equal_up_to_rounding(
-    found: Tensor, expected: Tensor, *, steps: int, growth: float = 4.0, dtype: torch.dtype | None = None
-) -> None:
-    """Entries differ by no more than :func:`rounding` times the largest of ``expected``.
-
-    ``dtype`` is what was computed in, ``found``'s own by default.
-    """
+def assert_equal_up_to_rounding(found: Tensor, expected: Tensor, *, steps: int, growth: float = 4.0) -> None:
+    """Entries differ by no more than :func:`rounding`, in the type of ``found``, times the largest of ``expected``."""
     found, expected = found.detach(), expected.detach()
     if not expected.is_floating_point():
         assert torch.equal(found, expected)
         return
     largest = float(expected.abs().max()) if expected.numel() else 0.0
-    bound = rounding(dtype or found.dtype, steps, growth) * largest
+    bound = rounding(found.dtype, steps, growth) * largest
     torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=bound)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import string
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from matplotlib.figure import Figure
+from torch.utils.tensorboard import SummaryWriter
 
 from lightning_fl.cli import main, make_parser
 from lightning_fl.data.cards.catalogue import load_card
@@ -46,7 +49,6 @@ SMALLER = {
     "chembl_targets": ["--model.hidden_dim", "4"],
     "cifar10_dir": ["--data.partitioner.num_clients", "5"],
     "cifar10_patho": ["--data.partitioner.num_clients", "10"],
-    "label_flipping": ["--data.pooled", "true", "--data.split", "[0.5, 0.25, 0.25]", "--data.stratified", "false"],
     "femnist": ["--data.partitioner.num_groups", "6"],
     "cinic10": ["--data.partitioner.num_clients", "6"],
     "adult": ["--model.in_shape", "[22]"],  # two values in each of its eight columns of categories
@@ -58,6 +60,19 @@ SMALLER = {
         *("--data.partitioner.values_a", "[target_chembl_id_0, target_chembl_id_1]"),
         *("--data.partitioner.values_b", "[target_chembl_id_2, target_chembl_id_3]"),
     ],
+}
+#: What a smaller run has in the place of the recipe's words: little work, here and in what comes before the rounds ...
+LESS_WORK = {
+    r"\b(init_epochs|local_epochs|warm_up_rounds): \d+": r"\1: 1",
+    r"\blocal_steps: \d+": "local_steps: 2",
+}
+#: ... and a tenth of the clients, of whom the same share is flipped.
+FEWER_CLIENTS = {
+    "dpfl_label_flipping": {
+        r"\[60, 61[^]]*\]": "[6, 7, 8, 9]",
+        "num_clients: 100": "num_clients: 10",
+        "clients_per_value: 20": "clients_per_value: 2",
+    }
 }
 PAPER = {  # DRFLM, Table 1, GCN: average and worst-client RMSE
     "fedavg_esol": ("0.976", "1.232"),
@@ -156,6 +171,14 @@ def elsewhere(monkeypatch, tmp_path, data_root):
         monkeypatch.setenv(name, os.environ.get(name, "0" if name.startswith("PL_") else "1"))
 
 
+@pytest.fixture
+def quick_pictures(monkeypatch):
+    """Pictures are drawn once and coarsely: what they show is tested elsewhere, here that a recipe draws them."""
+    draw = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **options: draw(self, path, dpi=20))
+    monkeypatch.setattr(SummaryWriter, "add_figure", lambda *args, **options: None)
+
+
 @pytest.fixture(scope="module")
 def parser():
     return make_parser("fit")
@@ -204,13 +227,21 @@ def test_coalition_recipes_are_what_their_names_say(name, parser):
         assert (made.trainer.max_rounds, made.model.hparams.learning_rate) == (200, 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is not the file that card:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*is the archive unpacked completely:UserWarning")
 @pytest.mark.parametrize("name", COALITIONS)
-def test_a_coalition_recipe_runs_a_round(name, capsys):
-    rounds = 11 if name == "fedcollab_concept_shift" else 1  # ten to warm up
-    rounds += name.startswith("pifl")  # bids are from the second on
-    words = ["fit", "--config", name, "--trainer.max_rounds", str(rounds), "--trainer.devices", "1"]
+def test_a_coalition_recipe_runs_a_round(name, capsys, quick_pictures):
+    # One to warm up; bids are from the second on.
+    rounds = 2 if name == "fedcollab_concept_shift" or name.startswith("pifl") else 1
+    text = RECIPES[name].read_text()
+    for before, after in LESS_WORK.items():
+        text = re.sub(before, after, text)
+    for before, after in FEWER_CLIENTS.get(name, {}).items():
+        text, count = re.subn(before, after, text)
+        assert count == 1
+    Path("smaller.yaml").write_text(text)
+    words = ["fit", "--config", "smaller.yaml", "--trainer.max_rounds", str(rounds), "--trainer.devices", "1"]
     words += SMALLER.get(name) or ([] if name.startswith("pifl") else SMALLER.get(name.partition("_")[2], []))
     assert main(words) == 0, capsys.readouterr().err
     folder = Path("runs") / name / "version_0"
@@ -270,6 +301,7 @@ def test_it_is_what_its_name_says(name, parser):
     assert type(made.data.partitioner).__name__ == ("GroupBy" if data == "chembl_ic50" else "Scaffold")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_its_resolved_form_is_the_same_recipe(name, parser, tmp_path):
     config = parser.parse_args(["--config", name])
@@ -280,9 +312,10 @@ def test_its_resolved_form_is_the_same_recipe(name, parser, tmp_path):
     assert first == second
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is not the file that card:UserWarning")
 @pytest.mark.parametrize("name", DRFLM)
-def test_it_runs_a_round(name, capsys):
+def test_it_runs_a_round(name, capsys, quick_pictures):
     words = ["fit", "--config", name, "--trainer.max_rounds", "1", "--trainer.local_steps", "1"]
     words += ["--model.hidden_dim", "4", "--trainer.devices", "1", "--data.source", "real"]
     assert main(words) == 0, capsys.readouterr().err

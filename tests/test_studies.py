@@ -35,6 +35,7 @@ def test_it_says_what_it_is(name):
     assert max(map(len, text.splitlines())) <= 120
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_arm_is_a_recipe_with_settings_that_exist(name, parser, tmp_path):
     study = load_study(STUDIES[name])

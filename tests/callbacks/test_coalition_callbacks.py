@@ -19,6 +19,7 @@ def trainer(*callbacks, root, rounds=2, **settings):
     )
 
 
+@pytest.mark.slow
 def test_what_is_drawn_of_hcct(tmp_path):
     run = trainer(HCCT(tradeoff=3.0), CoalitionFigure(every_n_rounds=1), root=tmp_path)
     drawn = []
@@ -30,6 +31,7 @@ def test_what_is_drawn_of_hcct(tmp_path):
     assert figures == {"merge_tree.png", "partition.png"}
 
 
+@pytest.mark.slow
 def test_the_history_goes_on_after_a_stop(tmp_path):
     trainer(HCCT(tradeoff=3.0), CoalitionFigure(), root=tmp_path).fit(TinyModule(), TinyClients())
     figure = CoalitionFigure()
@@ -39,6 +41,7 @@ def test_the_history_goes_on_after_a_stop(tmp_path):
     assert len(figure.assignments) == 4
 
 
+@pytest.mark.slow
 def test_gains_are_drawn_of_the_last_validation_and_of_tests(tmp_path):
     run = trainer(LocalReference(), GainFigure(metric="loss"), root=tmp_path)
     module, data = TinyModule(), TinyClients()

@@ -133,6 +133,7 @@ class TestPlainLines:
         assert output.startswith(STAND_IN_LABEL) == bool(labels)
         assert f"LineModule by FedAvg on 2 clients, data: {source}" in output
 
+    @pytest.mark.slow
     def test_a_hundredth_of_the_rounds(self, make_trainer, line_clients, line_module, capsys):
         display = ProgressDisplay()
         trainer = make_trainer(display, max_rounds=300, check_val_every_n_rounds=0, enable_checkpointing=False)

@@ -29,6 +29,7 @@ def complete(script, *words):
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 def test_bash_knows_the_script(script):
     ended = run("bash", "-c", f"source {script}; complete -p lightning-fl")
     assert ended.code == 0
@@ -73,6 +74,7 @@ def test_bash_offers_shipped_recipes_and_recipes_of_ones_own(script, tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 def test_zsh_script(command, tmp_path):
     code, out, _ = command("completion", "zsh")
     assert code == 0

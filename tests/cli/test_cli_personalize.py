@@ -79,6 +79,7 @@ def assert_is_the_mixture(folder, out, shares):
             assert torch.equal(value, parts.amax(0))
 
 
+@pytest.mark.slow
 def test_molecules(run, command):
     code, out, err = command("personalize", run, "new.csv", "--monitor", "val/rmse")
     assert (code, err) == (0, "")
@@ -95,6 +96,7 @@ def test_molecules(run, command):
     assert module.hparams["hidden_dim"] == 4
 
 
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_model_and_overwrites_nothing(run, command):
     words = ("personalize", run, "new.csv", "--out", "mine.ckpt")
     code, first, _ = command(*words)
@@ -122,6 +124,7 @@ def test_in_a_process_of_its_own(run):
     assert_is_the_mixture(run, run / "personal" / "new.ckpt", shares_of(ended.out))
 
 
+@pytest.mark.slow
 def test_images(command):
     rng = np.random.default_rng(0)
     for name, count in (("scans", 60), ("new", 30)):
@@ -167,6 +170,7 @@ def test_tables(command):
     assert (code, err) == (2, "error: new.csv has no column 'kind'. It has number, class.\n")
 
 
+@pytest.mark.slow
 def test_faults_of_the_run(run, command, tmp_path):
     def fault(*words):
         code, out, err = command("personalize", *words)

@@ -20,6 +20,7 @@ def rmse(folder="runs/version_0", split="test"):
     return summary(folder)["metrics"][split]["rmse"]["clients"]
 
 
+@pytest.mark.slow
 def test_fit_trains_then_tests_the_best_round(tiny, command):
     code, out, err = command("fit", "--config", "tiny.yaml", "--model.learning_rate", "0.05")
     assert (code, err) == (0, "")
@@ -100,6 +101,7 @@ def test_a_run_that_fails_has_its_recipe(tiny, command):
     assert yaml.safe_load(Path("runs/version_0/config.yaml").read_text())["data"]["init_args"]["path"] == "missing.csv"
 
 
+@pytest.mark.slow
 def test_the_seed_decides(tiny, command):
     for seed in ("3", "3", "4"):
         assert command("fit", "--config", "tiny.yaml", "--seed_everything", seed)[0] == 0
@@ -108,6 +110,7 @@ def test_the_seed_decides(tiny, command):
     assert [summary(f"runs/version_{number}")["seed"] for number in range(3)] == [3, 3, 4]
 
 
+@pytest.mark.slow
 def test_an_interrupted_fit_says_how_to_go_on_and_gets_the_same_result(tiny, command):
     Path("own_callbacks.py").write_text(
         "import os, signal\n"
@@ -159,6 +162,7 @@ def test_predict_refuses_a_model_that_cannot(tiny, command):
     assert err == "error: Mute defines neither predict_step nor forward: lightning-fl predict needs one.\n"
 
 
+@pytest.mark.slow
 def test_what_torch_compile_is_given(tiny, command):
     words = ("--trainer.compile.mode", "reduce-overhead", "--trainer.compile.dynamic=true")
     code, out, _ = command("fit", "--config", "tiny.yaml", *words, "--print_config")

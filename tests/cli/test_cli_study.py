@@ -77,6 +77,7 @@ def test_a_part_of_the_cells(study, command, words, names):
     assert [line.removeprefix("open").strip() for line in out.splitlines()] == names
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_run_again(study, command):
     finish_all("there")
     code, out, _ = command("study", study, "--out", "there")

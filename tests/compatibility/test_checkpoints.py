@@ -56,6 +56,7 @@ class Separate(Callback):
         trainer.collaboration = Collaboration.local(trainer.num_clients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("separate", [False, True])
 def test_every_exported_model_predicts_the_same(separate: bool, tmp_path: Path) -> None:
     callbacks: list[Callback] = [Separate()] if separate else []

@@ -110,6 +110,7 @@ class OwnStep(Plateau):
         scheduler.step(metric / 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     [

@@ -115,6 +115,7 @@ class CompiledInPlace(Linear):
         self.net.compile(backend="eager")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     [Normalised, Tied, Recurrent, Spectral, WeightNorm, Averages, Custom, Compiled, CompiledInPlace],

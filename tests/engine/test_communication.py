@@ -227,6 +227,7 @@ def test_who_bids_receives_all_tiers_and_then_holds_what_it_trains() -> None:
     assert sent(run) == [turns.count[client] + valued[client] for client in range(N)]
 
 
+@pytest.mark.slow
 def test_a_ledger_moves_nothing_and_f1_scores_every_model_everywhere() -> None:
     tiers, turns = TierBidding(num_tiers=2, initial_tiers="f1", pretraining_rounds=2, num_samples=4), Turns()
     run = fit(tiers, turns, ShapleyRewards(num_samples=4, method="permutations"), TokenLedger(), max_rounds=1)
@@ -431,6 +432,7 @@ class LateTiers(Callback):
             raise RuntimeError("no disk")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*left out of.*")
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_resumed_run_counts_as_the_uninterrupted_one(name: str, tmp_path: Path) -> None:

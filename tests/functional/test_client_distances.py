@@ -191,6 +191,7 @@ def test_what_is_counted_is_what_crosses_between_processes(num_features: int) ->
     assert torch.equal(found.bytes_sent, found.bytes_received)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("monitor", ["loss", "balanced_accuracy"])
 @pytest.mark.parametrize("num_features", [5, 40])
 def test_distances_are_those_of_the_plain_loop(monitor: str, num_features: int) -> None:
@@ -272,6 +273,7 @@ def test_no_product_and_no_exponential_runs_code_that_depends_on_the_stack(
     assert threads == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_features", [5, 40])
 @pytest.mark.parametrize("hosts", [[[0, 1], [2, 3, 4]], [[4, 0], [], [3, 1, 2]], [[0], [1], [2], [3], [4]]])
 def test_same_bits_in_any_number_of_processes(num_features: int, hosts: list[list[int]]) -> None:
@@ -310,6 +312,7 @@ def test_equal_distributions_are_near_and_disjoint_ones_far() -> None:
     assert (far.best_rounds == far.rounds).all()  # it stops as soon as it is never wrong
 
 
+@pytest.mark.slow
 def test_total_variation_of_labels_is_found() -> None:
     draws = torch.Generator().manual_seed(0)
     shares = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.0, 0.5], [0.2, 0.4, 0.4]])

@@ -44,8 +44,12 @@ def random_reward(rng: np.random.Generator, num_clients: int) -> Reward:
     return values.__getitem__
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_it_decides_as_the_pseudocode_does(seed):
+def test_it_decides_as_the_pseudocode_does():
+    for seed in range(60):
+        assert_decisions_of_the_pseudocode(seed)
+
+
+def assert_decisions_of_the_pseudocode(seed: int) -> None:
     rng = np.random.default_rng(seed)
     num_clients = int(rng.integers(0, 8))
     reward = random_reward(rng, num_clients)
@@ -97,6 +101,7 @@ def test_the_rule_may_choose_to_a_clients_loss_and_nobody_is_never_worse():
     assert all(one.never_worse == [] and one.reward_alone == 0.0 for one in found)
 
 
+@pytest.mark.slow
 def test_half_of_the_best_cut_on_average():
     """The double greedy's guarantee for submodular rewards without a budget (Buchbinder et al. 2012, theorem 1.2)."""
     rng = np.random.default_rng(0)
@@ -162,9 +167,14 @@ class Clients:
         return [[copy] for copy in copies]
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_theorem_1(seed):
+@pytest.mark.slow
+def test_theorem_1():
     """GGC and BGGC with one seed choose the same set, and BGGC never holds more than B_c foreign models."""
+    for seed in range(200):
+        assert_theorem_1(seed)
+
+
+def assert_theorem_1(seed: int) -> None:
     clients = Clients(seed)
     others = list(range(1, clients.number))
     budget = [None, 1, 2, 3, 5, 20][seed % 6]

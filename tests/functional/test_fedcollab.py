@@ -175,6 +175,7 @@ def test_objective_sees_neither_names_of_coalitions_nor_order_of_clients(seed, n
     assert reordered == pytest.approx(value, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_clients", [1, 2, 3, 4, 5, 6, 7, 8, 9])
 def test_solver_finds_the_optimum_of_small_cases(kind, num_clients):
@@ -194,6 +195,7 @@ def test_the_reference_optimum_is_that_of_all_partitions():
         assert _optimum(distances, counts, capacity) == pytest.approx(least, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_solver_is_no_worse_than_many_runs_of_single_moves(kind):
     for num_clients, runs in ((12, 30), (20, 10)):
@@ -283,6 +285,7 @@ def test_rounding_does_not_keep_the_search_busy():
     assert coalition_objective(labels, distances, [7, 3, 11, 13, 17, 19, 23, 29], 0.0) == 0.0
 
 
+@pytest.mark.slow
 def test_solver_is_reproducible_and_follows_the_clients():
     for seed, kind in enumerate(KINDS):
         distances, counts, capacity = _instance(kind, 16, seed)

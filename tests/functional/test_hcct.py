@@ -63,6 +63,7 @@ def _case(seed, num_clients, num_parameters):
     return updates, rng.integers(1, 500, size=num_clients).tolist()
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 100_000),
     st.integers(1, 12),

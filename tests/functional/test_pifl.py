@@ -289,6 +289,7 @@ class TestInitialTiers:
 # -- F1 scores ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30))
 def test_f1_scores_are_those_of_sklearn(pairs):
     targets, predictions = (torch.tensor(column) for column in zip(*pairs, strict=True))

@@ -117,6 +117,7 @@ def test_no_token_moves_where_a_number_is_wrong(change, message):
     assert (ledger.balances(), ledger.pools()) == ({0: 70}, {0: 30})
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),

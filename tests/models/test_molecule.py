@@ -329,6 +329,7 @@ def fitted(graphs, encoder="gcn", epochs=1, **arguments):
     return model.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_twenty_molecules_are_learned_by_heart(encoder):
     graphs = molecules(20)
@@ -376,6 +377,7 @@ def test_dropout_is_active_in_training_only(encoder):
     torch.testing.assert_close(model.eval()(batch), model(batch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("readout", ["mean", "set2set"])
 def test_bf16_mixed_is_close_to_full_precision(encoder, readout):

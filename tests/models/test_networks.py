@@ -153,6 +153,7 @@ def test_dropout_is_active_in_training_only(name):
     assert torch.equal(found(x), found(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CONVOLUTIONAL, "resnet18"])
 def test_the_seed_gives_the_weights(name):
     one, two, other = network(name), network(name), network(name, seed=1)
@@ -217,6 +218,7 @@ def test_many_clients_at_once(channels):
 # ResNet-18
 
 
+@pytest.mark.slow
 def test_resnet18_is_torchvision_s(tmp_path):
     torch.manual_seed(3)
     original = resnet18(weights=None).eval()

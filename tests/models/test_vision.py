@@ -116,6 +116,7 @@ def test_the_optimiser_is_the_one_asked_for(optimizer, momentum):
 # Training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "shape"),
     [("mlp", [4]), ("lenet5", [1, 16, 16]), ("cnn3", [3, 8, 8]), ("cnn4", [1, 8, 8]), ("cnn5", [3, 18, 18])],
@@ -173,6 +174,7 @@ def test_checkpoint_round_trip(arguments, tmp_path):
     assert dict(loaded.hparams) == dict(model.hparams)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_opens_without_the_file_it_started_from(tmp_path):
     original = resnet18(weights=None)
     torch.save(original.state_dict(), tmp_path / "resnet18.pth")

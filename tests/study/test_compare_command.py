@@ -109,6 +109,7 @@ class TestErrors:
 
 
 class TestForce:
+    @pytest.mark.slow
     def test_runs_that_do_not_compare_are_refused_and_forced(self, compare, arms, make_run):
         make_run("other/version_0", [1.0, 1.0], data={"name": "mnist"}, strategy="FedProx")
         words = ["runs/plain/seed_0", "other"]
@@ -133,6 +134,7 @@ class TestForce:
 
 
 class TestOut:
+    @pytest.mark.slow
     def test_all_files(self, compare, arms):
         code, out, _ = compare("--recursive", arms, "--baseline", "FedAvg", "--out", "new/out")
         assert code == 0
@@ -152,6 +154,7 @@ class TestOut:
         assert "**0.625 ± 0.000**" in text
         assert "- FedAvg: `runs/plain/seed_0/version_0`, `runs/plain/seed_1/version_0`" in text
 
+    @pytest.mark.slow
     def test_nothing_is_overwritten_unasked(self, compare, arms):
         Path("out").mkdir()
         Path("out/table.md").write_text("mine")
@@ -186,6 +189,7 @@ def test_gains_over_a_row_and_over_another_run(compare, arms, make_run):
     assert " 50% " in out
 
 
+@pytest.mark.slow
 def test_in_what_recipes_differ(compare, make_run):
     for name, settings in {"a": {}, "b": {"trainer.max_rounds": 9}}.items():
         mixup = [{"class_path": "LocalMixup"}] if name == "b" else []
@@ -199,6 +203,7 @@ def test_in_what_recipes_differ(compare, make_run):
     assert "trainer.a11: 0 (one), 1 (two)\n  and 3 more settings\n" in out
 
 
+@pytest.mark.slow
 def test_stand_ins_are_labelled(compare, make_run):
     make_run("run", [0.5, 0.25], metric="acc/top1", data_source="stand-in")
     _, out, _ = compare("run", "--out", "out")

@@ -72,6 +72,7 @@ def page_of(folder: Path, **changes) -> tuple[Page, str, StudyResults]:
     return Page(text), text, results
 
 
+@pytest.mark.slow
 def test_it_says_what_the_table_and_the_claims_say(tmp_path):
     page, text, results = page_of(tmp_path)
     pivot = make_pivot(results)
@@ -83,6 +84,7 @@ def test_it_says_what_the_table_and_the_claims_say(tmp_path):
     assert "[+" in text
 
 
+@pytest.mark.slow
 def test_it_names_versions_machine_settings_and_how_to_repeat_it(tmp_path):
     page, text, results = page_of(tmp_path)
     environment = results.environment
@@ -95,11 +97,13 @@ def test_it_names_versions_machine_settings_and_how_to_repeat_it(tmp_path):
     assert any("max_rounds: 2" in found for found in page.texts)
 
 
+@pytest.mark.slow
 def test_a_scale_is_part_of_the_command(tmp_path):
     page, _, _ = page_of(tmp_path, scales={"small": {"seeds": [0, 1]}}, scale="small")
     assert any("study.yaml --scale small" in found for found in page.texts)
 
 
+@pytest.mark.slow
 def test_it_loads_nothing_and_runs_no_script(tmp_path):
     page, text, _ = page_of(tmp_path)
     assert page.loads == []
@@ -114,12 +118,14 @@ def test_it_loads_nothing_and_runs_no_script(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_what_a_run_printed_is_text_and_no_markup(tmp_path):
     page, text, _ = page_of(tmp_path)
     assert "<b>it broke" not in text
     assert any("<b>it broke</b> & fell" in found for found in page.texts)
 
 
+@pytest.mark.slow
 def test_stand_ins_and_failures_are_seen_at_the_top(tmp_path):
     page, text, _ = page_of(tmp_path)
     top = text[: text.index('id="table"')]
@@ -128,6 +134,7 @@ def test_stand_ins_and_failures_are_seen_at_the_top(tmp_path):
     assert "<details open>" in text
 
 
+@pytest.mark.slow
 def test_pictures_are_those_that_can_be_drawn(tmp_path):
     page, _, results = page_of(tmp_path, table={"rows": ["arm"], "columns": ["data"], "statistics": ["mean", "ipr"]})
     assert len(page.images) == 5  # two statistics, claims, curves, distribution
@@ -147,6 +154,7 @@ def test_before_anything_is_done_there_is_a_page_without_pictures(tmp_path):
     assert "No run is done." in page.texts
 
 
+@pytest.mark.slow
 def test_the_same_results_make_the_same_page(tmp_path):
     results = results_of(tmp_path)
     first = write_html(results, tmp_path / "out").read_bytes()

@@ -89,6 +89,7 @@ def test_without_a_split_it_is_fedavg():
     assert torch.equal(weights_of(runs[0], 0), weights_of(runs[1], 0))
 
 
+@pytest.mark.slow
 def test_relative_norms_do_not_depend_on_the_step_size():
     found = []
     for rate, rounds in ((0.05, 8), (0.005, 80)):
@@ -131,6 +132,7 @@ class Cohorts(Callback):
         return Cohort.of(self.cohorts.get(run.current_round + 1, range(self.num_clients)))
 
 
+@pytest.mark.slow
 def test_who_took_no_part_descends_the_tree(line_clients, line_module, make_trainer):
     """Updates are -0.15 (w - slope): the mean of all is 0 at the mean slope, that of either half at its own."""
     slopes, others = [4.0, 8.0, 12.0, 16.0, 16.0, 4.0], [0, 1, 2, 3]
@@ -200,6 +202,7 @@ def test_personal_layers_are_not_compared_and_not_shared():
     assert torch.equal(vectors[0][: span.begin], vectors[1][: span.begin])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 4, 9])
 def test_a_run_that_stops_goes_on_to_the_same_result(stop, tmp_path):
     def make(root, rounds, cfl):
@@ -222,6 +225,7 @@ def test_a_run_that_stops_goes_on_to_the_same_result(stop, tmp_path):
     assert resumed.communication.bytes_sent == run.communication.bytes_sent
 
 
+@pytest.mark.slow
 def test_its_clusters_are_drawn(tmp_path):
     logged_trainer(CFL(), CoalitionFigure(), rounds=6, root=tmp_path).fit(TinyModule(), TwoKinds())
     assert {path.name for path in (tmp_path / "version_0" / "figures").iterdir()} == {"partition.png"}

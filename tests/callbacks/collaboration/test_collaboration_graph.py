@@ -97,6 +97,7 @@ def plain_dpfl(rounds: int, budget: int | None, init_epochs: int, every: int = 1
     return [vector(model) for model in models], candidates, history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "every", "init_epochs", "never_worse"),
     [(None, 1, 1, False), (None, 1, 1, True), (2, 1, 3, False), (1, 2, 2, False), (0.4, 1, 1, True), (0, 1, 1, False)],

@@ -55,6 +55,7 @@ def far_apart(count: int) -> np.ndarray:
     return np.ones((count, count)) - np.eye(count)
 
 
+@pytest.mark.slow
 def test_clients_that_differ_are_separated_and_everything_is_kept(tmp_path):
     fedcollab = quick()
     run = trainer(fedcollab, CoalitionFigure(), root=tmp_path)
@@ -79,6 +80,7 @@ def test_clients_that_differ_are_separated_and_everything_is_kept(tmp_path):
     assert (folder / "figures" / "partition.png").is_file()
 
 
+@pytest.mark.slow
 def test_equal_clients_make_fedavg_and_distant_ones_local_training(tmp_path):
     together, apart = trainer(quick(distances=given(tmp_path, np.zeros((5, 5))))), trainer()
     for run in (together, apart):
@@ -111,6 +113,7 @@ def test_ablations_ignore_quantities_or_distances(tmp_path):
     assert coalitions["distances"] == [0, 0, 0, 0, 0]
 
 
+@pytest.mark.slow
 def test_distances_of_another_run_are_read_and_only_the_missing_ones_measured(tmp_path):
     first = trainer(quick(), root=tmp_path / "first")
     first.fit(TinyModule(), TwoKinds())
@@ -150,6 +153,7 @@ def test_distances_that_are_none_are_refused(tmp_path):
     assert torch.equal(read_distances(path, names).isnan(), ~torch.eye(3, dtype=torch.bool))
 
 
+@pytest.mark.slow
 def test_a_client_that_arrives_is_measured_and_put_where_it_belongs(tmp_path):
     fedcollab = quick()
     run = trainer(fedcollab, ClientArrivals(rounds={"client_1": 2, "4": 3}), rounds=4, root=tmp_path)
@@ -160,6 +164,7 @@ def test_a_client_that_arrives_is_measured_and_put_where_it_belongs(tmp_path):
     assert not fedcollab.distances.isnan().any()
 
 
+@pytest.mark.slow
 def test_new_clients_join_a_finished_run_and_only_their_coalition_trains(tmp_path):
     old = trainer(quick(), rounds=3, root=tmp_path / "old")
     data = TwoKinds()
@@ -183,6 +188,7 @@ def test_new_clients_join_a_finished_run_and_only_their_coalition_trains(tmp_pat
     assert set(resumed.client_reports) == {3, 4}
 
 
+@pytest.mark.slow
 def test_a_structure_that_does_not_fit_is_refused(tmp_path):
     old = trainer(quick(), rounds=1, root=tmp_path / "old")
     old.fit(TinyModule(), TwoKinds())
@@ -198,6 +204,7 @@ def test_a_structure_that_does_not_fit_is_refused(tmp_path):
         trainer(quick(structure=folder)).fit(TinyModule(), TwoKinds((*SIZES, 50)))
 
 
+@pytest.mark.slow
 def test_a_stopped_run_measures_nothing_again_and_ends_alike(tmp_path):
     whole = trainer(quick(), rounds=4, root=tmp_path / "whole")
     whole.fit(TinyModule(), TwoKinds())
@@ -223,6 +230,7 @@ def test_a_frozen_encoder_makes_the_features():
     assert fedcollab.assignment == [0, 0, 0, 1, 1]
 
 
+@pytest.mark.slow
 def test_after_a_warm_up_the_models_own_layer_makes_the_features(tmp_path):
     fedcollab = quick(warm_up_rounds=2, layer="before")  # of the tiny module, the identity
     run = trainer(fedcollab, CoalitionFigure(), rounds=4, root=tmp_path)

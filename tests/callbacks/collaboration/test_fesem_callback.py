@@ -71,6 +71,7 @@ def vector(run: FederatedTrainer, client: int) -> torch.Tensor:
     return torch.nn.utils.parameters_to_vector(module.parameters()).detach()  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_clusters", [1, 2, 3, 6])
 def test_a_run_is_the_papers_algorithm(num_clusters: int) -> None:
     data, fesem = MixedClients(), FeSEM(num_clusters=num_clusters)

@@ -259,6 +259,7 @@ def test_who_arrives_later_chooses_and_who_fails_is_left_out() -> None:
     assert run.collaboration.model_of(5) in (0, 1)
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_goes_on_to_the_same_result(tmp_path: Path) -> None:
     def go(root: str, rounds: int, ckpt: Any = None) -> tuple[FederatedTrainer, IFCA]:
         ifca = IFCA(num_clusters=3, num_samples=5)

@@ -148,6 +148,7 @@ def test_personal_layers_are_not_compared_and_not_shared():
     assert not torch.equal(vectors[0][: span.begin], vectors[3][: span.begin])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 2, 3, 6])
 def test_a_run_that_stops_goes_on_to_the_same_result(stop, tmp_path):
     def make(root, rounds, kmeans):

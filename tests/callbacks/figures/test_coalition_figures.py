@@ -130,6 +130,7 @@ class TestMergeTree:
         assert [bar.get_y() + bar.get_height() / 2 for bar in bars.patches] == pytest.approx([1, 2, 3])
         assert legend_of(bars) == ["coalition 0", "coalition 1", "alone"]
 
+    @pytest.mark.slow
     @settings(deadline=None, max_examples=20)
     @given(st.integers(2, 16), st.integers(0, 10_000))
     def test_no_branches_cross(self, count, seed):
@@ -309,6 +310,7 @@ class TestGains:
             self.draw({0: 1.0}, {1: 1.0})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "note"), [("stand-in", STAND_IN_LABEL), ("measured", "data: measured")])
 @pytest.mark.parametrize("count", [1, 2, 20, 200])
 def test_every_picture_renders_and_says_where_its_data_came_from(source, note, count):

@@ -194,6 +194,7 @@ class TestSamplingWeightsFigure:
         np.testing.assert_array_equal(lines[0].get_ydata(), [Scripted.after(done)[0] for done in range(5)])
         assert lines[3].get_ydata() == [1 / 3, 1 / 3]
 
+    @pytest.mark.slow
     def test_a_resumed_run_has_the_whole_history(self, make_trainer, line_clients, line_module, shown):
         data = line_clients([1.0, 2.0, 3.0])
         first = make_trainer(Scripted(), SamplingWeightsFigure(), max_rounds=2)
@@ -376,6 +377,7 @@ class TestLearningCurves:
             make_trainer(LearningCurves(monitor="val/r2"), max_rounds=1).fit(line_module(), line_clients([1.0]))
 
 
+@pytest.mark.slow
 def test_pictures_do_not_change_the_result(make_trainer, line_clients, line_module):
     class Dropping(line_module):  # draws from the default generator, which predictions must not disturb
         def __init__(self):

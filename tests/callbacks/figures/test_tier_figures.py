@@ -213,6 +213,7 @@ class TestCdf:
 
 
 class TestCallback:
+    @pytest.mark.slow
     def test_draws_what_is_there(self):
         drawn = []
 

@@ -27,6 +27,7 @@ def unsteady():
     return TinyModule(learning_rate=0.55)  # too large for some clients: their loss goes up and down
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collaborate", [[], [CollaborationGraph(budget=2)]])
 def test_each_client_ends_with_the_model_of_its_best_round(collaborate, tmp_path):
     history = History()

@@ -161,6 +161,7 @@ def test_twice_the_local_work_is_the_default():
     assert {work.steps for work in works} == {6}
 
 
+@pytest.mark.slow
 def test_the_fine_tuned_models_are_tested_and_exported_and_a_longer_run_forgets_them(tmp_path):
     data, module = TinyClients(SIZES), TinyModule()
     run = trainer(FineTuning(epochs=2), ModelCheckpoint(monitor="val_loss"), root=tmp_path / "tuned")

@@ -191,6 +191,7 @@ def test_estimates_are_made_every_n_rounds() -> None:
     assert torch.equal(run.collaboration.personalisation, soft.importance[-1])
 
 
+@pytest.mark.slow
 def test_it_resumes_to_the_same_bits_and_composes(tmp_path: Path) -> None:
     def go(root: str, rounds: int, ckpt: Any = None) -> FederatedTrainer:
         callbacks = [

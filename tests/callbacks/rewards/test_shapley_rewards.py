@@ -244,6 +244,7 @@ def test_one_client_alone_is_the_average_client() -> None:
     assert rewards.values == [{0: 0.0}, {0: 0.0}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("method", ["first_order", "exact", "permutations"])
 def test_a_client_with_wrong_targets_is_last(method: Any, seed: int) -> None:

@@ -136,6 +136,7 @@ def test_one_tier_for_which_all_bid_is_fedavg_to_the_bit() -> None:
     assert tiers.bids[1:] == [{client: [0] for client in range(6)}] * 4
 
 
+@pytest.mark.slow
 def test_tiers_come_to_hold_one_kind_of_clients_each() -> None:
     tiers = TierBidding(num_tiers=2, num_best=3, num_random=0, threshold=0.6, initial_tiers="f1", **ALL)
     run = fit(tiers, data=MixedClients(pure=True), max_rounds=6, local_steps=8)
@@ -395,6 +396,7 @@ def everything(tmp_path: Path, root: str, rounds: int, ckpt: Any = None) -> tupl
     return fit(*callbacks, ckpt=ckpt, on_client_error="skip", optimizer_state="keep", **settings), tiers
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*left out of.*")
 def test_it_resumes_to_the_same_bits(tmp_path: Path) -> None:
     whole, tiers = everything(tmp_path, "whole", 6)

@@ -149,6 +149,7 @@ def thirty_rounds(tmp_path_factory: pytest.TempPathFactory) -> FederatedTrainer:
     return eventful(tmp_path_factory.mktemp("thirty"), 30)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*left out of.*")
 def test_no_token_is_lost_in_thirty_rounds_of_coming_leaving_and_failing(thirty_rounds: FederatedTrainer) -> None:
     tiers, tokens = of_run(thirty_rounds, TierBidding), of_run(thirty_rounds, TokenLedger)
@@ -216,6 +217,7 @@ def test_the_table_of_transactions_leads_to_the_balances(thirty_rounds: Federate
     assert summary["issued"] == pytest.approx(in_hand + summary["retired"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*left out of.*")
 def test_it_resumes_to_the_same_transactions(tmp_path: Path, thirty_rounds: FederatedTrainer) -> None:
     part = eventful(tmp_path, 13)
@@ -224,6 +226,7 @@ def test_it_resumes_to_the_same_transactions(tmp_path: Path, thirty_rounds: Fede
     assert all(a.equal(b) for a, b in zip(rest.models, thirty_rounds.models, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*left out of.*")
 def test_the_order_of_the_callbacks_does_not_matter(tmp_path: Path) -> None:
     found = [

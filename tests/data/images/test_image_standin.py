@@ -49,6 +49,7 @@ def test_made_up_writers_press_more_or_less_hard():
         assert (ink - share * plain.images[own]).abs().max() < 1.5
 
 
+@pytest.mark.slow
 def test_domains_differ_visibly_and_are_the_same_every_time():
     domains = [digits_domain(index, size=16) for index in range(len(RENDERINGS))]
     assert all(domain.images.shape == (1797, 3, 16, 16) for domain in domains)

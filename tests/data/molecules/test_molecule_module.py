@@ -39,6 +39,17 @@ def esol_file(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def features_of_the_stand_in(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("features")
+
+
+@pytest.fixture
+def known_stand_in(features_of_the_stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache in which the first test to need them leaves the features of the stand-in's molecules."""
+    monkeypatch.setenv("LIGHTNING_FL_CACHE", str(features_of_the_stand_in))
+
+
 def ready(data):
     data.prepare_data()
     data.setup("fit")
@@ -209,7 +220,8 @@ def test_columns_can_be_chosen(esol_file):
     assert data.dataset.targets[:, 0].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_the_stand_in_is_loud_and_on_record(monkeypatch):
+@pytest.mark.slow
+def test_the_stand_in_is_loud_and_on_record(monkeypatch, known_stand_in):
     monkeypatch.setenv("LIGHTNING_FL_OFFLINE", "1")
     data = MoleculeNet(name="esol", partitioner=Scaffold(num_clients=3), split_seed=0)
     with pytest.warns(UserWarning, match=r"STAND-IN DATA.*switched off by LIGHTNING_FL_OFFLINE"):
@@ -225,7 +237,8 @@ def test_the_stand_in_is_loud_and_on_record(monkeypatch):
     assert sum(data.num_samples("train")) > 800
 
 
-def test_a_process_that_only_sets_up_gets_the_same_stand_in_without_a_download(monkeypatch):
+@pytest.mark.slow
+def test_a_process_that_only_sets_up_gets_the_same_stand_in_without_a_download(monkeypatch, known_stand_in):
     attempts = []
     monkeypatch.setattr(lookup, "download", lambda *arguments: attempts.append(arguments))
     data = MoleculeNet(name="esol", partitioner=Scaffold(num_clients=3))
@@ -235,7 +248,8 @@ def test_a_process_that_only_sets_up_gets_the_same_stand_in_without_a_download(m
     assert data.source == "stand-in"
 
 
-def test_stand_in_by_choice_goes_before_a_file(esol_file):
+@pytest.mark.slow
+def test_stand_in_by_choice_goes_before_a_file(esol_file, known_stand_in):
     data = MoleculeNet(source="standin", data_root=str(esol_file), partitioner=GroupBy(column="assay"))
     with pytest.warns(UserWarning, match="STAND-IN DATA"):
         ready(data)

@@ -25,6 +25,7 @@ def test_benzene_and_hexane_by_hand():
     assert delaney_log_solubility(Chem.MolFromSmiles("CCCCCC")) == pytest.approx(hexane, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_many_distinct_molecules_over_many_scaffolds(table):
     canonical = {Chem.MolToSmiles(Chem.MolFromSmiles(smiles)) for smiles in table.smiles}
     assert len(canonical) == len(table.smiles) >= 1000
@@ -44,6 +45,7 @@ def test_scaffolds_are_bemis_murcko_and_each_is_measured_in_one_assay(table):
     assert set(table.columns["assay"]) == set(ASSAYS)
 
 
+@pytest.mark.slow
 def test_labels_are_the_equation_plus_the_assays_offset_and_noise(table):
     exact = torch.tensor([delaney_log_solubility(Chem.MolFromSmiles(smiles)) for smiles in table.smiles])
     residual = table.targets[:, 0] - exact

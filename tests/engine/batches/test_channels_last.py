@@ -97,6 +97,7 @@ def trained(folder: Path, data: TwoClients, module: Convolving, **settings) -> F
     return trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("kind", ["packed", "one by one", "loader"])
 @pytest.mark.parametrize("dims", [2, 3])

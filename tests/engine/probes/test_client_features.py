@@ -108,6 +108,7 @@ def test_layers_that_do_not_do_are_named():
     assert module.dropout.training
 
 
+@pytest.mark.slow
 def test_molecules_enter_as_fingerprints():
     data = MoleculeNet(name="esol", source="standin", partitioner=Scaffold(num_clients=3))
     with pytest.warns(UserWarning, match="STAND-IN"):

@@ -148,20 +148,24 @@ def assert_stackable(
     assert_same(plain, together, growth)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_with_unequal_clients_and_ragged_batches(optimizer, tmp_path):
     assert_stackable(tmp_path, lambda: Network(optimizer), growth=GROWTH_OF_SMALL_VARIANCES.get(optimizer, GROWTH))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stacked", [2, 8, 100])
 def test_blocks_of_any_size(stacked, tmp_path):
     assert_stackable(tmp_path, lambda: Network("adam"), stacked)
 
 
+@pytest.mark.slow
 def test_parameter_groups_with_rates_of_their_own(tmp_path):
     assert_stackable(tmp_path, lambda: Network("momentum", groups=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{"gradient_clip_val": 0.3}, {"gradient_clip_val": 0.2, "gradient_clip_algorithm": "value"}]
 )
@@ -169,15 +173,18 @@ def test_every_client_is_clipped_by_itself(settings, tmp_path):
     assert_stackable(tmp_path, lambda: Network("momentum"), **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", [{"local_epochs": 2}, {"local_steps": 3, "local_epochs": None}])
 def test_accumulated_batches(work, tmp_path):
     assert_stackable(tmp_path, lambda: Network("adam"), accumulate_grad_batches=2, gradient_clip_val=0.3, **work)
 
 
+@pytest.mark.slow
 def test_local_steps_and_clients_with_fewer_batches_than_steps(tmp_path):
     assert_stackable(tmp_path, lambda: Network("momentum"), local_steps=4, local_epochs=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"shuffle": False}, {"batch_size": 100}])
 def test_other_batches(options, tmp_path):
     assert_stackable(tmp_path, lambda: Network("momentum"), data=Doubles(**options))
@@ -189,6 +196,7 @@ def test_last_batches_that_are_left_out(tmp_path):
     assert_stackable(tmp_path, lambda: Network("momentum"), data=data)
 
 
+@pytest.mark.slow
 def test_float32_data_at_precision_64(tmp_path):
     assert_stackable(tmp_path, lambda: Network("momentum"), data=TinyClients(SIZES), precision="64")
 
@@ -206,6 +214,7 @@ def shared_data() -> Any:
     return Shared()
 
 
+@pytest.mark.slow
 def test_samples_of_one_data_set_are_gathered_at_once(tmp_path):
     assert_stackable(tmp_path, lambda: Network("adam"), data=shared_data())
     assert_same(fit(tmp_path, 4, Network("adam")), fit(tmp_path, 4, Network("adam"), shared_data()))
@@ -219,10 +228,12 @@ class Replaced(Callback):
             batches.targets = batches.targets.neg()
 
 
+@pytest.mark.slow
 def test_replaced_targets(tmp_path):
     assert_stackable(tmp_path, lambda: Network("momentum"), callbacks=[Replaced()])
 
 
+@pytest.mark.slow
 def test_sampled_clients_and_who_is_stacked_with_whom(tmp_path):
     assert_stackable(
         tmp_path, lambda: Network("adam"), stacked=4, callbacks=[UniformSampling(cohort_size=5)], max_rounds=4
@@ -282,6 +293,7 @@ def poisoned(value: float = math.nan) -> Doubles:
     return data
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:client 4 .client_4. is left out of round . TrainingError.*loss is nan at local batch 1"
 )
@@ -319,10 +331,12 @@ def test_an_error_of_the_step_fails_its_group(tmp_path):
     assert together.client_states[6].global_step == 0
 
 
+@pytest.mark.slow
 def test_personal_layers(tmp_path):
     assert_stackable(tmp_path, lambda: Network("adam"), callbacks=[PersonalLayers(layers=["head", "net.1"])])
 
 
+@pytest.mark.slow
 def test_a_model_for_each_client(tmp_path):
     # Weights that grow a hundredfold take with them what was rounded while they were small.
     assert_stackable(tmp_path, lambda: Network("momentum"), callbacks=[LocalTraining()], growth=1e4)
@@ -343,6 +357,7 @@ class TwoModels(Callback):
         )
 
 
+@pytest.mark.slow
 def test_several_turns_of_a_client(tmp_path):
     assert_stackable(tmp_path, lambda: Network("adam"), callbacks=[TwoModels()])
     with pytest.raises(
@@ -351,6 +366,7 @@ def test_several_turns_of_a_client(tmp_path):
         fit(tmp_path, 3, Network(), callbacks=[TwoModels(), PersonalLayers(layers=["head"])])
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path):
     settings = {"enable_checkpointing": True, "max_rounds": 4}
     whole = fit(tmp_path / "whole", 3, Network("adam"), **settings)
@@ -371,6 +387,7 @@ class Clamped(Network):
         return super().training_step(batch, batch_idx)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_parameters_that_are_changed_in_place(tmp_path):
     assert_stackable(tmp_path, lambda: Clamped("momentum"))
@@ -393,6 +410,7 @@ class Visited(Network):
                 self.scale.mul_(0.9)
 
 
+@pytest.mark.slow
 def test_hooks_that_see_a_clients_batch(tmp_path):
     assert_stackable(tmp_path, lambda: Visited("adam"), accumulate_grad_batches=2)
     assert_stackable(tmp_path, lambda: Visited("adam"), data=shared_data(), profile=True)
@@ -422,6 +440,7 @@ def test_what_a_module_may_ask_its_trainer(tmp_path):
     assert fit(tmp_path, 3, Schedules(), data).current_round == 2
 
 
+@pytest.mark.slow
 def test_a_profile_has_the_parts_of_a_stacked_turn_and_changes_no_bit(tmp_path):
     plain = fit(tmp_path, 3, Network("adam"))
     profiled = fit(tmp_path, 3, Network("adam"), profile=True)

@@ -87,9 +87,11 @@ def trainer_in(folder: Path, **settings: Any) -> FederatedTrainer:
     return FederatedTrainer(**(given | settings))
 
 
-def fitted(folder: Path, module: LightningModule, **settings: Any) -> tuple[list[Tensor], dict[str, float]]:
+def fitted(
+    folder: Path, module: LightningModule, sizes: tuple[int, ...] = (24, 10, 18), **settings: Any
+) -> tuple[list[Tensor], dict[str, float]]:
     trainer = trainer_in(folder, **settings)
-    trainer.fit(module, TinyClients())
+    trainer.fit(module, TinyClients(sizes))
     logged = {name: value.mean for split in trainer.metrics.values() for name, value in split.items()}
     return weights_of(module), logged
 
@@ -97,6 +99,7 @@ def fitted(folder: Path, module: LightningModule, **settings: Any) -> tuple[list
 # -- results -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "settings"),
     [
@@ -119,18 +122,21 @@ def test_compiled_steps_compute_the_same(module: Any, settings: dict[str, Any], 
     assert logged == also_logged
 
 
+@pytest.mark.slow
 def test_inductor_computes_the_same_up_to_rounding(tmp_path: Path) -> None:
     try:
         CompiledSteps(TinyModule(), True).check(CPU)
     except ConfigurationError as error:
         pytest.skip(str(error))
-    settings = {"check_val_every_n_rounds": 0}
+    # Batches of one size only: each further one is compiled anew, which is torch's affair and takes seconds.
+    settings = {"sizes": (24, 8), "check_val_every_n_rounds": 0}
     plain, logged = fitted(tmp_path, TinyModule(), **settings)
     compiled, also_logged = fitted(tmp_path, TinyModule(), **settings, compile=True)
     torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
     assert also_logged == pytest.approx(logged, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_evaluations_are_the_same(tmp_path: Path) -> None:
     plain, compiled = trainer_in(tmp_path), trainer_in(tmp_path, compile={"backend": "aot_eager"})
     for stage in ("validate", "test"):
@@ -140,6 +146,7 @@ def test_evaluations_are_the_same(tmp_path: Path) -> None:
     assert all(same_bits(first[client], second[client]) for client in range(3))
 
 
+@pytest.mark.slow
 def test_a_compiled_module_is_taken_as_it_is(tmp_path: Path) -> None:
     plain, _ = fitted(tmp_path, TinyModule())
     module, backend = TinyModule(), Backend()
@@ -174,6 +181,7 @@ def test_evaluating_nothing_names_the_module(tmp_path: Path) -> None:
 # -- how often -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "graphs"),
     [
@@ -188,6 +196,7 @@ def test_one_compilation_serves_clients_and_rounds(sizes: tuple[int, ...], graph
     assert backend.graphs == graphs
 
 
+@pytest.mark.slow
 def test_loss_and_network_are_one_graph_before_what_is_logged(tmp_path: Path) -> None:
     backend = Backend()
     trainer_in(tmp_path, compile={"backend": backend}).fit(Logging(), TinyClients((24, 8)))
@@ -195,6 +204,7 @@ def test_loss_and_network_are_one_graph_before_what_is_logged(tmp_path: Path) ->
     assert backend.graphs == [2, 1, 1, 2]
 
 
+@pytest.mark.slow
 def test_metrics_count_outside_of_graphs(tmp_path: Path) -> None:
     backend = Backend()
     trainer_in(tmp_path, compile={"backend": backend}).fit(Measuring(), TinyClients((24, 8)))
@@ -210,6 +220,7 @@ def test_manual_optimisation_compiles_forward(tmp_path: Path) -> None:
 # -- afterwards ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_module_is_as_before(fails: bool, tmp_path: Path) -> None:
     class Failing(Measuring):
@@ -283,6 +294,7 @@ def test_wrong_settings_are_refused(settings: Any, message: str) -> None:
         FederatedTrainer(compile=settings)
 
 
+@pytest.mark.slow
 def test_settings_are_left_as_they_are_and_null_is_the_default(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"backend": "eager", "mode": None, "dynamic": None}
     module = TinyModule()
@@ -296,6 +308,7 @@ def test_compiling_twice_is_refused(tmp_path: Path) -> None:
         trainer_in(tmp_path, compile=True).fit(compiled, TinyClients())
 
 
+@pytest.mark.slow
 def test_a_machine_that_cannot_compile_is_told_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", no_compiler)
     monkeypatch.setattr("torch._inductor.config.force_disable_caches", True)

@@ -82,6 +82,7 @@ def test_every_step_to_the_bit_and_the_state_given_back(kind, settings):
     assert not vector.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "settings"), SETTINGS, ids=NAMES)
 def test_a_state_is_taken_up_and_a_missing_gradient_goes_one_by_one(kind, settings):
     plain, plain_optimizer, flat, optimizer, flat_module = pair(kind, settings)
@@ -206,6 +207,7 @@ class Chosen(TinyModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", ["fresh", "keep"])
 @pytest.mark.parametrize("skips", [False, True])
 @pytest.mark.parametrize(("kind", "settings"), [SETTINGS[1], SETTINGS[3]], ids=["SGD", "Adam"])

@@ -76,6 +76,7 @@ def reduce_all(sums: list[WeightedSum]) -> list[tuple[torch.dtype, int]]:
     return exchange.sent
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(problems(), st.randoms(use_true_random=False), st.integers(1, 4))
 def test_same_bits_in_every_order_and_over_any_number_of_processes(problem, rng: random.Random, num_processes: int):
