@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
 from processes import no_process_left, start_warm, warm_python
 
@@ -31,6 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A folder of its own, no network, one thread, no process group left behind."""
+    import torch  # not with this file, which the process that only hands out tests reads too
+
     before = dict(os.environ)
     for name in (*_OURS, *_PROCESSES):
         monkeypatch.delenv(name, raising=False)

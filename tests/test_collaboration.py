@@ -54,6 +54,7 @@ def test_local_training_is_the_identity():
     assert [collaboration.model_of(i) for i in range(3)] == [0, 1, 2]
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 50)), min_size=3, max_size=9))
 def test_coalitions_average_within(clients):

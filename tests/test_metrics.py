@@ -170,6 +170,7 @@ class TestGains:
         assert (summary.ipr, summary.mean, summary.worst) == (1.0, math.inf, 0.5)
         assert math.isnan(summary.rsd)
 
+    @pytest.mark.slow
     @given(st.dictionaries(st.integers(0, 50), st.floats(-10, 10), min_size=1), st.floats(-5, 5))
     def test_for_any_gains(self, found, shift):
         ipr, harmed = incentivized_participation_rate(found), share_harmed(found)

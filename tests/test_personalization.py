@@ -61,6 +61,7 @@ def write(folder, values, counters=None, make=Constant, **arguments):
     return paths
 
 
+@pytest.mark.slow
 def test_scores_of_which_more_is_better_are_the_shares(tmp_path):
     paths = write(tmp_path, [0.2, 0.6, 0.0], counters=[5, 3, 90])
     out = tmp_path / "new" / "mine.ckpt"

@@ -184,6 +184,7 @@ def parser():
     return make_parser("fit")
 
 
+@pytest.mark.slow
 def test_the_recipes_are_found_from_any_folder():
     folder = Path(__file__).parents[1] / "recipes"
     names = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
@@ -196,6 +197,7 @@ def test_the_recipes_are_found_from_any_folder():
         assert find_recipe(str(path)) == path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_it_reads_as_an_experiment(name):
     text = RECIPES[name].read_text()
@@ -213,6 +215,7 @@ def test_it_reads_as_an_experiment(name):
     assert max(map(len, text.splitlines())) <= 120
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COALITIONS)
 def test_coalition_recipes_are_what_their_names_say(name, parser):
     made = instantiate(parser, parser.parse_args(["--config", name]))
@@ -270,6 +273,7 @@ def test_a_coalition_recipe_runs_a_round(name, capsys, quick_pictures):
         assert set(record["gains_over_local_training"]["test"]) >= {metric, "loss"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("pifl")])
 def test_pifl_recipes_mix_two_distributions(name, parser):
     data = instantiate(parser, parser.parse_args(["--config", name])).data
@@ -284,6 +288,7 @@ def test_pifl_recipes_mix_two_distributions(name, parser):
         assert (lower, upper) == (string.ascii_lowercase, string.ascii_uppercase)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRFLM)
 def test_it_is_what_its_name_says(name, parser):
     config = parser.parse_args(["--config", name])

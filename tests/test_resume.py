@@ -49,6 +49,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> FederatedTrainer:
     return run(tmp_path_factory.mktemp("whole"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 2, 5])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_finishes_the_round_saves_and_resumes_to_the_same_bits(
@@ -69,6 +70,7 @@ def test_a_signal_finishes_the_round_saves_and_resumes_to_the_same_bits(
     assert best[0].best_round == best[1].best_round  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_the_best_round_resumes_too_and_curves_are_whole(tmp_path: Path, uninterrupted: FederatedTrainer) -> None:
     first = run(tmp_path)
     resumed = run(tmp_path, ckpt_path="best")
@@ -105,6 +107,7 @@ def test_a_killed_process_resumes_to_the_same_bits(tmp_path: Path, uninterrupted
     assert digest(resumed.models[0]) == digest(uninterrupted.models[0])
 
 
+@pytest.mark.slow
 def test_a_longer_run_goes_on_from_the_end(tmp_path: Path) -> None:
     run(tmp_path)
     longer = FederatedTrainer(callbacks=callbacks(), **settings(str(tmp_path), 8))
@@ -122,6 +125,7 @@ def test_every_checkpoint_loads_without_running_code(tmp_path: Path) -> None:
         torch.load(file, weights_only=True)
 
 
+@pytest.mark.slow
 def test_exported_models_open_without_this_package(tmp_path: Path) -> None:
     trainer = run(tmp_path)
     best = torch.load(Path(trainer.log_dir) / "checkpoints" / "best.ckpt", weights_only=True)
@@ -144,6 +148,7 @@ def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
         run(tmp_path, ckpt_path="last")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut", "garbage", "empty"])
 def test_a_damaged_checkpoint_is_named(damage: str, finished: Path, tmp_path: Path) -> None:
     content = finished.read_bytes()
@@ -202,6 +207,7 @@ def _with_file_size_limit(action: object) -> None:
         signal.signal(signal.SIGXFSZ, handler)
 
 
+@pytest.mark.slow
 def test_the_best_round_of_a_resumed_run_may_lie_in_the_folder_it_goes_on_from(tmp_path: Path) -> None:
     """Another run's best checkpoint, though newer, is not taken."""
     run(tmp_path / "runs")

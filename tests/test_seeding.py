@@ -22,6 +22,7 @@ def test_a_seed_has_63_bits_and_depends_on_nothing_else(seed, path):
     assert derive_seed(seed, *path) == derived
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 3), paths.map(tuple)), min_size=2, max_size=8, unique=True))
 def test_distinct_paths_give_distinct_seeds(cases):
     assert len({derive_seed(seed, *path) for seed, path in cases}) == len(cases)

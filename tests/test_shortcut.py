@@ -37,6 +37,7 @@ def test_one_data_module_is_cut_into_clients() -> None:
     assert sorted(trainer.metrics["test"]["test_loss"].clients) == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_partitioner_and_a_bare_data_set_work_alike() -> None:
     results = []
     for arguments in ({"num_clients": 3}, {"partitioner": IID(num_clients=3)}):

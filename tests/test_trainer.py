@@ -95,6 +95,7 @@ def test_a_client_does_not_depend_on_who_trained_before_it() -> None:
     assert same_bits(*results)
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_bits_and_others_do_not() -> None:
     results = []
     for seed in (0, 0, 1):
@@ -121,6 +122,7 @@ class SetCoalitions(Callback):
         trainer.collaboration = Collaboration.coalitions([0, 1, 0], trainer.num_samples)
 
 
+@pytest.mark.slow
 def test_coalitions_train_as_if_the_others_were_not_there() -> None:
     data = TinyClients(shuffle=False)
     run = trainer(callbacks=[SetCoalitions()])

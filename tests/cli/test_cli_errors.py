@@ -138,6 +138,7 @@ def test_wrong_recipes(tiny, command, old, new, message):
     assert len(err.splitlines()) <= 2
 
 
+@pytest.mark.slow
 def test_what_is_not_given(command):
     code, _, err = command("fit")
     assert code == 2
@@ -163,6 +164,7 @@ def test_an_error_of_the_users_own_constructor_keeps_its_type(tiny, command):
     assert caught.traceback[-1].path.name == "own_model.py"
 
 
+@pytest.mark.slow
 def test_a_traceback_is_shown_on_demand(tiny, command, monkeypatch):
     words = ("fit", "--config", "tiny.yaml", "--trainer.max_rounds", "0")
     _, _, err = command(*words)

@@ -154,6 +154,7 @@ def test_images(command):
     torch.testing.assert_close(shares, torch.tensor(right) / sum(right), atol=2e-3, rtol=0)
 
 
+@pytest.mark.slow
 def test_tables(command):
     for name, count in (("run", 60), ("new", 20)):
         rows = [f"{i % 7},{'uv'[i % 2]},{'xyz'[i % 3]}" for i in range(count)]
@@ -220,6 +221,7 @@ def test_faults_of_the_run(run, command, tmp_path):
     assert "models holds no shared_*.ckpt: the run kept no models" in fault(run, "new.csv")
 
 
+@pytest.mark.slow
 def test_what_the_run_was_is_said(run, command):
     record = run / "summary.json"
     content = json.loads(record.read_text()) | {"data_source": "stand-in", "interrupted": True}

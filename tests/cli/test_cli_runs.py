@@ -37,6 +37,7 @@ def test_fit_trains_then_tests_the_best_round(tiny, command):
     assert math.isclose(summary("runs/version_2")["metrics"]["val"]["rmse"]["mean"], record["best_value"])
 
 
+@pytest.mark.slow
 def test_fit_tests_the_last_weights_where_no_round_is_best(tiny, command):
     words = ("--config", "tiny.yaml", "--trainer.check_val_every_n_rounds", "0")
     assert command("fit", *words)[0] == 0
@@ -45,6 +46,7 @@ def test_fit_tests_the_last_weights_where_no_round_is_best(tiny, command):
     assert rmse("runs/version_1") == rmse()
 
 
+@pytest.mark.slow
 def test_fit_without_checkpoints_tests_the_shared_model(tiny, command):
     text = yaml.safe_load(Path("tiny.yaml").read_text())
     del text["trainer"]["callbacks"]
@@ -82,6 +84,7 @@ def test_later_recipes_and_the_command_line_override(tiny, command):
     assert (code, again) == (0, out)
 
 
+@pytest.mark.slow
 def test_the_resolved_recipe_is_kept_and_gives_the_same_run(tiny, command):
     assert command("fit", "--config", "tiny.yaml", "--model.learning_rate", "0.02")[0] == 0
     saved = "runs/version_0/config.yaml"
@@ -135,6 +138,7 @@ def test_an_interrupted_fit_says_how_to_go_on_and_gets_the_same_result(tiny, com
     assert rmse("runs/version_1") == rmse("whole/version_0")
 
 
+@pytest.mark.slow
 def test_predictions_have_the_error_that_the_test_reports(tiny, command):
     assert command("fit", "--config", "tiny.yaml")[0] == 0
     code, out, _ = command("predict", "--config", "tiny.yaml", "--ckpt_path", "best")

@@ -92,6 +92,7 @@ def test_what_is_done_is_not_run_again(study, command):
     assert {line.split()[0] for line in out.splitlines()} == {"done"}
 
 
+@pytest.mark.slow
 def test_the_folder_is_named_after_study_and_scale(study, command):
     finish_all("runs/tiny_study/quick")
     assert command("study", study, "--scale", "quick")[0] == 0

@@ -103,6 +103,7 @@ print(sorted(content), content["hyper_parameters"]["width"])
     assert made.out.strip() == f"{sorted([*keys, 'vocabulary'])} 4"
 
 
+@pytest.mark.slow
 def test_changed_hyperparameters_are_exported_as_they_are(tmp_path: Path) -> None:
     class Adapts(Configured):
         def setup(self, stage: str) -> None:

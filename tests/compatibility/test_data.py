@@ -56,6 +56,7 @@ class TakesAnything(Linear):
         return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dict", "tuple", "named"])
 def test_structured_batches(kind: str, tmp_path: Path) -> None:
     data = Clients((10,), data=lambda client, split: Structured(samples(client, 10), kind))

@@ -262,6 +262,7 @@ class ClassifierByForward(Classifier):
         self.curves.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:No positive samples", "ignore:No negative samples")
 @pytest.mark.parametrize("module", [Classifier, ClassifierByForward])
 def test_metric_collections(module: type[Classifier], tmp_path: Path) -> None:

@@ -292,6 +292,7 @@ def test_optimizer_step_without_its_closure_is_refused(tmp_path: Path) -> None:
         federated_trainer(tmp_path, max_rounds=1).fit(Forgets(), Clients())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "algorithm"), [(0.1, None), (0.1, "norm"), (0.05, "value")])
 def test_gradient_clipping(value: float, algorithm: str | None, tmp_path: Path) -> None:
     own, _, reference, _ = train_both(Linear, tmp_path, gradient_clip_val=value, gradient_clip_algorithm=algorithm)

@@ -35,6 +35,7 @@ class Typed(Linear):
 _PRECISIONS = ["32-true", "32", "64-true", "64", "bf16-mixed", "bf16-true"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", _PRECISIONS)
 def test_precision(precision: Any, tmp_path: Path) -> None:
     own, trainer, reference, theirs = train_both(Typed, tmp_path, precision=precision, data=Clients((12,)))
@@ -47,6 +48,7 @@ def test_precision(precision: Any, tmp_path: Path) -> None:
         assert trainer.metrics[split][name].mean == pytest.approx(value, rel=1e-5)  # type: ignore[index]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("32", torch.float32), ("64", torch.float64), ("bf16-true", torch.bfloat16)]
 )

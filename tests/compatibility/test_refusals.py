@@ -53,6 +53,7 @@ def test_a_module_that_brings_no_callbacks_trains(tmp_path: Path) -> None:
     assert_same_weights(module, plain)
 
 
+@pytest.mark.slow
 def test_other_compiled_modules_are_refused(tmp_path: Path) -> None:
     compiled: Any = torch.compile(nn.Linear(3, 1), backend="eager")
     with pytest.raises(ConfigurationError, match=r"the model is a Linear: give a lightning.pytorch.LightningModule"):

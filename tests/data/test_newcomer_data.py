@@ -195,6 +195,7 @@ class TestMolecules:
             assert torch.equal(old.x, new.x)
             assert torch.equal(old.y.nan_to_num(-1), new.y.nan_to_num(-1))
 
+    @pytest.mark.slow
     def test_a_card_names_the_columns(self, tmp_path):
         data = MoleculeNet(name="esol", source="standin", partitioner=IID(num_clients=2))
         with pytest.warns(UserWarning, match="STAND-IN"):

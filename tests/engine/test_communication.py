@@ -189,6 +189,7 @@ def test_a_newcomer_receives_a_mixture_as_one_model() -> None:
 # -- what callbacks add --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
 def test_robust_sampling_sends_snapshots_and_asks_for_losses(steps: int) -> None:
     expected: dict[str, Counter[int]] = {"received": Counter(), "sent": Counter()}
@@ -264,6 +265,7 @@ def test_soft_averaging_compares_all_models() -> None:
     assert sent(run) == [4] * N
 
 
+@pytest.mark.slow
 def test_hcct_sees_all_updates_and_a_group_of_one_receives_nothing() -> None:
     alone, together = fit(HCCT(tradeoff=0.0)), fit(HCCT(tradeoff=100.0))
     assert received(alone) == [1] * N
@@ -294,6 +296,7 @@ def test_one_model_to_choose_from_is_received_as_without_a_choice() -> None:
     assert received(fit(IFCA(num_clusters=1))) == sent(fit(IFCA(num_clusters=1))) == [3] * N
 
 
+@pytest.mark.slow
 def test_nearest_centres_are_found_by_what_everybody_sends() -> None:
     run = fit(FeSEM(num_clusters=N), max_rounds=1)
     assert received(run) == sent(run) == [1] * N

@@ -235,6 +235,7 @@ def test_no_reading_of_the_clock_is_lost(tmp_path: Path) -> None:
     assert (steps > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", ["fresh", "keep"])
 def test_results_have_the_same_bits_and_nothing_stays_timed(keep: str, tmp_path: Path) -> None:
     results = []
@@ -254,6 +255,7 @@ def test_results_have_the_same_bits_and_nothing_stays_timed(keep: str, tmp_path:
     assert same_bits(*results)
 
 
+@pytest.mark.slow
 def test_personal_models_are_chosen_as_without(tmp_path: Path) -> None:
     chosen = []
     for profile in (False, True):
@@ -268,6 +270,7 @@ def test_personal_models_are_chosen_as_without(tmp_path: Path) -> None:
     assert frame[frame["category"] == "CollaborationGraph"]["seconds"].sum() > 0
 
 
+@pytest.mark.slow
 def test_a_resumed_fit_profiles_its_own_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = trainer_in(tmp_path, profile=True, callbacks=[ModelCheckpoint(every_n_rounds=1)], max_rounds=2)
     first.fit(TinyModule(), TinyClients())
@@ -314,6 +317,7 @@ class Manual(TinyModule):
         optimizer.step()
 
 
+@pytest.mark.slow
 def test_manual_optimisation_and_parts_of_the_modules_own(tmp_path: Path) -> None:
     results = []
     for profile in (False, True):

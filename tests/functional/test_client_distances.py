@@ -214,6 +214,7 @@ def test_distances_are_those_of_the_plain_loop(monitor: str, num_features: int) 
     assert found.balanced_accuracies.diagonal().isnan().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_features", [5, 40])
 def test_same_bits_however_many_pairs_are_stacked(num_features: int, monkeypatch: pytest.MonkeyPatch) -> None:
     features = shifted_clients([30, 17, 30, 40, 9], num_features)
@@ -223,6 +224,7 @@ def test_same_bits_however_many_pairs_are_stacked(num_features: int, monkeypatch
         assert same(pairwise_distances(features, ODD), usual)
 
 
+@pytest.mark.slow
 def test_same_bits_in_any_number_of_threads() -> None:
     features = shifted_clients([30, 17, 30, 40, 9], 40)
     found = []
@@ -234,6 +236,7 @@ def test_same_bits_in_any_number_of_threads() -> None:
     assert same(found[0], found[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", [None, [[0], [1, 2, 3, 4]]], ids=["one process", "two processes"])
 def test_no_product_and_no_exponential_runs_code_that_depends_on_the_stack(
     hosts: list[list[int]] | None, monkeypatch: pytest.MonkeyPatch

@@ -48,6 +48,7 @@ def test_projection_is_the_solution_of_the_quadratic_program(floor, scale):
         np.testing.assert_allclose(projected.numpy(), _brute_force_projection(values, floor), atol=1e-6)
 
 
+@pytest.mark.slow
 @given(vectors)
 @settings(max_examples=100, deadline=None)
 def test_projection_meets_the_optimality_conditions(values):
@@ -66,6 +67,7 @@ def test_projection_meets_the_optimality_conditions(values):
     assert (projected[values.argsort()].diff() >= 0).all()
 
 
+@pytest.mark.slow
 @given(vectors, st.floats(-1e3, 1e3))
 @settings(max_examples=50, deadline=None)
 def test_projection_does_not_see_a_common_shift(values, shift):

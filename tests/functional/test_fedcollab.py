@@ -264,6 +264,7 @@ def test_a_descent_ends_where_no_client_and_no_pair_of_coalitions_gains():
                 assert _objective(merged, distances, counts, capacity) >= value - 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [[100] * 6, [14, 14, 2100, 340, 999, 1]])
 def test_limits(counts):
     distances = _instance("metric", 6, 0)[0] + 0.01 * (1 - torch.eye(6))

@@ -177,6 +177,7 @@ def test_zero_and_cancelling_updates_have_no_direction():
     assert hierarchical_partition(torch.zeros(4, 3), [5] * 4, 0.1) == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_million_float32_parameters():
     """The Gram matrix to 1e-12 and the partition are those of float64."""
     draws = torch.Generator().manual_seed(4)

@@ -11,6 +11,7 @@ from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.functional import least_loss_models, perturbed
 
 
+@pytest.mark.slow
 @given(st.integers(1, 4).flatmap(lambda k: st.lists(st.lists(st.integers(0, 3), min_size=k, max_size=k), min_size=1)))
 def test_each_client_takes_the_first_model_with_the_least_loss(rows: list[list[int]]) -> None:
     expected = []

@@ -11,6 +11,7 @@ from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional import gram_matrix, kmeans_from_gram
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 10_000), st.integers(2, 12), st.integers(1, 4), st.integers(1, 9))
 def test_every_point_is_nearest_to_the_mean_of_its_own_cluster(seed, num_clients, num_clusters, num_parameters):
@@ -23,6 +24,7 @@ def test_every_point_is_nearest_to_the_mean_of_its_own_cluster(seed, num_clients
     assert (distances[range(num_clients), labels] <= distances.min(1) + 1e-6).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_it_finds_the_least_cost_of_points_on_a_line(seed):
     points = np.sort(np.random.default_rng(seed).normal(size=7))[:, None]
@@ -32,6 +34,7 @@ def test_it_finds_the_least_cost_of_points_on_a_line(seed):
     assert labels == [place for place, part in enumerate(parts[int(np.argmin(costs))]) for _ in part]
 
 
+@pytest.mark.slow
 def test_groups_far_apart_are_found_and_the_seed_repeats_them():
     rng = np.random.default_rng(0)
     kinds = [0, 1, 2, 1, 0, 2, 2, 0]

@@ -125,6 +125,7 @@ def test_unknown_encoder():
 # The model's symmetries
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("readout", READOUTS)
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_the_order_of_atoms_and_bonds_does_not_matter(encoder, readout):
@@ -140,6 +141,7 @@ def test_the_order_of_atoms_and_bonds_does_not_matter(encoder, readout):
     torch.testing.assert_close(model(collate([graph])), model(collate([renumbered])), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("readout", READOUTS)
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_other_molecules_in_the_batch_do_not_matter(encoder, readout):
@@ -161,6 +163,7 @@ def test_molecules_without_bonds(encoder):
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("readout", READOUTS)
 def test_an_empty_molecule_at_the_end_has_a_row(readout):
     model = make_model(readout=readout).eval()
@@ -176,6 +179,7 @@ def test_an_empty_molecule_at_the_end_has_a_row(readout):
 # What a hook on the readout can do
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("readout", READOUTS)
 def test_a_hook_on_the_readout_replaces_the_graph_embeddings(readout):
     model = make_model(readout=readout).eval()
@@ -193,6 +197,7 @@ def test_a_hook_on_the_readout_replaces_the_graph_embeddings(readout):
 # Missing targets
 
 
+@pytest.mark.slow
 def test_missing_targets_are_as_if_they_were_not_there():
     graphs = molecules(6)
     graphs[1].y[:] = NAN
@@ -311,6 +316,7 @@ def test_statistics_must_fit_the_targets():
         make_model().set_target_statistics(torch.zeros(2), torch.ones(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", [[NAN, NAN], [float("inf"), 1.0]])
 def test_a_target_without_finite_values(column):
     graphs = molecules(2, num_targets=2)
@@ -342,6 +348,7 @@ def test_twenty_molecules_are_learned_by_heart(encoder):
     assert error < 0.1 * batch.y.std()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.9), ("adam", 0.0)])
 def test_shift_and_unit_of_the_targets_do_not_matter(optimizer, momentum):
     graphs, other = molecules(12), molecules(12)
@@ -395,6 +402,7 @@ def test_bf16_mixed_is_close_to_full_precision(encoder, readout):
     torch.testing.assert_close(*predictions, atol=0.05, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_checkpoint_round_trip(encoder, tmp_path):
     graphs = molecules(6, num_targets=2)

@@ -78,6 +78,7 @@ def test_the_network_of_dpfl_for_femnist():
     assert num_weights(found) == convolutions(5, 1, 4, 12) + fully_connected(192, 120, 100, 62)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     name=st.sampled_from(CONVOLUTIONAL),
@@ -130,6 +131,7 @@ def test_normalisation_comes_before_the_relu():
         assert names[start : start + 3] == [layer, f"{layer}_norm", f"{layer}_relu"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CONVOLUTIONAL, "mlp", "resnet18"])
 def test_encoder_and_classifier(name):
     found, x = network(name).eval(), images(3, 3, 32, 32)
@@ -141,6 +143,7 @@ def test_encoder_and_classifier(name):
     assert parts == {"encoder", "classifier"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CONVOLUTIONAL, "mlp", "resnet18"])
 def test_dropout_is_active_in_training_only(name):
     shape = (3, 32, 32)
@@ -230,6 +233,7 @@ def test_resnet18_is_torchvision_s(tmp_path):
     assert found(x).shape == (2, 5)
 
 
+@pytest.mark.slow
 def test_the_small_stem_keeps_the_image_s_size():
     sizes = {}
     for stem in ("imagenet", "small"):
@@ -241,6 +245,7 @@ def test_the_small_stem_keeps_the_image_s_size():
     assert sizes == {"imagenet": (8, 8), "small": (32, 32)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "in_shape", "arguments"),
     [
@@ -294,6 +299,7 @@ def test_arguments_are_checked(name, arguments, message):
         network(name, **arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"no weights", {"conv1.weight": torch.zeros(2)}, [1, 2], torch.zeros(3)])
 def test_a_file_with_something_else(tmp_path, content):
     path = tmp_path / "weights.pth"

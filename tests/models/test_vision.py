@@ -129,6 +129,7 @@ def test_a_tiny_set_is_learned_by_heart(network, shape):
     assert (model.eval()(x).argmax(1) == y).float().mean() > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["mlp", "cnn3"])
 def test_bf16_mixed_is_close_to_full_precision(network):
     x, y = samples(16, shape=[1, 8, 8])
@@ -155,6 +156,7 @@ def test_a_federated_run(tmp_path):
     assert set(metrics["test/acc"].clients) == {0, 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -131,6 +131,7 @@ def test_the_verdict_is_where_the_whole_interval_lies(low, high, greater, at_lea
     assert judge(interval, ">=") == judge(turned, "<=") == at_least
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(finite, finite), min_size=2, max_size=6), finite)
 def test_swapping_sides_and_shifting_both_change_nothing(pairs, shift):
     def verdict(text, moved):

@@ -113,6 +113,7 @@ class TestClients:
         assert legend(figure) == ["a"]
 
 
+@pytest.mark.slow
 def test_many_rows_keep_apart_and_the_legend_has_room(make_run, tmp_path):
     groups = {
         f"FedAvg + DROClientSampling + LocalMixup alpha={number}": [make_run(str(number), [0.1 * number] * 100)]

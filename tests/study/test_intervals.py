@@ -22,6 +22,7 @@ def test_by_hand():
     assert found.high == pytest.approx(2 + half, rel=1e-9)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(numbers, numbers), min_size=2, max_size=8), st.sampled_from([0.5, 0.9, 0.99]))
 def test_it_is_scipys_paired_t_interval(pairs, confidence):
     ours, theirs = zip(*pairs, strict=True)

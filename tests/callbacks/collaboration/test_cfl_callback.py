@@ -67,6 +67,7 @@ def plain_cfl(rounds: int, eps1: float, eps2: float) -> tuple[list[torch.Tensor]
     return [flat(model) for model in models], history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("eps1", "eps2", "clusters"), [(0.2, 0.2, 3), (0.5, 0.01, 5), (0.2, 0.5, 2), (1e-9, 0.0, 1)])
 def test_a_run_is_the_papers_algorithm(eps1, eps2, clusters):
     expected, history = plain_cfl(8, eps1, eps2)
@@ -112,6 +113,7 @@ def test_the_first_splits_wait_for_the_warm_up():
     assert cfl.splits[0].sides == (1, 2)
 
 
+@pytest.mark.slow
 def test_gamma_max_keeps_what_is_not_opposed_together():
     cfl = CFL(mean_norm=1e9, norms="absolute", client_norm=0.0, gamma_max=0.71)
     trainer(cfl, rounds=6).fit(TinyModule(), TwoKinds())

@@ -120,6 +120,7 @@ def test_a_run_is_the_papers_algorithm(budget, every, init_epochs, never_worse):
         assert any(graph.chosen[-1].values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["greedy", "full"])
 def test_loners_keep_their_models_and_may_be_chosen(kind, tmp_path):
     graph = CollaborationGraph(graph=kind, loners=[0, 3], watched=[0, 1])
@@ -237,6 +238,7 @@ def test_the_first_round_may_be_longer():
     assert steps == [[4 * number for number in once], once]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path):
     settings = {"rounds": 5, "enable_checkpointing": True}
     straight = CollaborationGraph(budget=2, every_n_rounds=2, init_epochs=2)
@@ -399,6 +401,7 @@ def test_there_must_be_something_to_choose_by():
     trainer(CollaborationGraph(graph="full"), rounds=1, check_val_every_n_rounds=0).fit(Blind(), TwoKinds())
 
 
+@pytest.mark.slow
 def test_a_higher_metric_may_be_better():
     class Score(MeanMetric):
         higher_is_better = True
@@ -452,6 +455,7 @@ def test_a_failing_choice_is_told():
         trainer(CollaborationGraph()).fit(Fragile(), TwoKinds())
 
 
+@pytest.mark.slow
 def test_a_plain_number_is_better_or_worse_by_its_name():
     """``val_score`` is the negative loss, and nothing but its name says that more of it is better."""
 

@@ -94,6 +94,7 @@ def test_equal_clients_make_fedavg_and_distant_ones_local_training(tmp_path):
     assert all(alone.client_model(i).equal(local.client_model(i)) for i in range(5))
 
 
+@pytest.mark.slow
 def test_ablations_ignore_quantities_or_distances(tmp_path):
     """A large client of another kind and two pairs of small ones that are alike; what is least is found by hand."""
     matrix = 0.2 * far_apart(5)
@@ -222,6 +223,7 @@ class Negate(torch.nn.Module):
         return -x[:, :2]
 
 
+@pytest.mark.slow
 def test_a_frozen_encoder_makes_the_features():
     encoder = Negate()
     run = trainer(fedcollab := quick(encoder=encoder))

@@ -83,6 +83,7 @@ def test_a_run_is_the_papers_algorithm(num_clusters: int) -> None:
         assert_equal_up_to_rounding(vector(run, client), expected[client], steps=4 * 2)
 
 
+@pytest.mark.slow
 def test_one_cluster_is_fedavg_to_the_bit() -> None:
     one, plain = fit(FeSEM(num_clusters=1)), fit()
     assert one.models[0].equal(plain.models[0])
@@ -94,6 +95,7 @@ def test_the_first_of_as_many_clusters_as_clients_is_local_training_to_the_bit()
     assert all(alone.client_model(i).equal(local.client_model(i)) for i in range(N))
 
 
+@pytest.mark.slow
 def test_it_finds_clients_of_two_kinds() -> None:
     fesem, figure = FeSEM(num_clusters=2), CoalitionFigure()
     run = fit(fesem, figure, data=MixedClients(pure=True))
@@ -167,6 +169,7 @@ class Scripted(FeSEM):
         return super().select_collaboration(trainer, weights)
 
 
+@pytest.mark.slow
 def test_a_centre_without_clients_waits_where_it_is_and_may_win_some_back(tmp_path: Path) -> None:
     """Two clients: one leaves its cluster in the second round and comes back in the last, also after a stop."""
     places = [[1.0, 9.0], [1.0, 2.0], [1.0, 1.0], [1.0, 8.0]]
@@ -200,6 +203,7 @@ def test_who_fails_is_not_assigned() -> None:
     assert [labels[0] for labels in fesem.assignments] == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_goes_on_to_the_same_result(tmp_path: Path) -> None:
     def go(root: str, rounds: int, ckpt: Any = None) -> tuple[FederatedTrainer, FeSEM]:
         fesem = FeSEM(num_clusters=3)

@@ -183,6 +183,7 @@ def test_the_absent_neither_train_nor_are_evaluated():
     assert set(run.metrics["val"]["val_loss"].clients) == {0, 1, 3, 4}
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_goes_on_to_the_same_result(tmp_path):
     def make(root, rounds, hcct):
         callbacks = [hcct, ClientArrivals(rounds={"2": 3}), PersonalLayers(layers=["linear.bias"])]

@@ -104,6 +104,7 @@ def vector(module: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
+@pytest.mark.slow
 def test_a_run_is_the_papers_algorithm() -> None:
     data, ifca, starts = MixedClients(), IFCA(num_clusters=3), Starts()
     run = fit(ifca, starts, data=data, module=Plain(), max_rounds=4)
@@ -136,6 +137,7 @@ class Leaning(Callback):
                 model.vectors[torch.float32].zero_()[bias.begin + 2 * kind : bias.begin + 2 * kind + 2] = 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_samples", [None, 8])
 def test_it_finds_clients_of_two_kinds(num_samples: int | None) -> None:
     ifca, figure = IFCA(num_clusters=2, num_samples=num_samples), CoalitionFigure()
@@ -214,6 +216,7 @@ def test_a_model_that_nobody_trains_stays_as_it_is() -> None:
         assert before.count(-1) >= ifca.assignments[turn].count(-1)
 
 
+@pytest.mark.slow
 def test_evaluations_have_no_part_in_the_training() -> None:
     """Models and choices do not depend on when clients are evaluated, with drawn samples and sampled clients."""
     runs = []

@@ -107,6 +107,7 @@ def test_clusters_are_formed_once_enough_clients_have_trained(line_clients, line
     assert kmeans.clustering_round == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("warm_up", [1, 2])
 def test_a_client_that_arrives_finds_its_cluster(warm_up, order):
@@ -170,6 +171,7 @@ def test_a_run_that_stops_goes_on_to_the_same_result(stop, tmp_path):
     assert resumed.communication.bytes_sent == run.communication.bytes_sent
 
 
+@pytest.mark.slow
 def test_its_clusters_are_drawn(tmp_path):
     logged_trainer(KMeans(num_clusters=2), CoalitionFigure(), root=tmp_path).fit(TinyModule(), TwoKinds())
     assert {path.name for path in (tmp_path / "version_0" / "figures").iterdir()} == {"partition.png"}

@@ -93,6 +93,7 @@ class TestDistances:
         figure = draw_distances(matrix, [0, 0, 1], names_of(3), "title", "measured")
         assert figure.axes[0].images[0].get_clim() == (0, 1)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("count", "named", "label"), [(60, 60, "client"), (200, 50, "client (1 in 4 is named)")])
     def test_of_many_clients_some_are_named(self, count, named, label):
         axes = draw_distances(torch.rand(count, count), [0] * count, names_of(count), "title", "measured").axes[0]
@@ -299,6 +300,7 @@ class TestGains:
         assert texts_of(figure.axes[1].get_xticklabels()) == ["silo 1"]
         assert legend_of(figure.axes[0]) == ["local training", "alone"]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("reference", [{0: 0.5, 1: 0.5}, {0: math.inf, 1: -math.inf}])
     def test_no_finite_gain_but_zero(self, reference):
         figure = self.draw({0: 0.5, 1: 0.5}, reference)

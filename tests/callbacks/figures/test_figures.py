@@ -59,6 +59,7 @@ class TestDrawing:
         written = {text.get_position()[::-1]: text.get_text() for text in axes.texts}
         assert written == {(i, j): f"{self.matrix[i, j]:.2f}" for i in range(3) for j in range(3)}
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("count", "values"), [(12, 144), (13, 0)])
     def test_values_are_written_into_small_matrices_only(self, count, values):
         axes = draw_matrix(torch.eye(count), names_of(count), "", "measured").axes[0]
@@ -150,6 +151,7 @@ class TestCollaborationFigure:
         np.testing.assert_allclose(shown[-1][1].axes[0].images[0].get_array(), expected)
         assert shown[0][1].get_suptitle() == "Collaboration after round 2"
 
+    @pytest.mark.slow
     def test_is_kept_as_a_file(self, make_trainer, line_clients, line_module):
         trainer = make_trainer(CollaborationFigure(), max_rounds=1)
         trainer.fit(line_module(), line_clients([1.0, 2.0]))

@@ -35,6 +35,7 @@ def test_the_shown_rounds_are_spread_evenly(panels, expected):
     assert [int(axes.get_title().split()[1].rstrip(":")) for axes in figure.axes] == expected
 
 
+@pytest.mark.slow
 def test_a_run_draws_it(tmp_path):
     run = trainer(CollaborationGraph(budget=2), GraphFigure(panels=2), root=tmp_path)
     run.fit(TinyModule(), TwoKinds())

@@ -235,6 +235,7 @@ class TestCallback:
             np.testing.assert_allclose(shown[f"client_{client}"], np.array(units) / UNITS_PER_TOKEN)
         np.testing.assert_allclose(total.lines[0].get_ydata(), 5 * len(SIZES))
 
+    @pytest.mark.slow
     def test_files(self, tmp_path):
         run = fit(ShapleyRewards(), TierFigures(), default_root_dir=tmp_path)
         files = sorted(path.name for path in Path(run.log_dir, "figures").iterdir())

@@ -37,6 +37,7 @@ def test_a_round_is_fedavg_over_those_drawn():
     torch.testing.assert_close(found, expected.float())
 
 
+@pytest.mark.slow
 def test_every_client_has_the_same_chance():
     record = Record()
     fit(UniformSampling(cohort_size=0.5), record, max_rounds=120, local_steps=1, check_val_every_n_rounds=0)

@@ -85,6 +85,7 @@ def test_a_proximal_term_does_not_touch_the_reference():
     assert pulled.metrics["val"]["val_loss"] != plain.metrics["val"]["val_loss"]
 
 
+@pytest.mark.slow
 def test_what_is_written_and_shown(tmp_path):
     run = trainer(LocalReference(), ModelCheckpoint(monitor="val_loss"), root=tmp_path)
     module, data = TinyModule(), TinyClients(SIZES)
@@ -114,6 +115,7 @@ def test_what_is_written_and_shown(tmp_path):
     assert all(name in text for name in data.client_names())
 
 
+@pytest.mark.slow
 def test_the_best_rounds_local_models_are_compared_also_from_a_checkpoint(tmp_path):
     run = trainer(LocalReference(), ModelCheckpoint(monitor="val_loss"), root=tmp_path)
     module, data = TinyModule(), TinyClients(SIZES)
@@ -162,6 +164,7 @@ def test_who_is_not_there_has_no_local_model_and_no_gain():
     assert set(run.gains["val"]["val_loss"].clients) == set(run.metrics["val"]["val/local/loss"].clients) == {0, 2}
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_same_result(tmp_path):
     whole = trainer(LocalReference(), root=tmp_path / "whole", max_rounds=4, optimizer_state="keep")
     whole.fit(TinyModule(dropout=0.2), TinyClients(SIZES))
@@ -174,6 +177,7 @@ def test_a_stopped_run_goes_on_to_the_same_result(tmp_path):
     assert resumed.gains == whole.gains
 
 
+@pytest.mark.slow
 def test_a_finished_run_serves_as_the_reference(tmp_path):
     module, data = TinyModule(), TinyClients(SIZES)
     local = trainer(LocalTraining(), root=tmp_path / "local")

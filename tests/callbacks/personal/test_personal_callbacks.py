@@ -107,6 +107,7 @@ def test_personal_buffers_stay_local_too():
     assert "before.0.num_batches_tracked" in run.personal.names
 
 
+@pytest.mark.slow
 def test_a_personal_model_is_evaluated_kept_and_exported(tmp_path):
     data, module = TinyClients(SIZES), TinyModule()
     run = trainer(PersonalLayers(layers=["linear.bias"]), ModelCheckpoint(monitor="val_loss"), root=tmp_path)

@@ -118,6 +118,7 @@ def test_pure_clients_that_start_apart_are_clusters() -> None:
         assert all(row[kind] > 0.9 for row, kind in zip(shares.tolist(), kinds, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [0, 1, 2])
 def test_clients_are_evaluated_with_what_they_want_and_train_from_what_they_have(every: int) -> None:
     """As many rounds by training samples alone give the same models: goals have no part in the training."""

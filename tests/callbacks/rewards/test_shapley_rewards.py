@@ -279,6 +279,7 @@ class Measured(TinyModule):
             self.error.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["first_order", "exact"])
 def test_models_and_metrics_keep_their_bits(method: Any) -> None:
     settings = {"optimizer_state": "keep", "rounds": 4}

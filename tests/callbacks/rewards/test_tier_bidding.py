@@ -64,6 +64,7 @@ def plain_accuracy(module: nn.Module, data: MixedClients, client: int, split: st
 # -- against plain computations ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_least_one", [True, False])
 def test_a_run_is_the_papers_algorithms(at_least_one: bool) -> None:
     """Algorithms 1 and 3 with torch alone; who is drawn at random is taken from the run."""
@@ -151,6 +152,7 @@ def test_tiers_come_to_hold_one_kind_of_clients_each() -> None:
 # -- contributions, policies -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_bidders_with_the_largest_contributions_train() -> None:
     rewards = ShapleyRewards(split="train", num_samples=None)
     tiers = TierBidding(num_tiers=2, num_best=1, num_random=2, threshold=0.0, **ALL)
@@ -346,6 +348,7 @@ def test_a_client_without_samples_for_its_goals_goes_by_those_of_its_bids() -> N
     torch.testing.assert_close(same.shares[-1], bid_shares)
 
 
+@pytest.mark.slow
 def test_personal_models_are_made_when_they_are_evaluated_and_at_the_end() -> None:
     tiers = TierBidding(num_tiers=2, **ALL)
     fit(tiers, max_rounds=4, check_val_every_n_rounds=2)

@@ -53,6 +53,7 @@ class Views(BiddingPolicy):
 # -- one round after another against a plain account -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_balances_are_those_of_the_papers_equations() -> None:
     """Equations 6 to 14, tier by tier, from the bids, cohorts, accuracies and contributions of the run."""
     tiers, rewards, tokens = made()
@@ -83,6 +84,7 @@ def test_balances_are_those_of_the_papers_equations() -> None:
     assert tokens.rounds == list(range(1, 9))
 
 
+@pytest.mark.slow
 def test_views_show_balances_and_what_tiers_brought() -> None:
     policy = Views()
     tiers, rewards, tokens = made(policies={2: policy})
@@ -180,6 +182,7 @@ def test_no_token_is_lost_in_thirty_rounds_of_coming_leaving_and_failing(thirty_
     assert {"open", "close", "bid", "reward", "reimbursement"} <= kinds
 
 
+@pytest.mark.slow
 def test_a_client_that_returns_brings_back_what_it_took_along(thirty_rounds: FederatedTrainer) -> None:
     tokens = of_run(thirty_rounds, TokenLedger)
     opened = [(one.recipient, one.round, one.amount) for one in tokens.ledger.transactions if one.kind == "open"]
@@ -248,6 +251,7 @@ def test_a_tier_whose_updates_all_failed_is_refunded() -> None:
 # -- what is logged and what is refused --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pools_and_balances_are_logged() -> None:
     tiers, rewards, tokens = made()
     run = fit(tiers, rewards, tokens, max_rounds=4)

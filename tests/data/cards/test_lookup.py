@@ -196,6 +196,7 @@ def trickling_head(handler: BaseHTTPRequestHandler, stop: threading.Event) -> No
         handler.wfile.flush()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "limits", "message"),
     [
@@ -214,6 +215,7 @@ def test_no_server_holds_a_run_up(serve, tmp_path, answer, limits, message):
     assert not (tmp_path / "data.bin").exists()
 
 
+@pytest.mark.slow
 def test_a_thread_that_wakes_too_late_writes_nothing(serve, tmp_path):
     def late(handler, stop):
         stop.wait(0.5)

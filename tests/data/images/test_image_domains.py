@@ -92,6 +92,7 @@ def test_missing_domains_are_refused_or_left_out(files, tmp_path):
         ready(["svhn", "usps"], source="real", missing="skip")
 
 
+@pytest.mark.slow
 def test_without_any_real_data_domains_are_renderings_of_the_digits(tmp_path, monkeypatch):
     monkeypatch.setenv("LIGHTNING_FL_OFFLINE", "1")
     names = ["mnist", "usps", "svhn"]

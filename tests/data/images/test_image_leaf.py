@@ -160,6 +160,7 @@ def test_whole_writers_are_dealt_to_fewer_clients(own_folder):
     assert sorted(seen) == ["f0000_14", "f0001_41", "f0002_00"]
 
 
+@pytest.mark.slow
 def test_some_writers_are_drawn_by_the_seed(own_folder):
     writers = {f"w{number:02}": 4 + number % 3 for number in range(30)}
     write_leaf(own_folder / "femnist", {"train": [writers], "test": [dict.fromkeys(writers, 2)]})
@@ -224,6 +225,7 @@ def test_it_trains(own_folder, tmp_path):
 # ---- the stand-in
 
 
+@pytest.mark.slow
 def test_the_stand_in_has_writers():
     writers = GroupBy(column="writer", num_groups=100, min_samples=20)
     data = ImageData(name="femnist", source="standin", partitioner=writers)

@@ -68,6 +68,7 @@ def test_images_and_labels_are_those_of_the_folders(root):
     assert data.client_data(0, "train").dataset is data.client_data(0, "val").dataset
 
 
+@pytest.mark.slow
 def test_a_silo_is_opened_only_when_it_is_asked_for(root, tmp_path):
     (root / "north" / "cat" / "000.png").write_bytes(b"no image")
     # of the silo far away nothing is here
@@ -117,6 +118,7 @@ def test_values_lie_between_minus_one_and_one_unless_told_otherwise(root):
         assert batch[1] is labels
 
 
+@pytest.mark.slow
 def test_a_run(root, tmp_path):
     data = ImageFolders(root=str(root), size=4, classes=CLASSES, augment=["flip"], batch_size=8, split_seed=0)
     module, trainer = fit(data, tmp_path)

@@ -165,6 +165,7 @@ def test_a_failed_download_leaves_nothing_behind(fake):
         find_images(MNIST)
 
 
+@pytest.mark.slow
 def test_a_download_has_a_deadline(fake, monkeypatch):
     stop = threading.Event()
     fake(lambda root: stop.wait(30))
@@ -175,6 +176,7 @@ def test_a_download_has_a_deadline(fake, monkeypatch):
     assert socket.getdefaulttimeout() is None
 
 
+@pytest.mark.slow
 def test_another_process_that_downloads_is_waited_for_only_so_long(fake, monkeypatch):
     torchvision_cache().mkdir(parents=True)
     monkeypatch.setattr(image_sources, "_DEADLINE_SECONDS", 0.2)

@@ -2,6 +2,7 @@ import copy
 import logging
 import pickle
 from pathlib import Path
+from unittest import TestCase
 
 import pytest
 import torch
@@ -228,11 +229,11 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
 # ---- progress
 
 
-def test_many_molecules_are_announced_on_one_line(monkeypatch, caplog):
+def test_many_molecules_are_announced_on_one_line(monkeypatch):
     monkeypatch.setattr(molecules, "_LINE_FROM", 3)
-    with caplog.at_level(logging.INFO):
+    with TestCase().assertLogs(level=logging.INFO) as told:
         MoleculeDataset(table(SMILES))
-    assert "Reading 4 molecules" in caplog.text
+    assert len([line for line in told.output if "Reading 4 molecules" in line]) == 1
 
 
 def test_a_terminal_gets_a_bar(monkeypatch, capsys):

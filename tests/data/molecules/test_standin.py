@@ -35,6 +35,7 @@ def test_many_distinct_molecules_over_many_scaffolds(table):
     assert (table.target_names, table.target_units) == (["logS"], ["log10(mol/L)"])
 
 
+@pytest.mark.slow
 def test_scaffolds_are_bemis_murcko_and_each_is_measured_in_one_assay(table):
     found = [MurckoScaffoldSmilesFromSmiles(smiles) or "acyclic" for smiles in table.smiles]
     assert found == table.columns["scaffold"]

@@ -99,6 +99,7 @@ def test_counts_agree_with_exact_fractions(percent, size):
         assert other == plain[::-1]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(
     of_a=st.integers(1, 60),
@@ -125,6 +126,7 @@ def test_equal_halves_use_every_sample():
         assert largest_mixture([15000, 15000], shares, [0.8, 0.2, 0.0], [False, True, True]) == 300
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(mixture=st.sampled_from(MIXTURES), num_clients=st.integers(1, 8), invert=st.booleans(), seed=st.integers(0, 3))
 def test_no_sample_is_held_twice_and_every_part_has_its_mixture(mixture, num_clients, invert, seed):
@@ -341,6 +343,7 @@ def test_rows_of_a_table_by_a_column(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_molecules_by_a_column():
     partitioner = Mixture(
         num_clients=2, column="assay", values_a=["assay_a", "assay_b"], values_b=["assay_d"], samples_per_client=20

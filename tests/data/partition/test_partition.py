@@ -38,6 +38,7 @@ def test_apportion_by_hand():
     assert partition.apportion(5, [1, 0, 1]) == [3, 0, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("total", "ratios"), [(-1, [1]), (3, [0, 0]), (3, [-1, 2]), (3, [float("nan")])])
 def test_apportion_refuses(total, ratios):
     with pytest.raises(ConfigurationError, match="at least one ratio above 0"):
@@ -198,6 +199,7 @@ def test_dirichlet_keeps_the_least_number_of_samples_and_its_seed():
     assert not _same(parts, partition.dirichlet(LABELS, 5, 0.3, seed=2, min_samples=50))
 
 
+@pytest.mark.slow
 def test_dirichlet_gives_up_with_the_mend():
     # Ten classes of one owner each cannot feed 20 clients.
     with pytest.raises(DataError, match=r"none of 50 draws.*best left one client 0.*raise alpha, take fewer clients"):

@@ -35,6 +35,7 @@ def test_without_noise_every_sample_lies_on_one_of_the_two_models():
             assert abs(of_a - share * len(x)) <= 0.5 + 1e-9
 
 
+@pytest.mark.slow
 def test_least_squares_finds_the_coefficients():
     data = SyntheticMixture(
         num_clients=2, task="regression", mixture="0:100", min_samples=4000, max_samples=4000, data_seed=1
@@ -99,6 +100,7 @@ def test_sizes_are_drawn_from_the_range():
     assert data.num_samples("test") == [100] * 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("invert_test", "invert_validation"), [(False, None), (True, None), (True, False)])
 def test_the_mixture_can_be_inverted(invert_test, invert_validation):
     data = SyntheticMixture(
@@ -156,6 +158,7 @@ def _one_distribution(task):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_one_distribution_is_learned_as_well_as_its_noise_allows(tmp_path):
     data = _one_distribution("regression")
     mse = _tested(_Line(3), data, tmp_path)["test/mse"]

@@ -117,6 +117,7 @@ def test_images_come_channels_last_with_the_same_results(tmp_path, dims, kind, s
     assert got.metrics["val"]["val/loss"].mean == pytest.approx(expected.metrics["val"]["val/loss"].mean, rel=1e-10)
 
 
+@pytest.mark.slow
 def test_a_view_across_channels_is_refused_in_torchs_words(tmp_path):
     trained(tmp_path, TwoClients(), Convolving(flatten=False))
     with pytest.raises(TrainingError, match=r"view size is not compatible.*reshape.*trainer.channels_last"):
@@ -142,6 +143,7 @@ class FailsForOne(Convolving):
 VIEW = "view size is not compatible with input tensor's size and stride"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("failure", "channels_last", "blamed"),
     [("loss", True, False), ("no such thing", True, False), (VIEW, True, True), (VIEW, False, False)],

@@ -143,6 +143,7 @@ def test_fingerprints_equal_rdkits() -> None:
     assert morgan_fingerprints(["C", "CC"], num_bits=64, radius=0)[:, :].sum(1).tolist() == [1, 1]
 
 
+@pytest.mark.slow
 def test_fingerprints_of_a_clients_molecules() -> None:
     dataset = MoleculeDataset(esol_standin(target_name="logS", target_unit="log10(mol/L)"))
     chosen = [5, 1, 3]
@@ -219,6 +220,7 @@ def test_blocks_get_the_same_mean_square_norm() -> None:
         discriminator_inputs(parts[0], labels[0], squared_norms(torch.full((2, 3), float("nan"))))
 
 
+@pytest.mark.slow
 def test_refusals() -> None:
     y = torch.zeros(2)
     with pytest.raises(DataError, match=r"inputs of a tuple are torch.int64 \[2, 3\].*`encoder`"):

@@ -232,6 +232,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("body", "match"), CASES.values(), ids=CASES)
 def test_a_step_that_cannot_be_run_for_several_clients(body, match, tmp_path):
     with pytest.raises(TrainingError, match=f"Plain.training_step.*(?:{match})") as raised:

@@ -190,6 +190,7 @@ def test_other_batches(options, tmp_path):
     assert_stackable(tmp_path, lambda: Network("momentum"), data=Doubles(**options))
 
 
+@pytest.mark.slow
 def test_last_batches_that_are_left_out(tmp_path):
     data = Doubles()
     data.drop_last = True
@@ -276,6 +277,7 @@ def test_clients_are_handed_over_in_the_cohorts_order(tmp_path):
             assert_equal_up_to_rounding(other.vectors[dtype], vector, steps=STEPS, growth=GROWTH)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*left out of.*")
 def test_a_client_that_fails_before_its_steps_leaves_the_group(tmp_path):
     everyone = (6, 7)
@@ -434,6 +436,7 @@ class Schedules(Network):
         self.log("begun", 3.0)
 
 
+@pytest.mark.slow
 def test_what_a_module_may_ask_its_trainer(tmp_path):
     data = Doubles((16, 15, 9, 16))
     assert_stackable(tmp_path, Schedules, data=data)

@@ -162,6 +162,7 @@ def test_a_compiled_module_is_taken_as_it_is(tmp_path: Path) -> None:
     assert len(backend.graphs) == 4
 
 
+@pytest.mark.slow
 def test_federate_takes_a_compiled_module(tmp_path: Path) -> None:
     compiled: Any = torch.compile(TinyModule(), backend="eager")
     quiet = {"enable_progress_bar": False, "enable_checkpointing": False, "logger": False}
@@ -169,6 +170,7 @@ def test_federate_takes_a_compiled_module(tmp_path: Path) -> None:
     assert "test_loss" in trainer.metrics["test"]
 
 
+@pytest.mark.slow
 def test_evaluating_nothing_names_the_module(tmp_path: Path) -> None:
     class Untested(TinyModule):
         test_step = LightningModule.test_step
@@ -211,6 +213,7 @@ def test_metrics_count_outside_of_graphs(tmp_path: Path) -> None:
     assert backend.graphs == [1, 1, 1]  # linear; loss; validation's linear
 
 
+@pytest.mark.slow
 def test_manual_optimisation_compiles_forward(tmp_path: Path) -> None:
     backend = Backend()
     trainer_in(tmp_path, compile={"backend": backend}).fit(Manual(), TinyClients((24, 8)))

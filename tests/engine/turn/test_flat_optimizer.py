@@ -58,6 +58,7 @@ def same_state(first: torch.optim.Optimizer, second: torch.optim.Optimizer) -> b
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "settings"), SETTINGS, ids=NAMES)
 def test_every_step_to_the_bit_and_the_state_given_back(kind, settings):
     plain, plain_optimizer, flat, optimizer, flat_module = pair(kind, settings)

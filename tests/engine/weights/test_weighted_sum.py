@@ -96,6 +96,7 @@ def test_same_bits_in_every_order_and_over_any_number_of_processes(problem, rng:
         assert bits(process.value(total).vectors[torch.float64]) == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(problems())
 def test_equals_exact_fractions_within_the_bound(problem):
