@@ -33,26 +33,34 @@ def words(folder: Path, *arguments: str) -> list[str]:
     return [str(SCRIPT), "--root", str(folder / "runs"), "--out", str(folder / "out.json"), *arguments]
 
 
-def fresh(
-    folder: Path, *arguments: str, command: tuple[str, ...] = (), environments: list[dict[str, str]] | None = None
-) -> list[dict[str, Any]]:
-    """Start the script once, or once per environment at the same time; the records of all ranks."""
+def fresh(folder: Path, *arguments: str, command: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Start the script, which starts other ranks itself or is started by a launcher; the records of all ranks."""
     line = [sys.executable, *command, *words(folder, *arguments)]
-    return records_of(
-        folder, [start(*line, environment={"OMP_NUM_THREADS": "1", **more}) for more in environments or [{}]]
-    )
+    return records_of(folder, [start(*line, environment={"OMP_NUM_THREADS": "1"})])
 
 
 @pytest.fixture
-def two_ranks(tmp_path: Path, start_warm: Callable[..., Process]) -> Callable[..., list[dict[str, Any]]]:
-    """Run the script as two ranks that have imported everything, in the environment that a launcher makes; records."""
+def ranks_of(tmp_path: Path, start_warm: Callable[..., Process]) -> Callable[..., list[dict[str, Any]]]:
+    """Run the script once per environment at the same time, everything imported already; the records of all ranks."""
+
+    def run(environments: list[dict[str, str]], *arguments: str) -> list[dict[str, Any]]:
+        line = words(tmp_path, *arguments)
+        return records_of(
+            tmp_path, [start_warm(*line, environment={"OMP_NUM_THREADS": "1", **more}) for more in environments]
+        )
+
+    return run
+
+
+@pytest.fixture
+def two_ranks(ranks_of: Callable[..., list[dict[str, Any]]]) -> TwoRanks:
+    """Run the script as two ranks, in the environment that a launcher makes for them; their records."""
 
     def run(*arguments: str) -> list[dict[str, Any]]:
         with reserved_port() as port:
             shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0", "WORLD_SIZE": "2"}
-            ranks = [{**shared, "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"} for rank in range(2)]
-            line = words(tmp_path, "--devices", "2", *arguments)
-            return records_of(tmp_path, [start_warm(*line, environment=rank) for rank in ranks])
+            environments = [{**shared, "LOCAL_RANK": str(rank)} for rank in range(2)]
+            return ranks_of(environments, "--devices", "2", *arguments)
 
     return run
 
@@ -212,17 +220,17 @@ def test_stacked_clients_have_the_same_bits_on_two_processes(tmp_path: Path, two
         assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
 
 
-def test_two_nodes_give_the_bits_of_one(tmp_path: Path) -> None:
+def test_two_nodes_give_the_bits_of_one(tmp_path: Path, ranks_of: Callable[..., Any]) -> None:
     """Two machines started by hand, as Lightning documents it; here both are this one."""
     with reserved_port() as port:
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         nodes = [{**shared, "NODE_RANK": str(node)} for node in range(2)]
-        ranks = fresh(tmp_path, "--devices", "1", "--num-nodes", "2", environments=nodes)
+        ranks = ranks_of(nodes, "--devices", "1", "--num-nodes", "2")
     assert [rank["num_processes"] for rank in ranks] == [2, 2]
     assert {rank["weights"] for rank in ranks} == {digest(in_this_process(tmp_path, TinyClients()).models[0])}
 
 
-def test_slurm_tasks_give_the_bits_of_one(tmp_path: Path) -> None:
+def test_slurm_tasks_give_the_bits_of_one(tmp_path: Path, ranks_of: Callable[..., Any]) -> None:
     """What ``srun`` with two tasks sets for each of them."""
     shared = {
         "SLURM_JOB_ID": "7",
@@ -236,7 +244,7 @@ def test_slurm_tasks_give_the_bits_of_one(tmp_path: Path) -> None:
     with reserved_port() as port:
         shared["MASTER_PORT"] = port
         tasks = [{**shared, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)} for task in range(2)]
-        ranks = fresh(tmp_path, "--devices", "2", environments=tasks)
+        ranks = ranks_of(tasks, "--devices", "2")
     assert [rank["num_processes"] for rank in ranks] == [2, 2]
     assert {rank["weights"] for rank in ranks} == {digest(in_this_process(tmp_path, TinyClients()).models[0])}
 

@@ -171,11 +171,23 @@ def elsewhere(monkeypatch, tmp_path, data_root):
         monkeypatch.setenv(name, os.environ.get(name, "0" if name.startswith("PL_") else "1"))
 
 
+#: The names of pictures that were drawn in this process.
+_DRAWN: set[str] = set()
+
+
 @pytest.fixture
 def quick_pictures(monkeypatch):
-    """Pictures are drawn once and coarsely: what they show is tested elsewhere, here that a recipe draws them."""
+    """Of pictures of one name the first is drawn: what they show is tested elsewhere, here that a recipe makes them."""
     draw = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **options: draw(self, path, dpi=20))
+
+    def save(figure, path, **options):
+        if path.name in _DRAWN:
+            path.touch()
+        else:
+            draw(figure, path, dpi=20)
+            _DRAWN.add(path.name)
+
+    monkeypatch.setattr(Figure, "savefig", save)
     monkeypatch.setattr(SummaryWriter, "add_figure", lambda *args, **options: None)
 
 

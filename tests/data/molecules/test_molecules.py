@@ -6,6 +6,7 @@ from unittest import TestCase
 
 import pytest
 import torch
+from lightning_utilities.core import rank_zero
 from torch.utils.data import Subset
 from torch_geometric.loader import DataLoader
 
@@ -231,7 +232,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
 
 def test_many_molecules_are_announced_on_one_line(monkeypatch):
     monkeypatch.setattr(molecules, "_LINE_FROM", 3)
-    with TestCase().assertLogs(level=logging.INFO) as told:
+    with TestCase().assertLogs(rank_zero.log, logging.INFO) as told:
         MoleculeDataset(table(SMILES))
     assert len([line for line in told.output if "Reading 4 molecules" in line]) == 1
 
