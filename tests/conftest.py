@@ -19,6 +19,11 @@ settings.register_profile("without a memory", database=None, deadline=None)
 settings.load_profile("without a memory")
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """A worker for each core; among all tests are some that wait for what they start, so that one more has time."""
+    return len(os.sched_getaffinity(0)) + (not config.option.markexpr)
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What starts processes takes seconds."""
