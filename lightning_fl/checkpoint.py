@@ -143,7 +143,7 @@ def export_models(
         flat.load(model)
         save_atomically(model_checkpoint(module, federation.current_round), path)
         shared.append(path)
-    own = {*federation.client_store("final_models"), *federation.personal_layers}
+    own = {*federation.client_stores.get("final_models", {}), *federation.personal_layers}
     device = next(iter(flat.weights.vectors.values())).device
     for client, name in enumerate(names):
         path = directory / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.ckpt"

@@ -94,13 +94,12 @@ class ModelCheckpoint(Callback):
             self._save(trainer, state, "last")
         if not self.save_models or not trainer.is_global_zero:
             return
-        exported = trainer.federation.with_models(
-            trainer.models, trainer.collaboration, state["client_stores"], trainer.current_round
-        )
+        models, collaboration = trainer.models, trainer.collaboration
+        stores, number = state["client_stores"], trainer.current_round
         if self.best_round is not None and self._best is not None and not trainer.models_are_final:
             models, collaboration = self.best_models(trainer)
-            stores = self._best["client_stores"]
-            exported = trainer.federation.with_models(models, collaboration, stores, self.best_round)
+            stores, number = self._best["client_stores"], self.best_round
+        exported = trainer.federation.with_models(models, collaboration, stores, number)
         assert trainer.module is not None
         assert trainer.datamodule is not None
         names, directory = trainer.datamodule.client_names(), Path(trainer.log_dir) / "models"
