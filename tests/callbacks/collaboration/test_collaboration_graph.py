@@ -6,10 +6,10 @@ import pandas as pd
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from test_hcct_callback import SIZES, TwoKinds, trainer
 from tiny import TinyClients, TinyModule
 from torch import nn
 from torchmetrics import MeanMetric
+from two_kinds import SIZES, TwoKinds, trainer
 
 from lightning_fl.callbacks import (
     BestClientModels,

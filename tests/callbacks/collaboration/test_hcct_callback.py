@@ -6,45 +6,13 @@ import math
 import pytest
 import torch
 from rounding import assert_equal_up_to_rounding
-from tiny import TinyClients, TinyModule
-from torch.utils.data import TensorDataset
+from tiny import TinyModule
+from two_kinds import SIZES, TwoKinds, trainer, weights_of
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import HCCT, Callback, ClientArrivals, LocalTraining, PersonalLayers
 from lightning_fl.cohort import Cohort
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.hcct import hierarchical_partition
-
-SIZES = (16, 8, 24, 8, 16)
-
-
-class TwoKinds(TinyClients):
-    """Clients 0, 1, 2 share one target function, 3 and 4 its negative."""
-
-    def __init__(self, sizes: tuple[int, ...] = SIZES) -> None:
-        super().__init__(sizes, batch_size=8, shuffle=False)
-        for (client, split), data in list(self.sets.items()):
-            x, draws = data.tensors[0] - 0.3 * client, torch.Generator().manual_seed(client)
-            sign = 1.0 if client < 3 else -1.0
-            y = sign * x @ torch.tensor([[1.0], [-2.0], [0.5]]) + 0.05 * torch.randn(len(x), 1, generator=draws)
-            self.sets[client, split] = TensorDataset(x, y)
-
-
-def trainer(*callbacks, rounds=3, root=None, **settings):
-    return FederatedTrainer(
-        callbacks=list(callbacks),
-        max_rounds=rounds,
-        local_epochs=1,
-        logger=False,
-        enable_progress_bar=False,
-        seed=3,
-        default_root_dir=root,
-        **{"enable_checkpointing": False, **settings},
-    )
-
-
-def weights_of(run, client):
-    return run.client_model(client).vectors[torch.float32]
 
 
 def plain_hcct(rounds: int, tradeoff: float) -> tuple[list[torch.Tensor], list[list[int]]]:

@@ -7,8 +7,8 @@ import torch
 from rounding import assert_equal_up_to_rounding
 from test_cfl_callback import KINDS, Cohorts, flat
 from test_coalition_callbacks import trainer as logged_trainer
-from test_hcct_callback import SIZES, TwoKinds, trainer, weights_of
 from tiny import TinyModule
+from two_kinds import SIZES, TwoKinds, trainer, weights_of
 
 from lightning_fl.callbacks import (
     Callback,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
-from test_hcct_callback import SIZES, TwoKinds, trainer
 from tiny import TinyModule
+from two_kinds import SIZES, TwoKinds, trainer
 
 from lightning_fl.callbacks import CollaborationGraph, GraphFigure
 from lightning_fl.callbacks.figures.graph import _COLORS, draw_graph

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from test_hcct_callback import SIZES, TwoKinds, trainer
 from tiny import TinyModule
+from two_kinds import SIZES, TwoKinds, trainer
 
 from lightning_fl.callbacks import BestClientModels, Callback, CollaborationGraph, FineTuning
 from lightning_fl.errors import ConfigurationError

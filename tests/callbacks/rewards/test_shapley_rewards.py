@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from test_hcct_callback import TwoKinds
 from tiny import TinyClients, TinyModule, same_bits, weights_of
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchmetrics import MeanSquaredError
+from two_kinds import TwoKinds
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import (
