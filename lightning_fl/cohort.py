@@ -36,17 +36,15 @@ class Participant:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The participants of a round, in a fixed order.
+    """The participants of a round, in a fixed order. Where there are none, the round leaves all models as they are.
 
     Raises:
-        ConfigurationError: nobody takes part, or somebody takes part twice in the same model.
+        ConfigurationError: somebody takes part twice in the same model.
     """
 
     participants: tuple[Participant, ...]
 
     def __post_init__(self) -> None:
-        if not self.participants:
-            raise ConfigurationError("the cohort is empty: at least one client must take part in a round.")
         keys = [(participant.client, participant.model) for participant in self.participants]
         if len(set(keys)) < len(keys):
             twice = next(key for key in keys if keys.count(key) > 1)

@@ -93,12 +93,12 @@ class Run:
             trainer.call("on_exception", error)
             if trainer.datamodule is not None:
                 trainer.datamodule.on_exception(error)
+        if error is None and trainer.num_clients:
+            trainer.loop.flat.load(trainer.client_model(0))
         if trainer.datamodule is not None:
             trainer.datamodule.teardown(self._stage)
         if trainer.module is not None:
             trainer.module.teardown(self._stage)
-            if error is None and trainer.num_clients:
-                trainer.loop.flat.load(trainer.client_model(0))
         if error is None and trainer.is_global_zero:
             assert trainer.datamodule is not None
             about, names = _about(trainer, self._stage), trainer.datamodule.client_names()

@@ -185,8 +185,11 @@ class TrainerSurface:
         return self.federation.shared_model(client)
 
     def client_model(self, client: int) -> Weights:
-        """What a client uses: its mixture of the shared models with its personal layers, where this rank hosts it."""
-        return self.federation.client_model(client, self.fabric.device)
+        """What a client uses: its mixture of the shared models with its personal layers, or what the strategy says.
+
+        The latter two where this rank hosts it.
+        """
+        return self.loop.client_model(client)
 
     def client_store(self, name: str) -> dict[int, Any]:
         """What hosted clients keep for a callback: client -> plain values and tensors, saved in checkpoints."""

@@ -32,7 +32,6 @@ from lightning_fl.engine.profile import (
 from lightning_fl.engine.round.training import train_round
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.stacked.loop import StackedLoop
-from lightning_fl.errors import TrainingError
 from lightning_fl.metrics import ClientMetrics, summarize
 from lightning_fl.run import Run
 from lightning_fl.run_log import RunLog
@@ -239,10 +238,11 @@ class FederatedTrainer(TrainerSurface):
         idle = self.absent_clients | self.resting_clients
         active = tuple(participant for participant in cohort.participants if participant.client not in idle)
         if not active:
-            raise TrainingError(
-                f"nobody takes part in round {self.current_round + 1}: the clients that were selected are absent or"
-                " rest. Select more clients in a round."
+            rank_zero_warn(
+                f"nobody takes part in round {self.current_round + 1}, which leaves all models as they are: no client"
+                " was selected, or those that were are absent or rest."
             )
+            return Cohort(())
         cohort = Cohort(active) if idle else cohort
         assigning = self.callbacks_with("assign_models")
         return assigning[0].assign_models(self, cohort) if assigning else cohort

@@ -8,6 +8,8 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.checkpoint import export_models, save_atomically
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
+from lightning_fl.engine.federation import Federation
+from lightning_fl.engine.learner import changes
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import ClientMetrics, default_metric
@@ -92,7 +94,7 @@ class ModelCheckpoint(Callback):
         state = trainer.state_dict()
         if trainer.current_round:
             self._save(trainer, state, "last")
-        if not self.save_models or not trainer.is_global_zero:
+        if not self.save_models:
             return
         models, collaboration = trainer.models, trainer.collaboration
         stores, number = state["client_stores"], trainer.current_round
@@ -100,10 +102,22 @@ class ModelCheckpoint(Callback):
             models, collaboration = self.best_models(trainer)
             stores, number = self._best["client_stores"], self.best_round
         exported = trainer.federation.with_models(models, collaboration, stores, number)
+        exported.client_stores = {**stores, "final_models": self._final_models(trainer, exported)}
+        if not trainer.is_global_zero:
+            return
         assert trainer.module is not None
         assert trainer.datamodule is not None
         names, directory = trainer.datamodule.client_names(), Path(trainer.log_dir) / "models"
         export_models(exported, trainer.module, trainer.loop.flat, names, directory)
+
+    @staticmethod
+    def _final_models(trainer: TrainerSurface, exported: Federation) -> dict[int, Any]:
+        """What all clients are given at the end where it is not what the collaboration says, from their own ranks."""
+        final = exported.client_stores.get("final_models", {})
+        if not changes(trainer.strategy, "evaluation_weights"):
+            return final
+        own = {client: trainer.loop.client_model(client, exported).state_dict() for client in trainer.hosted_clients}
+        return trainer.strategy.exchange(own) | final
 
     def best_models(self, trainer: TrainerSurface) -> tuple[list[Weights], Collaboration]:
         """The shared models of the best round and who used which."""

@@ -1,11 +1,19 @@
 """What a client is told, what it keeps from round to round, and what it tells."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
+from torch.optim import Optimizer
+
+from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.metrics import LoggedValue
 
-__all__ = ["ClientReport", "ClientState", "LocalWork"]
+__all__ = ["ClientReport", "ClientState", "ClientTurn", "ClientUpdate", "LocalWork", "packed", "unpacked"]
+
+#: What :class:`Weights` are kept under in a checkpoint.
+_WEIGHTS = "flat_weights"
 
 
 @dataclass(frozen=True)
@@ -43,10 +51,110 @@ class ClientState:
 class ClientReport:
     """What a client tells of its turn: numbers only, never samples.
 
-    ``error`` is set instead when the turn failed.
+    Args:
+        num_samples: training samples.
+        num_steps: optimiser steps.
+        metrics: what the module logged.
+        error: why the turn failed, where it did; the rest is then empty.
+        scale: of the client's weight in the average, see :class:`ClientUpdate`.
+        numbers: for the strategy's server.
     """
 
     num_samples: int = 0
     num_steps: int = 0
     metrics: dict[str, LoggedValue] = field(default_factory=dict)
     error: str | None = None
+    scale: float = 1.0
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class ClientUpdate:
+    """What a client hands over after its turn.
+
+    Args:
+        weights: what is averaged, without personal layers.
+        scale: what its weight in each average is multiplied by, finite and at least 0; 0 leaves it out.
+        numbers: what it tells the server beside.
+        vectors: name -> a further vector, averaged as the weights are; those of ``Learner.extra_vectors``.
+    """
+
+    weights: Weights
+    scale: float = 1.0
+    numbers: dict[str, float] = field(default_factory=dict)
+    vectors: dict[str, Weights] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class ClientTurn:
+    """One client's turn, as a strategy sees it on the rank that hosts the client.
+
+    Args:
+        client: whose.
+        model: the shared model that it trains; ``None`` for a mixture of several.
+        start: the weights that it starts from, without its personal layers; never to be changed.
+        state: what its optimisers and schedulers go on from.
+        num_samples: its training samples.
+        kept: what it keeps for the strategy from turn to turn: plain values, tensors and :class:`Weights`. Entries are
+            replaced, never changed in place: what a turn that fails has put there is forgotten.
+        model_state: what the server keeps for ``model``; empty for a mixture. To be read only.
+        train_again: :meth:`train`, of the loop that takes the turn.
+        report: once it has trained.
+        optimizers: that it has trained with, once it has.
+    """
+
+    client: int
+    model: int | None
+    start: Weights
+    state: ClientState
+    num_samples: int
+    kept: dict[str, Any]
+    model_state: dict[str, Any]
+    train_again: Callable[..., Weights]
+    report: ClientReport | None = None
+    optimizers: list[Optimizer] = field(default_factory=list)
+
+    def train(
+        self,
+        start: Weights,
+        purpose: str,
+        *,
+        work: LocalWork | None = None,
+        correct_: Callable[[Weights, Weights], None] | None = None,
+    ) -> Weights:
+        """Train the module once more in this turn, from other weights and with optimisers of their own.
+
+        Neither personal layers nor callbacks that watch the turn take part. Optimisers and schedulers go on, where the
+        run keeps them, from those of the client's last training for the same purpose.
+
+        Args:
+            start: where it starts.
+            purpose: of its draws, other than "train"; the same purpose draws the same batches in a round.
+            work: how much; ``None`` for that of the turn itself.
+            correct_: called with the gradient and the weights before every step, as ``Learner.correct_gradient_`` is.
+
+        Returns:
+            A copy of the weights at the end.
+
+        Raises:
+            TrainingError: a loss is NaN or infinite.
+        """
+        return self.train_again(self, start, purpose, work, correct_)
+
+
+def packed(kept: dict[str, Any]) -> dict[str, Any]:
+    """What a strategy keeps, as plain values and tensors of its own on the CPU."""
+    return {
+        name: {_WEIGHTS: value.clone().state_dict()} if isinstance(value, Weights) else value
+        for name, value in kept.items()
+    }
+
+
+def unpacked(kept: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """What :func:`packed` was given, its :class:`Weights` on a device."""
+    return {
+        name: Weights.from_state_dict(value[_WEIGHTS], device)
+        if isinstance(value, dict) and list(value) == [_WEIGHTS]
+        else value
+        for name, value in kept.items()
+    }

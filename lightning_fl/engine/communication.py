@@ -61,12 +61,14 @@ class CommunicationAccount:
 
     Attributes:
         model_bytes: size of the shared part of a model.
+        extra_vectors: further vectors of that size that go with a model in both directions.
         bytes_received: client -> bytes.
         bytes_sent: client -> bytes.
     """
 
     def __init__(self) -> None:
         self.model_bytes = 0
+        self.extra_vectors = 0
         self.bytes_received: Counter[int] = Counter()
         self.bytes_sent: Counter[int] = Counter()
         #: By identity, and as long as a model lives: another one at its address is not taken for it.
@@ -117,7 +119,7 @@ class CommunicationAccount:
         self, participants: Iterable[Participant], models: Sequence[Weights], collaboration: Collaboration
     ) -> None:
         """Participants receive those of the models that they start from."""
-        structure, size = self._matrices(collaboration), self.model_bytes
+        structure, size = self._matrices(collaboration), self.model_bytes * (1 + self.extra_vectors)
         for participant in participants:
             client, given = participant.client, participant.model
             model = structure.model_of[client] if given is None else given
@@ -152,12 +154,13 @@ class CommunicationAccount:
             judged: who collaborates was decided from what they learned, so that all of them had to send it.
         """
         structure = self._matrices(collaboration)
-        self.send(
+        senders = [
             participant.client
             for participant in arrived
             if judged
             or (participant.weight != 0 and (participant.model is not None or structure.sends[participant.client]))
-        )
+        ]
+        self.send(senders, self.model_bytes * (1 + self.extra_vectors))
         free = {participant.client for participant in arrived if participant.model is None}
         for model, maker in zip(models, structure.maker_of, strict=True):
             if maker in free:

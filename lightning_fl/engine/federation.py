@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_fl.cohort import Participant
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
-from lightning_fl.engine.client import ClientReport, ClientState, LocalWork
+from lightning_fl.engine.client import ClientReport, ClientState, LocalWork, packed, unpacked
 from lightning_fl.engine.communication import CommunicationAccount
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.weights.flat import FlatModule, Weights
@@ -19,7 +19,10 @@ from lightning_fl.engine.weights.weighted_sum import mixture
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import ClientMetrics, GainSummary
 
-__all__ = ["Federation", "Round"]
+__all__ = ["STRATEGY", "Federation", "Round"]
+
+#: Whose client store holds what clients keep for the strategy.
+STRATEGY = "strategy"
 
 
 @dataclass
@@ -31,7 +34,8 @@ class Federation:
         num_samples: training samples per client, length N; known in a fit.
         personal: the parameters and buffers that are never averaged; set by :meth:`keep_local`.
         client_states: hosted client -> what its turns go on from.
-        client_stores: name -> hosted client -> what it keeps for a callback.
+        client_stores: name -> hosted client -> what it keeps for a callback, or for the :data:`STRATEGY`.
+        model_states: shared model -> what the server keeps for it.
         absent_clients: those that have not joined yet.
         resting_clients: those that have joined and do not train at present.
         current_round: rounds done.
@@ -51,6 +55,7 @@ class Federation:
     personal: LocalParameters | None = None
     client_states: dict[int, ClientState] = field(default_factory=dict)
     client_stores: dict[str, dict[int, Any]] = field(default_factory=dict)
+    model_states: dict[int, dict[str, Any]] = field(default_factory=dict)
     absent_clients: set[int] = field(default_factory=set)
     resting_clients: set[int] = field(default_factory=set)
     current_round: int = 0
@@ -122,10 +127,17 @@ class Federation:
         self._collaboration = collaboration
 
     def regroup(self, collaboration: Collaboration) -> None:
-        """Change who collaborates; each model starts as the mixture of its clients' models."""
+        """Change who collaborates; each model starts as the mixture of its clients' models.
+
+        What the server keeps for a model stays where its clients stay together, and is forgotten elsewhere.
+        """
         needed = (collaboration.aggregation > 0).any(0).tolist()
         starts = [self.shared_model(client) if use else self.models[0] for client, use in enumerate(needed)]
         self.models = [mixture(row, starts) for row in collaboration.aggregation.tolist()]
+        if self.model_states:
+            before = {members: k for k, members in enumerate(_members(self.collaboration))}
+            kept = {k: before.get(members, -1) for k, members in enumerate(_members(collaboration))}
+            self.model_states = {k: self.model_states[old] for k, old in kept.items() if old in self.model_states}
         self._collaboration = collaboration
 
     def shared_model(self, client: int) -> Weights:
@@ -179,6 +191,7 @@ class Federation:
             "resting_clients": sorted(self.resting_clients),
             "clients": states,
             "client_stores": {name: processes.exchange(self.client_store(name)) for name in names},
+            "model_states": {model: packed(kept) for model, kept in self.model_states.items()},
             "communication": self.communication.state_dict(self.models),
             "callback_metrics": {name: float(value) for name, value in self.latest_means().items()},
         }
@@ -209,6 +222,9 @@ class Federation:
             name: {client: value for client, value in values.items() if client in hosted}
             for name, values in state.get("client_stores", {}).items()
         }
+        self.model_states = {
+            model: unpacked(kept, processes.device) for model, kept in state.get("model_states", {}).items()
+        }
         if weights_only:
             return
         self.resting_clients = set(state.get("resting_clients", ()))
@@ -218,6 +234,11 @@ class Federation:
             client: ClientState(**saved) for client, saved in state["clients"].items() if client in hosted
         }
         self.latest_means().update({name: torch.tensor(value) for name, value in state["callback_metrics"].items()})
+
+
+def _members(collaboration: Collaboration) -> list[tuple[int, ...]]:
+    """The clients that make each model."""
+    return [tuple(row.nonzero().flatten().tolist()) for row in collaboration.aggregation]
 
 
 @dataclass

@@ -1,23 +1,117 @@
 """How client and server learn: the steps of a round that a strategy may change."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
 from torch import Tensor, nn
 
+from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate
 from lightning_fl.engine.hooks import overrides
 from lightning_fl.engine.weights.flat import Weights
 
-__all__ = ["Learner", "changes"]
+__all__ = ["Contribution", "Learner", "ModelUpdate", "changes"]
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """A client's part in a new shared model.
+
+    Args:
+        client: whose.
+        weight: before the client scaled it and before weights are normalised over those who contribute.
+        report: what the client told, its ``scale`` and ``numbers`` among it.
+    """
+
+    client: int
+    weight: float
+    report: ClientReport
+
+
+@dataclass
+class ModelUpdate:
+    """What the server knows when it makes a new shared model; the same on every rank.
+
+    Args:
+        model: which, 0..K-1.
+        start: the model before the round; never to be changed.
+        average: of what the clients handed over, each weighted by ``contribution.weight * report.scale``.
+        vectors: name -> the average of a further vector, with the same weights.
+        contributions: of the clients whose turns did not fail, in the cohort's order.
+        num_clients: N.
+        state: what the server keeps for this model: plain values, tensors and :class:`Weights`. Starts empty; a model
+            whose clients change starts anew. Entries are replaced, never changed in place.
+    """
+
+    model: int
+    start: Weights
+    average: Weights
+    vectors: Mapping[str, Weights] = field(default_factory=dict)
+    contributions: list[Contribution] = field(default_factory=list)
+    num_clients: int = 1
+    state: dict[str, Any] = field(default_factory=dict)
 
 
 class Learner:
-    """Federated averaging; a strategy overrides the steps that it changes."""
+    """Federated averaging; a strategy overrides the steps that it changes. Steps that it leaves cost nothing.
+
+    What crosses rounds is kept by the engine, in checkpoints and where it belongs: ``turn.kept`` by the client,
+    ``update.state`` by the server for each model. A strategy has no state of its own.
+    """
+
+    #: Names of further vectors, laid out as the weights are, that clients hand over and the server averages.
+    extra_vectors: tuple[str, ...] = ()
 
     def client_loss(self, loss: Tensor, module: nn.Module) -> Tensor:
-        """The loss that a client descends, from the module's own: the place of a proximal term."""
+        """The loss that a client descends, from the module's own.
+
+        Losses by which callbacks choose or weigh clients stay the module's own. A term that pulls towards weights is
+        cheaper in :meth:`correct_gradient_`.
+        """
         return loss
 
-    def aggregate(self, start: Weights, average: Weights) -> Weights:
-        """The next shared model from the one the round began with and the clients' weighted average."""
-        return average
+    def begin_client(self, turn: ClientTurn) -> None:
+        """A client's turn begins."""
+
+    def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
+        """Change the gradient of an optimiser's step, in place, before it is clipped.
+
+        Args:
+            turn: whose step it is.
+            gradient: in the layout of the weights. Only the entries of shared parameters that the optimiser steps
+                count; what others hold, or are given, changes nothing.
+            weights: the client's present ones; to be read only.
+        """
+
+    def end_client(self, turn: ClientTurn, weights: Weights) -> None:
+        """A client has trained: the place of a further training, by :meth:`ClientTurn.train`.
+
+        Args:
+            turn: its turn.
+            weights: what it has learned, with its personal layers; to be read only.
+        """
+
+    def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
+        """What a client hands over.
+
+        Args:
+            turn: its turn.
+            weights: what it has learned, without its personal layers; to be read only.
+        """
+        return ClientUpdate(weights)
+
+    def aggregate(self, update: ModelUpdate) -> Weights:
+        """The next shared model. Called on every rank for every model that somebody contributed to."""
+        return update.average
+
+    def evaluation_weights(self, turn: ClientTurn) -> Weights:
+        """What a client is evaluated with, predicts with and is given at the end, inside and outside of a fit.
+
+        Args:
+            turn: of no round: ``turn.start`` is the client's model by the collaboration, with its personal layers,
+                ``turn.kept`` what the client keeps, neither to be changed.
+        """
+        return turn.start
 
 
 def changes(learner: Learner, step: str) -> bool:

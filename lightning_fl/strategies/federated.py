@@ -17,7 +17,7 @@ from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from lightning_utilities.core import rank_zero
 from torch import Tensor, nn
 
-from lightning_fl.engine.learner import Learner
+from lightning_fl.engine.learner import Learner, ModelUpdate
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.errors import ConfigurationError, TrainingError
@@ -52,8 +52,9 @@ class FederatedStrategy(Learner, DDPStrategy):
     clients are placed on ranks and their weights averaged once a round, with the same bits on any number of processes
     of the same kind of device.
 
-    An algorithm is a subclass that registers :attr:`name` and overrides the steps it changes: :meth:`client_loss` on
-    the client, :meth:`aggregate` on the server.
+    An algorithm is a subclass that registers :attr:`name` and overrides the steps of
+    :class:`~lightning_fl.engine.learner.Learner` that it changes: :meth:`correct_gradient_` on the client, say, or
+    :meth:`aggregate` on the server.
 
     In a loop of one's own, with one client per process::
 
@@ -263,4 +264,4 @@ class FederatedStrategy(Learner, DDPStrategy):
                 raise TrainingError(f"rank {rank}: {text}")
         if self.world_size > 1:
             total.reduce_(self)
-        flat.load(self.aggregate(flat.weights, total.value(1.0)))
+        flat.load(self.aggregate(ModelUpdate(0, flat.weights, total.value(1.0), num_clients=self.world_size)))

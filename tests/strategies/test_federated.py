@@ -45,8 +45,8 @@ def test_a_strategy_is_fabric_s_own_except_for_what_it_synchronises():
     assert strategy.setup_module(module) is module
     loss = torch.ones(())
     assert strategy.client_loss(loss, module) is loss
-    start, average = Weights({}), Weights({})
-    assert strategy.aggregate(start, average) is average
+    update = ModelUpdate(0, Weights({}), Weights({}))
+    assert strategy.aggregate(update) is update.average
 
 
 def test_arguments_without_meaning_are_refused():
@@ -144,8 +144,8 @@ def test_the_average_of_one_is_itself():
 class TwiceTheAverage(FedAvg):
     """A server step, to see that ``average`` takes it."""
 
-    def aggregate(self, start, average):
-        return Weights({dtype: 2 * vector for dtype, vector in average.vectors.items()})
+    def aggregate(self, update):
+        return Weights({dtype: 2 * vector for dtype, vector in update.average.vectors.items()})
 
 
 def test_the_server_s_step_is_taken():

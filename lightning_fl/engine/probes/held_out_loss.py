@@ -178,7 +178,6 @@ class HeldOutLoss:
         fn, stage = shim.state.fn, shim.state.stage
         assert fn is not None
         loop.load(client, weights, own=True)
-        loop._strategy_loss = False
         seed_default_generators(*path)  # type: ignore[arg-type]
         # Not FITTING: in a fit's validation the round's number has moved on, here it has not.
         shim.set_stage(TrainerFn.VALIDATING, RunningStage.VALIDATING)

@@ -1,12 +1,15 @@
 """A round of clients that each have a model of their own and average it with the models of those they choose."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 
 import torch
 from torch import Tensor
 
+from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.hooks import Hook
+from lightning_fl.engine.learner import Contribution
+from lightning_fl.engine.round.server import next_model
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights, check_finite, largest_magnitude
 from lightning_fl.errors import ConfigurationError
@@ -36,13 +39,16 @@ def keep_own_model(models: list[Weights], client: int, weights: Weights, *, keep
         own.copy_(weights)
 
 
-def finish_personal_round(loop: LocalLoop, chooser: Hook, starts: list[Weights] | None) -> None:
+def finish_personal_round(
+    loop: LocalLoop, chooser: Hook, starts: list[Weights] | None, reports: Mapping[int, ClientReport]
+) -> None:
     """Bring the trained models to all ranks, let every client choose, and average.
 
     Args:
         loop: after the clients' turns; model i is what client i learned, where this rank hosts it.
         chooser: the hook ``select_collaborators``.
         starts: the models before the round, for strategies whose server changes the average; else ``None``.
+        reports: of the clients whose turns did not fail.
     """
     federation, processes = loop.federation, loop.processes
     clients = sorted(loop.round.survivors)
@@ -59,12 +65,26 @@ def finish_personal_round(loop: LocalLoop, chooser: Hook, starts: list[Weights] 
             f"{chooser.owner}.select_collaborators gave {collaboration.num_models} models for"
             f" {processes.num_clients} clients: give every client one of its own."
         )
-    average_in_place(federation.models, collaboration.aggregation, clients)
+    average_in_place(federation.models, _scaled(collaboration.aggregation, reports), clients)
     if starts is not None:
         for client in clients:
-            federation.models[client] = loop.learner.aggregate(starts[client], federation.models[client])
+            row = collaboration.aggregation[client].tolist()
+            taken = [Contribution(other, row[other], reports[other]) for other in clients if row[other]]
+            federation.models[client] = next_model(loop, client, starts[client], federation.models[client], taken, {})
     federation.communication.end_personal_turns(clients, federation.models, collaboration)
     federation.collaboration = collaboration
+
+
+def _scaled(aggregation: Tensor, reports: Mapping[int, ClientReport]) -> Tensor:
+    """A with every column scaled as its client says, and rows that sum to 1; a row of zeros keeps its own model."""
+    if all(report.scale == 1 for report in reports.values()):
+        return aggregation
+    scaled = aggregation.clone()
+    for client, report in reports.items():
+        scaled[:, client] *= report.scale
+    totals = scaled.sum(1, keepdim=True)
+    alone = torch.eye(len(scaled), dtype=scaled.dtype)
+    return torch.where(totals > 0, scaled / totals, alone)
 
 
 def average_in_place(models: Sequence[Weights], aggregation: Tensor, rows: Sequence[int]) -> None:

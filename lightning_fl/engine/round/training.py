@@ -2,17 +2,21 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
+import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.cohort import Cohort, Participant
-from lightning_fl.engine.client import ClientReport
+from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate, packed
+from lightning_fl.engine.federation import STRATEGY
 from lightning_fl.engine.hooks import Hook
-from lightning_fl.engine.learner import changes
+from lightning_fl.engine.learner import Contribution, Learner
 from lightning_fl.engine.round.personal import finish_personal_round, keep_own_model
 from lightning_fl.engine.round.reports import combine_reports
+from lightning_fl.engine.round.server import next_model
 from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.engine.stacked.turns import StackedTurns
 from lightning_fl.engine.turn.loop import LocalLoop
@@ -24,7 +28,7 @@ __all__ = ["train_round"]
 
 
 def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = None) -> None:
-    """Train a cohort and build the next shared models of the loop's federation.
+    """Train a cohort and build the next shared models of the loop's federation; an empty one leaves them as they are.
 
     Args:
         loop: takes the clients' turns.
@@ -35,6 +39,9 @@ def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = N
         TrainingError: on every rank, if a client's turn fails and the run's policy is to fail, or all fail.
     """
     federation = loop.federation
+    if not cohort.participants:
+        loop.round.reports, loop.round.survivors = {}, set()
+        return
     choosers = loop.hooks.of("select_collaboration")
     if choosers:
         _train_then_choose(loop, cohort, stacked, choosers[0])
@@ -45,32 +52,39 @@ def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = N
         return
     parts = _parts(loop, cohort)
     planned, contributors = _planned_totals(parts), _contributors(parts)
-    sums = {model: _empty_sum(loop, model, contributors[model]) for model in sorted(planned)}
+    sums = {model: _Sums(loop, model, contributors[model], planned[model]) for model in sorted(planned)}
 
-    def add(participant: Participant, weights: Weights) -> None:
+    def add(participant: Participant, update: ClientUpdate) -> None:
         for model, weight in parts[participant].items():
-            sums[model].add_(weights, weight / planned[model])
+            sums[model].add_all_([(update, weight)])
 
     arrived = _train_cohort(loop, cohort, stacked, add)
     starts, models = federation.models, list(federation.models)
     for model, total in sums.items():
-        models[model] = _average(loop, parts, arrived, model, planned[model], total)
+        models[model] = total.average(parts, arrived)
     federation.models = models
-    federation.communication.end_turns(arrived, models, federation.collaboration)
+    federation.communication.end_turns(list(arrived), models, federation.collaboration)
     _after_average(loop, parts, arrived, starts)
 
 
 def _train_own_models(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None, chooser: Hook) -> None:
     """Every client trains a model of its own, then chooses whose to average it with."""
     _refuse_given_models(cohort, chooser)
+    if loop.learner.extra_vectors:
+        raise ConfigurationError(
+            f"the strategy {type(loop.learner).__name__} averages further vectors"
+            f" ({', '.join(loop.learner.extra_vectors)}), which clients with a model each, as {chooser.owner} gives"
+            " them, do not. Keep one of the two."
+        )
     federation = loop.federation
-    starts = list(federation.models) if changes(loop.learner, "aggregate") else None
+    starts = list(federation.models) if "aggregate" in loop.own_steps else None
 
-    def keep(participant: Participant, weights: Weights) -> None:
-        keep_own_model(federation.models, participant.client, weights, keep_start=starts is not None)
+    def keep(participant: Participant, update: ClientUpdate) -> None:
+        keep_own_model(federation.models, participant.client, update.weights, keep_start=starts is not None)
 
-    _train_cohort(loop, cohort, stacked, keep)
-    finish_personal_round(loop, chooser, starts)
+    arrived = _train_cohort(loop, cohort, stacked, keep)
+    reports = {participant.client: report for participant, report in arrived.items()}
+    finish_personal_round(loop, chooser, starts, reports)
 
 
 def _refuse_given_models(cohort: Cohort, chooser: Hook) -> None:
@@ -85,32 +99,34 @@ def _train_then_choose(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | N
     """Keep what the clients learned until it is known whose weights are averaged with whose."""
     federation = loop.federation
     _refuse_given_models(cohort, chooser)
-    kept: dict[int, Weights] = {}
+    kept: dict[int, ClientUpdate] = {}
 
-    def keep(participant: Participant, weights: Weights) -> None:
-        check_finite(weights, federation.shared_model(participant.client))
-        kept[participant.client] = weights.clone()
+    def keep(participant: Participant, update: ClientUpdate) -> None:
+        check_finite(update.weights, federation.shared_model(participant.client))
+        kept[participant.client] = replace(update, weights=update.weights.clone())
 
     arrived = _train_cohort(loop, cohort, stacked, keep)
-    collaboration = chooser(kept)
+    collaboration = chooser({client: update.weights for client, update in kept.items()})
     if collaboration is not None:
         federation.regroup(collaboration)
     parts = _parts(loop, cohort)
     planned, contributors = _planned_totals(parts), _contributors(parts)
     starts, models = federation.models, list(federation.models)
     for model in sorted(planned):  # one sum at a time: its memory is several times a model's
-        total = _empty_sum(loop, model, contributors[model])
+        total = _Sums(loop, model, contributors[model], planned[model])
         total.add_all_(
             [
-                (kept[participant.client], part[model] / planned[model])
+                (kept[participant.client], part[model])
                 for participant, part in parts.items()
                 if participant.client in kept and model in part
             ]
         )
-        models[model] = _average(loop, parts, arrived, model, planned[model], total)
+        models[model] = total.average(parts, arrived)
     federation.models = models
     kept.clear()
-    federation.communication.end_turns(arrived, models, federation.collaboration, judged=collaboration is not None)
+    federation.communication.end_turns(
+        list(arrived), models, federation.collaboration, judged=collaboration is not None
+    )
     _after_average(loop, parts, arrived, starts)
 
 
@@ -153,39 +169,75 @@ def _contributors(parts: _Parts) -> dict[int, list[int]]:
     return clients
 
 
-def _empty_sum(loop: LocalLoop, model: int, clients: list[int]) -> WeightedSum | SoleContribution:
-    start = loop.federation.models[model]
-    if len(clients) == 1:
-        return SoleContribution(loop.processes.client_ranks[clients[0]], start)
-    return WeightedSum(start)
+class _Sums:
+    """The weighted sums from which a round makes one shared model: of weights, and of the strategy's further vectors.
+
+    Args:
+        loop: of the run.
+        model: which.
+        clients: that contribute to it.
+        planned: the sum of their weights, by which terms are scaled.
+    """
+
+    def __init__(self, loop: LocalLoop, model: int, clients: Sequence[int], planned: float) -> None:
+        self._loop = loop
+        self._model = model
+        self._planned = planned
+        self._start = loop.federation.models[model]
+        self._weights = self._empty(clients, self._start)
+        self._vectors = {name: self._empty(clients, _zeros(self._start)) for name in loop.learner.extra_vectors}
+
+    def _empty(self, clients: Sequence[int], reference: Weights) -> WeightedSum | SoleContribution:
+        if len(clients) == 1:
+            return SoleContribution(self._loop.processes.client_ranks[clients[0]], reference)
+        return WeightedSum(reference)
+
+    def add_all_(self, updates: Sequence[tuple[ClientUpdate, float]]) -> None:
+        """Add what clients hand over, each with its weight before it is scaled."""
+        terms = [(update, update.scale * (weight / self._planned)) for update, weight in updates if update.scale]
+        self._weights.add_all_([(update.weights, weight) for update, weight in terms])
+        for name, total in self._vectors.items():
+            total.add_all_([(update.vectors[name], weight) for update, weight in terms])
+
+    def average(self, parts: _Parts, arrived: Mapping[Participant, ClientReport]) -> Weights:
+        """The next shared model; one whose participants all failed, or left themselves out, stays as it is."""
+        loop, model = self._loop, self._model
+        scaled = [parts[one].get(model, 0.0) / self._planned * report.scale for one, report in arrived.items()]
+        survived = sum(scaled)
+        if not survived:
+            return self._start
+        totals = [self._weights, *self._vectors.values()]
+        if loop.processes.several:
+            for total in totals:
+                total.reduce_(loop.processes.transport)
+        average, *vectors = [total.value(survived) for total in totals]
+        if "aggregate" not in loop.own_steps:
+            return average
+        contributions = [
+            Contribution(one.client, parts[one][model], report)
+            for one, report in arrived.items()
+            if parts[one].get(model)
+        ]
+        return next_model(
+            loop, model, self._start, average, contributions, dict(zip(self._vectors, vectors, strict=True))
+        )
 
 
-def _average(
-    loop: LocalLoop,
-    parts: _Parts,
-    arrived: Sequence[Participant],
-    model: int,
-    planned: float,
-    total: WeightedSum | SoleContribution,
-) -> Weights:
-    """The next shared model; one whose participants all failed stays as it is."""
-    survived = sum(parts[participant].get(model, 0.0) / planned for participant in arrived)
-    start = loop.federation.models[model]
-    if not survived:
-        return start
-    if loop.processes.several:
-        total.reduce_(loop.processes.transport)
-    return loop.learner.aggregate(start, total.value(survived))
+def _zeros(weights: Weights) -> Weights:
+    return Weights({dtype: torch.zeros_like(vector) for dtype, vector in weights.vectors.items()})
 
 
-def _after_average(loop: LocalLoop, parts: _Parts, arrived: Sequence[Participant], starts: Sequence[Weights]) -> None:
+def _after_average(
+    loop: LocalLoop, parts: _Parts, arrived: Mapping[Participant, ClientReport], starts: Sequence[Weights]
+) -> None:
     """Tell those who want to know who had which share in the models."""
     hooks = loop.hooks.of("on_average_end")
     if not hooks:
         return
     weights: dict[int, dict[int, float]] = {}
-    for participant in arrived:
-        for model, weight in parts[participant].items():
+    for participant, report in arrived.items():
+        for model, unscaled in parts[participant].items():
+            weight = unscaled * report.scale
             if not weight:
                 continue
             of_model = weights.setdefault(model, {})
@@ -203,14 +255,14 @@ def _train_cohort(
     loop: LocalLoop,
     cohort: Cohort,
     stacked: StackedLoop | None,
-    hand_over: Callable[[Participant, Weights], None],
-) -> list[Participant]:
+    hand_over: Callable[[Participant, ClientUpdate], None],
+) -> dict[Participant, ClientReport]:
     """Every hosted participant's turn, each handed over at once; sets the round's reports and survivors.
 
     A client that trains several models has a turn for each, and each may fail by itself.
 
     Returns:
-        The participants, on whatever rank, whose turns did not fail.
+        The participants, on whatever rank, whose turns did not fail, with their reports.
 
     Raises:
         TrainingError: on every rank, if a client's turn fails and the run's policy is to fail, or all fail.
@@ -226,9 +278,9 @@ def _train_cohort(
         if client not in hosted or failure is not None:
             continue
         try:
-            reports[place], start = take_turn(place, participant)
+            report, turn = take_turn(place, participant)
             now.participant = participant
-            _hand_over(loop, participant, start, hand_over)
+            reports[place] = _hand_over(loop, participant, turn, report, hand_over)
         except Exception as error:
             reports[place] = ClientReport(error=_in_words(loop, error))
             failure = error if loop.settings.on_client_error == "fail" else None
@@ -242,7 +294,7 @@ def _train_cohort(
         of_client.setdefault(cohort.participants[place].client, []).append(report)
     now.reports = {client: combine_reports(turns) for client, turns in sorted(of_client.items())}
     now.survivors = {client for client, report in now.reports.items() if report.error is None}
-    return [cohort.participants[place] for place, report in reports.items() if report.error is None]
+    return {cohort.participants[place]: report for place, report in reports.items() if report.error is None}
 
 
 def _in_words(loop: LocalLoop, error: Exception) -> str:
@@ -252,27 +304,49 @@ def _in_words(loop: LocalLoop, error: Exception) -> str:
     return text
 
 
-def _take_turn(loop: LocalLoop, place: int, participant: Participant) -> tuple[ClientReport, Weights]:
-    """A participant's turn by itself; leaves its new weights in the module, returns its report and its start."""
-    start, state = loop.begin_turn(participant)
-    return loop.train(participant.client, start, state), start
+def _take_turn(loop: LocalLoop, place: int, participant: Participant) -> tuple[ClientReport, ClientTurn]:
+    """A participant's turn by itself, which leaves its new weights in the module, and its report."""
+    turn = loop.begin_turn(participant)
+    return loop.take_turn(turn), turn
 
 
 def _hand_over(
     loop: LocalLoop,
     participant: Participant,
-    start: Weights,
-    hand_over: Callable[[Participant, Weights], None],
-) -> None:
-    """A client's weights without its personal layers, which are put into its own store."""
-    weights, personal = loop.flat.collect(), loop.federation.personal
-    if personal is None:
-        hand_over(participant, weights)
-        return
-    own = personal.extract(weights)
-    hand_over(participant, personal.copy_(weights, start))
-    loop.federation.client_store("personal_layers")[participant.client] = own
-    personal.insert_(weights, own)
+    turn: ClientTurn,
+    report: ClientReport,
+    hand_over: Callable[[Participant, ClientUpdate], None],
+) -> ClientReport:
+    """What a client hands over of its weights, which are without its personal layers, and what it keeps; its report."""
+    learner, personal = loop.learner, loop.federation.personal
+    turn.report = report
+    weights = loop.flat.collect()
+    if "end_client" in loop.own_steps:
+        learner.end_client(turn, weights)
+    own = None if personal is None else personal.extract(weights)
+    shared = weights if personal is None else personal.copy_(weights, turn.start)
+    update = ClientUpdate(shared)
+    if "client_update" in loop.own_steps:
+        update = learner.client_update(turn, shared)
+        _check_update(learner, update)
+    hand_over(participant, update)
+    if personal is not None and own is not None:
+        loop.federation.client_store("personal_layers")[participant.client] = own
+        personal.insert_(weights, own)
+    if turn.kept:
+        loop.federation.client_store(STRATEGY)[participant.client] = packed(turn.kept)
+    return replace(report, scale=update.scale, numbers=update.numbers) if "client_update" in loop.own_steps else report
+
+
+def _check_update(learner: Learner, update: ClientUpdate) -> None:
+    name = f"{type(learner).__name__}.client_update"
+    if not (math.isfinite(update.scale) and update.scale >= 0):
+        raise TrainingError(f"{name} gave scale={update.scale}: give a finite number of at least 0.")
+    if sorted(update.vectors) != sorted(learner.extra_vectors):
+        raise ConfigurationError(
+            f"{name} gave the vectors {sorted(update.vectors)}, extra_vectors names {sorted(learner.extra_vectors)}:"
+            " give each of these."
+        )
 
 
 def _judge_failures(loop: LocalLoop, cohort: Cohort, reports: dict[int, ClientReport], own: Exception | None) -> None:

@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from lightning_fl.engine.batches.client import PackedBatches
 from lightning_fl.engine.batches.packs import TensorPack
-from lightning_fl.engine.client import ClientReport, ClientState
+from lightning_fl.engine.client import ClientReport, ClientTurn
 from lightning_fl.engine.stacked.stackable import explain, outside_draws, refuse_kept_tensors, refuse_unstackable
 from lightning_fl.engine.stacked.trainer import StackedTrainer
 from lightning_fl.engine.stacked.weights import StackedWeights
@@ -28,22 +28,7 @@ from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
 from lightning_fl.seeding import seed_default_generators
 
-__all__ = ["StackedLoop", "StackedTurn"]
-
-
-@dataclass(frozen=True)
-class StackedTurn:
-    """One client's part in a group.
-
-    Args:
-        client: a hosted client.
-        start: the weights that it starts from.
-        state: what it keeps from round to round.
-    """
-
-    client: int
-    start: Weights
-    state: ClientState
+__all__ = ["StackedLoop"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +48,7 @@ class _Batch:
 class _Row:
     """A client's turn: the batches of each of its steps, and what comes of them."""
 
-    turn: StackedTurn
+    turn: ClientTurn
     pack: TensorPack
     num_samples: int
     total: int
@@ -104,7 +89,7 @@ class StackedLoop:
     # -- a group's turns -----------------------------------------------------------------------------------------
 
     def train(
-        self, turns: Sequence[StackedTurn]
+        self, turns: Sequence[ClientTurn]
     ) -> tuple[StackedWeights, list[tuple[int, ClientReport | FederatedError]]]:
         """The local work of a group in the current round; updates the clients' states.
 
@@ -134,7 +119,7 @@ class StackedLoop:
         reports = self._reports(rows)
         return weights, [(order.index(place), report) for place, report in enumerate(reports)]
 
-    def _rows(self, turns: Sequence[StackedTurn]) -> list[_Row]:
+    def _rows(self, turns: Sequence[ClientTurn]) -> list[_Row]:
         """What every client does in its turn."""
         loop, accumulate = self._loop, self._settings.accumulate_grad_batches
         rows = []
@@ -165,6 +150,8 @@ class StackedLoop:
         self._view.begin_step(**self._facts(rows, 0))
         (optimizer, *_), _ = loop.optimization.configure()
         self._shim.take_optimizers([optimizer], [])
+        for row in rows:
+            row.turn.optimizers = [optimizer]
         weights = StackedWeights(loop.flat, optimizer, len(rows))
         loaded: Weights | None = None
         for place, row in enumerate(rows):

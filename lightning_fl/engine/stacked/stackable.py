@@ -62,8 +62,9 @@ def _of_the_run(loop: LocalLoop) -> Iterator[str]:
     for hook in ("around_training_step", "on_client_step_end"):
         for watching in loop.hooks.of(hook):
             yield f"{watching.owner} takes part in every step ({hook})"
-    if loop.own_loss:
-        yield f"the strategy {type(loop.learner).__name__} has a client_loss of its own"
+    for step in ("client_loss", "correct_gradient_"):
+        if step in loop.own_steps:
+            yield f"the strategy {type(loop.learner).__name__} has a {step} of its own"
     if type(precision) not in (Precision, DoublePrecision):
         yield f"trainer.precision={precision.precision} is neither 32 nor 64"
     if settings.channels_last:

@@ -3,11 +3,10 @@
 from collections import Counter
 
 from lightning_fl.cohort import Cohort, Participant
-from lightning_fl.engine.client import ClientReport
-from lightning_fl.engine.stacked.loop import StackedLoop, StackedTurn
+from lightning_fl.engine.client import ClientReport, ClientTurn
+from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.engine.stacked.weights import StackedWeights
 from lightning_fl.engine.turn.loop import LocalLoop
-from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 
 __all__ = ["StackedTurns", "groups_of"]
@@ -66,11 +65,11 @@ class StackedTurns:
         for place, participant in enumerate(cohort.participants):
             if participant.client in hosted:
                 self._members.setdefault(self._groups[place], []).append(place)
-        #: Place -> what it started from, and the group's weights with its row and report; or why it failed.
-        self._trained: dict[int, tuple[Weights, StackedWeights, int, ClientReport] | Exception] = {}
+        #: Place -> the turn, and the group's weights with its row and report; or why it failed.
+        self._trained: dict[int, tuple[ClientTurn, StackedWeights, int, ClientReport] | Exception] = {}
 
-    def take(self, place: int, participant: Participant) -> tuple[ClientReport, Weights]:
-        """A hosted participant's turn; leaves its new weights in the module, returns its report and its start.
+    def take(self, place: int, participant: Participant) -> tuple[ClientReport, ClientTurn]:
+        """A hosted participant's turn, which leaves its new weights in the module, and its report.
 
         Raises:
             Exception: why it failed.
@@ -80,17 +79,17 @@ class StackedTurns:
         outcome = self._trained.pop(place)
         if isinstance(outcome, Exception):
             raise outcome
-        start, weights, row, report = outcome
+        turn, weights, row, report = outcome
         weights.give(row)
-        return report, start
+        return report, turn
 
     def _train(self, places: list[int]) -> None:
         """A group's turns, with a start of its own for each; who fails there is left out."""
-        turns: dict[int, StackedTurn] = {}
+        turns: dict[int, ClientTurn] = {}
         for place in places:
             participant = self._cohort.participants[place]
             try:
-                turns[place] = StackedTurn(participant.client, *self._loop.begin_turn(participant))
+                turns[place] = self._loop.begin_turn(participant)
             except Exception as error:
                 self._trained[place] = error
         if not turns:
@@ -101,4 +100,4 @@ class StackedTurns:
             self._trained.update(dict.fromkeys(turns, error))
             return
         for (place, turn), (row, report) in zip(turns.items(), outcomes, strict=True):
-            self._trained[place] = report if isinstance(report, Exception) else (turn.start, weights, row, report)
+            self._trained[place] = report if isinstance(report, Exception) else (turn, weights, row, report)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,13 +17,14 @@ from lightning_fl.cohort import Participant
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.batches.client import BatchFactory, ClientBatches, SizedBatch
 from lightning_fl.engine.batches.transfer import BatchTransfer
-from lightning_fl.engine.client import ClientReport, ClientState, LocalWork
-from lightning_fl.engine.federation import Federation, Round
+from lightning_fl.engine.client import ClientReport, ClientState, ClientTurn, LocalWork, unpacked
+from lightning_fl.engine.federation import STRATEGY, Federation, Round
 from lightning_fl.engine.hooks import Hook, Hooks
 from lightning_fl.engine.learner import Learner, changes
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.amounts import ends_step, turn_report
+from lightning_fl.engine.turn.correction import Correction
 from lightning_fl.engine.turn.module_checks import refuse_hooks, takes_batch_index
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.turn.optimization import Optimization
@@ -38,6 +40,17 @@ _STAGES: dict[Split, tuple[TrainerFn, RunningStage, str]] = {
     "test": (TrainerFn.TESTING, RunningStage.TESTING, "test"),
 }
 
+
+#: What a strategy may do in its own way inside of a client's turn, or for one.
+_STEPS = (
+    "client_loss",
+    "begin_client",
+    "correct_gradient_",
+    "end_client",
+    "client_update",
+    "aggregate",
+    "evaluation_weights",
+)
 
 #: Hooks that are called once for all clients, with their stages.
 _HOOKS_OF_RUN: dict[str, tuple[TrainerFn, RunningStage]] = {
@@ -66,7 +79,7 @@ class LocalLoop:
         round: the present round.
         processes: who hosts whom.
         hooks: who watches turns and steps.
-        learner: the strategy's loss.
+        learner: how clients and server learn.
 
     Raises:
         ConfigurationError: the module has a hook or a signature that a federated turn has no place for.
@@ -108,22 +121,77 @@ class LocalLoop:
         }
         self._around: list[Hook] = hooks.of("around_training_step")
         self._after_step: list[Hook] = hooks.of("on_client_step_end")
-        self.own_loss = changes(learner, "client_loss")
-        self._strategy_loss = self.own_loss
+        #: The steps that the strategy does in its own way.
+        self.own_steps = {step for step in _STEPS if changes(learner, step)}
+        federation.communication.extra_vectors = len(learner.extra_vectors)
         self.move = BatchTransfer(module, data, processes.device, self._precision, channels_last=settings.channels_last)
         self._mode = _ModuleMode()
 
-    def begin_turn(self, participant: Participant) -> tuple[Weights, ClientState]:
-        """What a hosted participant starts from and goes on with, after the hooks that watch its start."""
+    def begin_turn(self, participant: Participant) -> ClientTurn:
+        """A hosted participant's turn, after the hooks that watch its start."""
         client, federation = participant.client, self.federation
         given = participant.model
         start = federation.shared_model(client) if given is None else federation.models[given]
         state = federation.client_states.setdefault(client, ClientState())
         self.round.participant = participant
         self.hooks.call("on_client_start", client)
-        return start, state
+        turn = self._turn(client, given, start, state, federation)
+        if "begin_client" in self.own_steps:
+            self.learner.begin_client(turn)
+        return turn
+
+    def _turn(
+        self, client: int, model: int | None, start: Weights, state: ClientState, federation: Federation
+    ) -> ClientTurn:
+        """A turn, with what client and server keep for the strategy where it has steps of its own."""
+        kept: dict[str, Any] = {}
+        model_state: dict[str, Any] = {}
+        if self.own_steps:
+            kept = unpacked(federation.client_stores.get(STRATEGY, {}).get(client, {}), self.processes.device)
+            model = federation.collaboration.model_of(client) if model is None else model
+            model_state = {} if model is None else federation.model_states.get(model, {})
+        samples = federation.num_samples[client] if federation.num_samples else 0
+        return ClientTurn(client, model, start, state, samples, kept, model_state, self._train_again)
+
+    def client_model(self, client: int, federation: Federation | None = None) -> Weights:
+        """What a client uses, in the strategy's sense where this rank hosts it.
+
+        Args:
+            client: any.
+            federation: of another time; ``None`` for the present one.
+        """
+        federation = federation or self.federation
+        model = federation.client_model(client, self.processes.device)
+        final = federation.client_stores.get("final_models", {})
+        if "evaluation_weights" not in self.own_steps or client in final or client not in self.processes.hosted:
+            return model
+        return self.learner.evaluation_weights(self._turn(client, None, model, ClientState(), federation))
 
     # -- training ------------------------------------------------------------------------------------------------
+
+    def take_turn(self, turn: ClientTurn) -> ClientReport:
+        """A client's local work; leaves its new weights in ``flat``.
+
+        Raises:
+            TrainingError: a loss is NaN or infinite.
+        """
+        correct_ = partial(self.learner.correct_gradient_, turn) if "correct_gradient_" in self.own_steps else None
+        report = self.train(turn.client, turn.start, turn.state, correct_=correct_)
+        turn.optimizers = list(self.module_trainer.optimizers)
+        return report
+
+    def _train_again(
+        self, turn: ClientTurn, start: Weights, purpose: str, work: LocalWork | None, correct_: Correction | None
+    ) -> Weights:
+        """:meth:`ClientTurn.train`: the module's weights are afterwards what they were before."""
+        name = f"training for {purpose}"
+        state = ClientState(**turn.kept.get(name, {}))
+        present = self.flat.collect().clone()
+        self.train(turn.client, start, state, purpose=purpose, own=False, work=work, correct_=correct_)
+        trained = self.flat.collect().clone()
+        self.flat.load(present)
+        turn.kept[name] = state.state_dict()
+        return trained
 
     def train(
         self,
@@ -134,6 +202,7 @@ class LocalLoop:
         purpose: str = "train",
         own: bool = True,
         work: LocalWork | None = None,
+        correct_: Correction | None = None,
     ) -> ClientReport:
         """A client's local work in the current round; leaves its new weights in ``flat`` and updates ``state``.
 
@@ -145,6 +214,7 @@ class LocalLoop:
             own: whether the turn belongs to the federation: with the client's personal layers, the strategy's loss and
                 the callbacks that watch steps. Otherwise the module alone is trained on ``start``.
             work: how much; ``None`` for the round's, else the trainer's ``local_steps`` or ``local_epochs``.
+            correct_: changes the gradient before every step of an optimiser.
 
         Raises:
             TrainingError: a loss is NaN or infinite.
@@ -154,14 +224,14 @@ class LocalLoop:
         batches = self.batches(client, "train")
         total, epoch_length, steps = self.amount_of_work(batches, work)
         self.load(client, start, own)
-        self._strategy_loss = self.own_loss and own
+        by_strategy = own and "client_loss" in self.own_steps
         generators = self._seed(*path)
         shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
         shim.begin_turn(client, state.global_step)
         shim.num_training_batches = total
         accumulate = settings.accumulate_grad_batches
         shim.estimated_stepping_batches = settings.max_rounds * steps
-        self.optimization.begin(state)
+        self.optimization.begin(state, correct_)
         self.call("on_train_epoch_start")
 
         losses: list[Tensor] = []
@@ -179,7 +249,7 @@ class LocalLoop:
 
             def compute(batch: Any = batch, index: int = index) -> tuple[Tensor | None, STEP_OUTPUT]:
                 output = self._training_output(batch, index, generators)
-                return self.loss(output), output
+                return self.loss(output, by_strategy), output
 
             loss, output = self.optimization.step(compute, index, first=place % accumulate == 0, stepping=stepping)
             if loss is not None:
@@ -238,8 +308,13 @@ class LocalLoop:
             compute = _bind(hook, compute, draws)
         return compute(batch)
 
-    def loss(self, output: STEP_OUTPUT) -> Tensor | None:
-        """The loss to descend, of what ``training_step`` returned; ``None`` where the batch is left out."""
+    def loss(self, output: STEP_OUTPUT, by_strategy: bool = False) -> Tensor | None:
+        """The loss, of what ``training_step`` returned; ``None`` where the batch is left out.
+
+        Args:
+            output: what it returned.
+            by_strategy: what the strategy makes of it, not the module's own.
+        """
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if loss is None:
             if output is not None and self.module.automatic_optimization:
@@ -253,7 +328,7 @@ class LocalLoop:
                 f"training_step returned {type(loss).__name__}: return the loss as a tensor, a dict with 'loss', or"
                 " None."
             )
-        return self.learner.client_loss(loss, self.module) if self._strategy_loss else loss
+        return self.learner.client_loss(loss, self.module) if by_strategy else loss
 
     def _seed(self, *path: int | str) -> list[torch.Generator]:
         """Seed a turn's default generators; returns those of the callbacks around its steps."""
@@ -261,7 +336,9 @@ class LocalLoop:
         return [generator(*path, hook.owner) for hook in self._around]  # type: ignore[arg-type]
 
     def training_loss(self, client: int, weights: Weights, num_batches: int, purpose: str) -> float:
-        """The mean training loss (mixup and all) of a client's first batches at ``weights``; nothing is trained.
+        """The module's mean training loss (mixup and all) of a client's first batches at ``weights``, nothing trained.
+
+        What callbacks choose or weigh clients by: a term that the strategy adds to the loss is no part of it.
 
         Args:
             client: a client hosted by this rank.
@@ -280,7 +357,6 @@ class LocalLoop:
         length = batches.epoch_length()
         count = num_batches if length is None else min(num_batches, length)
         self.load(client, weights, own=True)
-        self._strategy_loss = self.own_loss
         generators = self._seed(*path)
         shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
         shim.begin_turn(client, self._global_step(client))

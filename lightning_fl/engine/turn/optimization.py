@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from lightning_fl.engine.client import ClientState
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.settings import Settings
+from lightning_fl.engine.turn.correction import Correction, GradientCorrection
 from lightning_fl.engine.turn.flat_optimizer import FlatOptimizer
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.weights.flat import FlatModule
@@ -72,6 +73,7 @@ class Optimization:
         self._federation = federation
         self._flat_module = flat
         self._flat: FlatOptimizer | None = None
+        self._correction: GradientCorrection | None = None
         self._module = module
         self._parameters = list(module.parameters())
         self._validated = False
@@ -91,8 +93,16 @@ class Optimization:
 
     # -- a turn --------------------------------------------------------------------------------------------------
 
-    def begin(self, state: ClientState) -> None:
-        """Optimisers and schedulers for the client whose turn begins, carried on from its ``state``."""
+    def begin(self, state: ClientState, correct_: Correction | None = None) -> None:
+        """Optimisers and schedulers for the client whose turn begins, carried on from its ``state``.
+
+        Args:
+            state: of the client.
+            correct_: changes the gradient of the averaged parameters before every step.
+        """
+        self._correction = (
+            None if correct_ is None else GradientCorrection(self._flat_module, self._federation.personal, correct_)
+        )
         optimizers, schedulers = self.configure()
         for parameter in self._parameters:
             parameter.grad = None
@@ -247,6 +257,8 @@ class Optimization:
             self._shim.call_hook("on_after_backward")
 
     def _before_step(self, optimizer: Optimizer) -> None:
+        if self._correction is not None:
+            self._correction.apply_(optimizer)
         if self._own["on_before_optimizer_step"]:
             self._shim.call_hook("on_before_optimizer_step", optimizer)
         if not self._module.automatic_optimization:

@@ -308,10 +308,10 @@ def test_personal_layers_are_part_of_what_is_judged():
 
 def test_a_strategy_that_changes_the_average_has_both_models():
     class Halfway(FedAvg):
-        def aggregate(self, start, average):
-            half = start.clone()
+        def aggregate(self, update):
+            half = update.start.clone()
             for dtype, vector in half.floating():
-                vector.add_(average.vectors[dtype]).div_(2)
+                vector.add_(update.average.vectors[dtype]).div_(2)
             return half
 
     run = trainer(CollaborationGraph(graph="full"), rounds=1, strategy=Halfway())
@@ -323,8 +323,8 @@ def test_a_strategy_that_changes_the_average_has_both_models():
 
 def test_a_strategy_that_refuses_every_average_keeps_the_models_of_the_start():
     class Refuses(FedAvg):
-        def aggregate(self, start, average):
-            return start
+        def aggregate(self, update):
+            return update.start
 
     run = trainer(CollaborationGraph(graph="full"), rounds=3, strategy=Refuses())
     run.fit(TinyModule(), TwoKinds())

@@ -9,7 +9,7 @@ from torch import Tensor
 from lightning_fl import FederatedTrainer
 from lightning_fl.cohort import Cohort, Participant
 from lightning_fl.engine.hooks import Hooks
-from lightning_fl.engine.learner import Learner, changes
+from lightning_fl.engine.learner import Learner, ModelUpdate, changes
 from lightning_fl.engine.round.training import train_round
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError, TrainingError
@@ -108,10 +108,10 @@ class Halfway(Learner):
     def client_loss(self, loss: Tensor, module: torch.nn.Module) -> Tensor:
         return 2 * loss
 
-    def aggregate(self, start: Weights, average: Weights) -> Weights:
-        moved = start.clone()
+    def aggregate(self, update: ModelUpdate) -> Weights:
+        moved = update.start.clone()
         for dtype, vector in moved.vectors.items():
-            vector.lerp_(average.vectors[dtype], 0.5)
+            vector.lerp_(update.average.vectors[dtype], 0.5)
         return moved
 
 

@@ -1,0 +1,46 @@
+"""The server's step: the next shared model from the average."""
+
+from collections.abc import Mapping
+
+from lightning_fl.engine.learner import Contribution, ModelUpdate
+from lightning_fl.engine.turn.loop import LocalLoop
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import ConfigurationError
+
+__all__ = ["next_model"]
+
+
+def next_model(
+    loop: LocalLoop,
+    model: int,
+    start: Weights,
+    average: Weights,
+    contributions: list[Contribution],
+    vectors: Mapping[str, Weights],
+) -> Weights:
+    """What the strategy makes of an average, with what the server keeps for the model.
+
+    Args:
+        loop: of the run.
+        model: which.
+        start: the model before the round.
+        average: of what clients handed over.
+        contributions: theirs.
+        vectors: averages of the strategy's further vectors.
+
+    Raises:
+        ConfigurationError: the strategy returns no weights.
+    """
+    states = loop.federation.model_states
+    update = ModelUpdate(
+        model, start, average, vectors, contributions, loop.processes.num_clients, dict(states.get(model, {}))
+    )
+    result = loop.learner.aggregate(update)
+    if not isinstance(result, Weights):
+        raise ConfigurationError(
+            f"{type(loop.learner).__name__}.aggregate returned {type(result).__name__}: return the next shared model,"
+            " such as update.average."
+        )
+    if update.state:
+        states[model] = update.state
+    return result

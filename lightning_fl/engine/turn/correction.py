@@ -1,0 +1,61 @@
+"""A strategy's change of the gradient before an optimiser's step."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from lightning_fl.engine.weights.flat import FlatModule, Weights
+from lightning_fl.engine.weights.local_parameters import LocalParameters, averaged_spans
+
+__all__ = ["Correction", "GradientCorrection"]
+
+#: Changes a gradient in place, given the present weights.
+Correction = Callable[[Weights, Weights], None]
+
+
+class GradientCorrection:
+    """Brings the gradients of the averaged parameters into one flat vector, and back once it was changed.
+
+    A parameter that the loss does not reach has the gradient zero. It keeps none, and so stays as it is, where nothing
+    is added to that.
+
+    Args:
+        flat: the module.
+        personal: parameters that are not averaged.
+        correct_: the change.
+    """
+
+    def __init__(self, flat: FlatModule, personal: LocalParameters | None, correct_: Correction) -> None:
+        self._flat = flat
+        self._correct_ = correct_
+        self._gradient = Weights({dtype: torch.zeros_like(vector) for dtype, vector in flat.weights.floating()})
+        self._averaged = {(span.dtype, span.begin) for span in averaged_spans(flat, personal)}
+        self._of_optimizer: dict[int, tuple[list[nn.Parameter], list[torch.Tensor]]] = {}
+
+    def apply_(self, optimizer: Optimizer) -> None:
+        """Change the gradients of those parameters that an optimiser is about to step."""
+        if id(optimizer) not in self._of_optimizer:
+            self._of_optimizer[id(optimizer)] = self._views(optimizer)
+        parameters, views = self._of_optimizer[id(optimizer)]
+        for parameter, view in zip(parameters, views, strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            else:
+                view.copy_(parameter.grad)
+        self._correct_(self._gradient, self._flat.collect())
+        for parameter, view in zip(parameters, views, strict=True):
+            if parameter.grad is not None or view.any():
+                parameter.grad = view
+
+    def _views(self, optimizer: Optimizer) -> tuple[list[nn.Parameter], list[torch.Tensor]]:
+        """An optimiser's averaged parameters and their parts of the gradient."""
+        parameters, views = [], []
+        for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+            place = self._flat.place(parameter)
+            if place is not None and (place.dtype, place.begin) in self._averaged:
+                vector = self._gradient.vectors[place.dtype]
+                parameters.append(parameter)
+                views.append(vector[place.begin : place.begin + parameter.numel()].view(parameter.shape))
+        return parameters, views
