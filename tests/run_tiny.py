@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from learners import Everything
 from meeting import Meeting
 from tier_tiny import CornerModule, FailingTurns, MixedClients
 from tiny import FolderSilo, TinyClients, TinyModule
@@ -43,7 +44,7 @@ def callbacks(algorithm: str = "drflm") -> list[Any]:
     """An algorithm with state that crosses rounds."""
     if algorithm == "drflm":
         return [DROClientSampling(step_size=0.05), LocalMixup(alpha=0.4)]
-    if algorithm == "stacked":
+    if algorithm in ("stacked", "learner"):
         return [UniformSampling(cohort_size=5), PersonalLayers(layers=["linear.bias"])]
     if algorithm == "fedcollab":
         small = {"capacity": 1.0, "hidden": 8, "max_rounds": 40, "learning_rate": 0.5}
@@ -86,6 +87,8 @@ def settings_of(algorithm: str) -> dict[str, Any]:
     """What an algorithm's runs have besides."""
     if algorithm == "stacked":
         return {"stacked_clients": 3, "optimizer_state": "fresh"}
+    if algorithm == "learner":
+        return {"strategy": Everything()}
     return {"on_client_error": "skip"} if algorithm == "tiers" else {}
 
 
@@ -93,7 +96,7 @@ def federation(algorithm: str) -> tuple[Any, Any]:
     """The module and the data."""
     if algorithm in ("tiers", "soft", "ifca", "fesem"):
         return CornerModule(), MixedClients()
-    if algorithm == "stacked":
+    if algorithm in ("stacked", "learner"):
         return TinyModule(norm=True), TinyClients((24, 10, 18, 7, 3, 16, 24))
     return TinyModule(dropout=0.2, norm=True), TinyClients()
 

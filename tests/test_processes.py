@@ -220,6 +220,21 @@ def test_stacked_clients_have_the_same_bits_on_two_processes(tmp_path: Path, two
         assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
 
 
+def test_a_strategy_s_hooks_have_the_same_bits_on_two_processes(tmp_path: Path, two_ranks: TwoRanks) -> None:
+    """Further vectors, numbers, what client and server keep, personal models; also of what is exported."""
+    _, data = federation("learner")
+    one = in_this_process(tmp_path, data, "learner")
+    ranks = two_ranks("--algorithm", "learner")
+    for rank in ranks:
+        assert rank["communication"] == traffic(one)
+        assert rank["weights"] == digest(one.models[0])
+        assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
+    (folder,) = (tmp_path / "runs").iterdir()
+    for path in (tmp_path / "one" / "version_0" / "models").glob("client_*"):
+        exported, expected = (torch.load(one, weights_only=True) for one in (folder / "models" / path.name, path))
+        assert all(torch.equal(exported["state_dict"][name], value) for name, value in expected["state_dict"].items())
+
+
 def test_two_nodes_give_the_bits_of_one(tmp_path: Path, ranks_of: Callable[..., Any]) -> None:
     """Two machines started by hand, as Lightning documents it; here both are this one."""
     with reserved_port() as port:

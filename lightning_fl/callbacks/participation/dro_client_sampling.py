@@ -137,7 +137,9 @@ class DROClientSampling(Callback):
         self._snapshots.add_(self._snapshot or trainer.client_weights(), float(self._counts[client]))
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
-        """Ask ``U_s`` for its losses at the averaged snapshot and ascend."""
+        """Ask ``U_s`` for its losses at the averaged snapshot and ascend; where nobody took part, there is none."""
+        if not trainer.survivors:
+            return
         assert self._snapshots is not None
         assert trainer.local_steps is not None
         if trainer.fabric.world_size > 1:

@@ -1,0 +1,592 @@
+"""What a strategy may change: by algorithms whose numbers are known, on one process and on two, whole and resumed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from learners import (
+    Everything,
+    FairAverage,
+    Neutral,
+    PersonalModels,
+    Proximal,
+    Scaffold,
+    ServerMomentum,
+    combined,
+)
+from lightning.pytorch import LightningModule
+from run_tiny import digest
+from tiny import TinyClients, TinyModule
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from lightning_fl import ConfigurationError, FederatedDataModule, FederatedTrainer, TrainingError
+from lightning_fl.callbacks import (
+    HCCT,
+    IFCA,
+    Callback,
+    CollaborationGraph,
+    DROClientSampling,
+    FineTuning,
+    LocalTraining,
+    ModelCheckpoint,
+    PersonalLayers,
+    ShapleyRewards,
+    SoftAveraging,
+    UniformSampling,
+)
+from lightning_fl.cohort import Cohort
+from lightning_fl.engine.client import ClientTurn, ClientUpdate
+from lightning_fl.engine.learner import ModelUpdate
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.strategies import FedAvg
+
+CURVES = ((1.0, 2.0), (3.0, -1.0))  # f_A(w) = (w - 2)² / 2 of 10 samples, f_B(w) = 3 (w + 1)² / 2 of 30
+
+
+class TwoParabolas(FederatedDataModule):
+    """Two clients whose losses are parabolas of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__(batch_size=30, shuffle=False)
+
+    @property
+    def num_clients(self) -> int:
+        return 2
+
+    def client_data(self, client: int, split: str) -> TensorDataset:
+        return TensorDataset(torch.tensor([CURVES[client]], dtype=torch.float64).expand((10, 30)[client], 2))
+
+
+class OneWeight(LightningModule):
+    """The weight that the parabolas are of; it begins with 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+
+    def loss(self, batch: list[Tensor]) -> Tensor:
+        curvature, centre = batch[0].unbind(1)
+        return (curvature / 2 * (self.w - centre).square()).mean()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return self.loss(batch)
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def trainer(*callbacks: Callback, root: Path | None = None, **settings: Any) -> FederatedTrainer:
+    given = {"max_rounds": 2, "local_steps": 2, "logger": False, "enable_checkpointing": False, "seed": 3}
+    return FederatedTrainer(
+        callbacks=list(callbacks), enable_progress_bar=False, default_root_dir=root, **{**given, **settings}
+    )
+
+
+class Watched(Callback):
+    """The weight after every round, and what the strategy keeps for client and server."""
+
+    def __init__(self) -> None:
+        self.weights: list[float] = []
+        self.kept: list[dict[int, dict[str, Any]]] = []
+        self.states: list[dict[int, dict[str, Any]]] = []
+
+    def on_round_end(self, run: FederatedTrainer) -> None:
+        self.weights.append(number(run.models[0]))
+        self.kept.append({client: dict(kept) for client, kept in run.client_store("strategy").items()})
+        self.states.append({model: dict(state) for model, state in run.federation.model_states.items()})
+
+
+def number(weights: Weights) -> float:
+    """The one weight."""
+    return float(weights.vectors[torch.float64][0])
+
+
+def parabolas(strategy: FedAvg, **settings: Any) -> tuple[FederatedTrainer, Watched]:
+    watched = Watched()
+    run = trainer(watched, strategy=strategy, **settings)
+    run.fit(OneWeight(), TwoParabolas())
+    return run, watched
+
+
+class Fair(FairAverage):
+    def loss_of(self, turn: ClientTurn) -> float:
+        curvature, centre = CURVES[turn.client]
+        return curvature / 2 * (number(turn.start) - centre) ** 2
+
+
+# -- numbers worked out by hand ----------------------------------------------------------------------------------------
+
+
+def test_a_gradient_is_corrected() -> None:
+    """y_A = 1.185, y_B = 0.01: each second step is pulled by half of the way of the first."""
+    _, watched = parabolas(Proximal(0.5), max_rounds=1)
+    assert watched.weights == [pytest.approx(0.25 * 1.185 + 0.75 * 0.01, rel=1e-12)]
+
+
+def test_further_vectors_and_states_of_client_and_server() -> None:
+    """The first round is FedAvg's; then the controls (-0.95, 5.1) and their mean 3.5875 bend every step."""
+    _, watched = parabolas(Scaffold())
+    assert watched.weights == [pytest.approx(0.2825, rel=1e-12), pytest.approx(-0.1491625, rel=1e-12)]
+    kept = [
+        number(Weights.from_state_dict(watched.kept[0][i]["control"]["flat_weights"], torch.device("cpu")))
+        for i in (0, 1)
+    ]
+    assert kept == [pytest.approx(-0.95, rel=1e-12), pytest.approx(5.1, rel=1e-12)]
+    assert number(watched.states[0][0]["control"]) == pytest.approx(3.5875, rel=1e-12)
+    assert number(watched.states[1][0]["control"]) == pytest.approx(2.1583125, rel=1e-12)
+
+
+def test_the_correction_leads_to_the_optimum_of_all() -> None:
+    """FedAvg stops elsewhere, with unequal numbers of steps; the optimum is -0.7."""
+    _, watched = parabolas(Scaffold(), max_rounds=150)
+    assert watched.weights[-1] == pytest.approx(-0.7, abs=1e-10)
+    _, plain = parabolas(FedAvg(), max_rounds=150)
+    assert plain.weights[-1] == pytest.approx(plain.weights[-2], abs=1e-10)
+    assert plain.weights[-1] == pytest.approx(-0.6686046511627907, rel=1e-9)
+
+
+def test_a_server_remembers() -> None:
+    _, watched = parabolas(ServerMomentum(0.9))
+    assert watched.weights == [pytest.approx(0.2825, rel=1e-12), pytest.approx(-0.772225, rel=1e-12)]
+
+
+def test_clients_scale_their_weight_and_tell_numbers() -> None:
+    """Losses 1/2 and 6 at the start, and L (x - y) of -1.9 and 10.2; q = 0 counts clients alike."""
+    _, watched = parabolas(Fair(1.0), max_rounds=1)
+    assert watched.weights == [pytest.approx(0.6510280915, rel=1e-9)]
+    _, alike = parabolas(Fair(0.0), max_rounds=1)
+    assert alike.weights == [pytest.approx((1.19 - 0.02) / 2, rel=1e-12)]
+
+
+def test_a_second_training_and_what_is_evaluated() -> None:
+    """The personal models, by hand; the shared model is FedAvg's to the bit."""
+    run, watched = parabolas(PersonalModels(0.75))
+    own = [
+        [number(Weights.from_state_dict(kept[i]["own"]["flat_weights"], torch.device("cpu"))) for i in (0, 1)]
+        for kept in watched.kept
+    ]
+    assert own[0] == [pytest.approx(1.1825, rel=1e-12), pytest.approx(0.025, rel=1e-12)]
+    assert own[1] == [pytest.approx(1.20850625, rel=1e-12), pytest.approx(-0.4433046875, rel=1e-12)]
+    assert watched.weights == parabolas(FedAvg())[1].weights
+    clients = run.metrics["val"]["val_loss"].clients
+    for client, (curvature, centre) in enumerate(CURVES):
+        assert clients[client] == pytest.approx(curvature / 2 * (own[1][client] - centre) ** 2, rel=1e-12)
+    assert number(run.client_model(1)) == own[1][1]
+
+
+# -- neutral, and on what comes with it --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "whole"])
+def test_neutral_hooks_keep_the_bits_of_fedavg(optimizer: str) -> None:
+    class Chosen(TinyModule):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            if optimizer == "adam":
+                return torch.optim.Adam(self.parameters(), lr=0.01, weight_decay=0.1)
+            return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
+
+        if optimizer == "whole":
+
+            def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any = None) -> None:
+                optimizer.step(closure=closure)
+
+    found = []
+    for strategy in (FedAvg(), Neutral()):
+        run = trainer(PersonalLayers(layers=["linear.bias"]), strategy=strategy, gradient_clip_val=1.0)
+        run.fit(Chosen(dropout=0.2, norm=True), TinyClients())
+        found.append((digest(run.models[0]), run.metrics["val"], run.communication.summary(["a", "b", "c"])))
+    assert found[0] == found[1]
+
+
+def test_unreached_and_personal_and_frozen_parameters_are_not_corrected() -> None:
+    class Unreached(TinyModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.spare, self.frozen = nn.Linear(2, 2), nn.Linear(2, 2)
+            self.frozen.requires_grad_(False)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.05, weight_decay=0.5)
+
+    class One(FedAvg):
+        """Adds one to every entry there is, but for those of ``spare``."""
+
+        def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
+            seen.append({dtype: vector.clone() for dtype, vector in gradient.floating()})
+            for _, vector in gradient.floating():
+                vector.add_(1.0)
+            names = {span.name: span for span in run.loop.flat.spans()}
+            for name in ("spare.weight", "spare.bias"):
+                gradient.vectors[torch.float32][names[name].begin : names[name].end] = 0.0
+
+    seen: list[dict[torch.dtype, Tensor]] = []
+    module = Unreached()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    run = trainer(PersonalLayers(layers=["linear.bias"]), strategy=One(), max_rounds=1, local_steps=1)
+    run.fit(module, TinyClients())
+    plain_module = Unreached()
+    plain = trainer(PersonalLayers(layers=["linear.bias"]), max_rounds=1, local_steps=1)
+    plain.fit(plain_module, TinyClients())
+    after, unchanged = module.state_dict(), plain_module.state_dict()
+    for name in ("spare.weight", "spare.bias", "frozen.weight", "frozen.bias"):
+        assert torch.equal(after[name], before[name]), name  # not even decayed
+    assert torch.equal(after["linear.bias"], unchanged["linear.bias"])
+    torch.testing.assert_close(after["linear.weight"], unchanged["linear.weight"] - 0.05)
+    assert len(seen) == 3
+
+
+def test_a_correction_is_clipped_and_comes_once_in_an_accumulation() -> None:
+    class Large(FedAvg):
+        def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
+            calls.append(turn.client)
+            for _, vector in gradient.floating():
+                vector.fill_(100.0)
+
+    calls: list[int] = []
+    module = TinyModule()
+    before = module.linear.weight.detach().clone()
+    run = trainer(
+        strategy=Large(),
+        max_rounds=1,
+        local_steps=1,
+        accumulate_grad_batches=2,
+        gradient_clip_val=0.1,
+        gradient_clip_algorithm="value",
+    )
+    run.fit(module, TinyClients())
+    assert calls == [0, 1, 2]
+    torch.testing.assert_close(module.linear.weight, before - 0.05 * 0.1)
+
+
+def test_a_module_that_steps_by_itself_is_corrected_too() -> None:
+    class Manual(TinyModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+
+    models = []
+    for kind in (Manual, TinyModule):
+        run = trainer(strategy=Proximal(2.0))
+        run.fit(kind(), TinyClients())
+        models.append(run.models[0])
+    plain = trainer()
+    plain.fit(TinyModule(), TinyClients())
+    torch.testing.assert_close(models[0].vectors, models[1].vectors)
+    assert not models[0].equal(plain.models[0])
+
+
+# -- states: of whom, and when they are forgotten ----------------------------------------------------------------------
+
+
+class Fails(Callback):
+    """Lets turns fail before or after the client handed over."""
+
+    def __init__(self, client: int, round_number: int) -> None:
+        self.client, self.round_number = client, round_number
+
+    def around_training_step(self, run: FederatedTrainer, batch: Any, compute: Any, generator: Any) -> Any:
+        loss = compute(batch)
+        assert run.participant is not None
+        failing = run.participant.client == self.client and run.current_round + 1 == self.round_number
+        return loss * float("nan") if failing else loss
+
+
+def test_a_turn_that_fails_changes_nothing_that_is_kept() -> None:
+    watched = Watched()
+    run = trainer(Fails(1, 2), watched, strategy=Everything(), on_client_error="skip", max_rounds=3)
+    with pytest.warns(UserWarning, match="client 1 .* is left out of round 2"):
+        run.fit(OneWeight(), TwoParabolas())
+    kept = [json.dumps(of_round[1], default=lambda value: value.tolist()) for of_round in watched.kept]
+    assert kept[0] == kept[1] != kept[2]
+
+
+def test_weights_that_cannot_be_added_forget_what_the_turn_has_kept() -> None:
+    class Diverges(PersonalModels):
+        def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
+            return ClientUpdate(combined((float("nan") if turn.client == 0 else 1.0, weights)))
+
+    watched = Watched()
+    run = trainer(watched, strategy=Diverges(), on_client_error="skip", max_rounds=1)
+    with pytest.warns(UserWarning, match="client 0 .* the weights are not finite"):
+        run.fit(OneWeight(), TwoParabolas())
+    assert list(watched.kept[0]) == [1]
+
+
+class Regroups(Callback):
+    """Coalitions, by round."""
+
+    role = "collaboration"
+
+    def __init__(self, *of_rounds: list[int]) -> None:
+        self.of_rounds = of_rounds
+
+    def select_collaboration(self, run: FederatedTrainer, weights: Any) -> Any:
+        from lightning_fl.collaboration import Collaboration
+
+        return Collaboration.coalitions(self.of_rounds[run.current_round], run.num_samples)
+
+
+def test_a_server_s_state_stays_with_a_coalition_that_stays() -> None:
+    class Counts(FedAvg):
+        def aggregate(self, update: ModelUpdate) -> Weights:
+            update.state["rounds"] = update.state.get("rounds", 0) + 1
+            return update.average
+
+    watched = Watched2()
+    run = trainer(Regroups([0, 0, 1], [1, 1, 0], [0, 1, 2], [0, 1, 2]), watched, strategy=Counts(), max_rounds=4)
+    run.fit(TinyModule(), TinyClients())
+    assert watched.counts == [[1, 1], [2, 2], [1, 1, 3], [2, 2, 4]]
+
+
+class Watched2(Callback):
+    def __init__(self) -> None:
+        self.counts: list[list[int]] = []
+
+    def on_round_end(self, run: FederatedTrainer) -> None:
+        states = run.federation.model_states
+        self.counts.append([states[model]["rounds"] for model in sorted(states)])
+
+
+@pytest.mark.parametrize("kind", [Scaffold, ServerMomentum, PersonalModels, Everything])
+def test_a_resumed_run_has_the_same_bits(kind: Any, tmp_path: Path) -> None:
+    def run(folder: Path, rounds: int, ckpt_path: str | None = None) -> FederatedTrainer:
+        made = trainer(
+            UniformSampling(cohort_size=2),
+            PersonalLayers(layers=["linear.bias"]),
+            ModelCheckpoint(every_n_rounds=1),
+            root=folder,
+            strategy=kind(),
+            max_rounds=rounds,
+            enable_checkpointing=True,
+            optimizer_state="keep",
+        )
+        module = TinyModule(dropout=0.2, norm=True)
+        made.fit(module, TinyClients(), ckpt_path=ckpt_path)
+        return made
+
+    whole = run(tmp_path / "whole", 4)
+    run(tmp_path / "part", 2)
+    resumed = run(tmp_path / "part", 4, "last")
+    assert [digest(model) for model in resumed.models] == [digest(model) for model in whole.models]
+    assert resumed.metrics["val"] == whole.metrics["val"]
+    assert [digest(resumed.client_model(i)) for i in range(3)] == [digest(whole.client_model(i)) for i in range(3)]
+    for i in range(3):
+        states = [
+            torch.load(made.log_dir + f"/models/client_{i}.ckpt", weights_only=False)["state_dict"]
+            for made in (whole, resumed)
+        ]
+        assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_personal_models_are_exported_and_tested(tmp_path: Path) -> None:
+    strategy = PersonalModels(0.1)
+    run = trainer(
+        ModelCheckpoint(monitor="val_loss"), root=tmp_path, strategy=strategy, enable_checkpointing=True, max_rounds=3
+    )
+    module, data = TinyModule(), TinyClients()
+    run.fit(module, data)
+    run.test(module, data, ckpt_path="best")
+    for client in range(3):
+        own = TinyModule.load_from_checkpoint(
+            Path(run.log_dir) / "models" / f"client_{client}.ckpt", weights_only=False
+        )
+        x, y = data.sets[client, "test"].tensors
+        with torch.no_grad():
+            loss = float(nn.functional.mse_loss(own(x), y))
+        assert run.metrics["test"]["test_loss"].clients[client] == pytest.approx(loss, rel=1e-5)
+    shared = TinyModule.load_from_checkpoint(Path(run.log_dir) / "models" / "shared_0.ckpt", weights_only=False)
+    assert not torch.equal(shared.linear.weight, own.linear.weight)
+
+
+def test_an_adaptation_for_evaluation_leaves_the_shared_model_alone() -> None:
+    class Adapts(FedAvg):
+        def evaluation_weights(self, turn: ClientTurn) -> Weights:
+            return turn.train(turn.start, "adaptation")
+
+    adapted, plain = trainer(strategy=Adapts()), trainer()
+    for run in (adapted, plain):
+        run.fit(TinyModule(), TinyClients())
+    assert digest(adapted.models[0]) == digest(plain.models[0])
+    before, after = plain.metrics["val"]["val_loss"].clients, adapted.metrics["val"]["val_loss"].clients
+    assert all(before[client] != after[client] for client in before)
+    reference = trainer(FineTuning(steps=2))
+    reference.fit(TinyModule(), TinyClients())
+    assert set(after) == {0, 1, 2}
+
+
+# -- what callbacks do with it -----------------------------------------------------------------------------------------
+
+
+def test_losses_that_choose_and_weigh_are_the_module_s_own() -> None:
+    """A term of the strategy's that tells clients apart would change who is drawn, and who uses which model."""
+
+    class Term(FedAvg):
+        def client_loss(self, loss: Tensor, module: nn.Module) -> Tensor:
+            return loss + 100.0
+
+    for callback, read in ((DROClientSampling, "weights"), (IFCA, "losses")):
+        found = []
+        for strategy in (Term(), FedAvg()):
+            chosen: Any = callback() if callback is DROClientSampling else callback(num_clusters=2)
+            run = trainer(chosen, strategy=strategy)
+            run.fit(TinyModule(), TinyClients())
+            found.append(getattr(chosen, read))
+        assert torch.equal(*found)
+
+
+class NobodyInRoundTwo(Callback):
+    def on_round_start(self, run: FederatedTrainer) -> None:
+        run.resting_clients = set(range(run.num_clients)) if run.current_round == 1 else set()
+
+    def on_round_end(self, run: FederatedTrainer) -> None:
+        models.setdefault(id(self), []).append([digest(model) for model in run.models])
+
+
+models: dict[int, list[list[str]]] = {}
+
+
+@pytest.mark.parametrize(
+    "callbacks",
+    [
+        list,
+        lambda: [DROClientSampling(cohort_size=2)],
+        lambda: [UniformSampling(cohort_size=2)],
+        lambda: [HCCT(tradeoff=1.0)],
+        lambda: [IFCA(num_clusters=2)],
+        lambda: [CollaborationGraph(graph="full")],
+        lambda: [SoftAveraging(num_models=2)],
+        lambda: [ShapleyRewards()],
+        lambda: [LocalTraining()],
+    ],
+    ids=lambda make: "-".join(type(one).__name__ for one in make()) or "FedAvg",
+)
+def test_a_round_without_anybody_leaves_models_as_they_are(callbacks: Any) -> None:
+    resting = NobodyInRoundTwo()
+    run = trainer(*callbacks(), resting, max_rounds=3, strategy=Everything() if not callbacks() else FedAvg())
+    with pytest.warns(UserWarning, match="nobody takes part in round 2, which leaves all models as they are"):
+        run.fit(TinyModule(), TinyClients())
+    first, second, third = models.pop(id(resting))
+    assert sorted(set(first)) == sorted(set(second))
+    assert set(second) != set(third)
+    assert run.metrics["val"]
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [-1.0, float("nan"), float("inf")])
+def test_a_scale_is_finite_and_not_negative(scale: float) -> None:
+    class Wrong(FedAvg):
+        def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
+            return ClientUpdate(weights, scale)
+
+    with pytest.raises(
+        TrainingError, match=f"Wrong.client_update gave scale={scale}: give a finite number of at least"
+    ):
+        parabolas(Wrong())
+
+
+def test_all_who_leave_themselves_out_leave_the_model_as_it_is() -> None:
+    class Out(FedAvg):
+        def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
+            return ClientUpdate(weights, 0.0 if turn.client == 1 else 1.0)
+
+    _, watched = parabolas(Out(), max_rounds=1)
+    assert watched.weights == [pytest.approx(1.19, rel=1e-12)]
+
+    class Nobody(FedAvg):
+        def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
+            return ClientUpdate(weights, 0.0)
+
+    assert parabolas(Nobody(), max_rounds=1)[1].weights == [1.0]
+
+
+def test_further_vectors_are_those_that_were_named() -> None:
+    class Forgets(Scaffold):
+        def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
+            return ClientUpdate(weights, vectors={"another": weights})
+
+    with pytest.raises(
+        TrainingError, match=r"Forgets.client_update gave the vectors \['another'\], extra_vectors names"
+    ):
+        parabolas(Forgets())
+    with pytest.raises(ConfigurationError, match="the strategy Scaffold averages further vectors .control., which"):
+        trainer(CollaborationGraph(graph="full"), strategy=Scaffold()).fit(TinyModule(), TinyClients())
+
+
+def test_a_server_that_returns_nothing_is_named() -> None:
+    class Silent(FedAvg):
+        def aggregate(self, update: ModelUpdate) -> Weights:
+            return None  # type: ignore[return-value]
+
+    with pytest.raises(ConfigurationError, match="Silent.aggregate returned NoneType: return the next shared model"):
+        parabolas(Silent())
+
+
+def test_clients_trained_at_once_are_not_corrected() -> None:
+    with pytest.raises(ConfigurationError, match="the strategy Proximal has a correct_gradient_ of its own"):
+        trainer(strategy=Proximal(), stacked_clients=2).fit(TinyModule(), TinyClients())
+
+
+def test_clients_trained_at_once_take_the_other_steps() -> None:
+    found = []
+    for stacked in (1, 3):
+        run = trainer(strategy=PersonalModels(), stacked_clients=stacked)
+        run.fit(TinyModule(), TinyClients())
+        found.append((run.models[0].vectors, run.client_model(1).vectors))
+    torch.testing.assert_close(found[0], found[1])
+
+
+# -- composed ----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_graph_are_scaled() -> None:
+    """Three clients, full graph: a client that scales itself by 0 is in nobody's model, not even its own average."""
+
+    class Scales(FedAvg):
+        def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
+            return ClientUpdate(weights, {0: 1.0, 1: 3.0, 2: 0.0}[turn.client])
+
+    learned: dict[int, Tensor] = {}
+
+    class Look(Callback):
+        def on_client_end(self, run: FederatedTrainer, client: int) -> None:
+            learned[client] = run.client_weights().vectors[torch.float32].clone()
+
+    run = trainer(CollaborationGraph(graph="full"), Look(), strategy=Scales(), max_rounds=1)
+    run.fit(TinyModule(), TinyClients())
+    shares = torch.tensor([24.0, 3 * 10.0, 0.0])
+    expected = sum(share * learned[client] for client, share in enumerate((shares / shares.sum()).tolist()))
+    for client in range(3):
+        torch.testing.assert_close(run.models[client].vectors[torch.float32], expected)
+
+
+def test_the_bytes_of_further_vectors_are_counted() -> None:
+    runs = {kind: trainer(strategy=kind()) for kind in (FedAvg, Scaffold)}
+    for run in runs.values():
+        run.fit(TinyModule(), TinyClients())
+    counts = [(run.communication.bytes_received, run.communication.bytes_sent) for run in runs.values()]
+    assert counts[1] == tuple({client: 2 * size for client, size in of_all.items()} for of_all in counts[0])
+
+
+def test_no_cohort_needs_a_client() -> None:
+    class Nobody(Callback):
+        def select_clients(self, run: FederatedTrainer) -> Cohort:
+            return Cohort(())
+
+    module = TinyModule()
+    with pytest.warns(UserWarning, match="nobody takes part in round 1"):
+        trainer(Nobody(), max_rounds=1).fit(module, TinyClients())
+    assert all(torch.equal(value, TinyModule().state_dict()[name]) for name, value in module.state_dict().items())
