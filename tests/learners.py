@@ -9,18 +9,6 @@ from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies import FedAvg
 
 
-def combined(*terms: tuple[float, Weights]) -> Weights:
-    """``sum_k a_k w_k`` of the vectors of floating numbers; the others are the first's."""
-    first = terms[0][1].clone()
-    for dtype, vector in first.floating():
-        vector.copy_(sum((scale * weights.vectors[dtype] for scale, weights in terms), torch.zeros(())))
-    return first
-
-
-def zeros(weights: Weights) -> Weights:
-    return combined((0.0, weights))
-
-
 class Proximal(FedAvg):
     """FedProx: every gradient has ``mu (w - x)`` added."""
 
@@ -39,7 +27,7 @@ class Scaffold(FedAvg):
     extra_vectors = ("control",)
 
     def begin_client(self, turn: ClientTurn) -> None:
-        turn.kept.setdefault("control", zeros(turn.start))
+        turn.kept.setdefault("control", turn.combine((0.0, turn.start)))
 
     def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
         server = turn.model_state.get("control")
@@ -51,16 +39,16 @@ class Scaffold(FedAvg):
     def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
         assert turn.report is not None
         before, rate = turn.kept["control"], turn.optimizers[0].param_groups[0]["lr"]
-        server = turn.model_state.get("control", zeros(before))
+        server = turn.model_state.get("control", turn.combine((0.0, before)))
         step = 1 / (turn.report.num_steps * rate)
-        after = combined((1.0, before), (-1.0, server), (step, turn.start), (-step, weights))
+        after = turn.combine((1.0, before), (-1.0, server), (step, turn.start), (-step, weights))
         turn.kept["control"] = after
-        return ClientUpdate(weights, vectors={"control": combined((1.0, after), (-1.0, before))})
+        return ClientUpdate(weights, vectors={"control": turn.combine((1.0, after), (-1.0, before))})
 
     def aggregate(self, update: ModelUpdate) -> Weights:
-        before = update.state.get("control", zeros(update.start))
+        before = update.state.get("control", update.combine((0.0, update.start)))
         share = len(update.contributions) / update.num_clients
-        update.state["control"] = combined((1.0, before), (share, update.vectors["control"]))
+        update.state["control"] = update.combine((1.0, before), (share, update.vectors["control"]))
         return update.average
 
 
@@ -72,10 +60,10 @@ class ServerMomentum(FedAvg):
         self.momentum = momentum
 
     def aggregate(self, update: ModelUpdate) -> Weights:
-        before = update.state.get("velocity", zeros(update.start))
-        velocity = combined((self.momentum, before), (1.0, update.average), (-1.0, update.start))
+        before = update.state.get("velocity", update.combine((0.0, update.start)))
+        velocity = update.combine((self.momentum, before), (1.0, update.average), (-1.0, update.start))
         update.state["velocity"] = velocity
-        return combined((1.0, update.start), (1.0, velocity))
+        return update.combine((1.0, update.start), (1.0, velocity))
 
 
 class FairAverage(FedAvg):
@@ -87,7 +75,7 @@ class FairAverage(FedAvg):
 
     def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
         loss, lipschitz = self.loss_of(turn), 1 / turn.optimizers[0].param_groups[0]["lr"]
-        change = combined((lipschitz, turn.start), (-lipschitz, weights))
+        change = turn.combine((lipschitz, turn.start), (-lipschitz, weights))
         squared = float(sum(vector.double().square().sum() for _, vector in change.floating()))
         bound = self.q * loss ** (self.q - 1) * squared + lipschitz * loss**self.q
         return ClientUpdate(weights, loss**self.q / turn.num_samples, {"bound": bound, "loss": loss})
@@ -100,7 +88,7 @@ class FairAverage(FedAvg):
         told = [one.report.numbers for one in update.contributions]
         rates = 10.0 * sum(numbers["loss"] ** self.q for numbers in told)
         step = rates / sum(numbers["bound"] for numbers in told)
-        return combined((1 - step, update.start), (step, update.average))
+        return update.combine((1 - step, update.start), (step, update.average))
 
 
 class PersonalModels(FedAvg):
@@ -142,7 +130,7 @@ class Everything(Scaffold, PersonalModels):
         average = super().aggregate(update)
         rounds = update.state.get("rounds", 0) + 1
         update.state["rounds"] = rounds
-        return combined((0.1 / rounds, update.start), (1 - 0.1 / rounds, average))
+        return update.combine((0.1 / rounds, update.start), (1 - 0.1 / rounds, average))
 
 
 class Neutral(FedAvg):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.engine.weights.flat import Span, Weights, combined
 from lightning_fl.metrics import LoggedValue
 
 __all__ = ["ClientReport", "ClientState", "ClientTurn", "ClientUpdate", "LocalWork", "packed", "unpacked"]
@@ -98,6 +98,7 @@ class ClientTurn:
         kept: what it keeps for the strategy from turn to turn: plain values, tensors and :class:`Weights`. Entries are
             replaced, never changed in place: what a turn that fails has put there is forgotten.
         model_state: what the server keeps for ``model``; empty for a mixture. To be read only.
+        spans: the shared parameters that are trained; where they lie in weights.
         train_again: :meth:`train`, of the loop that takes the turn.
         report: once it has trained.
         optimizers: that it has trained with, once it has.
@@ -110,9 +111,14 @@ class ClientTurn:
     num_samples: int
     kept: dict[str, Any]
     model_state: dict[str, Any]
+    spans: list[Span]
     train_again: Callable[..., Weights]
     report: ClientReport | None = None
     optimizers: list[Optimizer] = field(default_factory=list)
+
+    def combine(self, *terms: tuple[float, Weights]) -> Weights:
+        """``sum_k a_k v_k`` in the shared parameters that are trained, the turn's start elsewhere; a new object."""
+        return combined(self.start, terms, self.spans)
 
     def train(
         self,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate
 from lightning_fl.engine.hooks import overrides
-from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.engine.weights.flat import Span, Weights, combined
 
 __all__ = ["Contribution", "Learner", "ModelUpdate", "changes"]
 
@@ -39,6 +39,7 @@ class ModelUpdate:
         vectors: name -> the average of a further vector, with the same weights.
         contributions: of the clients whose turns did not fail, in the cohort's order.
         num_clients: N.
+        spans: the shared parameters that are trained; where they lie in weights.
         state: what the server keeps for this model: plain values, tensors and :class:`Weights`. Starts empty; a model
             whose clients change starts anew. Entries are replaced, never changed in place.
     """
@@ -49,7 +50,12 @@ class ModelUpdate:
     vectors: Mapping[str, Weights] = field(default_factory=dict)
     contributions: list[Contribution] = field(default_factory=list)
     num_clients: int = 1
+    spans: list[Span] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
+
+    def combine(self, *terms: tuple[float, Weights]) -> Weights:
+        """``sum_k a_k v_k`` in the shared parameters that are trained, the average elsewhere; a new object."""
+        return combined(self.average, terms, self.spans)
 
 
 class Learner:

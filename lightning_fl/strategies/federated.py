@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from lightning_fl.engine.learner import Learner, ModelUpdate
 from lightning_fl.engine.weights.flat import FlatModule
+from lightning_fl.engine.weights.local_parameters import averaged_spans
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.strategies.fork_launcher import ForkLauncher
@@ -264,4 +265,7 @@ class FederatedStrategy(Learner, DDPStrategy):
                 raise TrainingError(f"rank {rank}: {text}")
         if self.world_size > 1:
             total.reduce_(self)
-        flat.load(self.aggregate(ModelUpdate(0, flat.weights, total.value(1.0), num_clients=self.world_size)))
+        update = ModelUpdate(
+            0, flat.weights, total.value(1.0), num_clients=self.world_size, spans=averaged_spans(flat, None)
+        )
+        flat.load(self.aggregate(update))

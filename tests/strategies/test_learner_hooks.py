@@ -14,7 +14,6 @@ from learners import (
     Proximal,
     Scaffold,
     ServerMomentum,
-    combined,
 )
 from lightning.pytorch import LightningModule
 from run_tiny import digest
@@ -315,7 +314,7 @@ def test_a_turn_that_fails_changes_nothing_that_is_kept() -> None:
 def test_weights_that_cannot_be_added_forget_what_the_turn_has_kept() -> None:
     class Diverges(PersonalModels):
         def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
-            return ClientUpdate(combined((float("nan") if turn.client == 0 else 1.0, weights)))
+            return ClientUpdate(turn.combine((float("nan") if turn.client == 0 else 1.0, weights)))
 
     watched = Watched()
     run = trainer(watched, strategy=Diverges(), on_client_error="skip", max_rounds=1)

@@ -32,9 +32,9 @@ def next_model(
         ConfigurationError: the strategy returns no weights.
     """
     states = loop.federation.model_states
-    update = ModelUpdate(
-        model, start, average, vectors, contributions, loop.processes.num_clients, dict(states.get(model, {}))
-    )
+    state = dict(states.get(model, {}))
+    spans = loop.averaged_spans()
+    update = ModelUpdate(model, start, average, vectors, contributions, loop.processes.num_clients, spans, state)
     result = loop.learner.aggregate(update)
     if not isinstance(result, Weights):
         raise ConfigurationError(

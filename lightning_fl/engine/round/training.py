@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.cohort import Cohort, Participant
@@ -20,7 +19,7 @@ from lightning_fl.engine.round.server import next_model
 from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.engine.stacked.turns import StackedTurns
 from lightning_fl.engine.turn.loop import LocalLoop
-from lightning_fl.engine.weights.flat import SoleContribution, Weights, check_finite
+from lightning_fl.engine.weights.flat import SoleContribution, Weights, check_finite, combined
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.errors import ConfigurationError, TrainingError
 
@@ -185,7 +184,11 @@ class _Sums:
         self._planned = planned
         self._start = loop.federation.models[model]
         self._weights = self._empty(clients, self._start)
-        self._vectors = {name: self._empty(clients, _zeros(self._start)) for name in loop.learner.extra_vectors}
+        self._vectors = {name: self._empty(clients, self._zeros()) for name in loop.learner.extra_vectors}
+
+    def _zeros(self) -> Weights:
+        """What further vectors are changes from: zero in the parameters that are averaged."""
+        return combined(self._start, [(0.0, self._start)], self._loop.averaged_spans())
 
     def _empty(self, clients: Sequence[int], reference: Weights) -> WeightedSum | SoleContribution:
         if len(clients) == 1:
@@ -221,10 +224,6 @@ class _Sums:
         return next_model(
             loop, model, self._start, average, contributions, dict(zip(self._vectors, vectors, strict=True))
         )
-
-
-def _zeros(weights: Weights) -> Weights:
-    return Weights({dtype: torch.zeros_like(vector) for dtype, vector in weights.vectors.items()})
 
 
 def _after_average(

@@ -146,12 +146,14 @@ class LocalLoop:
         """A turn, with what client and server keep for the strategy where it has steps of its own."""
         kept: dict[str, Any] = {}
         model_state: dict[str, Any] = {}
+        spans: list[Span] = []
         if self.own_steps:
             kept = unpacked(federation.client_stores.get(STRATEGY, {}).get(client, {}), self.processes.device)
             model = federation.collaboration.model_of(client) if model is None else model
             model_state = {} if model is None else federation.model_states.get(model, {})
+            spans = self.averaged_spans()
         samples = federation.num_samples[client] if federation.num_samples else 0
-        return ClientTurn(client, model, start, state, samples, kept, model_state, self._train_again)
+        return ClientTurn(client, model, start, state, samples, kept, model_state, spans, self._train_again)
 
     def client_model(self, client: int, federation: Federation | None = None) -> Weights:
         """What a client uses, in the strategy's sense where this rank hosts it.

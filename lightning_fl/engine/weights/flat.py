@@ -14,7 +14,16 @@ from torch.nn.parameter import is_lazy
 
 from lightning_fl.errors import ConfigurationError, TrainingError
 
-__all__ = ["FlatModule", "Place", "SoleContribution", "Span", "Weights", "check_finite", "largest_magnitude"]
+__all__ = [
+    "FlatModule",
+    "Place",
+    "SoleContribution",
+    "Span",
+    "Weights",
+    "check_finite",
+    "combined",
+    "largest_magnitude",
+]
 
 # Views start at multiples of 64 bytes, as torch's own allocations do, so that vector kernels keep their speed.
 _ALIGNMENT_BYTES = 64
@@ -91,6 +100,25 @@ class Span:
     begin: int
     end: int
     trainable: bool
+
+
+def combined(base: Weights, terms: Sequence[tuple[float, Weights]], spans: Sequence[Span]) -> Weights:
+    """A copy of some weights with ``sum_k a_k v_k`` in place of the entries of some parameters.
+
+    Args:
+        base: the weights.
+        terms: a_k and v_k, at least one.
+        spans: the parameters.
+    """
+    result = base.clone()
+    (scale, first), *others = terms
+    for span in spans:
+        part = slice(span.begin, span.end)
+        total = scale * first.vectors[span.dtype][part]
+        for factor, other in others:
+            total.add_(other.vectors[span.dtype][part], alpha=factor)
+        result.vectors[span.dtype][part] = total
+    return result
 
 
 class Place(NamedTuple):
