@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
@@ -20,6 +20,7 @@ from lightning_fl.engine.client import ClientReport, ClientState, LocalWork
 from lightning_fl.engine.communication import CommunicationAccount
 from lightning_fl.engine.federation import Federation, Round
 from lightning_fl.engine.hooks import Hooks
+from lightning_fl.engine.probes.on_hosts import compute_on_hosts
 from lightning_fl.engine.probes.statistics import target_statistics
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
@@ -217,6 +218,19 @@ class TrainerSurface:
         Only sums leave a client.
         """
         return target_statistics(self.batch_factory, self.processes, self.seed)
+
+    def on_hosts(self, clients: Collection[int], compute: Callable[[int], T], problem: str) -> dict[int, T]:
+        """What each client's rank computes for it, on all ranks; to be called on every rank.
+
+        Args:
+            clients: any, on whatever rank.
+            compute: of a hosted client; plain values or CPU tensors. It may not wait for other ranks.
+            problem: what to say before an error, which is raised on all ranks.
+
+        Returns:
+            client -> value, in ascending order.
+        """
+        return compute_on_hosts(self.processes, clients, compute, problem)
 
     def generator(self, *path: int | str) -> torch.Generator:
         """Randomness for one purpose in the current round, the same on every rank."""

@@ -150,13 +150,10 @@ class DROClientSampling(Callback):
         twice = [client for client, taken in steps.items() if taken > self.snapshot_step]
         trainer.communication.send(twice)
         trainer.communication.receive(self._loss_clients, [snapshot if twice else trainer.models[0]])
-        hosted = set(trainer.hosted_clients)
-        losses = trainer.strategy.exchange(
-            {
-                client: trainer.training_loss(client, snapshot, self.num_loss_batches, "sampling weights")
-                for client in self._loss_clients
-                if client in hosted
-            }
+        losses = trainer.on_hosts(
+            self._loss_clients,
+            lambda client: trainer.training_loss(client, snapshot, self.num_loss_batches, "sampling weights"),
+            "DROClientSampling asks for losses",
         )
         estimate = loss_estimate(
             torch.tensor(list(losses.values()), dtype=torch.float64), list(losses), trainer.num_clients

@@ -1,0 +1,65 @@
+"""FedDyn: clients remember how far they were pulled away, and the server corrects the average by it.
+
+Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama: "Federated Learning Based on Dynamic Regularization", ICLR
+2021 (https://arxiv.org/abs/2111.04263), algorithm 1.
+
+=========================  ================================================  ======
+paper                      here                                              shape
+=========================  ================================================  ======
+∇L_k(θ_k^{t-1})            ``turn.kept["gradient"]``, 0 at first             [P]
+h^t                        ``update.state["h"]``, 0 at first                 [P]
+θ^{t-1}, θ_k^t             ``turn.start``, what the client has learned       [P]
+α                          ``alpha``
+m, P_t                     ``update.num_clients``, ``update.contributions``
+=========================  ================================================  ======
+
+Differs from the paper: the client's problem is solved by its local steps, not exactly; every model of a collaboration
+has an h of its own; what is no trained, shared parameter (statistics of BatchNorm, personal layers) is averaged as in
+FedAvg, or stays local.
+"""
+
+import math
+from typing import Any
+
+from lightning_fl import ConfigurationError
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.strategies import ClientTurn, ClientUpdate, FedAvg, ModelUpdate
+
+
+class FedDyn(FedAvg):
+    """Federated averaging with dynamic regularisation. Clients count alike.
+
+    Args:
+        alpha: strength of the pull to the shared model, above 0; the paper's grid is 0.1, 0.01, 0.001.
+        **fabric_arguments: what Fabric hands to a strategy.
+
+    Raises:
+        ConfigurationError: alpha is out of range.
+    """
+
+    def __init__(self, alpha: float = 0.01, **fabric_arguments: Any) -> None:
+        super().__init__(**fabric_arguments)
+        if not 0 < alpha < math.inf:
+            raise ConfigurationError(f"FedDyn.alpha={alpha}: give a positive number, such as 0.01.")
+        self.alpha = alpha
+
+    def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
+        """``∇L_k(θ) - ∇L_k(θ_k^{t-1}) + α (θ - θ^{t-1})``."""
+        last = turn.kept.get("gradient")
+        for dtype, vector in gradient.floating():
+            vector.add_(weights.vectors[dtype] - turn.start.vectors[dtype], alpha=self.alpha)
+            if last is not None:
+                vector.sub_(last.vectors[dtype])
+
+    def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
+        """``∇L_k(θ_k^t) = ∇L_k(θ_k^{t-1}) - α (θ_k^t - θ^{t-1})``, where the regularised problem is solved."""
+        last = turn.kept.get("gradient") or turn.combine((0.0, turn.start))
+        turn.kept["gradient"] = turn.combine((1.0, last), (-self.alpha, weights), (self.alpha, turn.start))
+        return ClientUpdate(weights, scale=1 / turn.num_samples)  # times its samples is one
+
+    def aggregate(self, update: ModelUpdate) -> Weights:
+        """``h^t = h^{t-1} - (α/m) Σ (θ_k^t - θ^{t-1})``, ``θ^t = mean θ_k^t - h^t / α``."""
+        last = update.state.get("h") or update.combine((0.0, update.start))
+        share = self.alpha * len(update.contributions) / update.num_clients
+        update.state["h"] = update.combine((1.0, last), (-share, update.average), (share, update.start))
+        return update.combine((1.0, update.average), (-1 / self.alpha, update.state["h"]))
