@@ -31,14 +31,14 @@ class FedDyn(FedAvg):
 
     Args:
         alpha: strength of the pull to the shared model, above 0; the paper's grid is 0.1, 0.01, 0.001.
-        **fabric_arguments: what Fabric hands to a strategy.
+        **settings: those of every strategy.
 
     Raises:
         ConfigurationError: alpha is out of range.
     """
 
-    def __init__(self, alpha: float = 0.01, **fabric_arguments: Any) -> None:
-        super().__init__(**fabric_arguments)
+    def __init__(self, alpha: float = 0.01, **settings: Any) -> None:
+        super().__init__(**settings)
         if not 0 < alpha < math.inf:
             raise ConfigurationError(f"FedDyn.alpha={alpha}: give a positive number, such as 0.01.")
         self.alpha = alpha

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed
@@ -72,25 +72,30 @@ class FederatedStrategy(Learner, DDPStrategy):
         start_method: how Fabric starts the other processes: "popen" runs the script again, "spawn" and "fork" start
             the function that was launched.
         process_group_backend: "gloo", "nccl", ...; ``None`` chooses by device.
-        **fabric_arguments: what Fabric itself hands to a strategy.
+        **unknown: refused.
 
     Raises:
-        ConfigurationError: an argument is neither the strategy's nor Fabric's.
+        ConfigurationError: there is no such argument.
     """
 
     #: The name under which the strategy registers with Fabric, lower case.
     name: str | None = None
 
     def __init__(
-        self, *, start_method: Any = "popen", process_group_backend: str | None = None, **fabric_arguments: Any
+        self,
+        *,
+        start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
+        process_group_backend: str | None = None,
+        **unknown: Any,
     ) -> None:
-        super().__init__(start_method=start_method, process_group_backend=process_group_backend, **fabric_arguments)
-        if self._ddp_kwargs:
+        # Not handed on to DDPStrategy, whose options a recipe would otherwise fill in with their defaults.
+        if unknown:
             raise ConfigurationError(
-                f"{type(self).__name__} has no argument {', '.join(map(repr, self._ddp_kwargs))}: gradients are not"
+                f"{type(self).__name__} has no argument {', '.join(map(repr, unknown))}: gradients are not"
                 " synchronised, so options of DistributedDataParallel have no meaning; leave it out or correct its"
                 " name."
             )
+        super().__init__(start_method=start_method, process_group_backend=process_group_backend)
         self._backward_sync_control = None
 
     @classmethod
