@@ -267,6 +267,8 @@ def test_a_client_keeps_its_account_while_it_is_away(thirty_rounds: FederatedTra
         assert tiers.rounds[turn - 1].balances[4] == tiers.rounds[18].balances[4]
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*left out of.*")
 def test_the_table_of_transactions_leads_to_the_balances(thirty_rounds: FederatedTrainer) -> None:
     tiers = tiers_of(thirty_rounds)
     table = pd.read_csv(Path(thirty_rounds.log_dir) / "tokens.csv")
