@@ -306,7 +306,7 @@ class TierBidding(Callback):
             "rounds": [dict(vars(one)) for one in self.rounds],
             "first_tiers": self.first_tiers,
             "personal_round": self._mixtures.round,
-            "ledger": None if self.ledger is None else self.ledger.state_dict(),
+            "transactions": [] if self.ledger is None else [tuple(one) for one in self.ledger.transactions],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -316,7 +316,7 @@ class TierBidding(Callback):
         self.first_tiers = state["first_tiers"]
         self._mixtures.round = state["personal_round"]
         if self.ledger is not None:
-            self.ledger.load_state_dict(state["ledger"])
+            self.ledger.repeat(state["transactions"])
 
     # -- who trains what -----------------------------------------------------------------------------------------
 

@@ -160,11 +160,7 @@ class Ledger:
             },
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        """The transactions."""
-        return {"transactions": [tuple(one) for one in self.transactions]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make all transactions again, on no account yet."""
-        for one in state["transactions"]:
+    def repeat(self, transactions: Iterable[Sequence[Any]]) -> None:
+        """Make the transactions of another ledger again, on no account yet."""
+        for one in transactions:
             self._record(Transaction(*one))
