@@ -12,6 +12,7 @@ import argparse
 import json
 import logging
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,8 @@ from typing import Any
 
 import torch
 import yaml
-from collaboration_study import interval, spread
+
+from lightning_fl.study.intervals import paired_interval
 
 RECIPES = {"digits": "pifl_digits", "cifar10": "pifl_cifar10", "fmnist": "pifl_fmnist"}
 ARMS = ("pifl", "no incentive", "soft averaging", "fedavg")
@@ -31,12 +33,12 @@ ARMS = ("pifl", "no incentive", "soft averaging", "fedavg")
 
 def callbacks(recipe: dict[str, Any], arm: str) -> list[dict[str, Any]]:
     """The recipe's, with what the arm changes; nothing is drawn."""
-    tiers, rewards, tokens = recipe["trainer"]["callbacks"][:3]
+    tiers, rewards = recipe["trainer"]["callbacks"][:2]
     settings = tiers["init_args"]
     if arm == "no incentive":
         tiers = {**tiers, "init_args": {**settings, "policy": {"class_path": "RandomBidding"}}}
     if arm in ("pifl", "no incentive"):
-        return [tiers, rewards, tokens]
+        return [tiers, rewards]
     turns = settings["num_tiers"] * (settings["num_best"] + settings["num_random"])
     sampling = {"class_path": "UniformSampling", "init_args": {"cohort_size": turns}}
     if arm == "fedavg":
@@ -111,6 +113,17 @@ def separation(models: Sequence[Sequence[float]]) -> float:
 def personal(folder: Path) -> float:
     """Mean accuracy of the clients' personal models on their own test images, in percent."""
     return 100 * float(json.loads((folder / "summary.json").read_text())["metrics"]["test"]["acc"]["mean"])
+
+
+def interval(values: Sequence[float]) -> str:
+    """Mean and 95 % t-interval."""
+    found = paired_interval(values)
+    return f"{found.mean:+.2f}" + ("" if found.n < 2 else f" [{found.low:+.2f}, {found.high:+.2f}]")
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation over seeds."""
+    return f"{statistics.fmean(values):.2f} ({statistics.stdev(values) if len(values) > 1 else 0:.2f})"
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ over the client's samples per model, no training, no contact with anybody: the s
 paper                    here                                                  shape
 =======================  ====================================================  ===========
 w_k                      ``shared``, checkpoints of K models                   files
-υ_ik                     ``Personalization.weights``                           [K]
+υ_ik                     ``Personalization.importance``                        [K]
 P_i                      what :func:`personalize` writes                       a file
 =======================  ====================================================  ===========
 
@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from lightning_fl.checkpoint import model_checkpoint, save_atomically
@@ -39,7 +40,7 @@ from lightning_fl.engine.probes.client_scores import default_score
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.errors import CheckpointError, ConfigurationError, DataError, TrainingError
-from lightning_fl.functional.pifl import ImportanceWeights, importance_weights_from_metric
+from lightning_fl.functional.pifl import importance_weights, mixture_weights
 from lightning_fl.metrics import ClientMetrics, MetricSummary, monitored_metric, summarize
 from lightning_fl.run import Run
 from lightning_fl.seeding import generator
@@ -104,7 +105,8 @@ class Personalization:
         monitor: the metric that models are scored by.
         higher_is_better: its direction; then it is the score υ itself, else υ is exp(-value).
         values: the metric of each shared model on the scored samples, length K.
-        weights: υ, raw and as shares that sum to 1, float64, shape [K].
+        importance: υ, float64, shape [K].
+        mixture: what the models are averaged with, sums to 1, float64, shape [K].
         num_scored: samples that the models are scored on.
         num_held_out: samples behind ``shared``, ``uniform`` and ``personal``; where it is 0, the scored ones are.
         shared: metrics of each shared model, metric -> model -> value.
@@ -115,7 +117,8 @@ class Personalization:
     monitor: str
     higher_is_better: bool
     values: list[float]
-    weights: ImportanceWeights
+    importance: Tensor
+    mixture: Tensor
     num_scored: int
     num_held_out: int
     shared: ClientMetrics
@@ -204,8 +207,10 @@ def _mix(trainer: FederatedTrainer, shared: list[Path], out: Path | None, monito
     assert trainer.datamodule is not None
     reports = [_evaluate(trainer, _load(trainer, path)) for path in shared]
     scored = summarize({k: of_model[_SCORED].metrics for k, of_model in enumerate(reports)})
-    name, metric, weights = _score(scored, monitor, len(shared))
-    personal_weights = _mixture(trainer, shared, weights.shares.tolist())
+    name, metric, values = _score(scored, monitor, len(shared))
+    importance = importance_weights(name, values, metric.higher_is_better)
+    mixture = mixture_weights(values, metric.higher_is_better)
+    personal_weights = _mixture(trainer, shared, mixture.tolist())
     try:
         uniform = _evaluate(trainer, _mixture(trainer, shared, [1.0] * len(shared)))
     except CheckpointError:  # a model that diverged is no reason to refuse one in which it has no part
@@ -219,8 +224,9 @@ def _mix(trainer: FederatedTrainer, shared: list[Path], out: Path | None, monito
     return Personalization(
         monitor=name,
         higher_is_better=metric.higher_is_better,
-        values=[metric.clients.get(k, math.nan) for k in range(len(shared))],
-        weights=weights,
+        values=values.tolist(),
+        importance=importance,
+        mixture=mixture,
         num_scored=counts[_SCORED],
         num_held_out=counts[_HELD_OUT],
         shared=summarize({k: of_model[part].metrics for k, of_model in enumerate(reports)}),
@@ -268,10 +274,8 @@ def _mixture(trainer: FederatedTrainer, shared: Sequence[Path], shares: Sequence
     return total.value(math.fsum(share for _, share in chosen))
 
 
-def _score(
-    metrics: ClientMetrics, monitor: str | None, num_models: int
-) -> tuple[str, MetricSummary, ImportanceWeights]:
-    """The metric that models are scored by, and their importance weights."""
+def _score(metrics: ClientMetrics, monitor: str | None, num_models: int) -> tuple[str, MetricSummary, Tensor]:
+    """The metric that models are scored by, and its value for each, [K]."""
     name = monitored_metric(metrics, monitor, default_score(metrics), "personalize")
     metric = metrics[name]
     values = torch.tensor([metric.clients.get(k, math.nan) for k in range(num_models)], dtype=torch.float64)
@@ -280,4 +284,4 @@ def _score(
             f"{name} is NaN for all {num_models} shared models on these samples: look at the labels, or name another"
             " metric (monitor)."
         )
-    return name, metric, importance_weights_from_metric(name, values, metric.higher_is_better)
+    return name, metric, values

@@ -35,7 +35,7 @@ from lightning_fl.callbacks import (
     ShapleyRewards,
     SoftAveraging,
     TierBidding,
-    TokenLedger,
+    Tokens,
     UniformSampling,
 )
 
@@ -55,10 +55,10 @@ def callbacks(algorithm: str = "drflm") -> list[Any]:
         method = algorithm.removeprefix("shapley_")
         return [ShapleyRewards(method=method, num_samples=4), PersonalLayers(layers=["linear.bias"])]
     if algorithm == "tiers":
-        arguments: dict[str, Any] = {"num_best": 2, "threshold": 0.3, "num_samples": 5, "initial_tiers": "f1"}
-        paid = [ShapleyRewards(num_samples=4), TokenLedger(initial_balance=4, price=1)]
+        arguments: dict[str, Any] = {"num_best": 2, "threshold": 0.3, "num_samples": 5}
+        arguments["tokens"] = Tokens(initial_balance=4, price=1)
         failing = FailingTurns((2, 1, 0), (2, 2, 1), (3, 0, 0), (3, 1, 1), (4, 3, 0), (4, 4, 1))
-        return [TierBidding(num_tiers=2, pretraining_rounds=2, **arguments), *paid, failing]
+        return [TierBidding(num_tiers=2, **arguments), ShapleyRewards(num_samples=4), failing]
     if algorithm == "soft":
         return [SoftAveraging(num_models=2, num_samples=5), ClientArrivals(rounds={"client_1": 3})]
     if algorithm in ("cfl", "kmeans"):
@@ -107,6 +107,11 @@ def digest(model: Any) -> str:
     return hashlib.sha256(b"".join(vector.numpy().tobytes() for _, vector in vectors)).hexdigest()
 
 
+def tier_records(tiers: TierBidding) -> list[Any]:
+    """Who bid for what, who trained it and what everybody has, round by round."""
+    return [tiers.first_tiers, [[one.bids, one.cohorts, one.balances] for one in tiers.rounds]]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--root", required=True)
@@ -150,8 +155,7 @@ def main() -> None:
         "contributions": [c.by_model for c in trainer.callbacks if isinstance(c, ShapleyRewards)],
         "models": [digest(model) for model in trainer.models],
         "shares": trainer.collaboration.personalisation.tolist(),
-        "tiers": [[c.members, c.bids, c.cohorts] for c in trainer.callbacks if isinstance(c, TierBidding)],
-        "tokens": [c.balances for c in trainer.callbacks if isinstance(c, TokenLedger)],
+        "tiers": [tier_records(c) for c in trainer.callbacks if isinstance(c, TierBidding)],
         "gains": {name: gain.clients for name, gain in trainer.gains.get("test", {}).items()},
         "communication": trainer.communication.summary(data.client_names()),
         "num_processes": trainer.fabric.world_size,

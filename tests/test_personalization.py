@@ -66,8 +66,8 @@ def test_scores_of_which_more_is_better_are_the_shares(tmp_path):
     paths = write(tmp_path, [0.2, 0.6, 0.0], counters=[5, 3, 90])
     out = tmp_path / "new" / "mine.ckpt"
     found = personalize(Constant(), paths, SAMPLES, out=out, monitor="val/acc", accelerator="cpu")
-    assert found.weights.raw.tolist() == pytest.approx([0.2, 0.6, 0.0])
-    assert found.weights.shares.tolist() == pytest.approx([0.25, 0.75, 0.0])
+    assert found.importance.tolist() == pytest.approx([0.2, 0.6, 0.0])
+    assert found.mixture.tolist() == pytest.approx([0.25, 0.75, 0.0])
     assert found.personal["val/acc"] == pytest.approx(0.25 * 0.2 + 0.75 * 0.6)
     assert found.uniform["val/acc"] == pytest.approx(0.8 / 3)
     assert found.shared["val/acc"].clients == pytest.approx({0: 0.2, 1: 0.6, 2: 0.0})
@@ -83,15 +83,15 @@ def test_scores_of_which_less_is_better_go_through_exp(tmp_path):
     paths = write(tmp_path, [0.5, 2.0, math.inf])
     found = personalize(Constant(), paths[:2], SAMPLES, monitor="val/loss", accelerator="cpu")
     expected = torch.tensor([0.5, 2.0], dtype=torch.float64).neg().exp()
-    torch.testing.assert_close(found.weights.raw, expected)
-    torch.testing.assert_close(found.weights.shares, expected / expected.sum())
+    torch.testing.assert_close(found.importance, expected)
+    torch.testing.assert_close(found.mixture, expected / expected.sum())
     assert (found.monitor, found.higher_is_better, found.values) == ("val/loss", False, [0.5, 2.0])
 
 
 def test_a_model_that_diverged(tmp_path):
     paths = write(tmp_path, [math.inf, 0.5, 2.0])
     found = personalize(Constant(names=("val/loss",)), paths, SAMPLES, accelerator="cpu")
-    assert found.weights.shares[0] == 0
+    assert found.mixture[0] == 0
     assert found.uniform == {}
     fine = personalize(Constant(names=("val/loss",)), paths[1:], SAMPLES, accelerator="cpu")
     assert found.personal["val/loss"] == fine.personal["val/loss"]
@@ -111,8 +111,8 @@ def test_shares_come_from_the_one_part_and_metrics_from_the_other(tmp_path):
     assert len(held_out) == 2
     found = personalize(Mean(), paths, SAMPLES, holdout=0.25, seed=3, accelerator="cpu")
     losses = torch.tensor([float((scored - w).square().mean()) / 20 for w in (1.0, 8.0)], dtype=torch.float64)
-    torch.testing.assert_close(found.weights.raw, (-losses).exp(), atol=1e-6, rtol=1e-6)
-    weight = float((found.weights.shares * torch.tensor([1.0, 8.0])).sum())
+    torch.testing.assert_close(found.importance, (-losses).exp(), atol=1e-6, rtol=1e-6)
+    weight = float((found.mixture * torch.tensor([1.0, 8.0])).sum())
     assert found.personal["val/loss"] == pytest.approx(float((held_out - weight).square().mean()) / 20, rel=1e-5)
     assert found.uniform["val/loss"] == pytest.approx(float((held_out - 4.5).square().mean()) / 20, rel=1e-5)
     everything = personalize(Mean(), paths, SAMPLES, holdout=0, accelerator="cpu")
@@ -123,7 +123,7 @@ def test_shares_come_from_the_one_part_and_metrics_from_the_other(tmp_path):
 def test_one_model_is_the_personal_one_to_the_bit(tmp_path):
     (path,) = write(tmp_path, [1 / 3])
     out = tmp_path / "mine.ckpt"
-    assert personalize(Constant(), [path], SAMPLES, out=out, accelerator="cpu").weights.shares.tolist() == [1.0]
+    assert personalize(Constant(), [path], SAMPLES, out=out, accelerator="cpu").mixture.tolist() == [1.0]
     saved, own = torch.load(path, weights_only=True), torch.load(out, weights_only=True)
     assert all(torch.equal(value, own["state_dict"][name]) for name, value in saved["state_dict"].items())
     assert own["hyper_parameters"] == saved["hyper_parameters"]
@@ -131,9 +131,9 @@ def test_one_model_is_the_personal_one_to_the_bit(tmp_path):
 
 def test_nothing_fits_and_all_have_the_same_share(tmp_path):
     found = personalize(Constant(), write(tmp_path, [0.0, 0.0]), SAMPLES, monitor="val/acc", accelerator="cpu")
-    assert found.weights.shares.tolist() == [0.5, 0.5]
+    assert found.mixture.tolist() == [0.5, 0.5]
     found = personalize(Constant(), write(tmp_path, [0.5, math.nan]), SAMPLES, accelerator="cpu")
-    assert (found.monitor, found.weights.shares.tolist()) == ("val/acc", [1.0, 0.0])
+    assert (found.monitor, found.mixture.tolist()) == ("val/acc", [1.0, 0.0])
 
 
 @pytest.mark.parametrize(

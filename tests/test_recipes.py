@@ -37,7 +37,7 @@ PARTS = {
     "shapley": {"LabelNoise", "ShapleyRewards"},
     "drflm": {"DROClientSampling", "LocalMixup"},
     "dpfl": {"CollaborationGraph", "BestClientModels", "LocalReference"},
-    "pifl": {"TierBidding", "ShapleyRewards", "TokenLedger", "TierFigures"},
+    "pifl": {"TierBidding", "ShapleyRewards", "TierFigures"},
 }
 #: Fewer images and clients, by the name of the recipe or of what follows the algorithm's.
 SMALLER = {

@@ -9,7 +9,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from lightning_fl import FederatedDataModule, FederatedTrainer
-from lightning_fl.callbacks import Callback
+from lightning_fl.callbacks import BiddingPolicy, Callback
+from lightning_fl.callbacks.rewards.bidding import BidView
 from lightning_fl.data.module import Split
 
 CORNERS = torch.tensor([[2.0, 2.0], [-2.0, 2.0], [-2.0, -2.0], [2.0, -2.0]])
@@ -73,6 +74,24 @@ class CornerModule(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=self.hparams["learning_rate"])
+
+
+class Silent(BiddingPolicy):
+    """Never bids."""
+
+    def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
+        return []
+
+
+class Greedy(BiddingPolicy):
+    """Bids for every tier, whatever it is worth and costs, and keeps what it saw."""
+
+    def __init__(self) -> None:
+        self.views: list[BidView] = []
+
+    def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
+        self.views.append(view)
+        return sorted(range(view.num_tiers), key=lambda k: (-view.past_rewards[k], -view.importance[k], k))
 
 
 class Leaving(Callback):

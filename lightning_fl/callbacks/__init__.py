@@ -30,16 +30,10 @@ from lightning_fl.callbacks.personal.local_training import LocalTraining
 from lightning_fl.callbacks.personal.personal_layers import PersonalLayers
 from lightning_fl.callbacks.personal.soft_averaging import SoftAveraging
 from lightning_fl.callbacks.progress import ProgressDisplay
-from lightning_fl.callbacks.rewards.bidding import (
-    BiddingPolicy,
-    HidingBidding,
-    HonestBidding,
-    OverBidding,
-    RandomBidding,
-)
+from lightning_fl.callbacks.rewards.bidding import BiddingPolicy, HonestBidding, RandomBidding
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
 from lightning_fl.callbacks.rewards.tier_bidding import TierBidding
-from lightning_fl.callbacks.rewards.token_ledger import TokenLedger
+from lightning_fl.callbacks.rewards.tokens import Tokens
 
 __all__ = [
     "CFL",
@@ -60,7 +54,6 @@ __all__ = [
     "FineTuning",
     "GainFigure",
     "GraphFigure",
-    "HidingBidding",
     "HonestBidding",
     "KMeans",
     "LabelNoise",
@@ -69,7 +62,6 @@ __all__ = [
     "LocalReference",
     "LocalTraining",
     "ModelCheckpoint",
-    "OverBidding",
     "ParityFigure",
     "PersonalLayers",
     "ProgressDisplay",
@@ -79,6 +71,6 @@ __all__ = [
     "SoftAveraging",
     "TierBidding",
     "TierFigures",
-    "TokenLedger",
+    "Tokens",
     "UniformSampling",
 ]

@@ -46,8 +46,7 @@ class Callback:
     :meth:`state_dict`: plain values and tensors, so that a run that was killed resumes to the same result.
     """
 
-    #: Callbacks that share a role exclude each other: "collaboration", "participation", "fine-tuning", "contribution",
-    #: "payment".
+    #: Callbacks that share a role exclude each other: "collaboration", "participation", "fine-tuning", "contribution".
     role: str | None = None
 
     def setup(self, trainer: _Trainer, stage: str) -> None:

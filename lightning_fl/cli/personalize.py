@@ -175,7 +175,7 @@ def _print(found: "Personalization", summary: dict[str, Any], folder: Path, data
     measured = f"metrics of {found.num_held_out} others" if found.num_held_out else "and so are the metrics"
     title = f"{folder} on {data.name}: shares by {found.monitor} of {found.num_scored} samples, {measured}"
     console.print(Text(title, "bold"), soft_wrap=True)
-    raw, shares = found.weights.raw.tolist(), found.weights.shares.tolist()
+    importance, shares = found.importance.tolist(), found.mixture.tolist()
     table = Table()
     table.add_column("model", no_wrap=True)
     score = metric_name(found.monitor, "val")
@@ -188,7 +188,7 @@ def _print(found: "Personalization", summary: dict[str, Any], folder: Path, data
     shown = sorted(order[:_MOST_ROWS])
     for k in shown:
         values = [_number(metric.clients.get(k, math.nan)) for metric in found.shared.values()]
-        table.add_row(f"shared_{k}", _number(raw[k]), f"{shares[k]:.1%}", *values)
+        table.add_row(f"shared_{k}", _number(importance[k]), f"{shares[k]:.1%}", *values)
     if len(shown) < len(shares):
         rest = f"{1 - math.fsum(shares[k] for k in shown):.1%}"
         table.add_row(f"... and {len(shares) - len(shown)} more", "", rest, *([""] * len(found.shared)))

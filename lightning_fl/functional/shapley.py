@@ -48,8 +48,6 @@ Value = Callable[[frozenset[int]], float]
 _CHUNK = 1 << 20
 # 2^16 coalitions: what enumeration may ask for.
 _MOST_PLAYERS = 16
-# Pairs of permutations before an estimated error is trusted to end the sampling.
-_LEAST_PAIRS = 10
 
 
 class ShapleyEstimate(NamedTuple):
@@ -58,11 +56,7 @@ class ShapleyEstimate(NamedTuple):
     values: Tensor
     """float64, shape [N]."""
     standard_errors: Tensor
-    """Standard error of each value, float64, shape [N]; says nothing about the bias of truncation."""
-    num_permutations: int
-    """Permutations that were walked through."""
-    num_coalitions: int
-    """Distinct coalitions that were valued."""
+    """Standard error of each value, float64, shape [N]."""
 
 
 class FirstOrderShapley:
@@ -226,8 +220,6 @@ def shapley_permutations(
     generator: torch.Generator,
     *,
     num_permutations: int = 1000,
-    tolerance: float | None = None,
-    truncation: float | None = None,
 ) -> ShapleyEstimate:
     """Shapley values estimated from random orders in which the players join.
 
@@ -238,12 +230,7 @@ def shapley_permutations(
         value: v of a coalition, a set of players 0..N-1.
         num_players: N >= 1.
         generator: of the permutations, on the CPU.
-        num_permutations: the most permutations, even, at least 4.
-        tolerance: end as soon as no standard error is above it, after 20 permutations at the earliest; ``None`` for
-            all permutations.
-        truncation: once a coalition's value is within so much of everybody's, those that join later are taken to add
-            nothing. Saves values; the estimate is off by at most so much where no player ever does harm. ``None`` for
-            never.
+        num_permutations: even, at least 4.
 
     Raises:
         ConfigurationError: if an argument is out of range.
@@ -258,25 +245,11 @@ def shapley_permutations(
         raise ConfigurationError(f"num_players={num_players}: give at least one player.")
     if num_permutations < 4 or num_permutations % 2:
         raise ConfigurationError(f"num_permutations={num_permutations}: they come in pairs, give an even number >= 4.")
-    for name, bound in (("tolerance", tolerance), ("truncation", truncation)):
-        if bound is not None and not bound >= 0:
-            raise ConfigurationError(f"{name}={bound}: give a number of at least 0, or None.")
     game = _Game(value, num_players)
-    mean, squares = np.zeros(num_players), np.zeros(num_players)
-    errors = np.full(num_players, math.inf)
-    pairs = 0
-    while pairs < num_permutations // 2:
-        order = torch.randperm(num_players, generator=generator).tolist()
-        pair = (game.marginals(order, truncation) + game.marginals(order[::-1], truncation)) / 2
-        pairs += 1
-        deviation = pair - mean
-        mean = mean + deviation / pairs
-        squares = squares + deviation * (pair - mean)  # Welford: sum of squared deviations from the mean
-        if pairs > 1:
-            errors = np.sqrt(squares / (pairs - 1) / pairs)
-        if tolerance is not None and pairs >= _LEAST_PAIRS and errors.max() <= tolerance:
-            break
-    return ShapleyEstimate(torch.from_numpy(mean), torch.from_numpy(errors), 2 * pairs, game.num_coalitions)
+    orders = [torch.randperm(num_players, generator=generator).tolist() for _ in range(num_permutations // 2)]
+    pairs = np.array([(game.marginals(order) + game.marginals(order[::-1])) / 2 for order in orders])
+    errors = pairs.std(0, ddof=1) / math.sqrt(len(pairs))
+    return ShapleyEstimate(torch.from_numpy(pairs.mean(0)), torch.from_numpy(errors))
 
 
 class _Game:
@@ -284,12 +257,7 @@ class _Game:
 
     def __init__(self, value: Value, num_players: int) -> None:
         self._value = value
-        self._everybody = (1 << num_players) - 1
         self._known: dict[int, float] = {}
-
-    @property
-    def num_coalitions(self) -> int:
-        return len(self._known)
 
     def __call__(self, coalition: int) -> float:
         if coalition not in self._known:
@@ -303,13 +271,11 @@ class _Game:
             self._known[coalition] = value
         return self._known[coalition]
 
-    def marginals(self, order: list[int], truncation: float | None) -> np.ndarray:
+    def marginals(self, order: list[int]) -> np.ndarray:
         """What each player adds to those before it, shape [N]."""
         added = np.zeros(len(order))
-        coalition, value, of_all = 0, self(0), self(self._everybody)
+        coalition, value = 0, self(0)
         for player in order:
-            if truncation is not None and abs(of_all - value) <= truncation:
-                break
             coalition |= 1 << player
             joined = self(coalition)
             added[player] = joined - value

@@ -1,356 +1,191 @@
-"""Tokens: a ledger of who paid whom how much, kept so that none is ever lost.
+"""The mathematics of PI-FL's tokens: what the pool of a tier is paid out as, in whole units.
 
 Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514,
-section 3.2; the payments of a round are in ``functional/settlement.py``.
+section 3.2, equations 6 to 14. Accounts are in ``callbacks/rewards/tokens.py``.
 
-==============================  ==========================================  ===============
-paper                           here                                        unit
-==============================  ==========================================  ===============
-τ_i, tokens of client i         ``Ledger.balances()[i]``                    units of tokens
-τ_ar, available pool            ``Ledger.pools()``, one per tier            units of tokens
-R_t = θ τ_ar (equation 10)      :meth:`Ledger.reimburse`                    units of tokens
-α τ_ar / β (equation 14)        :meth:`Ledger.reward`                       units of tokens
-==============================  ==========================================  ===============
+=================================  ==================================================  ===============
+paper                              here                                                shape
+=================================  ==================================================  ===============
+τ_p                                ``price`` of a bid                                  units of tokens
+τ_ar, the pool                     what ``payers`` paid, ``price`` each                units of tokens
+θ, δ_util (equations 8 and 9)      :func:`reimbursement_share`                         number in [0, η]
+η, γ                               ``eta``, ``gamma``                                  numbers in [0, 1]
+Acc_kr, Acc_kmax                   ``accuracy``, ``best_accuracy``                     numbers in [0, 1]
+ψ_ki                               ``contributions``, client -> Shapley value          numbers
+Ω_ki                               ``participations``, client -> rounds in the tier    counts
+α (equations 12 to 14)             :func:`reward_ranks`                                counts
+=================================  ==================================================  ===============
 
-Amounts are whole units, a million to the token, so that sums are exact. What does not divide evenly is dealt out by
-largest remainder, of equal remainders to the client with the smaller number first. At every time
+Amounts are whole units, a million to the token, so that sums are exact and no token is ever lost or made.
 
-    issued = sum of the balances + sum of the pools + retired
+Differs from the paper:
 
-with no term below zero. Opening an account issues tokens; a client that leaves takes its balance out of circulation,
-which retires it.
-
-Differs from the paper: equation 11 subtracts the reimbursement from the client's tokens; it is added. The pool is one
-per tier, so that no tier pays for another.
+- The pool is one per tier, so that no tier pays for another, and is empty after every round.
+- In section 3.2's text the willing clients pay, in equation 7 the selected ones; the payers are what the caller names,
+  the selected bidders in PI-FL.
+- Equation 10 bounds θ by γ; equation 9 by η. It is η here. Equation 11 subtracts the reimbursement from the client's
+  tokens; it is added.
+- N_r is the number of clients drawn at random in equation 7 and the number of providers in equation 13; β here is
+  n (n + 1) / 2 with n providers, so that the shares sum to 1. Equation 14 rewards out of what the reimbursement has
+  left, as the text says, though its symbol is that of the whole pool.
+- If no update arrives, every payer gets back what it paid. A payer that failed in a tier that others trained is no
+  provider, but is reimbursed like the others: it can use the tier's model like the others.
 """
 
 import math
-import operator
-from collections.abc import Iterable, Mapping
-from fractions import Fraction
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
-from lightning_fl.errors import CheckpointError, ConfigurationError
+from lightning_fl.errors import ConfigurationError
 
 __all__ = [
     "UNITS_PER_TOKEN",
-    "Ledger",
     "Transaction",
-    "replay",
+    "reimbursement_share",
+    "reward_ranks",
+    "settle_round",
     "split_units",
     "to_units",
 ]
 
 UNITS_PER_TOKEN = 1_000_000
 
-#: A client's number, the pool of the transaction's tier, or where tokens come from and go to.
-Account = int | Literal["pool", "issued", "retired"]
-
 
 class Transaction(NamedTuple):
     """One movement of tokens."""
 
-    number: int
-    """0, 1, ... in the order in which they happened."""
     round: int
-    kind: str
-    """"open", "close", "reimbursement", "reward", "refund", "retirement", or what the payer calls it: "bid"."""
+    kind: Literal["open", "bid", "reimbursement", "reward", "refund"]
     tier: int | None
-    """Whose pool; ``None`` for opening and closing an account."""
-    sender: Account
-    recipient: Account
+    """Whose pool; ``None`` for opening an account."""
+    sender: int | Literal["pool", "issued"]
+    """A client's number, the pool of the tier, or where tokens come from."""
+    recipient: int | Literal["pool"]
     amount: int
-    """Units of tokens, >= 0."""
+    """Units of tokens, > 0."""
 
 
-class Ledger:
-    """Accounts of clients, a pool per tier, and every transaction between them.
-
-    Example:
-        >>> ledger = Ledger()
-        >>> for client in (0, 1):
-        ...     ledger.open(client, to_units(10), round=0)
-        >>> ledger.pay(0, to_units(4), round=1, tier=0)
-        >>> ledger.reward(0, {1: 1}, round=1)
-        {1: 4000000}
-        >>> ledger.balances()
-        {0: 6000000, 1: 14000000}
-    """
-
-    def __init__(self) -> None:
-        self._balances: dict[int, int] = {}
-        self._pools: dict[int, int] = {}
-        self._paid: dict[int, dict[int, int]] = {}  # tier -> client -> see payers
-        self._issued = self._retired = 0
-        self._transactions: list[Transaction] = []
-
-    @property
-    def transactions(self) -> list[Transaction]:
-        """All so far, a new list."""
-        return list(self._transactions)
-
-    def since(self, number: int) -> list[Transaction]:
-        """Those from a number on."""
-        return self._transactions[number:]
-
-    @property
-    def issued(self) -> int:
-        """Units that ever came into circulation."""
-        return self._issued
-
-    @property
-    def retired(self) -> int:
-        """Units that clients took out of circulation when they left."""
-        return self._retired
-
-    def balances(self) -> dict[int, int]:
-        """Units of every client with an account, clients in ascending order."""
-        return dict(sorted(self._balances.items()))
-
-    def pools(self) -> dict[int, int]:
-        """Units in the pool of every tier that anybody ever paid for, tiers in ascending order."""
-        return dict(sorted(self._pools.items()))
-
-    def payers(self, tier: int) -> dict[int, int]:
-        """What clients still here paid into the pool since it was last empty, less what they got out of it."""
-        return dict(sorted(self._paid.get(tier, {}).items()))
-
-    def open(self, client: int, balance: int, round: int) -> None:
-        """Give a client an account; one that left before gets a new one, with what it is given now.
-
-        Raises:
-            ConfigurationError: if it has an account, or the balance is negative or not whole.
-        """
-        if client in self._balances:
-            raise ConfigurationError(f"client {client} has an account already: close it before you open another.")
-        self._record(round, "open", None, "issued", client, _whole(balance))
-
-    def close(self, client: int, round: int) -> int:
-        """End an account; returns its balance, which goes out of circulation.
-
-        Raises:
-            ConfigurationError: if the client has no account.
-        """
-        balance = self._balance(client)
-        self._record(round, "close", None, client, "retired", balance)
-        return balance
-
-    def pay(self, client: int, amount: int, round: int, tier: int, kind: str = "bid") -> None:
-        """Move units from a client into the pool of a tier.
-
-        Args:
-            client: who pays.
-            amount: units of tokens, >= 0.
-            round: when.
-            tier: whose pool.
-            kind: what the transaction is called.
-
-        Raises:
-            ConfigurationError: if the client has no account or less than the amount, or the amount is not whole.
-        """
-        balance = self._balance(client)
-        if _whole(amount) > balance:
-            raise ConfigurationError(
-                f"client {client} has {balance} units and cannot pay {amount} for tier {tier}: let it bid for what it"
-                " can pay only (choose_bids), or open its account with more."
-            )
-        self._record(round, kind, tier, client, "pool", _whole(amount))
-
-    def reimburse(self, tier: int, share: float, round: int) -> dict[int, int]:
-        """Pay a share of a pool, rounded down to units, back to those still here who paid, to each the same.
-
-        Args:
-            tier: whose pool.
-            share: θ from 0 to 1.
-            round: when.
-
-        Returns:
-            Units by client; empty where everybody who paid has left, then the pool stays as it is.
-
-        Raises:
-            ConfigurationError: if the share is out of range.
-        """
-        if not 0 <= share <= 1:
-            raise ConfigurationError(f"share={share}: a share of the pool lies between 0 and 1.")
-        payers = self.payers(tier)
-        if not payers:
-            return {}
-        amount = math.floor(self._pools[tier] * Fraction(share))
-        parts = split_units(amount, dict.fromkeys(payers, 1))
-        return self._pay_out(round, "reimbursement", tier, parts)
-
-    def reward(self, tier: int, shares: Mapping[int, float | Fraction], round: int) -> dict[int, int]:
-        """Pay all of a pool to its providers.
-
-        Args:
-            tier: whose pool.
-            shares: provider -> share >= 0, any multiple of it.
-            round: when.
-
-        Returns:
-            Units by client.
-
-        Raises:
-            ConfigurationError: if nobody has a positive share, or a provider has no account.
-        """
-        for client in shares:
-            self._balance(client)
-        return self._pay_out(round, "reward", tier, split_units(self._pools.get(tier, 0), shares))
-
-    def refund(self, tier: int, round: int) -> dict[int, int]:
-        """Pay all of a pool back: to each payer still here what it paid, less what it was reimbursed.
-
-        The rest is retired: clients that have left paid it.
-
-        Returns:
-            Units by client.
-        """
-        paid, pool = self.payers(tier), self._pools.get(tier, 0)
-        due = min(pool, sum(paid.values()))
-        refunded = self._pay_out(round, "refund", tier, split_units(due, paid)) if due else {}
-        if pool > due:
-            self._record(round, "retirement", tier, "pool", "retired", pool - due)
-        return refunded
-
-    def rows(self) -> list[dict[str, int | str | None]]:
-        """The transactions as rows of a table, for ``csv.DictWriter`` or ``pandas.DataFrame``."""
-        return [one._asdict() for one in self._transactions]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The transactions, from which everything else follows."""
-        return {"transactions": [list(one) for one in self._transactions]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a state; all transactions are made again.
-
-        Raises:
-            CheckpointError: if a transaction does not follow from those before it.
-        """
-        fresh = Ledger()
-        for row in state["transactions"]:
-            try:
-                one = Transaction(*row)
-                if one.number != len(fresh._transactions) or one.amount < 0:
-                    raise ValueError("number or amount")
-                fresh._apply(one)
-            except (KeyError, TypeError, ValueError) as error:
-                raise CheckpointError(
-                    f"transaction {row} cannot have followed those before it: the record of tokens is damaged, resume"
-                    " from another checkpoint."
-                ) from error
-        vars(self).update(vars(fresh))
-
-    def _balance(self, client: int) -> int:
-        if client not in self._balances:
-            raise ConfigurationError(f"client {client} has no account: open one, or leave the client out.")
-        return self._balances[client]
-
-    def _pay_out(self, round: int, kind: str, tier: int, parts: Mapping[int, int]) -> dict[int, int]:
-        for client, amount in parts.items():
-            if amount:
-                self._record(round, kind, tier, "pool", client, amount)
-        return dict(parts)
-
-    def _record(
-        self, round: int, kind: str, tier: int | None, sender: Account, recipient: Account, amount: int
-    ) -> None:
-        # An integer of NumPy's would not be a plain value in a checkpoint.
-        origin, target = (one if isinstance(one, str) else operator.index(one) for one in (sender, recipient))
-        place = None if tier is None else operator.index(tier)
-        number = len(self._transactions)
-        self._apply(Transaction(number, operator.index(round), kind, place, origin, target, operator.index(amount)))
-
-    def _apply(self, one: Transaction) -> None:
-        """The only place where amounts change; raises KeyError or ValueError, before it changes any."""
-        match (one.sender, one.recipient, one.tier):
-            case ("issued", int(client), None) if client not in self._balances:
-                self._issued += one.amount
-                self._balances[client] = one.amount
-            case (int(client), "retired", None) if self._balances[client] == one.amount:
-                del self._balances[client]
-                self._retired += one.amount
-                for paid in self._paid.values():
-                    paid.pop(client, None)
-            case (int(client), "pool", int(tier)) if self._balances[client] >= one.amount:
-                self._balances[client] -= one.amount
-                self._pools[tier] = self._pools.get(tier, 0) + one.amount
-                paid = self._paid.setdefault(tier, {})
-                if one.amount:
-                    paid[client] = paid.get(client, 0) + one.amount
-            case ("pool", int() | "retired" as recipient, int(tier)) if self._pools[tier] >= one.amount:
-                if recipient == "retired":
-                    self._retired += one.amount
-                else:
-                    self._balances[recipient] += one.amount
-                    if recipient in self._paid[tier]:
-                        self._paid[tier][recipient] = max(0, self._paid[tier][recipient] - one.amount)
-                self._pools[tier] -= one.amount
-                if not self._pools[tier]:
-                    self._paid[tier].clear()
-            case _:
-                raise ValueError(f"not a transaction: {one}")
-        self._transactions.append(one)
+def to_units(tokens: float) -> int:
+    """Tokens in units, to the nearest one."""
+    return round(tokens * UNITS_PER_TOKEN)
 
 
-def replay(transactions: Iterable[Transaction]) -> dict[int, int]:
-    """The balances that transactions lead to, by adding up and nothing else, clients in ascending order."""
-    balances: dict[int, int] = {}
-    for one in transactions:
-        if isinstance(one.recipient, int):
-            balances[one.recipient] = balances.get(one.recipient, 0) + one.amount
-        if isinstance(one.sender, int):
-            balances[one.sender] -= one.amount
-            if one.recipient == "retired":
-                del balances[one.sender]
-    return dict(sorted(balances.items()))
+def reimbursement_share(accuracy: float, best_accuracy: float, eta: float, gamma: float) -> float:
+    """The share of the pool that goes back to the payers, ``θ = η (γ - min(γ, δ)) / γ`` (equation 9).
 
-
-def split_units(amount: int, shares: Mapping[int, float | Fraction]) -> dict[int, int]:
-    """Divide whole units in given proportions, exactly, by largest remainder.
+    ``δ = max(0, (accuracy - best) / best)`` is the improvement (equation 8), relative to the best of past rounds. From
+    nothing (best 0, as before the first round) to something it is infinite, the limit; from nothing to nothing none.
+    Without improvement the payers get η back, with an improvement of γ or more nothing.
 
     Args:
-        amount: >= 0.
-        shares: client -> share >= 0, any multiple of it.
+        accuracy: of the tier model, mean over its clients' data, >= 0; or another score of which more is better.
+        best_accuracy: the largest of the rounds before, >= 0.
+        eta: η in [0, 1], the most that is paid back.
+        gamma: γ in (0, 1], the improvement from which on nothing is paid back.
+
+    Returns:
+        θ in [0, η].
+
+    Raises:
+        ConfigurationError: if an accuracy is negative or not finite.
+
+    Example:
+        >>> reimbursement_share(0.75, 0.5, eta=0.8, gamma=1.0)  # δ = 0.5
+        0.4
+    """
+    if not (0 <= accuracy < math.inf and 0 <= best_accuracy < math.inf):
+        raise ConfigurationError(
+            f"accuracy={accuracy}, best_accuracy={best_accuracy}: give finite scores of at least 0, larger is better."
+        )
+    if best_accuracy == 0:
+        improvement = math.inf if accuracy > 0 else 0.0
+    else:
+        improvement = max(0.0, (accuracy - best_accuracy) / best_accuracy)
+    return eta * (1 - min(gamma, improvement) / gamma)
+
+
+def reward_ranks(contributions: Mapping[int, float], participations: Mapping[int, int]) -> dict[int, int]:
+    """Each provider's rank, from 1 to n; of the reward it gets its rank over β = n (n + 1) / 2 (equations 12 to 14).
+
+    The provider with the largest contribution has rank n. Of equal contributions the one that took part more often
+    ranks higher, then the one with the smaller number.
+
+    Args:
+        contributions: ψ of each of the n providers.
+        participations: Ω, in how many rounds a client has trained the tier; 0 for those not named.
+
+    Returns:
+        Ranks by client, ascending in rank.
+
+    Raises:
+        ConfigurationError: if a contribution is NaN.
+
+    Example:
+        >>> reward_ranks({4: 0.1, 7: -0.2}, {})
+        {7: 1, 4: 2}
+    """
+    if any(map(math.isnan, contributions.values())):
+        raise ConfigurationError(f"contributions={dict(contributions)}: leave out providers whose updates failed.")
+    order = sorted(contributions, key=lambda i: (contributions[i], participations.get(i, 0), -i))
+    return {client: rank for rank, client in enumerate(order, start=1)}
+
+
+def split_units(amount: int, weights: Mapping[int, int]) -> dict[int, int]:
+    """Divide whole units in given proportions, exactly, by largest remainder; of equal ones the smaller number first.
+
+    Args:
+        amount: >= 0, 0 if there is nobody.
+        weights: client -> weight > 0.
 
     Returns:
         Units by client, ascending; they sum to the amount.
-
-    Raises:
-        ConfigurationError: if a share is negative or not finite, none is positive, or the amount is not whole.
 
     Example:
         >>> split_units(100, {0: 1, 1: 1, 2: 1})
         {0: 34, 1: 33, 2: 33}
     """
-    total = _whole(amount)
-    if not all(0 <= share < math.inf for share in shares.values()) or not any(shares.values()):
-        raise ConfigurationError(f"shares={dict(shares)}: give finite shares of at least 0, at least one above.")
-    exact = {client: Fraction(shares[client]) for client in sorted(shares)}
-    whole = sum(exact.values())
-    quotas = {client: total * share / whole for client, share in exact.items()}
-    parts = {client: math.floor(quota) for client, quota in quotas.items()}
-    rest = total - sum(parts.values())
-    for client in sorted(quotas, key=lambda client: (parts[client] - quotas[client], client))[:rest]:
+    total = sum(weights.values())
+    parts, remainders = {}, {}
+    for client in sorted(weights):
+        parts[client], remainders[client] = divmod(amount * weights[client], total)
+    rest = amount - sum(parts.values())
+    for client in sorted(remainders, key=lambda client: (-remainders[client], client))[:rest]:
         parts[client] += 1
     return parts
 
 
-def to_units(tokens: float) -> int:
-    """Tokens in units, to the nearest one.
+def settle_round(
+    payers: Sequence[int],
+    price: int,
+    contributions: Mapping[int, float],
+    participations: Mapping[int, int],
+    accuracy: float,
+    best_accuracy: float,
+    eta: float,
+    gamma: float,
+) -> dict[Literal["reimbursement", "reward", "refund"], dict[int, int]]:
+    """What becomes of a tier's pool after a round: reimbursements and rewards (equations 8 to 14), or all back.
+
+    Args:
+        payers: distinct clients that paid the price of a bid.
+        price: units of tokens.
+        contributions: ψ of each provider, a client that trained and whose update arrived.
+        participations: Ω, in how many rounds before a client has trained the tier.
+        accuracy: see :func:`reimbursement_share`; not read where there is no provider.
+        best_accuracy: see there.
+        eta: see there.
+        gamma: see there.
+
+    Returns:
+        kind of payment -> client -> units; all together what the payers paid.
 
     Raises:
-        ConfigurationError: if the number is negative or not finite.
+        ConfigurationError: if an accuracy is out of range or a contribution is NaN.
     """
-    if not 0 <= tokens < math.inf:
-        raise ConfigurationError(f"tokens={tokens}: give a finite number of at least 0.")
-    return round(Fraction(tokens) * UNITS_PER_TOKEN)
-
-
-def _whole(amount: int) -> int:
-    try:
-        units = operator.index(amount)
-    except TypeError:
-        units = -1
-    if units < 0:
-        raise ConfigurationError(f"amount={amount}: amounts are whole units of at least 0; to_units makes them.")
-    return units
+    if not contributions:
+        return {"refund": dict.fromkeys(sorted(payers), price)}
+    pool = price * len(payers)
+    share = reimbursement_share(accuracy, best_accuracy, eta, gamma)
+    reimbursed = split_units(math.floor(pool * share), dict.fromkeys(payers, 1))
+    rewarded = split_units(pool - sum(reimbursed.values()), reward_ranks(contributions, participations))
+    return {"reimbursement": reimbursed, "reward": rewarded}

@@ -102,6 +102,22 @@ def test_wrong_policies(tiny, command, setting, line):
     assert err.startswith(f"error: trainer.callbacks[0].init_args{line}"), err
 
 
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("price: 200", "Tokens.price=200.0, initial_balance=100.0: nobody could ever bid"),
+        ("prize: 2", "trainer.callbacks.tokens: Option 'prize' is not accepted."),
+    ],
+)
+def test_wrong_tokens(tiny, command, setting, line):
+    Path("tokens.yaml").write_text(
+        f"trainer: {{callbacks: [{{class_path: TierBidding, init_args: {{num_tiers: 2, tokens: {{{setting}}}}}}}]}}"
+    )
+    code, _, err = command("fit", "--config", "tiny.yaml", "--config", "tokens.yaml")
+    assert code == 2
+    assert err.startswith(f"error: {line}"), err
+
+
 def test_a_missing_recipe_suggests_a_shipped_one(command):
     _, _, err = command("fit", "--config", "drfa_esl")
     assert "(did you mean 'drfa_esol'?). `lightning-fl recipes` lists those." in err

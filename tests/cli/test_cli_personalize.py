@@ -234,7 +234,6 @@ def test_what_the_run_was_is_said(run, command):
 
 def test_of_many_models_those_with_the_largest_shares_are_shown(capsys):
     from lightning_fl.cli.personalize import _print
-    from lightning_fl.functional.pifl import ImportanceWeights
     from lightning_fl.metrics import MetricSummary
     from lightning_fl.personalization import Personalization
 
@@ -244,7 +243,8 @@ def test_of_many_models_those_with_the_largest_shares_are_shown(capsys):
         monitor="val/acc",
         higher_is_better=True,
         values=[0.5] * 40,
-        weights=ImportanceWeights(shares / 40, shares / shares.sum()),
+        importance=shares / 40,
+        mixture=shares / shares.sum(),
         num_scored=5,
         num_held_out=5,
         shared={"val/acc": MetricSummary.of(clients, higher_is_better=True)},

@@ -34,7 +34,7 @@ from lightning_fl.callbacks import (
     ShapleyRewards,
     SoftAveraging,
     TierBidding,
-    TokenLedger,
+    Tokens,
     UniformSampling,
 )
 from lightning_fl.callbacks.collaboration import fedcollab
@@ -217,11 +217,13 @@ def test_robust_sampling_sends_snapshots_and_asks_for_losses(steps: int) -> None
 def test_who_bids_receives_all_tiers_and_then_holds_what_it_trains() -> None:
     tiers, turns = TierBidding(num_tiers=2, num_best=2, num_samples=4), Turns()
     run = fit(tiers, turns, ShapleyRewards(num_samples=4, every_n_rounds=3), max_rounds=3)
-    first = {client for cohort in tiers.cohorts[0].values() for clients in cohort.values() for client in clients}
-    trained = [sum(any(cohort.values()) for cohort in of_round.values()) for of_round in tiers.cohorts]
+    first = {client for cohort in tiers.rounds[0].cohorts.values() for clients in cohort.values() for client in clients}
+    trained = [
+        sum(any(cohort.values()) for cohort in of_round.values()) for of_round in (one.cohorts for one in tiers.rounds)
+    ]
     assert trained[0] == 2
     valued: Counter[int] = Counter()  # gradients of the third round; of a tier of one there is none
-    for cohort in tiers.cohorts[2].values():
+    for cohort in tiers.rounds[2].cohorts.values():
         clients = [*cohort["best"], *cohort["random"]]
         valued.update(clients if len(clients) > 1 else [])
     assert received(run) == [(client in first) + sum(trained) for client in range(N)]
@@ -229,16 +231,13 @@ def test_who_bids_receives_all_tiers_and_then_holds_what_it_trains() -> None:
 
 
 @pytest.mark.slow
-def test_a_ledger_moves_nothing_and_f1_scores_every_model_everywhere() -> None:
-    tiers, turns = TierBidding(num_tiers=2, initial_tiers="f1", pretraining_rounds=2, num_samples=4), Turns()
-    run = fit(tiers, turns, ShapleyRewards(num_samples=4, method="permutations"), TokenLedger(), max_rounds=1)
-    members = [clients for clients in tiers.members.values() if clients]
-    # the initial model, those of all others, and the tiers that were trained
-    least = [1 + (N - 1) + len(members)] * N
-    coalitions_of = {client: len(clients) for clients in members for client in clients}
-    assert sent(run) == [1 + count for count in turns.of_all()]
-    for client, count in enumerate(received(run)):
-        assert least[client] <= count <= least[client] + 2 ** coalitions_of[client] - 2
+def test_payments_move_no_models() -> None:
+    values: dict[str, Any] = {"num_samples": 4, "method": "permutations"}
+    tiers, turns = TierBidding(num_tiers=2, num_samples=4, tokens=Tokens()), Turns()
+    run = fit(tiers, turns, ShapleyRewards(**values), max_rounds=1)
+    free = fit(TierBidding(num_tiers=2, num_samples=4), ShapleyRewards(**values), max_rounds=1)
+    assert sent(run) == sent(free) == turns.of_all()
+    assert received(run) == received(free)
 
 
 @pytest.mark.parametrize(("method", "models"), [("first_order", 1), ("exact", 7), ("permutations", 7)])

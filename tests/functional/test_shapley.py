@@ -121,8 +121,6 @@ class TestPermutations:
         found = shapley_permutations(game, 6, generator(seed), num_permutations=400)
         assert ((found.values - shapley_exact(game, 6)).abs() <= 4 * found.standard_errors).all()
         assert (found.standard_errors < 0.1).all()
-        assert found.num_permutations == 400
-        assert found.num_coalitions <= 64
 
     def test_standard_errors_are_neither_too_small_nor_too_large(self):
         """The standardised errors of independent runs have variance 1; 200 runs of 5 players put it in 0.8 to 1.2."""
@@ -178,31 +176,8 @@ class TestPermutations:
             asked[players] += 1
             return game(players)
 
-        found = shapley_permutations(counted, 4, generator(0), num_permutations=100)
+        shapley_permutations(counted, 4, generator(0), num_permutations=100)
         assert set(asked.values()) == {1}
-        assert found.num_coalitions == len(asked)
-
-    def test_tolerance_ends_the_sampling(self):
-        game = random_game(1, 5)
-        found = shapley_permutations(game, 5, generator(0), num_permutations=10_000, tolerance=0.1)
-        assert 20 <= found.num_permutations < 1000
-        assert float(found.standard_errors.max()) <= 0.1
-        at_once = shapley_permutations(lambda p: float(len(p)), 5, generator(0), tolerance=0.0)
-        assert at_once.num_permutations == 20
-
-    def test_truncation_saves_values_and_costs_little(self):
-        """Accuracies that saturate: 20 players, of whom any 6 do."""
-
-        def game(players: frozenset[int]) -> float:
-            return min(len(players), 6) / 6
-
-        full = shapley_permutations(game, 20, generator(0), num_permutations=40)
-        cut = shapley_permutations(game, 20, generator(0), num_permutations=40, truncation=0.2)
-        # The sixth player of an order closes a gap of 1/6 <= 0.2: it counts for nothing, and the others are the same.
-        assert float(cut.values.sum()) == pytest.approx(5 / 6)
-        assert cut.num_coalitions < full.num_coalitions / 3
-        exact = shapley_permutations(game, 20, generator(0), num_permutations=40, truncation=0.0)
-        torch.testing.assert_close(exact.values, full.values)
 
     def test_one_player(self):
         found = shapley_permutations(lambda players: 3.0 * len(players), 1, generator(0), num_permutations=4)
@@ -223,10 +198,6 @@ class TestPermutations:
         for count in (2, 7):
             with pytest.raises(ConfigurationError, match=f"num_permutations={count}: they come in pairs"):
                 shapley_permutations(game, 3, generator(0), num_permutations=count)
-        with pytest.raises(ConfigurationError, match="tolerance=-1: give a number of at least 0, or None"):
-            shapley_permutations(game, 3, generator(0), tolerance=-1)
-        with pytest.raises(ConfigurationError, match="truncation=nan: give a number of at least 0, or None"):
-            shapley_permutations(game, 3, generator(0), truncation=math.nan)
         with pytest.raises(DataError, match=r"the value of coalition \[0, 1\] is nan: give a bounded value"):
             shapley_permutations(lambda players: math.nan if players == {0, 1} else 0.0, 2, generator(0))
 

@@ -1,213 +1,138 @@
-"""The ledger: no token is lost, none is spent twice."""
+"""What a pool is paid out as: against tables worked by hand, and no unit lost."""
 
-import csv
-import io
 import math
-from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lightning_fl.errors import CheckpointError, ConfigurationError
-from lightning_fl.functional import UNITS_PER_TOKEN, Ledger, Transaction, replay, split_units, to_units
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional import (
+    UNITS_PER_TOKEN,
+    reimbursement_share,
+    reward_ranks,
+    settle_round,
+    split_units,
+    to_units,
+)
 from lightning_fl.seeding import generator
 
 
-def opened(*balances: int) -> Ledger:
-    ledger = Ledger()
-    for client, balance in enumerate(balances):
-        ledger.open(client, balance, round=0)
-    return ledger
-
-
-class TestLedger:
-    def test_every_transaction_is_on_record(self):
-        ledger = opened(100, 50)
-        ledger.pay(0, 30, round=1, tier=2)
-        ledger.pay(1, 30, round=1, tier=2)
-        assert ledger.reimburse(2, 0.25, round=1) == {0: 8, 1: 7}  # 15 units, one left over
-        assert ledger.reward(2, {1: Fraction(2, 3), 0: Fraction(1, 3)}, round=1) == {0: 15, 1: 30}
-        assert ledger.close(0, round=2) == 93
-        assert ledger.transactions == [
-            Transaction(0, 0, "open", None, "issued", 0, 100),
-            Transaction(1, 0, "open", None, "issued", 1, 50),
-            Transaction(2, 1, "bid", 2, 0, "pool", 30),
-            Transaction(3, 1, "bid", 2, 1, "pool", 30),
-            Transaction(4, 1, "reimbursement", 2, "pool", 0, 8),
-            Transaction(5, 1, "reimbursement", 2, "pool", 1, 7),
-            Transaction(6, 1, "reward", 2, "pool", 0, 15),
-            Transaction(7, 1, "reward", 2, "pool", 1, 30),
-            Transaction(8, 2, "close", None, 0, "retired", 93),
-        ]
-        assert (ledger.balances(), ledger.pools(), ledger.issued, ledger.retired) == ({1: 57}, {2: 0}, 150, 93)
-        assert replay(ledger.transactions) == ledger.balances()
-
-    def test_nobody_pays_what_it_has_not(self):
-        ledger = opened(40)
-        with pytest.raises(ConfigurationError, match="client 0 has 40 units and cannot pay 41 for tier 3: let it bid"):
-            ledger.pay(0, 41, round=1, tier=3)
-        assert (ledger.balances(), ledger.pools(), len(ledger.transactions)) == ({0: 40}, {}, 1)
-        ledger.pay(0, 40, round=1, tier=3)
-        assert ledger.balances() == {0: 0}
-
-    def test_pools_are_apart(self):
-        ledger = opened(100)
-        ledger.pay(0, 10, round=1, tier=0)
-        ledger.pay(0, 20, round=1, tier=1, kind="fee")
-        assert ledger.pools() == {0: 10, 1: 20}
-        assert ledger.transactions[-1].kind == "fee"
-        assert ledger.reward(0, {0: 1}, round=1) == {0: 10}
-        assert ledger.pools() == {0: 0, 1: 20}
-
-    def test_all_paid_back(self):
-        ledger = opened(100, 100, 100)
-        for client, amount in enumerate((10, 20, 30)):
-            ledger.pay(client, amount, round=1, tier=0)
-        ledger.close(1, round=1)
-        assert ledger.payers(0) == {0: 10, 2: 30}
-        assert ledger.refund(0, round=1) == {0: 10, 2: 30}
-        assert ledger.balances() == {0: 100, 2: 100}
-        assert ledger.retired == 80 + 20
-        assert ledger.transactions[-1] == Transaction(9, 1, "retirement", 0, "pool", "retired", 20)
-        assert ledger.refund(5, round=1) == {}  # nobody ever paid
-
-    def test_paid_back_after_a_part_was_reimbursed(self):
-        ledger = opened(100, 100, 100)
-        for client, amount in enumerate((10, 30, 20)):
-            ledger.pay(client, amount, round=1, tier=0)
-        ledger.close(2, round=1)
-        assert ledger.reimburse(0, 0.5, round=1) == {0: 15, 1: 15}
-        assert ledger.payers(0) == {0: 0, 1: 15}
-        assert ledger.refund(0, round=1) == {0: 0, 1: 15}
-        assert (ledger.balances(), ledger.pools()) == ({0: 105, 1: 100}, {0: 0})
-        assert ledger.retired == 80 + 15  # of the 20 paid, 5 went to client 0
-
-    def test_who_paid_is_forgotten_with_the_pool_that_is_spent(self):
-        ledger = opened(100, 100)
-        ledger.pay(0, 10, round=1, tier=0)
-        ledger.reward(0, {1: 1}, round=1)
-        ledger.pay(1, 10, round=2, tier=0)
-        assert ledger.reimburse(0, 1.0, round=2) == {1: 10}
-
-    def test_nothing_is_reimbursed_to_those_who_left(self):
-        ledger = opened(100, 100)
-        ledger.pay(0, 10, round=1, tier=0)
-        ledger.close(0, round=1)
-        ledger.open(0, 5, round=1)  # came back: another account
-        assert ledger.reimburse(0, 1.0, round=1) == {}
-        assert ledger.reward(0, {1: 1}, round=1) == {1: 10}
-        assert ledger.balances() == {0: 5, 1: 110}
-
-    def test_a_client_may_come_back(self):
-        ledger = opened(30)
-        ledger.close(0, round=1)
-        ledger.open(0, 20, round=2)
-        assert (ledger.balances(), ledger.issued, ledger.retired) == ({0: 20}, 50, 30)
-        assert replay(ledger.transactions) == {0: 20}
-
-    def test_resuming(self):
-        ledger = opened(100, 100)
-        ledger.pay(0, 10, round=1, tier=0)
-        ledger.pay(np.int64(1), 20, round=np.int64(1), tier=np.int64(1))
-        ledger.close(0, round=2)
-        file = io.BytesIO()
-        torch.save(ledger.state_dict(), file)
-        file.seek(0)
-        resumed = Ledger()
-        resumed.load_state_dict(torch.load(file, weights_only=True))
-        for one in (ledger, resumed):
-            assert one.refund(0, round=2) == {}
-            assert one.reimburse(1, 0.5, round=2) == {1: 10}
-        assert resumed.transactions == ledger.transactions
-        assert (resumed.balances(), resumed.pools(), resumed.issued, resumed.retired) == (
-            {1: 90},
-            {0: 0, 1: 10},
-            200,
-            100,
-        )
-
+class TestReimbursementShare:
     @pytest.mark.parametrize(
-        "row",
+        ("accuracy", "best", "share"),
         [
-            [1, 1, "bid", 0, 0, "pool", 101],  # more than it has
-            [2, 1, "bid", 0, 0, "pool", 1],  # one is missing before it
-            [1, 1, "bid", 0, 7, "pool", 1],  # unknown client
-            [1, 1, "bid", 0, 0, "pool", -1],
-            [1, 1, "reward", 0, "pool", 0, 1],  # an empty pool
-            [1, 1, "close", None, 0, "retired", 99],  # not all it has
-            [1, 1, "open", None, "issued", 0, 1],  # open already
-            [1, 1, "bid", 0, 0],
+            (0.5, 0.5, 0.8),  # nothing gained: η
+            (0.3, 0.5, 0.8),
+            (0.625, 0.5, 0.4),  # δ = γ / 2: half of η
+            (0.75, 0.5, 0.0),  # δ = γ
+            (0.9, 0.5, 0.0),
+            (0.1, 0.0, 0.0),  # the first round
+            (0.0, 0.0, 0.8),
         ],
     )
-    def test_a_damaged_record_is_not_resumed_from(self, row):
-        ledger = opened(100)
-        state = ledger.state_dict()
-        state["transactions"].append(row)
-        with pytest.raises(CheckpointError, match=r"transaction \[.*\] cannot have followed those before it"):
-            ledger.load_state_dict(state)
-        assert (ledger.balances(), len(ledger.transactions)) == ({0: 100}, 1)
+    def test_by_hand(self, accuracy, best, share):
+        assert reimbursement_share(accuracy, best, eta=0.8, gamma=0.5) == share
 
-    def test_rows_make_a_table(self):
-        ledger = opened(100)
-        ledger.pay(0, 10, round=1, tier=0)
-        file = io.StringIO()
-        writer = csv.DictWriter(file, Transaction._fields, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(ledger.rows())
-        assert file.getvalue() == (
-            "number,round,kind,tier,sender,recipient,amount\n0,0,open,,issued,0,100\n1,1,bid,0,0,pool,10\n"
-        )
+    def test_the_more_improvement_the_less_is_paid_back(self):
+        shares = [reimbursement_share(0.5 + step / 100, 0.5, 1.0, 0.3) for step in range(30)]
+        assert shares == sorted(shares, reverse=True)
+        assert (shares[0], shares[-1]) == (1.0, 0.0)
 
     def test_refusals(self):
-        ledger = opened(100)
-        with pytest.raises(ConfigurationError, match="client 0 has an account already: close it"):
-            ledger.open(0, 5, round=1)
-        for amount in (-1, 0.5):
-            with pytest.raises(ConfigurationError, match=f"amount={amount}: amounts are whole units of at least 0"):
-                ledger.open(1, amount, round=1)
-            with pytest.raises(ConfigurationError, match=f"amount={amount}: amounts are whole units of at least 0"):
-                ledger.pay(0, amount, round=1, tier=0)
-        for call in (
-            lambda: ledger.pay(9, 1, round=1, tier=0),
-            lambda: ledger.close(9, round=1),
-            lambda: ledger.reward(0, {9: 1}, round=1),
-        ):
-            with pytest.raises(ConfigurationError, match="client 9 has no account: open one, or leave the client out"):
-                call()
-        with pytest.raises(ConfigurationError, match="share=1.5: a share of the pool lies between 0 and 1"):
-            ledger.reimburse(0, 1.5, round=1)
-        with pytest.raises(ConfigurationError, match=r"shares=\{\}: give finite shares"):
-            ledger.reward(0, {}, round=1)
+        for accuracy, best in ((-0.1, 0.5), (0.5, -0.1), (math.nan, 0.5), (0.5, math.inf)):
+            with pytest.raises(ConfigurationError, match="give finite scores of at least 0"):
+                reimbursement_share(accuracy, best, 0.5, 0.5)
+
+
+class TestRewardRanks:
+    def test_by_hand(self):
+        assert reward_ranks({3: 0.2, 8: -0.5, 1: 0.9, 5: 0.0}, {}) == {1: 4, 3: 3, 5: 2, 8: 1}
+
+    def test_ties(self):
+        """Client 2 took part more often; 0 and 1 did equally often."""
+        assert reward_ranks({0: 0.5, 1: 0.5, 2: 0.5}, {0: 3, 1: 3, 2: 4}) == {0: 2, 1: 1, 2: 3}
+        assert reward_ranks({0: 0.5, 1: 0.5}, {1: 1}) == {0: 1, 1: 2}
+
+    @pytest.mark.parametrize("count", [0, 1, 2, 7, 100])
+    def test_they_are_one_to_n(self, count):
+        psi = dict(enumerate(torch.randn(count, generator=generator(count)).tolist()))
+        assert sorted(reward_ranks(psi, {}).values()) == list(range(1, count + 1))
+
+    def test_numbers_of_clients_mean_nothing_without_ties(self):
+        names = [4, 2, 0, 1, 3]
+        psi = [0.3, -1.0, 2.0, 0.1, 0.0]
+        ranks = reward_ranks(dict(enumerate(psi)), {})
+        renamed = reward_ranks({names[client]: value for client, value in enumerate(psi)}, {})
+        assert [renamed[names[client]] for client in range(5)] == [ranks[client] for client in range(5)]
+
+    def test_refusal(self):
+        with pytest.raises(ConfigurationError, match="leave out providers whose updates failed"):
+            reward_ranks({0: math.nan}, {})
 
 
 class TestUnits:
     def test_by_hand(self):
         assert split_units(100, {2: 1, 0: 1, 1: 1}) == {0: 34, 1: 33, 2: 33}
         assert split_units(10, {0: 1, 1: 3, 2: 6}) == {0: 1, 1: 3, 2: 6}
-        assert split_units(7, {0: 0.5, 1: 0.5, 2: 0.0}) == {0: 4, 1: 3, 2: 0}
         assert split_units(2, {0: 1, 1: 1, 2: 2}) == {0: 1, 1: 0, 2: 1}  # quotas 0.5, 0.5, 1
         assert split_units(0, {0: 1}) == {0: 0}
+        assert split_units(0, {}) == {}
 
     @pytest.mark.parametrize("seed", range(20))
     def test_nothing_is_lost_and_nobody_is_off_by_a_unit(self, seed):
-        shares = dict(enumerate(torch.rand(11, generator=generator(seed)).tolist()))
-        parts = split_units(10**6 + seed, shares)
+        weights = dict(enumerate(torch.randint(1, 99, (11,), generator=generator(seed)).tolist()))
+        parts = split_units(10**6 + seed, weights)
         assert sum(parts.values()) == 10**6 + seed
-        for client, share in shares.items():
-            assert abs(parts[client] - (10**6 + seed) * share / sum(shares.values())) < 1
+        for client, weight in weights.items():
+            assert abs(parts[client] - (10**6 + seed) * weight / sum(weights.values())) < 1
 
     def test_tokens(self):
         assert to_units(1) == UNITS_PER_TOKEN
         assert to_units(0.1) == 100_000
         assert to_units(12345.678901) == 12_345_678_901
-        for tokens in (-1, math.nan, math.inf):
-            with pytest.raises(ConfigurationError, match=f"tokens={tokens}: give a finite number"):
-                to_units(tokens)
 
-    def test_refusals(self):
-        for shares in ({}, {0: 0}, {0: -1, 1: 2}, {0: math.nan}):
-            with pytest.raises(ConfigurationError, match="give finite shares of at least 0, at least one above"):
-                split_units(5, shares)
-        with pytest.raises(ConfigurationError, match=r"amount=0.5: amounts are whole units"):
-            split_units(0.5, {0: 1})
+
+class TestSettlement:
+    def test_a_round_by_hand(self):
+        """Four payers of 30 and a stranger who trains for nothing. δ = 0.25, θ = 0.8 (0.5 - 0.25) / 0.5 = 0.4: of 120
+        units 48 go back, 12 to each; 72 by ranks 4, 3, 2, 1 of 10: 28.8, 21.6, 14.4, 7.2, the units left over to the
+        remainders 0.8 and 0.6."""
+        psi = {0: 0.1, 1: 0.4, 2: -0.2, 4: 0.4}  # the update of client 3 did not arrive
+        found = settle_round([3, 0, 1, 2], 30, psi, {1: 5, 4: 9}, accuracy=0.625, best_accuracy=0.5, eta=0.8, gamma=0.5)
+        assert found == {
+            "reimbursement": {0: 12, 1: 12, 2: 12, 3: 12},
+            "reward": {0: 14, 1: 22, 2: 7, 4: 29},  # 4 took part more often than 1
+        }
+
+    @pytest.mark.parametrize(
+        ("accuracy", "best", "reimbursed", "rewarded"),
+        [
+            (0.2, 0.0, {0: 0, 1: 0}, {0: 20, 1: 40}),  # the first round: all of it is earned
+            (0.5, 0.5, {0: 30, 1: 30}, {0: 0, 1: 0}),  # no progress: all of it goes back
+        ],
+    )
+    def test_limits(self, accuracy, best, reimbursed, rewarded):
+        found = settle_round([0, 1], 30, {0: -1.0, 1: 1.0}, {}, accuracy, best, eta=1.0, gamma=1.0)
+        assert found == {"reimbursement": reimbursed, "reward": rewarded}
+
+    def test_where_no_update_arrived_all_is_paid_back(self):
+        found = settle_round([2, 0], 30, {}, {}, math.nan, 0.5, eta=0.5, gamma=0.5)
+        assert found == {"refund": {0: 30, 2: 30}}
+
+    def test_nobody_paid(self):
+        found = settle_round([], 30, {0: 0.3, 1: 0.1}, {}, 0.5, 0.5, eta=1.0, gamma=0.5)
+        assert found == {"reimbursement": {}, "reward": {0: 0, 1: 0}}
+
+    @given(
+        st.sets(st.integers(0, 9)),
+        st.integers(1, 10**8),
+        st.dictionaries(st.integers(0, 9), st.floats(-1, 1)),
+        st.tuples(st.floats(0, 1), st.floats(0, 1)),
+        st.tuples(st.floats(0, 1), st.floats(0.01, 1)),
+    )
+    def test_all_of_the_pool_and_no_more_is_paid_out(self, payers, price, psi, accuracies, settings):
+        found = settle_round(sorted(payers), price, psi, {}, *accuracies, *settings)
+        assert all(amount >= 0 for units in found.values() for amount in units.values())
+        assert sum(sum(units.values()) for units in found.values()) == price * len(payers)

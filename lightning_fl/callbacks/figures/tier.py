@@ -15,8 +15,7 @@ from lightning_fl.callbacks.figures.plots.tiers import (
 )
 from lightning_fl.callbacks.figures.round_figure import RoundFigure
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
-from lightning_fl.callbacks.rewards.tier_history import TierHistory
-from lightning_fl.callbacks.rewards.token_ledger import TokenLedger
+from lightning_fl.callbacks.rewards.tier_bidding import TierBidding
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN
 from lightning_fl.metrics import metric_name
@@ -33,9 +32,9 @@ class TierFigures(RoundFigure):
     """What happened in a run of PI-FL, in TensorBoard and as files in ``figures/``; drawn at the end of the fit.
 
     Of ``TierBidding``: ``tier_membership.png``, who trained which tier in which round, and ``tier_importance.png``, how
-    well the tiers' models do on the clients' data. Of ``TokenLedger``: ``token_balances.png`` and
-    ``token_payments.png``. Of ``ShapleyRewards``: ``tier_contributions.png``. And ``personal_METRIC.png``, how the
-    validation of the clients' own models is spread, against their local training where ``LocalReference`` has it.
+    well the tiers' models do on the clients' data; with tokens ``token_balances.png`` and ``token_payments.png``. Of
+    ``ShapleyRewards``: ``tier_contributions.png``. And ``personal_METRIC.png``, how the validation of the clients' own
+    models is spread, against their local training where ``LocalReference`` has it.
 
     Args:
         every_n_rounds: also draw them every n rounds; 0 for the end only.
@@ -49,15 +48,11 @@ class TierFigures(RoundFigure):
         """Refuse a run in which nothing can be drawn."""
         if stage != "fit":
             return
-        drawn = [
-            callback
-            for callback in trainer.callbacks
-            if isinstance(callback, (TierHistory, TokenLedger, ShapleyRewards))
-        ]
+        drawn = [callback for callback in trainer.callbacks if isinstance(callback, (TierBidding, ShapleyRewards))]
         if not drawn:
             raise ConfigurationError(
-                "TierFigures draws what TierBidding, TokenLedger and ShapleyRewards keep: add one of them to"
-                " trainer.callbacks, or remove TierFigures."
+                "TierFigures draws what TierBidding and ShapleyRewards keep: add one of them to trainer.callbacks, or"
+                " remove TierFigures."
             )
         later = trainer.callbacks[trainer.callbacks.index(self) :]
         if late := [type(callback).__name__ for callback in drawn if callback in later]:
@@ -71,62 +66,60 @@ class TierFigures(RoundFigure):
             return
         assert trainer.datamodule is not None
         figures: dict[str, Figure] = {}
-        for callback in trainer.callbacks:
-            if isinstance(callback, TierHistory):
-                figures |= _of_tiers(trainer, callback)
-            if isinstance(callback, TokenLedger):
-                figures |= _of_tokens(trainer, callback)
-            if isinstance(callback, ShapleyRewards) and any(callback.by_model):
-                figures["tier_contributions"] = draw_tier_contributions(
-                    _cumulated(callback.by_model, trainer.num_clients),
-                    trainer.datamodule.client_names(),
-                    title=f"Contributions up to round {trainer.current_round}",
-                    label="cumulated Shapley value (units of the loss)",
-                    source=trainer.datamodule.source,
-                )
+        tiers, rewards = trainer.callback(TierBidding), trainer.callback(ShapleyRewards)
+        if tiers is not None and tiers.rounds:
+            figures |= _of_tiers(trainer, tiers) | _of_tokens(trainer, tiers)
+        if rewards is not None and any(rewards.by_model):
+            figures["tier_contributions"] = draw_tier_contributions(
+                _cumulated(rewards.by_model, trainer.num_clients),
+                trainer.datamodule.client_names(),
+                title=f"Contributions up to round {trainer.current_round}",
+                label="cumulated Shapley value (units of the loss)",
+                source=trainer.datamodule.source,
+            )
         for name, figure in (figures | _of_validation(trainer)).items():
             trainer.run_log.log_figure(name, figure, trainer.current_round)
 
 
-def _of_tiers(trainer: TrainerSurface, tiers: TierHistory) -> "dict[str, Figure]":
+def _of_tiers(trainer: TrainerSurface, tiers: TierBidding) -> "dict[str, Figure]":
     assert trainer.datamodule is not None
-    source, figures = trainer.datamodule.source, {}
-    if tiers.cohorts:
-        figures["tier_membership"] = draw_tier_membership(
-            tiers.rounds,
-            tiers.cohorts,
+    source, last = trainer.datamodule.source, tiers.rounds[-1]
+    series = {"best tier of each client": last.importance.amax(1).tolist()}
+    series |= {f"tier {tier}": last.importance[:, tier].tolist() for tier in range(tiers.num_tiers)}
+    return {
+        "tier_membership": draw_tier_membership(
+            [one.number for one in tiers.rounds],
+            [one.cohorts for one in tiers.rounds],
             trainer.datamodule.client_names(),
             title="Who trained which tier",
             source=source,
-        )
-    if len(tiers.importance):
-        raw = torch.as_tensor(tiers.importance[-1], dtype=torch.float64)
-        series = {"best tier of each client": raw.amax(1).tolist()}
-        series |= {f"tier {tier}": raw[:, tier].tolist() for tier in range(raw.shape[1])}
-        if any(torch.tensor(values).isfinite().any() for values in series.values()):
-            figures["tier_importance"] = draw_cdf(
-                series,
-                quantity="importance weight υ",
-                title=f"How well tiers fit clients' data, round {tiers.rounds[-1]}",
-                source=source,
-            )
-    return figures
+        ),
+        "tier_importance": draw_cdf(
+            series,
+            quantity="importance weight υ",
+            title=f"How well tiers fit clients' data, round {last.number}",
+            source=source,
+        ),
+    }
 
 
-def _of_tokens(trainer: TrainerSurface, tokens: TokenLedger) -> "dict[str, Figure]":
+def _of_tokens(trainer: TrainerSurface, tiers: TierBidding) -> "dict[str, Figure]":
+    if tiers.ledger is None:
+        return {}
     assert trainer.datamodule is not None
-    source, figures = trainer.datamodule.source, {}
-    if tokens.balances:
-        figures["token_balances"] = draw_balances(
-            tokens.rounds,
-            [{client: units / UNITS_PER_TOKEN for client, units in of.items()} for of in tokens.balances],
+    source = trainer.datamodule.source
+    figures = {
+        "token_balances": draw_balances(
+            [one.number for one in tiers.rounds],
+            [{client: units / UNITS_PER_TOKEN for client, units in one.balances.items()} for one in tiers.rounds],
             trainer.datamodule.client_names(),
             title="Balances of tokens",
             source=source,
         )
-    rows = tokens.ledger.rows()
-    if any(row["tier"] is not None for row in rows):
-        figures["token_payments"] = draw_payments(rows, title="Payments by tier and round", source=source)
+    }
+    payments = [one for one in tiers.ledger.transactions if one.tier is not None]
+    if payments:
+        figures["token_payments"] = draw_payments(payments, title="Payments by tier and round", source=source)
     return figures
 
 

@@ -30,10 +30,11 @@ import torch
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.personal.personal_mixtures import PersonalMixtures
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
 from lightning_fl.engine.probes.held_out_loss import HeldOutLoss
-from lightning_fl.engine.probes.on_hosts import check_samples, compute_on_hosts
+from lightning_fl.engine.probes.on_hosts import check_samples, check_split, compute_on_hosts
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.dpfl import shuffled
@@ -65,7 +66,6 @@ class SoftAveraging(Callback):
     Attributes (a list entry per estimate):
         rounds: rounds done.
         importance: u, float64 [N, S], rows sum to 1.
-        personal: u on the personal split, of the last evaluated round, float64 [N, S].
 
     Raises:
         ConfigurationError: a value is out of range; at the start of a run, there are more models than clients or
@@ -94,11 +94,8 @@ class SoftAveraging(Callback):
         ):
             if value is not None and value < 1:
                 raise ConfigurationError(f"SoftAveraging.{name}={value}: give a number of at least 1.")
-        for name, chosen in (("split", split), ("personal_split", personal_split or split)):
-            if chosen not in ("train", "val"):
-                raise ConfigurationError(
-                    f"SoftAveraging.{name}={chosen!r}: choose train or val; test samples are for the end."
-                )
+        check_split("SoftAveraging.split", split)
+        check_split("SoftAveraging.personal_split", personal_split or split)
         self.num_models = num_models
         self.every_n_rounds = every_n_rounds
         self.initial_rounds = initial_rounds
@@ -110,7 +107,7 @@ class SoftAveraging(Callback):
     def _reset(self) -> None:
         self.rounds: list[int] = []
         self.importance: list[Tensor] = []
-        self.personal: Tensor | None = None
+        self._mixtures = PersonalMixtures(self.split, self.personal_split, self._weigh)
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Deal clients out: a part of them for each model."""
@@ -137,40 +134,30 @@ class SoftAveraging(Callback):
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Train from the mixtures by importance, whatever clients were evaluated with."""
         if self.importance and self.personal_split != self.split:
-            self._use(trainer, self.importance[-1])
+            trainer.collaboration = Collaboration(trainer.collaboration.aggregation, self.importance[-1])
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Estimate the importance weights anew, where that is due."""
         since = trainer.current_round + 1 - self.initial_rounds
         if since >= 0 and since % self.every_n_rounds == 0:
             trainer.communication.receive(_active(trainer), trainer.models)
-            importance = self._estimate(trainer, self.split)
+            importance = self._weigh(trainer, self.split)
+            importance = torch.where(importance.isnan(), 1 / self.num_models, importance)  # away or at rest
             trainer.collaboration = soft_collaboration(importance, trainer.num_samples)
             self.rounds.append(trainer.current_round + 1)
             self.importance.append(importance)
             for model, mean in enumerate(importance[_active(trainer)].mean(0).tolist()):
                 trainer.log(f"soft_averaging/{model}/importance", mean)
-        done = trainer.current_round + 1
-        if self.importance and (done == trainer.max_rounds or trainer.evaluates_after(done)):
-            self._personalise(trainer)
+        if self.importance:
+            self._mixtures.set_where_evaluated(trainer, self.importance[-1])
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Personal models of a run that ended early."""
-        if self.importance and trainer.current_round < trainer.max_rounds:
-            self._personalise(trainer)
+        if self.importance:
+            self._mixtures.set_at_the_end(trainer, lambda: self.importance[-1])
 
-    def _personalise(self, trainer: TrainerSurface) -> None:
-        """P from what the models explain of what the clients want to be good at."""
-        if self.personal_split != self.split:
-            self.personal = self._estimate(trainer, self.personal_split)
-            self._use(trainer, self.personal)
-
-    @staticmethod
-    def _use(trainer: TrainerSurface, importance: Tensor) -> None:
-        trainer.collaboration = Collaboration(trainer.collaboration.aggregation, importance)
-
-    def _estimate(self, trainer: TrainerSurface, split: Split) -> Tensor:
-        """u on a split's samples; those of clients that are away or rest are even."""
+    def _weigh(self, trainer: TrainerSurface, split: Split) -> Tensor:
+        """u on a split's samples, NaN for clients that are away or rest."""
         loss = HeldOutLoss(trainer.loop, split, self.num_samples, f"soft averaging by {split}")
         shares = compute_on_hosts(
             trainer.processes,
@@ -178,29 +165,29 @@ class SoftAveraging(Callback):
             lambda client: _shares(loss, client, trainer.models),
             "SoftAveraging cannot compare the models",
         )
-        importance = torch.full((trainer.num_clients, self.num_models), 1 / self.num_models, dtype=torch.float64)
+        found = torch.full((trainer.num_clients, self.num_models), float("nan"), dtype=torch.float64)
         for client, row in shares.items():
-            importance[client] = torch.tensor(row, dtype=torch.float64)
-        return importance
+            found[client] = row
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """The history; what is in use is the run's collaboration."""
-        return {"rounds": self.rounds, "importance": self.importance, "personal": self.personal}
+        return {"rounds": self.rounds, "importance": self.importance, "personal_round": self._mixtures.round}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up the history."""
         self.rounds = list(state["rounds"])
         self.importance = [one.clone() for one in state["importance"]]
-        self.personal = state["personal"]
+        self._mixtures.round = state["personal_round"]
 
 
 def _active(trainer: TrainerSurface) -> list[int]:
     return [client for client in trainer.present_clients if client not in trainer.resting_clients]
 
 
-def _shares(loss: HeldOutLoss, client: int, models: Sequence[Weights]) -> list[float]:
+def _shares(loss: HeldOutLoss, client: int, models: Sequence[Weights]) -> Tensor:
     found = [loss.of_samples(client, model) for model in models]
-    return smallest_loss_shares(torch.stack([losses for losses, _ in found]), found[0][1]).tolist()
+    return smallest_loss_shares(torch.stack([losses for losses, _ in found]), found[0][1])
 
 
 def smallest_loss_shares(losses: Tensor, num_samples: Tensor | None = None) -> Tensor:

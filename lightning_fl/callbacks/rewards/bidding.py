@@ -1,13 +1,11 @@
 """How clients choose the tiers that they bid for.
 
 Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514,
-algorithm 1; random bids are those of its section 4.3.4. Silent and greedy clients are no part of the paper: they show
-what the scheduler and the tokens make of clients that do not play by its rules.
+algorithm 1; random bids are those of its section 4.3.4. ``docs/tiers.md`` shows how to write another policy.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,10 +13,7 @@ from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.dpfl import shuffled
 from lightning_fl.functional.pifl import choose_bids
 
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["BidView", "BiddingPolicy", "HidingBidding", "HonestBidding", "OverBidding", "RandomBidding"]
+__all__ = ["BidView", "BiddingPolicy", "HonestBidding", "RandomBidding"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +70,7 @@ class BiddingPolicy(ABC):
 
 
 class HonestBidding(BiddingPolicy):
-    """PI-FL's algorithm 1: tiers that are worth it and within its means, where it was rewarded best before first.
+    """PI-FL's algorithm 1: tiers that are worth it, where it was rewarded best before first.
 
     Args:
         at_least_one: a client that no tier is worth its threshold bids for the one that serves it best. No part of the
@@ -89,18 +84,17 @@ class HonestBidding(BiddingPolicy):
 
     def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
         """The tiers whose υ exceeds the threshold; else the one with the largest, of equals the first."""
-        balance = 0 if view.balance is None else view.balance
-        bids = choose_bids(view.importance, view.past_rewards, view.threshold, balance, view.price)
+        bids = choose_bids(view.importance, view.past_rewards, view.threshold)
         if bids or not self.at_least_one:
             return bids
-        return [max(range(view.num_tiers), key=lambda tier: view.importance[tier])][: view.num_affordable]
+        return [max(range(view.num_tiers), key=lambda tier: view.importance[tier])]
 
 
 class RandomBidding(BiddingPolicy):
-    """Tiers in a random order, as many as the client can pay for up to a number: bids without any incentive.
+    """Tiers in a random order, up to a number: bids without any incentive.
 
     Args:
-        num_bids: the most tiers in a round; ``None`` for all that it can pay for.
+        num_bids: the most tiers in a round; ``None`` for all.
 
     Raises:
         ConfigurationError: the number is less than 1.
@@ -113,37 +107,4 @@ class RandomBidding(BiddingPolicy):
 
     def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
         """The first tiers of a random order."""
-        order = shuffled(range(view.num_tiers), generator)
-        return order[: min(view.num_affordable, self.num_bids or view.num_tiers)]
-
-
-class HidingBidding(BiddingPolicy):
-    """Keeps silent in some rounds, and bids honestly in the others.
-
-    Args:
-        probability: of silence in a round, from 0 to 1.
-
-    Raises:
-        ConfigurationError: the probability is out of range.
-    """
-
-    def __init__(self, *, probability: float) -> None:
-        if not 0 <= probability <= 1:
-            raise ConfigurationError(f"HidingBidding.probability={probability}: give a number from 0 to 1.")
-        self.probability = probability
-        self._honest = HonestBidding()
-
-    def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
-        """Nothing, or what an honest client bids."""
-        if float(torch.rand((), dtype=torch.float64, generator=generator)) < self.probability:
-            return []
-        return self._honest.bid(view, generator)
-
-
-class OverBidding(BiddingPolicy):
-    """Bids for every tier that it can pay for, whatever it is worth to the client."""
-
-    def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
-        """As an honest client to whom all tiers are worth it; a υ of 0 too."""
-        order = sorted(range(view.num_tiers), key=lambda k: (-view.past_rewards[k], -view.importance[k], k))
-        return order[: view.num_affordable]
+        return shuffled(range(view.num_tiers), generator)[: self.num_bids]

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.engine.probes.held_out_loss import HeldOutLoss
-from lightning_fl.engine.probes.on_hosts import clients_without
+from lightning_fl.engine.probes.on_hosts import check_split, clients_without
 from lightning_fl.engine.probes.valuation import ModelValuation
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
@@ -89,10 +89,7 @@ class ShapleyRewards(Callback):
     ) -> None:
         if method not in _METHODS:
             raise ConfigurationError(f"ShapleyRewards.method={method!r}: choose one of {', '.join(_METHODS)}.")
-        if split not in ("val", "train"):
-            raise ConfigurationError(
-                f"ShapleyRewards.split={split!r}: choose val or train; test samples are for the end."
-            )
+        check_split("ShapleyRewards.split", split)
         for name, value in (("num_samples", num_samples), ("every_n_rounds", every_n_rounds)):
             if value is not None and value < 1:
                 raise ConfigurationError(f"ShapleyRewards.{name}={value}: give a number of at least 1.")
@@ -133,6 +130,15 @@ class ShapleyRewards(Callback):
             for client, value in values.items():
                 totals[client] = totals.get(client, 0.0) + value
         return dict(sorted(totals.items()))
+
+    @property
+    def last(self) -> dict[int, dict[int, float]]:
+        """Model -> client -> its value there in the last round in which it had one."""
+        found: dict[int, dict[int, float]] = {}
+        for models in self.by_model:
+            for model, values in models.items():
+                found.setdefault(model, {}).update(values)
+        return found
 
     # -- a run ---------------------------------------------------------------------------------------------------
 

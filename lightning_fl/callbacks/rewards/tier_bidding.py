@@ -1,59 +1,60 @@
 """PI-FL: clients bid for the tiers whose models serve their data, and average the tier models for their own goals.
 
 Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514,
-algorithms 1 and 3, equations 3 to 5. The mathematics is in :mod:`lightning_fl.functional.pifl`, contributions are
-``ShapleyRewards``, payments ``TokenLedger``.
+algorithms 1 and 3, equations 3 and 4. The mathematics is in :mod:`lightning_fl.functional.pifl`, contributions are
+``ShapleyRewards``, payments :mod:`lightning_fl.callbacks.rewards.tokens`.
 
 ======================  =======================================================  ========
 paper                   here                                                     shape
 ======================  =======================================================  ========
 M_k, K tier models      ``trainer.models``, ``num_tiers``                        K x [P]
-υ to bid by             ``importance``, on ``bid_split`` samples                 [N, K]
-υ to average by         ``shares``, on ``personal_split`` samples                [N, K]
-P_ck (equation 4)       ``trainer.client_model(c)``, its row of P                [P]
+υ                       ``TierRound.importance``, on ``bid_split`` samples       [N, K]
+P_ck (equation 4)       ``trainer.client_model(c)``, its row of the              [N, K]
+                        personalisation, on ``personal_split`` samples
 T_h, N_p, N_r           ``threshold``, ``num_best``, ``num_random``
-θ_i, a client's bids    ``bids``
-ζ_k, who trains         ``cohorts``
-Acc_kr                  ``accuracies``, mean υ over those who trained the tier   [K]
-P_r, ρ (equation 5)     ``pretraining_rounds``, ``rho``
+θ_i, a client's bids    ``TierRound.bids``
+ζ_k, who trains         ``TierRound.cohorts``
+Ω_ki                    rounds with the client in ``TierRound.shares[k]``
+Acc_kr                  ``TierRound.accuracies``, mean υ over who trained it     [K]
 ======================  =======================================================  ========
 
 Differs from the paper: an honest client that no tier is worth the threshold bids for the best one, unless its policy
 says otherwise (``HonestBidding``). Whoever is drawn at random comes from all clients, and pays only if it bid; in the
 first round, before there is anything to bid by, nobody pays. A client's personal model goes by samples of its own
-choice, which may be of another kind than those it trains on. F1 scores are taken on samples of all clients, which stay
-where they are, instead of a common test set.
+choice, which may be of another kind than those it trains on. The first tiers are random ones, as in all the paper's
+evaluations; its equation 5, which forms them by F1 scores, is left out.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.personal.personal_mixtures import PersonalMixtures
 from lightning_fl.callbacks.rewards.bidding import BiddingPolicy, BidView, HonestBidding
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
-from lightning_fl.callbacks.rewards.tier_history import TierHistory
-from lightning_fl.callbacks.rewards.token_ledger import TokenLedger
+from lightning_fl.callbacks.rewards.tier_round import TierRound, tier_rows, tier_summary
+from lightning_fl.callbacks.rewards.tokens import Ledger, Tokens
 from lightning_fl.cohort import Cohort, Participant
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
-from lightning_fl.engine.probes.class_scores import class_scores
 from lightning_fl.engine.probes.client_scores import ClientScores
-from lightning_fl.engine.probes.on_hosts import check_samples, compute_on_hosts
+from lightning_fl.engine.probes.on_hosts import check_samples, check_split, compute_on_hosts
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.functional.dpfl import shuffled
-from lightning_fl.functional.pifl import initial_tiers, schedule
-from lightning_fl.seeding import derive_seed
+from lightning_fl.functional.pifl import schedule
+from lightning_fl.functional.tokens import UNITS_PER_TOKEN
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["TierBidding"]
 
-_PRETRAINING_ROUNDS = 5
 
-
-class TierBidding(TierHistory):
+class TierBidding(Callback):
     """K tier models; every round clients bid for tiers by how well the models serve their data.
 
     Of a tier's bidders those with the largest contributions train it (by ``ShapleyRewards``, where it is among the
@@ -63,34 +64,39 @@ class TierBidding(TierHistory):
     ``ClientArrivals`` and failed clients. With ``optimizer_state="keep"`` a client has one optimiser for all its tiers.
 
     Writes ``tiers.csv``: each client's importance and share of every tier after the round, the place of the tier among
-    its bids (0 for none), and whether it trained it as one of the "best" or at "random".
+    its bids (0 for none), and whether it trained it as one of the "best" or at "random". With ``tokens`` also
+    ``tokens.csv``, every transaction in units of a millionth of a token, from which all balances follow; logged are
+    ``tokens/pool/TIER``, ``tokens/balance/mean``, ``/min`` and ``/max``, and ``tokens/balance/CLIENT`` where clients
+    have curves of their own (``trainer.log_per_client``).
 
     Args:
-        num_tiers: K, at most the number of clients.
+        num_tiers: K, at most the number of clients. 1 is FedAvg with bids.
         num_best: N_p, bidders with the largest contributions that train a tier.
         num_random: N_r, clients drawn at random that train a tier besides.
         threshold: T_h, between 0 and 1: an honest client bids for tiers with a larger importance weight, or for the
             best if there is none.
         policy: how clients bid; default ``HonestBidding``.
         policies: client's number -> its policy, for those that bid otherwise.
-        initial_tiers: who trains what in the first round: "random" deals clients out; "f1" lets every client train
-            alone first and groups them by the classes that their models know.
-        initial_rounds: rounds, at least 1, for which clients stay in these tiers before they bid, N_p + N_r of each in
-            turn: what the models are worth is known only when they have learned something. Who arrives meanwhile gets a
-            tier at random.
-        pretraining_rounds: of "f1", default 5: turns that each client trains alone.
-        rho: of "f1": how many of the most varying classes are compared; default all.
-        f1_samples: of "f1": samples of each client on which all models are scored; default all.
+        tokens: what clients have, pay to bid and earn by contributing, by the values of ``ShapleyRewards``; ``None``
+            for bids that cost nothing.
+        initial_rounds: rounds, at least 1, for which clients stay in the tiers that they are dealt out to at first,
+            before they bid; N_p + N_r of each train in turn: what the models are worth is known only when they have
+            learned something. Who arrives meanwhile gets a tier at random.
         monitor: validation metric that scores a model: a share such as an accuracy, or a loss x as ``exp(-x)``.
             Default: the first of which more is better, else the first loss.
         bid_split: samples that bids go by, "train" or "val".
         personal_split: samples that personal models go by; a client that has none goes by those of its bids.
         num_samples: of each client and use, drawn anew every round; ``None`` for all.
 
+    Attributes:
+        rounds: what happened, an entry per round; the last one decides the next round.
+        first_tiers: tier -> clients that were put into it at first.
+        ledger: all accounts and transactions; ``None`` without ``tokens``.
+
     Raises:
-        ConfigurationError: a value is out of range or has no meaning; at the start of a run, there are more tiers than
-            clients, a policy is for nobody, or the module has no ``validation_step``; later, a metric gives no score, a
-            policy names a tier that does not exist, or F1 scores need classes that the module does not predict.
+        ConfigurationError: a value is out of range; at the start of a run, there are more tiers than clients, a policy
+            is for nobody, the module has no ``validation_step``, or ``ShapleyRewards`` is not there to pay by or does
+            not value every round; later, a metric gives no score or a policy names a tier that does not exist.
         TrainingError: nobody trains any tier.
     """
 
@@ -105,11 +111,8 @@ class TierBidding(TierHistory):
         threshold: float = 0.5,
         policy: BiddingPolicy | None = None,
         policies: dict[int, BiddingPolicy] | None = None,
-        initial_tiers: Literal["random", "f1"] = "random",
+        tokens: Tokens | None = None,
         initial_rounds: int = 1,
-        pretraining_rounds: int | None = None,
-        rho: int | None = None,
-        f1_samples: int | None = None,
         monitor: str | None = None,
         bid_split: Literal["train", "val"] = "train",
         personal_split: Literal["train", "val"] = "val",
@@ -127,38 +130,49 @@ class TierBidding(TierHistory):
             raise ConfigurationError(
                 f"TierBidding.threshold={threshold}: importance weights lie between 0 and 1, so must it."
             )
-        if initial_tiers not in ("random", "f1"):
-            raise ConfigurationError(f"TierBidding.initial_tiers={initial_tiers!r}: choose random or f1.")
-        for name, value in (("pretraining_rounds", pretraining_rounds), ("rho", rho), ("f1_samples", f1_samples)):
-            if value is not None and initial_tiers != "f1":
-                raise ConfigurationError(
-                    f"TierBidding.{name}={value} has no meaning for initial_tiers={initial_tiers!r}: leave it out, or"
-                    " set initial_tiers=f1."
-                )
-            if value is not None and value < 1:
-                raise ConfigurationError(f"TierBidding.{name}={value}: give a number of at least 1.")
-        for name, split in (("bid_split", bid_split), ("personal_split", personal_split)):
-            if split not in ("train", "val"):
-                raise ConfigurationError(
-                    f"TierBidding.{name}={split!r}: choose train or val; test samples are for the end."
-                )
-        super().__init__(num_tiers)
+        check_split("TierBidding.bid_split", bid_split)
+        check_split("TierBidding.personal_split", personal_split)
+        self.num_tiers = num_tiers
         self.num_best = num_best
         self.num_random = num_random
         self.threshold = threshold
         self.policy = policy or HonestBidding()
         self.policies = policies or {}
-        self.initial_tiers = initial_tiers
+        self.tokens = tokens
         self.initial_rounds = initial_rounds
-        self.pretraining_rounds = pretraining_rounds or _PRETRAINING_ROUNDS
-        self.rho = rho
-        self.f1_samples = f1_samples
         self.monitor = monitor
         self.bid_split: Split = bid_split
         self.personal_split: Split = personal_split
         self.num_samples = num_samples
+        self._reset()
+
+    def _reset(self) -> None:
+        self.rounds: list[TierRound] = []
+        self.first_tiers: dict[int, list[int]] = {}
+        self.ledger = None if self.tokens is None else Ledger(self.tokens)
+        self._mixtures = PersonalMixtures(self.bid_split, self.personal_split, self._mixture_weights)
+        # Of the present round, until it is over.
+        self._bids: dict[int, list[int]] = {}
+        self._cohorts: dict[int, dict[str, list[int]]] = {}
+        self._shares: dict[int, dict[int, float]] = {}
 
     # -- a run ---------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: TrainerSurface, stage: str) -> None:
+        """Refuse payments without values to pay by, before anything is read."""
+        if stage != "fit" or self.tokens is None:
+            return
+        rewards = trainer.callback(ShapleyRewards)
+        if rewards is None:
+            raise ConfigurationError(
+                "TierBidding.tokens needs ShapleyRewards, whose values decide the rewards: add it to trainer.callbacks,"
+                " or set tokens to null."
+            )
+        if rewards.every_n_rounds != 1:
+            raise ConfigurationError(
+                f"ShapleyRewards.every_n_rounds={rewards.every_n_rounds}: TierBidding.tokens are paid after every"
+                " round; set it to 1."
+            )
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Give every tier the initial model."""
@@ -183,22 +197,22 @@ class TierBidding(TierHistory):
     def select_clients(self, trainer: TrainerSurface) -> Cohort:
         """Bids in, the clients of every tier out; those who bid and were chosen pay."""
         present = _present(trainer)
-        payments = self._payments(trainer)
-        if payments is not None:
-            payments.begin_round(trainer)
         tiers = range(self.num_tiers)
+        if self.ledger is not None:
+            self.ledger.open(trainer.current_round + 1, trainer.present_clients)
         if trainer.current_round < self.initial_rounds:
-            bids: dict[int, list[int]] = {}
             self._place(trainer, present)
-            best, drawn, contributions = 0, self.num_best + self.num_random, {}
-            available = [[client for client in present if client in self.members[tier]] for tier in tiers]
+            self._bids, best, drawn = {}, 0, self.num_best + self.num_random
+            available = [[client for client in present if client in self.first_tiers[tier]] for tier in tiers]
         else:
-            bids = self._bids(trainer, present, payments)
-            best, drawn, contributions = self.num_best, self.num_random, self._contributions(trainer)
+            self._bids, best, drawn = self._collect_bids(trainer, present), self.num_best, self.num_random
             available = [present] * self.num_tiers
-        cohorts = [
-            schedule(
-                [client for client in present if tier in bids.get(client, ())],
+        bidders = {tier: [client for client, wanted in self._bids.items() if tier in wanted] for tier in tiers}
+        rewards = trainer.callback(ShapleyRewards)
+        contributions = {} if rewards is None else rewards.last
+        cohorts = {
+            tier: schedule(
+                bidders[tier],
                 contributions.get(tier, {}),
                 best,
                 drawn,
@@ -206,33 +220,25 @@ class TierBidding(TierHistory):
                 available=available[tier],
             )
             for tier in tiers
-        ]
-        if not any(cohort.clients for cohort in cohorts):
+        }
+        if not any(cohort.clients for cohort in cohorts.values()):
             raise TrainingError(
                 f"nobody bids for any tier in round {trainer.current_round + 1}: lower TierBidding.threshold, give"
                 " clients more tokens, or set TierBidding.num_random=1 so that clients are drawn without a bid."
             )
-        if payments is not None:
-            payments.collect(
-                trainer,
-                {
-                    tier: [client for client in cohort.clients if tier in bids.get(client, ())]
-                    for tier, cohort in enumerate(cohorts)
-                },
-            )
-        self.rounds.append(trainer.current_round + 1)
-        self.bids.append({client: of_client for client, of_client in bids.items() if of_client})
-        self.cohorts.append({tier: cohort._asdict() for tier, cohort in enumerate(cohorts)})
-        for tier, cohort in enumerate(cohorts):
+        self._cohorts = {tier: cohort._asdict() for tier, cohort in cohorts.items()}
+        for tier, cohort in cohorts.items():
+            if self.ledger is not None:
+                payers = set(bidders[tier]).intersection(cohort.clients)
+                self.ledger.pay(trainer.current_round + 1, tier, payers)
+                trainer.log(f"tokens/pool/{tier}", len(payers) * self.ledger.price / UNITS_PER_TOKEN)
             trainer.log(f"tier/{tier}/clients", len(cohort.clients))
-            trainer.log(f"tier/{tier}/bidders", sum(tier in of_client for of_client in bids.values()))
+            trainer.log(f"tier/{tier}/bidders", len(bidders[tier]))
         samples = torch.tensor(trainer.num_samples, dtype=torch.float64)
         beta = (samples / samples.sum()).tolist()
         return Cohort(
             tuple(
-                Participant(client, tier, beta[client])
-                for tier, cohort in enumerate(cohorts)
-                for client in cohort.clients
+                Participant(client, tier, beta[client]) for tier, cohort in cohorts.items() for client in cohort.clients
             )
         )
 
@@ -240,74 +246,97 @@ class TierBidding(TierHistory):
         self, trainer: TrainerSurface, starts: Sequence[Weights], shares: Mapping[int, Mapping[int, float]]
     ) -> None:
         """Keep whose updates arrived."""
-        self._contributors = {tier: dict(of_tier) for tier, of_tier in shares.items()}
+        self._shares = {tier: dict(of_tier) for tier, of_tier in shares.items()}
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Score the new tier models, settle the payments, and set who uses what."""
-        raw, shares = self._importance(trainer, _present(trainer), self.bid_split)
+        importance, mixtures = self._importance(trainer, _present(trainer), self.bid_split)
         accuracies = [
-            float(raw[list(self._contributors[tier]), tier].mean()) if tier in self._contributors else float("nan")
+            float(importance[list(self._shares[tier]), tier].mean()) if tier in self._shares else float("nan")
             for tier in range(self.num_tiers)
         ]
-        self.importance.append(raw)
-        self.accuracies.append(accuracies)
-        for tier in self._contributors:
+        for tier in self._shares:
             trainer.log(f"tier/{tier}/accuracy", accuracies[tier])
-        payments = self._payments(trainer)
-        if payments is not None:
-            payments.settle(trainer, self._contributions(trainer, trainer.current_round + 1), accuracies)
+        if self.ledger is not None:
+            self._settle(trainer, self.ledger, accuracies)
         aggregation = trainer.collaboration.aggregation.clone()
-        for tier, of_tier in self._contributors.items():
+        for tier, of_tier in self._shares.items():
             aggregation[tier] = 0.0
             aggregation[tier, list(of_tier)] = torch.tensor(list(of_tier.values()), dtype=torch.float64)
         trainer.collaboration = Collaboration(aggregation, trainer.collaboration.personalisation)
-        done = trainer.current_round + 1
-        if done == trainer.max_rounds or trainer.evaluates_after(done):
-            self._personalise(trainer, done, shares)
-        self.shares.append(trainer.collaboration.personalisation.clone())
+        self._mixtures.set_where_evaluated(trainer, mixtures)
+        self.rounds.append(
+            TierRound(
+                number=trainer.current_round + 1,
+                bids={client: tiers for client, tiers in self._bids.items() if tiers},
+                cohorts=self._cohorts,
+                shares=self._shares,
+                importance=importance,
+                accuracies=accuracies,
+                personalisation=trainer.collaboration.personalisation.clone(),
+                balances={} if self.ledger is None else dict(self.ledger.balances),
+            )
+        )
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Personal models of a run that ended early; ``tiers.csv`` and the summary."""
-        if trainer.current_round != self._personal_round and self.rounds:
-            shares = self._importance(trainer, _present(trainer), self.bid_split)[1]
-            self._personalise(trainer, trainer.current_round, shares)
-            self.shares[-1] = trainer.collaboration.personalisation.clone()
-        self._write(trainer)
+        """Personal models of a run that ended early; ``tiers.csv``, ``tokens.csv`` and the summary."""
+        if not self.rounds:
+            return
+        self._mixtures.set_at_the_end(trainer, lambda: self._mixture_weights(trainer, self.bid_split))
+        self.rounds[-1].personalisation = trainer.collaboration.personalisation.clone()
+        if not trainer.is_global_zero or trainer.datamodule is None:
+            return
+        import pandas as pd  # takes a second to import
+
+        names = trainer.datamodule.client_names()
+        folder = Path(trainer.log_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        columns = ["round", "client", "tier", "importance", "share", "bid", "role"]
+        pd.DataFrame(tier_rows(self.rounds, names), columns=columns).to_csv(folder / "tiers.csv", index=False)
+        trainer.run_log.summary["tiers"] = tier_summary(self.rounds, names)
+        if self.ledger is not None:
+            columns = ["number", "round", "kind", "tier", "sender", "recipient", "units"]
+            table = pd.DataFrame(self.ledger.rows(names), columns=columns).astype({"tier": "Int64"})
+            table.to_csv(folder / "tokens.csv", index=False)
+            trainer.run_log.summary["tokens"] = self.ledger.summary(names)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All rounds."""
+        return {
+            "rounds": [dict(vars(one)) for one in self.rounds],
+            "first_tiers": self.first_tiers,
+            "personal_round": self._mixtures.round,
+            "transactions": [] if self.ledger is None else [tuple(one) for one in self.ledger.transactions],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take them up."""
+        self._reset()
+        self.rounds = [TierRound(**one) for one in state["rounds"]]
+        self.first_tiers = state["first_tiers"]
+        self._mixtures.round = state["personal_round"]
+        if self.ledger is not None:
+            self.ledger.repeat(state["transactions"])
 
     # -- who trains what -----------------------------------------------------------------------------------------
 
     def _place(self, trainer: TrainerSurface, present: list[int]) -> None:
         """Put everybody who is there for the first time into one tier."""
-        if self.members:
-            for client in set(present).difference(*self.members.values()):  # nothing is known of a newcomer
-                tier = shuffled(range(self.num_tiers), trainer.generator("first tier", client))[0]
-                self.members[tier] = sorted([*self.members[tier], client])
-            return
-        if self.initial_tiers == "random" or self.num_tiers == 1:
+        if not self.first_tiers:
             order = shuffled(present, trainer.generator("first tiers"))
-            self.members = {tier: sorted(order[tier :: self.num_tiers]) for tier in range(self.num_tiers)}
-            return
-        scores = class_scores(
-            trainer.loop,
-            present,
-            num_rounds=self.pretraining_rounds,
-            splits=(self.personal_split, self.bid_split, "train"),
-            num_samples=self.f1_samples,
-        )
-        seed = derive_seed(trainer.seed, "first tiers")
-        labels = initial_tiers(scores, self.num_tiers, self.rho or scores.shape[1], seed)
-        self.members = {
-            tier: [client for client, label in zip(present, labels, strict=True) if label == tier]
-            for tier in range(self.num_tiers)
-        }
+            self.first_tiers = {tier: sorted(order[tier :: self.num_tiers]) for tier in range(self.num_tiers)}
+        for client in set(present).difference(*self.first_tiers.values()):  # nothing is known of a newcomer
+            tier = shuffled(range(self.num_tiers), trainer.generator("first tier", client))[0]
+            self.first_tiers[tier] = sorted([*self.first_tiers[tier], client])
 
-    def _bids(self, trainer: TrainerSurface, present: list[int], ledger: TokenLedger | None) -> dict[int, list[int]]:
+    def _collect_bids(self, trainer: TrainerSurface, present: list[int]) -> dict[int, list[int]]:
         """client -> tiers, as its policy says where its data are."""
-        importance = self.importance[-1]
+        importance = self.rounds[-1].importance
         newcomers = [client for client in present if importance[client].isnan().any()]
         if newcomers:
             importance = importance.clone()
             importance[newcomers] = self._importance(trainer, newcomers, self.bid_split)[0][newcomers]
+        earned: Mapping[tuple[int, int], int] = Counter() if self.ledger is None else self.ledger.earned
 
         def bid(client: int) -> list[int]:
             policy = self.policies.get(client, self.policy)
@@ -315,10 +344,10 @@ class TierBidding(TierHistory):
                 client=client,
                 round=trainer.current_round + 1,
                 importance=tuple(importance[client].tolist()),
-                past_rewards=(0,) * self.num_tiers if ledger is None else ledger.past_rewards(client, self.num_tiers),
+                past_rewards=tuple(earned[client, tier] for tier in range(self.num_tiers)),
                 threshold=self.threshold,
-                balance=None if ledger is None else ledger.balance(client),
-                price=0 if ledger is None else ledger.price_units,
+                balance=None if self.ledger is None else self.ledger.balances[client],
+                price=0 if self.ledger is None else self.ledger.price,
             )
             tiers = policy.bid(view, trainer.generator("bid", client))
             if len(set(tiers)) != len(tiers) or not set(tiers) <= set(range(self.num_tiers)):
@@ -330,57 +359,52 @@ class TierBidding(TierHistory):
 
         return compute_on_hosts(trainer.processes, present, bid, "bidding failed")
 
-    def _contributions(self, trainer: TrainerSurface, since: int = 1) -> dict[int, dict[int, float]]:
-        """tier -> client -> its last ψ there in the rounds since one; 0 where nothing is valued."""
-        rewards = next((one for one in trainer.callbacks if isinstance(one, ShapleyRewards)), None)
-        if rewards is None:
-            return {tier: dict.fromkeys(of_tier, 0.0) for tier, of_tier in self._contributors.items()}
-        latest: dict[int, dict[int, float]] = {}
-        for done, models in zip(rewards.rounds, rewards.by_model, strict=True):
-            if done >= since:
-                for tier, values in models.items():
-                    latest.setdefault(tier, {}).update(values)
-        return latest
-
-    # -- importance, personal models -----------------------------------------------------------------------------
+    # -- importance, payments ------------------------------------------------------------------------------------
 
     def _scores(self, trainer: TrainerSurface, split: Split) -> ClientScores:
         return ClientScores(trainer.loop, "TierBidding", split, self.num_samples, self.monitor)
 
     def _importance(self, trainer: TrainerSurface, clients: list[int], split: Split) -> tuple[Tensor, Tensor]:
-        """υ and its shares of some clients [N, K]; NaN for the others, and for those without samples in the split."""
+        """υ of some clients, and their rows of P by it, [N, K]; NaN for others, and for who has no such samples."""
         scores = self._scores(trainer, split)
         trainer.communication.receive(clients, trainer.models)
 
-        def weigh(client: int) -> tuple[list[float], list[float]] | None:
-            if not scores.has_samples(client):
-                return None
-            found = scores.importance(client, trainer.models)
-            return found.raw.tolist(), found.shares.tolist()
+        def weigh(client: int) -> Tensor | None:
+            return torch.stack(scores.weigh(client, trainer.models)) if scores.has_samples(client) else None
 
-        raw = torch.full((trainer.num_clients, self.num_tiers), float("nan"), dtype=torch.float64)
-        shares = raw.clone()
-        for client, found in compute_on_hosts(
-            trainer.processes, clients, weigh, "TierBidding cannot score the tiers"
-        ).items():
-            if found is not None:
-                raw[client], shares[client] = (torch.tensor(row, dtype=torch.float64) for row in found)
-        return raw, shares
+        found = compute_on_hosts(trainer.processes, clients, weigh, "TierBidding cannot score the tiers")
+        both = torch.full((2, trainer.num_clients, self.num_tiers), float("nan"), dtype=torch.float64)
+        for client, rows in found.items():
+            if rows is not None:
+                both[:, client] = rows
+        return both[0], both[1]
 
-    def _personalise(self, trainer: TrainerSurface, done: int, bid_shares: Tensor) -> None:
-        """P from what the models are worth for the clients' own goals."""
-        shares = bid_shares
-        if self.personal_split != self.bid_split:
-            own = self._importance(trainer, _present(trainer), self.personal_split)[1]
-            shares = torch.where(own.isnan(), bid_shares, own)
-        old = trainer.collaboration
-        shares = torch.where(shares.isnan(), old.personalisation, shares)
-        trainer.collaboration = Collaboration(old.aggregation, shares)
-        self._personal_round = done
+    def _mixture_weights(self, trainer: TrainerSurface, split: Split) -> Tensor:
+        return self._importance(trainer, _present(trainer), split)[1]
 
-    @staticmethod
-    def _payments(trainer: TrainerSurface) -> TokenLedger | None:
-        return next((one for one in trainer.callbacks if isinstance(one, TokenLedger)), None)
+    def _settle(self, trainer: TrainerSurface, ledger: Ledger, accuracies: Sequence[float]) -> None:
+        """Empty the pools by what the round's updates contributed and how far the tiers improved."""
+        rewards = trainer.callback(ShapleyRewards)
+        assert rewards is not None
+        for tier, accuracy in enumerate(accuracies):
+            trained_before = [one for one in self.rounds if tier in one.shares]
+            ledger.settle(
+                trainer.current_round + 1,
+                tier,
+                contributions=rewards.by_model[-1].get(tier, {}),
+                participations=Counter(client for one in trained_before for client in one.shares[tier]),
+                accuracy=accuracy,
+                best_accuracy=max((one.accuracies[tier] for one in trained_before), default=0.0),
+            )
+        tokens = {client: units / UNITS_PER_TOKEN for client, units in ledger.balances.items()}
+        trainer.log("tokens/balance/mean", sum(tokens.values()) / len(tokens))
+        trainer.log("tokens/balance/min", min(tokens.values()))
+        trainer.log("tokens/balance/max", max(tokens.values()))
+        if trainer.logs_clients:
+            assert trainer.datamodule is not None
+            names = trainer.datamodule.client_names()
+            for client, value in tokens.items():
+                trainer.log(f"tokens/balance/{names[client]}", value)
 
 
 def _present(trainer: TrainerSurface) -> list[int]:

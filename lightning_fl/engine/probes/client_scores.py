@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from lightning_fl.data.module import Split
 from lightning_fl.engine.probes.held_out_loss import metric_states
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.functional.pifl import ImportanceWeights, importance_weights_from_metric
+from lightning_fl.functional.pifl import importance_weights, mixture_weights
 from lightning_fl.metrics import ClientMetrics, LoggedValue, default_metric, higher_is_better, monitored_metric
 
 __all__ = ["ClientScores", "default_score"]
@@ -53,19 +54,15 @@ class ClientScores:
         """Whether a hosted client has samples in the split."""
         return self._loop.factory.batches(client, self._split) is not None
 
-    def score(self, client: int, weights: Weights) -> float:
-        """The score of some weights on a hosted client's samples; a metric that is NaN scores 0."""
-        return float(self.importance(client, [weights]).raw[0])
-
-    def importance(self, client: int, models: Sequence[Weights]) -> ImportanceWeights:
-        """The scores of several models on a hosted client's samples, and the shares that they give, shape [K]."""
+    def weigh(self, client: int, models: Sequence[Weights]) -> tuple[Tensor, Tensor]:
+        """The scores of several models on a hosted client's samples, and what it averages them with, each [K]."""
         seen: dict[int, tuple[str, float, bool]] = {}  # models that are one object are evaluated once
         for model in models:
             if id(model) not in seen:
                 seen[id(model)] = self._value(client, model)
         values = torch.tensor([seen[id(model)][1] for model in models], dtype=torch.float64)
         name, _, better = seen[id(models[0])]
-        return importance_weights_from_metric(name, values, better)
+        return importance_weights(name, values, better), mixture_weights(values, better)
 
     def _value(self, client: int, model: Weights) -> tuple[str, float, bool]:
         """The metric's name, its value, and whether more of it is better."""

@@ -8,7 +8,7 @@ from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.errors import ConfigurationError, DataError, TrainingError
 
-__all__ = ["check_samples", "clients_without", "compute_on_hosts"]
+__all__ = ["check_samples", "check_split", "clients_without", "compute_on_hosts"]
 
 T = TypeVar("T")
 
@@ -59,6 +59,16 @@ def clients_without(loop: LocalLoop, split: Split, clients: Collection[int]) -> 
     )
     names = loop.data.client_names()
     return [names[client] for client, has in have.items() if not has]
+
+
+def check_split(argument: str, split: str) -> None:
+    """Refuse a split that models may not be chosen or valued by.
+
+    Raises:
+        ConfigurationError: naming the argument.
+    """
+    if split not in ("train", "val"):
+        raise ConfigurationError(f"{argument}={split!r}: choose train or val; test samples are for the end.")
 
 
 def check_samples(loop: LocalLoop, argument: str, split: Split) -> None:

@@ -7,7 +7,7 @@ import torch
 from matplotlib.colors import same_color, to_rgb
 from tier_tiny import SIZES, fit
 
-from lightning_fl.callbacks import Callback, ShapleyRewards, TierBidding, TierFigures, TokenLedger
+from lightning_fl.callbacks import Callback, ShapleyRewards, TierBidding, TierFigures, Tokens
 from lightning_fl.callbacks.figures.plots.tiers import (
     draw_balances,
     draw_cdf,
@@ -17,7 +17,7 @@ from lightning_fl.callbacks.figures.plots.tiers import (
 )
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Ledger, to_units
+from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Transaction, to_units
 
 WORDS = {"title": "title", "source": "measured"}
 BLUE, ORANGE = to_rgb("tab:blue"), to_rgb("tab:orange")
@@ -33,14 +33,14 @@ def legend_of(axes):
 
 class TestBalances:
     def test_lines_mean_and_sum(self):
-        balances = [{0: 10.0, 1: 10.0}, {0: 12.0, 1: 8.0}, {0: 12.0, 2: 5.0}]  # 1 leaves, 2 comes
+        balances = [{0: 10.0, 1: 10.0}, {0: 12.0, 1: 8.0}, {0: 12.0, 1: 8.0, 2: 5.0}]  # 2 comes
         lines, total = draw_balances([1, 2, 3], balances, names_of(3), **WORDS).axes
         drawn = {line.get_label(): line.get_ydata() for line in lines.lines}
-        np.testing.assert_array_equal(drawn["silo 1"], [10, 8, math.nan])
+        np.testing.assert_array_equal(drawn["silo 1"], [10, 8, 8])
         np.testing.assert_array_equal(drawn["silo 2"], [math.nan, math.nan, 5])
-        np.testing.assert_allclose(drawn["mean"], [10, 10, 8.5])
+        np.testing.assert_allclose(drawn["mean"], [10, 10, 25 / 3])
         assert legend_of(lines) == ["silo 0", "silo 1", "silo 2", "mean"]  # who has most at the end comes first
-        np.testing.assert_allclose(total.lines[0].get_ydata(), [20, 20, 17])
+        np.testing.assert_allclose(total.lines[0].get_ydata(), [20, 20, 25])
         assert total.get_ylim()[0] == 0
 
     def test_of_many_the_first_and_the_last_are_named(self):
@@ -64,17 +64,15 @@ class TestBalances:
 
 
 class TestPayments:
-    def ledger(self):
-        ledger = Ledger()
-        for client in range(3):
-            ledger.open(client, to_units(100), 0)
-        ledger.pay(0, to_units(6), 1, 0)
-        ledger.pay(1, to_units(4), 1, 0)
-        ledger.reimburse(0, 0.2, 1)
-        ledger.reward(0, {2: 1}, 1)
-        ledger.pay(2, to_units(5), 3, 2)
-        ledger.reimburse(2, 0.5, 3)
-        return ledger
+    paid = (
+        Transaction(1, "bid", 0, 0, "pool", to_units(6)),
+        Transaction(1, "bid", 0, 1, "pool", to_units(4)),
+        Transaction(1, "reimbursement", 0, "pool", 0, to_units(1)),
+        Transaction(1, "reimbursement", 0, "pool", 1, to_units(1)),
+        Transaction(1, "reward", 0, "pool", 2, to_units(8)),
+        Transaction(3, "bid", 2, 2, "pool", to_units(5)),
+        Transaction(3, "refund", 2, "pool", 2, to_units(5)),
+    )
 
     def bars(self, axes):
         return [
@@ -84,37 +82,22 @@ class TestPayments:
         ]
 
     def test_in_above_and_out_below(self):
-        first, second = draw_payments(self.ledger().rows(), **WORDS).axes
+        first, second = draw_payments(self.paid, **WORDS).axes
         assert (first.get_ylabel(), second.get_ylabel()) == ("tier 0", "tier 2")
         # ten in; eight are rewards and two go back, one bar on the other
         np.testing.assert_allclose(self.bars(first), [(1, 0, 10), (1, 0, -8), (1, -8, -2)])
-        np.testing.assert_allclose(self.bars(second), [(3, 0, 5), (3, 0, -2.5)])
-        assert legend_of(first) == ["bids", "rewards", "reimbursements", "left in the pool"]
-        np.testing.assert_allclose(second.lines[0].get_ydata(), [0, 0, 2.5])
-
-    def test_what_leaves_circulation_and_kinds_of_ones_own(self):
-        ledger = self.ledger()
-        ledger.pay(0, to_units(3), 3, 0, kind="fee")
-        ledger.close(2, 4)
-        ledger.refund(2, 4)
-        first, second = draw_payments(ledger.rows(), **WORDS).axes
-        assert legend_of(first)[-3:] == ["retired", "fee", "left in the pool"]
-        assert second.lines[0].get_ydata()[-1] == pytest.approx(0)
+        np.testing.assert_allclose(self.bars(second), [(3, 0, 5), (3, 0, -5)])
+        assert legend_of(first) == ["bids", "rewards", "reimbursements", "refunds"]
 
     def test_of_many_tiers_those_with_the_largest_payments(self):
-        ledger = Ledger()
-        ledger.open(0, to_units(1000), 0)
-        for tier in range(15):
-            ledger.pay(0, to_units(tier + 1), 1, tier)
-        axes = draw_payments(ledger.rows(), **WORDS).axes
+        paid = [Transaction(1, "bid", tier, 0, "pool", to_units(tier + 1)) for tier in range(15)]
+        axes = draw_payments(paid, **WORDS).axes
         assert [one.get_ylabel() for one in axes] == [f"tier {tier}" for tier in range(3, 15)]
         assert legend_of(axes[0])[-1] == "3 tiers more"
 
     def test_nothing_to_draw(self):
-        ledger = Ledger()
-        ledger.open(0, 5, 0)
-        with pytest.raises(ConfigurationError, match="none is of a tier"):
-            draw_payments(ledger.rows(), **WORDS)
+        with pytest.raises(ConfigurationError, match="there is none, so that there is nothing to draw"):
+            draw_payments([], **WORDS)
 
 
 class TestContributions:
@@ -221,17 +204,17 @@ class TestCallback:
             def setup(self, trainer, stage):
                 trainer.run_log.log_figure = lambda name, figure, step: drawn.append((name, step, figure))
 
-        tiers, ledger = TierBidding(num_tiers=2, num_best=1, num_samples=None), TokenLedger(initial_balance=5)
-        fit(Record(), ledger, tiers, ShapleyRewards(), TierFigures(every_n_rounds=2))
+        tiers = TierBidding(num_tiers=2, num_best=1, num_samples=None, tokens=Tokens(initial_balance=5))
+        fit(Record(), tiers, ShapleyRewards(), TierFigures(every_n_rounds=2))
         names = [
-            *("token_balances", "token_payments", "tier_membership", "tier_importance", "tier_contributions"),
+            *("tier_membership", "tier_importance", "token_balances", "token_payments", "tier_contributions"),
             "personal_acc",
         ]
         assert [(name, step) for name, step, _ in drawn] == [(name, step) for step in (2, 3) for name in names]
-        lines, total = drawn[6][2].axes  # the balances at the end
+        lines, total = drawn[8][2].axes  # the balances at the end
         shown = {line.get_label(): line.get_ydata() for line in lines.lines}
         for client in range(len(SIZES)):
-            units = [of[client] for of in ledger.balances]
+            units = [one.balances[client] for one in tiers.rounds]
             np.testing.assert_allclose(shown[f"client_{client}"], np.array(units) / UNITS_PER_TOKEN)
         np.testing.assert_allclose(total.lines[0].get_ydata(), 5 * len(SIZES))
 
@@ -242,7 +225,7 @@ class TestCallback:
         assert files == ["personal_acc.png", "tier_contributions.png"]
 
     def test_refuses_a_run_with_nothing_to_draw(self):
-        with pytest.raises(ConfigurationError, match="TierFigures draws what TierBidding, TokenLedger and"):
+        with pytest.raises(ConfigurationError, match="TierFigures draws what TierBidding and ShapleyRewards keep"):
             fit(TierFigures())
 
     def test_comes_after_what_it_draws(self):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tier_tiny import SIZES, CornerModule, MixedClients, fit
+from tier_tiny import SIZES, CornerModule, Leaving, MixedClients, fit
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
@@ -129,8 +129,6 @@ def test_clients_are_evaluated_with_what_they_want_and_train_from_what_they_have
     plain = fit(SoftAveraging(num_models=2, num_samples=None), data=data, **settings)
     assert all(a.equal(b) for a, b in zip(run.models, plain.models, strict=True))
     expected = torch.tensor([explained(losses_of(run, data, i, "val")) for i in range(6)], dtype=torch.float64)
-    assert wants.personal is not None
-    torch.testing.assert_close(wants.personal, expected)
     torch.testing.assert_close(run.collaboration.personalisation, expected)
     assert not torch.equal(run.collaboration.personalisation, plain.collaboration.personalisation)
 
@@ -145,6 +143,26 @@ def test_a_run_that_ends_early_uses_what_clients_want() -> None:
     run = fit(soft, Ends(), data=data, max_rounds=9, check_val_every_n_rounds=0)
     expected = torch.tensor([explained(losses_of(run, data, i, "val")) for i in range(6)], dtype=torch.float64)
     torch.testing.assert_close(run.collaboration.personalisation, expected)
+
+
+def test_a_run_that_ends_early_after_an_evaluation_keeps_the_mixtures_that_were_evaluated() -> None:
+    class Ends(Callback):
+        def on_evaluate_end(self, trainer: FederatedTrainer, split: Any, metrics: Any) -> None:
+            self.evaluated = trainer.collaboration
+            trainer.should_stop = True
+
+    ends = Ends()
+    soft = SoftAveraging(num_models=2, num_samples=5, personal_split="val")  # other samples in every round
+    run = fit(soft, ends, max_rounds=9, check_val_every_n_rounds=2)
+    assert run.current_round == 2
+    assert run.collaboration == ends.evaluated
+
+
+def test_who_is_away_when_mixtures_are_set_goes_by_its_last_estimate() -> None:
+    soft = SoftAveraging(num_models=2, every_n_rounds=2, num_samples=None, personal_split="val")
+    run = fit(soft, Leaving({3: {2}}), max_rounds=2)
+    own = (run.collaboration.personalisation == soft.importance[-1]).all(1)
+    assert own.tolist() == [client == 3 for client in range(6)]
 
 
 def test_initial_rounds_pass_before_the_first_estimate() -> None:

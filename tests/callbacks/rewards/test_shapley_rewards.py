@@ -504,7 +504,7 @@ def test_a_resumed_run_has_the_values_of_one_that_was_not_interrupted(tmp_path: 
     ("arguments", "message"),
     [
         ({"method": "banzhaf"}, "ShapleyRewards.method='banzhaf': choose one of first_order, exact, permutations"),
-        ({"split": "test"}, "ShapleyRewards.split='test': choose val or train; test samples are for the end"),
+        ({"split": "test"}, "ShapleyRewards.split='test': choose train or val; test samples are for the end"),
         ({"num_samples": 0}, "ShapleyRewards.num_samples=0: give a number of at least 1"),
         ({"every_n_rounds": 0}, "ShapleyRewards.every_n_rounds=0: give a number of at least 1"),
         ({"num_permutations": 10}, "num_permutations=10 has no meaning for method='first_order': leave it out, or set"),

@@ -9,8 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from sklearn.metrics import f1_score
-from tier_tiny import SIZES, CornerModule, FailingTurns, Leaving, MixedClients, accuracy, fit
+from tier_tiny import SIZES, CornerModule, FailingTurns, Greedy, Leaving, MixedClients, Silent, accuracy, fit
 from torch import Tensor, nn
 
 from lightning_fl import FederatedTrainer
@@ -18,10 +17,8 @@ from lightning_fl.callbacks import (
     BiddingPolicy,
     Callback,
     ClientArrivals,
-    HidingBidding,
     HonestBidding,
     ModelCheckpoint,
-    OverBidding,
     PersonalLayers,
     RandomBidding,
     ShapleyRewards,
@@ -29,7 +26,6 @@ from lightning_fl.callbacks import (
 )
 from lightning_fl.callbacks.rewards.bidding import BidView
 from lightning_fl.cohort import Cohort, Participant
-from lightning_fl.engine.probes.class_scores import class_scores, predicted_classes
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.functional import schedule
 
@@ -77,22 +73,22 @@ def test_a_run_is_the_papers_algorithms(at_least_one: bool) -> None:
     for turn in range(5):
         if turn == 0:
             bids: dict[int, list[int]] = {}
-            assert all(not cohort["best"] and len(cohort["random"]) == 3 for cohort in tiers.cohorts[0].values())
-            assert sorted(i for cohort in tiers.cohorts[0].values() for i in cohort["random"]) == list(range(6))
+            assert all(not cohort["best"] and len(cohort["random"]) == 3 for cohort in tiers.rounds[0].cohorts.values())
+            assert sorted(i for cohort in tiers.rounds[0].cohorts.values() for i in cohort["random"]) == list(range(6))
         else:
             wanted = {i: [k for k in (0, 1) if importance[i][k] > 0.4] for i in range(6)}
             if at_least_one:
                 wanted = {i: of or [0 if importance[i][0] >= importance[i][1] else 1] for i, of in wanted.items()}
             bids = {i: sorted(of, key=lambda k, i=i: -importance[i][k]) for i, of in wanted.items() if of}  # type: ignore[misc]
-            for k, cohort in tiers.cohorts[turn].items():
+            for k, cohort in tiers.rounds[turn].cohorts.items():
                 bidders = {i for i, of in bids.items() if k in of}
                 assert len(cohort["best"]) == min(2, len(bidders))
                 assert set(cohort["best"]) <= bidders
                 assert len(cohort["random"]) == 1
                 assert not set(cohort["random"]) & set(cohort["best"])
-        assert tiers.bids[turn] == bids
+        assert tiers.rounds[turn].bids == bids
         for k in (0, 1):
-            cohort = tiers.cohorts[turn][k]
+            cohort = tiers.rounds[turn].cohorts[k]
             members = sorted(cohort["best"] + cohort["random"])
             trained = {i: plain_training(models[k], data, i, 2) for i in members}
             total = sum(SIZES[i] for i in members)
@@ -102,16 +98,18 @@ def test_a_run_is_the_papers_algorithms(at_least_one: bool) -> None:
             models[k] = CornerModule()
             nn.utils.vector_to_parameters(average.detach().float(), models[k].parameters())  # type: ignore[union-attr]
             expected = sum(plain_accuracy(models[k], data, i, "train") for i in members) / len(members)
-            assert tiers.accuracies[turn][k] == pytest.approx(expected)
+            assert tiers.rounds[turn].accuracies[k] == pytest.approx(expected)
         importance = [[plain_accuracy(model, data, i, "train") for model in models] for i in range(6)]
-        torch.testing.assert_close(tiers.importance[turn], torch.tensor(importance, dtype=torch.float64))
+        torch.testing.assert_close(tiers.rounds[turn].importance, torch.tensor(importance, dtype=torch.float64))
         goals = torch.tensor([[plain_accuracy(model, data, i, "val") for model in models] for i in range(6)]).double()
-        torch.testing.assert_close(tiers.shares[turn], goals / goals.sum(1, keepdim=True), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(
+            tiers.rounds[turn].personalisation, goals / goals.sum(1, keepdim=True), rtol=1e-6, atol=1e-7
+        )
     for model, expected in zip(run.models, models, strict=True):  # type: ignore[assignment]
         plain = nn.utils.parameters_to_vector(expected.parameters()).detach().double()  # type: ignore[attr-defined]
         torch.testing.assert_close(vector(run, model), plain, rtol=1e-4, atol=1e-5)
     for i in range(6):
-        mixture = sum(float(tiers.shares[-1][i, k]) * vector(run, run.models[k]) for k in (0, 1))
+        mixture = sum(float(tiers.rounds[-1].personalisation[i, k]) * vector(run, run.models[k]) for k in (0, 1))
         torch.testing.assert_close(vector(run, run.client_model(i)), mixture, rtol=1e-5, atol=1e-6)  # type: ignore[arg-type]
 
 
@@ -129,19 +127,24 @@ class Drawn(Callback):
 
 
 def test_one_tier_for_which_all_bid_is_fedavg_to_the_bit() -> None:
-    tiers = TierBidding(num_tiers=1, num_best=0, num_random=3, policy=OverBidding())
+    tiers = TierBidding(num_tiers=1, num_best=0, num_random=3, policy=Greedy())
     settings: dict[str, Any] = {"max_rounds": 5, "local_steps": 3}
     run, plain = fit(tiers, **settings), fit(Drawn(3), **settings)
     assert run.models[0].equal(plain.models[0])
     assert run.metrics == plain.metrics
-    assert tiers.bids[1:] == [{client: [0] for client in range(6)}] * 4
+    assert [one.bids for one in tiers.rounds[1:]] == [{client: [0] for client in range(6)}] * 4
 
 
 @pytest.mark.slow
-def test_tiers_come_to_hold_one_kind_of_clients_each() -> None:
-    tiers = TierBidding(num_tiers=2, num_best=3, num_random=0, threshold=0.6, initial_tiers="f1", **ALL)
-    run = fit(tiers, data=MixedClients(pure=True), max_rounds=6, local_steps=8)
-    cohorts = [set(cohort["best"]) for cohort in tiers.cohorts[-1].values()]
+def test_tiers_of_one_kind_of_clients_each_stay_apart() -> None:
+    tiers = TierBidding(num_tiers=2, num_best=3, num_random=0, threshold=0.6, **ALL)
+
+    class Sorted(Callback):
+        def on_fit_start(self, trainer: FederatedTrainer) -> None:
+            tiers.first_tiers = {0: [0, 2, 4], 1: [1, 3, 5]}
+
+    run = fit(tiers, Sorted(), data=MixedClients(pure=True), max_rounds=6, local_steps=8)
+    cohorts = [set(cohort["best"]) for cohort in tiers.rounds[-1].cohorts.values()]
     assert sorted(map(sorted, cohorts)) == [[0, 2, 4], [1, 3, 5]]
     shares = run.collaboration.aggregation
     for k, cohort in enumerate(cohorts):
@@ -163,8 +166,8 @@ def test_bidders_with_the_largest_contributions_train() -> None:
             for k, values in models.items():
                 latest[k].update(values)
         for k in (0, 1):
-            bidders = [i for i, of in tiers.bids[turn].items() if k in of]
-            (best,) = tiers.cohorts[turn][k]["best"]
+            bidders = [i for i, of in tiers.rounds[turn].bids.items() if k in of]
+            (best,) = tiers.rounds[turn].cohorts[k]["best"]
             assert latest[k].get(best, 0.0) == max(latest[k].get(i, 0.0) for i in bidders)
 
 
@@ -181,15 +184,16 @@ class Watching(BiddingPolicy):
 
 
 def test_every_client_bids_by_its_own_policy_with_its_own_view() -> None:
-    first, silent = Watching(1, 0), HidingBidding(probability=1.0)
-    tiers = TierBidding(num_tiers=2, policy=OverBidding(), policies={0: first, 3: silent}, threshold=0.3, **ALL)
+    first, silent = Watching(1, 0), Silent()
+    tiers = TierBidding(num_tiers=2, policy=Greedy(), policies={0: first, 3: silent}, threshold=0.3, **ALL)
     fit(tiers, max_rounds=3)
     assert [view.round for view in first.views] == [2, 3]
     for turn, view in enumerate(first.views):
-        assert view == BidView(0, turn + 2, tuple(tiers.importance[turn][0].tolist()), (0, 0), 0.3, None, 0)
-    assert [bids[0] for bids in tiers.bids[1:]] == [[1, 0]] * 2
-    assert all(3 not in bids and len(bids) == 5 for bids in tiers.bids[1:])
-    assert all(len(bids[1]) == 2 for bids in tiers.bids[1:])
+        assert view == BidView(0, turn + 2, tuple(tiers.rounds[turn].importance[0].tolist()), (0, 0), 0.3, None, 0)
+    bids = [one.bids for one in tiers.rounds[1:]]
+    assert [of_round[0] for of_round in bids] == [[1, 0]] * 2
+    assert all(3 not in of_round and len(of_round) == 5 for of_round in bids)
+    assert all(len(of_round[1]) == 2 for of_round in bids)
 
 
 @pytest.mark.parametrize("bids", [(2,), (-1,), (0, 0)])
@@ -208,7 +212,7 @@ def test_a_policy_that_fails_is_named() -> None:
 
 
 def test_a_round_without_bids_needs_random_clients() -> None:
-    silent = HidingBidding(probability=1.0)
+    silent = Silent()
     run = fit(TierBidding(num_tiers=2, policy=silent, num_random=1), max_rounds=3)
     assert len(run.survivors) in (1, 2)
     with pytest.raises(TrainingError, match="nobody bids for any tier in round 2: lower TierBidding.threshold"):
@@ -226,9 +230,9 @@ def test_a_tier_without_a_cohort_stays_as_it_is() -> None:
     run = fit(tiers, Keep(), max_rounds=3)
     assert models[0][0].equal(models[2][0])
     assert torch.equal(models[0][1], models[2][1])
-    assert tiers.cohorts[1][0] == {"best": [], "random": []}
-    assert math.isnan(tiers.accuracies[2][0])
-    assert not math.isnan(tiers.accuracies[2][1])
+    assert tiers.rounds[1].cohorts[0] == {"best": [], "random": []}
+    assert math.isnan(tiers.rounds[2].accuracies[0])
+    assert not math.isnan(tiers.rounds[2].accuracies[1])
     assert "tier/0/accuracy" not in run.round_metrics
     assert run.round_metrics["tier/0/clients"] == 0
     assert run.round_metrics["tier/1/bidders"] == 6
@@ -237,100 +241,26 @@ def test_a_tier_without_a_cohort_stays_as_it_is() -> None:
 # -- the first tiers ---------------------------------------------------------------------------------------------------
 
 
-def test_class_scores_are_those_of_sklearn_on_all_samples() -> None:
-    data = MixedClients(with_val={0, 1, 2})
-    found: list[Tensor] = []
-
-    class Score(Callback):
-        def select_clients(self, trainer: FederatedTrainer) -> Cohort:
-            splits: Any = ("val", "train")
-            found.append(class_scores(trainer.loop, [0, 1, 3], num_rounds=2, splits=splits, num_samples=None))
-            return Cohort.of([0])
-
-    fit(Score(), data=data, max_rounds=1, local_steps=3)
-    parts = [data.sets[0, "val"], data.sets[1, "val"], data.sets[3, "train"]]
-    x, y = (torch.cat([part.tensors[place] for part in parts]) for place in (0, 1))
-    for row, client in zip(found[0], (0, 1, 3), strict=True):
-        module: nn.Module = CornerModule()
-        for _ in range(2):  # every turn begins with the first batch
-            module = plain_training(module, data, client, 3)
-        with torch.no_grad():
-            expected = f1_score(y, module(x).argmax(1), average=None, labels=range(4), zero_division=0)
-        assert row.tolist() == pytest.approx(expected.tolist())
-
-
-def test_f1_groups_clients_that_know_the_same_classes() -> None:
-    tiers = TierBidding(num_tiers=2, num_best=3, num_random=0, initial_tiers="f1", rho=2, pretraining_rounds=3)
-    fit(tiers, data=MixedClients(pure=True), max_rounds=1, local_steps=6)
-    first = [sorted(cohort["random"]) for cohort in tiers.cohorts[0].values()]
-    assert first == [[0, 2, 4], [1, 3, 5]]
-
-
 def test_clients_that_are_away_at_first_have_no_first_tier() -> None:
-    tiers = TierBidding(num_tiers=2, initial_tiers="f1", f1_samples=6)
+    tiers = TierBidding(num_tiers=2)
     fit(tiers, ClientArrivals(rounds={"client_0": 2, "client_5": 3}), max_rounds=3, local_steps=4)
-    first = {i for cohort in tiers.cohorts[0].values() for of in cohort.values() for i in of}
+    first = {i for cohort in tiers.rounds[0].cohorts.values() for of in cohort.values() for i in of}
     assert first == {1, 2, 3, 4}
-    assert tiers.importance[0].isnan().any(1).tolist() == [True, False, False, False, False, True]
-    assert tiers.importance[1].isnan().any(1).tolist() == [False] * 5 + [True]
+    assert tiers.rounds[0].importance.isnan().any(1).tolist() == [True, False, False, False, False, True]
+    assert tiers.rounds[1].importance.isnan().any(1).tolist() == [False] * 5 + [True]
 
 
 def test_clients_stay_in_their_first_tiers_for_some_rounds() -> None:
     tiers = TierBidding(num_tiers=2, num_best=1, num_random=1, initial_rounds=3, threshold=0.0)
     fit(tiers, ClientArrivals(rounds={"client_5": 2}), max_rounds=4)
-    assert sorted(i for members in tiers.members.values() for i in members) == list(range(6))
+    assert sorted(i for clients in tiers.first_tiers.values() for i in clients) == list(range(6))
     for turn in range(3):
-        assert not tiers.bids[turn]
-        for k, cohort in tiers.cohorts[turn].items():
+        assert not tiers.rounds[turn].bids
+        for k, cohort in tiers.rounds[turn].cohorts.items():
             assert len(cohort["random"]) == 2
-            assert set(cohort["random"]) <= set(tiers.members[k])
-    assert tiers.bids[3]
-    assert not any(5 in of for cohort in tiers.cohorts[0].values() for of in cohort.values())
-
-
-@pytest.mark.parametrize(
-    ("output", "text"),
-    [
-        (torch.zeros(3), "a tensor of shape \\[3\\]"),
-        (torch.zeros(3, 1), "a tensor of shape \\[3, 1\\]"),
-        ({"logits": torch.zeros(3, 2)}, "a dict"),
-    ],
-)
-def test_outputs_that_name_no_class_are_refused(output: Any, text: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"predict_step returned {text}: for F1 scores .*initial_tiers=random"):
-        predicted_classes(output)
-
-
-def test_outputs_that_name_classes() -> None:
-    assert predicted_classes(torch.tensor([[0.1, 0.9], [0.8, 0.2]])).tolist() == [1, 0]
-    assert predicted_classes(torch.tensor([3, 1], dtype=torch.int32)).tolist() == [3, 1]
-
-
-def test_targets_that_are_no_classes_are_refused() -> None:
-    class Real(MixedClients):
-        def __init__(self) -> None:
-            super().__init__()
-            for key, part in self.sets.items():
-                self.sets[key] = torch.utils.data.TensorDataset(part.tensors[0], part.tensors[1].float())
-
-    class Regression(CornerModule):
-        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-            return self(batch[0]).sum()
-
-    with pytest.raises(ConfigurationError, match="targets of shape .* are no classes 0, 1, ..."):
-        fit(TierBidding(num_tiers=2, initial_tiers="f1"), data=Real(), module=Regression())
-
-    class Short(CornerModule):
-        def predict_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-            return self(batch[0])[:-1]
-
-    with pytest.raises(ConfigurationError, match="predict_step returned .* predictions for 12 samples: return one per"):
-        fit(TierBidding(num_tiers=2, initial_tiers="f1"), module=Short())
-
-
-def test_training_alone_that_fails_stops_the_run() -> None:
-    with pytest.raises(TrainingError, match="training before the tiers are formed failed, client 0: the training loss"):
-        fit(TierBidding(num_tiers=2, initial_tiers="f1"), module=CornerModule(learning_rate=float("inf")))
+            assert set(cohort["random"]) <= set(tiers.first_tiers[k])
+    assert tiers.rounds[3].bids
+    assert not any(5 in of for cohort in tiers.rounds[0].cohorts.values() for of in cohort.values())
 
 
 # -- what composes with it ---------------------------------------------------------------------------------------------
@@ -339,22 +269,22 @@ def test_training_alone_that_fails_stops_the_run() -> None:
 def test_a_client_without_samples_for_its_goals_goes_by_those_of_its_bids() -> None:
     tiers = TierBidding(num_tiers=2, **ALL)
     fit(tiers, data=MixedClients(with_val={1}), max_rounds=2)
-    bid_shares = tiers.importance[-1] / tiers.importance[-1].sum(1, keepdim=True)
+    bid_shares = tiers.rounds[-1].importance / tiers.rounds[-1].importance.sum(1, keepdim=True)
     others = [0, 2, 3, 4, 5]
-    torch.testing.assert_close(tiers.shares[-1][others], bid_shares[others])
-    assert not torch.equal(tiers.shares[-1][1], bid_shares[1])
+    torch.testing.assert_close(tiers.rounds[-1].personalisation[others], bid_shares[others])
+    assert not torch.equal(tiers.rounds[-1].personalisation[1], bid_shares[1])
     same = TierBidding(num_tiers=2, personal_split="train", **ALL)
     fit(same, max_rounds=2)
-    torch.testing.assert_close(same.shares[-1], bid_shares)
+    torch.testing.assert_close(same.rounds[-1].personalisation, bid_shares)
 
 
 @pytest.mark.slow
 def test_personal_models_are_made_when_they_are_evaluated_and_at_the_end() -> None:
     tiers = TierBidding(num_tiers=2, **ALL)
     fit(tiers, max_rounds=4, check_val_every_n_rounds=2)
-    assert torch.equal(tiers.shares[0], torch.full((6, 2), 0.5, dtype=torch.float64))
-    assert torch.equal(tiers.shares[2], tiers.shares[1])
-    assert not torch.equal(tiers.shares[3], tiers.shares[2])
+    assert torch.equal(tiers.rounds[0].personalisation, torch.full((6, 2), 0.5, dtype=torch.float64))
+    assert torch.equal(tiers.rounds[2].personalisation, tiers.rounds[1].personalisation)
+    assert not torch.equal(tiers.rounds[3].personalisation, tiers.rounds[2].personalisation)
 
     class StopAfterTwo(Callback):
         def on_round_end(self, trainer: FederatedTrainer) -> None:
@@ -363,21 +293,21 @@ def test_personal_models_are_made_when_they_are_evaluated_and_at_the_end() -> No
     early, never = TierBidding(num_tiers=2, **ALL), TierBidding(num_tiers=2, **ALL)
     run = fit(early, StopAfterTwo(), max_rounds=4, check_val_every_n_rounds=0)
     fit(never, max_rounds=2, check_val_every_n_rounds=0)
-    torch.testing.assert_close(early.shares[-1], tiers.shares[1])
-    torch.testing.assert_close(never.shares[-1], tiers.shares[1])
-    assert torch.equal(run.collaboration.personalisation, early.shares[-1])
+    torch.testing.assert_close(early.rounds[-1].personalisation, tiers.rounds[1].personalisation)
+    torch.testing.assert_close(never.rounds[-1].personalisation, tiers.rounds[1].personalisation)
+    assert torch.equal(run.collaboration.personalisation, early.rounds[-1].personalisation)
 
 
 def test_who_is_away_neither_bids_nor_trains_nor_is_drawn() -> None:
-    tiers = TierBidding(num_tiers=2, num_best=2, num_random=4, policy=OverBidding())
+    tiers = TierBidding(num_tiers=2, num_best=2, num_random=4, policy=Greedy())
     away = {0: {1, 2}, 4: {3}}
     run = fit(tiers, Leaving(away), max_rounds=4)
     for turn in range(4):
         gone = {client for client, turns in away.items() if turn + 1 in turns}
-        trained = {i for cohort in tiers.cohorts[turn].values() for of in cohort.values() for i in of}
+        trained = {i for cohort in tiers.rounds[turn].cohorts.values() for of in cohort.values() for i in of}
         assert not trained & gone
-        assert not set(tiers.bids[turn]) & gone
-        assert tiers.importance[turn].isnan().any(1).tolist() == [i in gone for i in range(6)]
+        assert not set(tiers.rounds[turn].bids) & gone
+        assert tiers.rounds[turn].importance.isnan().any(1).tolist() == [i in gone for i in range(6)]
         if turn:
             assert trained == set(range(6)) - gone
     assert set(run.client_reports) == set(range(6))
@@ -409,11 +339,8 @@ def test_it_resumes_to_the_same_bits(tmp_path: Path) -> None:
     assert whole.collaboration == rest.collaboration
     assert whole.metrics == rest.metrics
     states = [one.state_dict() for one in (tiers, again)]
-    for name in ("rounds", "bids", "cohorts", "personal_round"):
-        assert states[0][name] == states[1][name]
-    for name in ("importance", "shares"):
-        for one, other in zip(states[0][name], states[1][name], strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(states[0]["rounds"], states[1]["rounds"], rtol=0, atol=0, equal_nan=True)
+    assert [states[0][name] == states[1][name] for name in ("first_tiers", "personal_round")] == [True, True]
     for files in ("tiers.csv", "contributions.csv"):
         tables = [pd.read_csv(Path(run.log_dir) / files) for run in (whole, rest)]
         pd.testing.assert_frame_equal(*tables, check_exact=True)
@@ -421,13 +348,13 @@ def test_it_resumes_to_the_same_bits(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*left out of.*")
 def test_only_those_whose_updates_arrived_count_in_a_tier(tmp_path: Path) -> None:
-    data, tiers = MixedClients(), TierBidding(num_tiers=2, num_best=3, num_random=3, policy=OverBidding(), **ALL)
+    data, tiers = MixedClients(), TierBidding(num_tiers=2, num_best=3, num_random=3, policy=Greedy(), **ALL)
     run = fit(tiers, FailingTurns((2, 1, 1), (2, 4, 1)), data=data, on_client_error="skip", max_rounds=2)
     total = sum(SIZES[i] for i in (0, 2, 3, 5))
     expected = [0.0 if i in (1, 4) else SIZES[i] / total for i in range(6)]
     assert run.collaboration.aggregation[1].tolist() == pytest.approx(expected)
     mean = sum(accuracy(run, data, i, run.models[1]) for i in (0, 2, 3, 5)) / 4
-    assert tiers.accuracies[1][1] == pytest.approx(mean)
+    assert tiers.rounds[1].accuracies[1] == pytest.approx(mean)
     assert len(run.collaboration.aggregation[0].nonzero()) == 6
 
 
@@ -439,18 +366,18 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     assert len(table) == 3 * 6 * 2
     for _, row in table.iterrows():
         turn, client, tier = row["round"] - 1, int(row["client"].removeprefix("client_")), row["tier"]
-        bids = tiers.bids[turn].get(client, [])
+        bids = tiers.rounds[turn].bids.get(client, [])
         assert row["bid"] == (bids.index(tier) + 1 if tier in bids else 0)
-        assert row["importance"] == pytest.approx(float(tiers.importance[turn][client, tier]))
-        cohort = tiers.cohorts[turn][tier]
+        assert row["importance"] == pytest.approx(float(tiers.rounds[turn].importance[client, tier]))
+        cohort = tiers.rounds[turn].cohorts[tier]
         assert (row["role"] == "best") == (client in cohort["best"])
         assert (row["role"] == "random") == (client in cohort["random"])
     summary = json.loads((Path(run.log_dir) / "summary.json").read_text())["tiers"]
     assert [tier["rounds_trained"] for tier in summary["tiers"]] == [3, 3]
-    assert summary["tiers"][0]["best_accuracy"] == pytest.approx(max(of[0] for of in tiers.accuracies))
-    assert summary["clients"]["client_2"]["shares"] == pytest.approx(tiers.shares[-1][2].tolist())
+    assert summary["tiers"][0]["best_accuracy"] == pytest.approx(max(one.accuracies[0] for one in tiers.rounds))
+    assert summary["clients"]["client_2"]["shares"] == pytest.approx(tiers.rounds[-1].personalisation[2].tolist())
     turns = sum(sum(of["turns"]) for of in summary["clients"].values())
-    assert turns == sum(len(of) for cohorts in tiers.cohorts for cohort in cohorts.values() for of in cohort.values())
+    assert turns == sum(len(of) for one in tiers.rounds for cohort in one.cohorts.values() for of in cohort.values())
     metrics = pd.read_csv(Path(run.log_dir) / "metrics.csv")
     assert {"tier/0/accuracy", "tier/1/clients", "tier/1/bidders"} <= set(metrics)
 
@@ -467,11 +394,6 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
         ({"num_best": -1}, "num_best=-1, num_random=1: give numbers of at least 0"),
         ({"num_best": 0, "num_random": 0}, "num_best=0, num_random=0: give numbers of at least 0, one of them"),
         ({"threshold": 1.5}, "threshold=1.5: importance weights lie between 0 and 1"),
-        ({"initial_tiers": "kmeans"}, "initial_tiers='kmeans': choose random or f1"),
-        ({"rho": 2}, "rho=2 has no meaning for initial_tiers='random'"),
-        ({"pretraining_rounds": 2}, "pretraining_rounds=2 has no meaning"),
-        ({"f1_samples": 2}, "f1_samples=2 has no meaning"),
-        ({"initial_tiers": "f1", "rho": 0}, "rho=0: give a number of at least 1"),
         ({"bid_split": "test"}, "bid_split='test': choose train or val"),
         ({"personal_split": "test"}, "personal_split='test': choose train or val"),
     ],
@@ -485,7 +407,7 @@ def test_what_does_not_fit_the_data_is_named() -> None:
     with pytest.raises(ConfigurationError, match="TierBidding.num_tiers=7 for 6 clients: give at most one tier"):
         fit(TierBidding(num_tiers=7))
     with pytest.raises(ConfigurationError, match=r"policies are for the clients \[6\]: there are 0..5 only"):
-        fit(TierBidding(num_tiers=2, policies={6: OverBidding()}))
+        fit(TierBidding(num_tiers=2, policies={6: Greedy()}))
     with pytest.raises(ConfigurationError, match=r"bid_split='val': 5 of 6 clients .*the first is client_0\)"):
         fit(TierBidding(num_tiers=2, bid_split="val"), data=MixedClients(with_val={3}))
     with pytest.raises(ConfigurationError, match="cannot score the tiers, client 0: TierBidding.monitor='nothing'"):

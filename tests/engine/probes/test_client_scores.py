@@ -20,7 +20,7 @@ def scores_of(monitor: str | None, module: Any = None, split: Any = "train", **s
     class Asked(Callback):
         def on_aggregate_end(self, trainer: FederatedTrainer) -> None:
             scores = ClientScores(trainer.loop, "Test", split, None, monitor)
-            found.extend(scores.score(client, trainer.models[0]) for client in range(6))
+            found.extend(float(scores.weigh(client, trainer.models)[0]) for client in range(6))
 
     fit(Asked(), module=module, max_rounds=1, **settings)
     return found

@@ -1,13 +1,11 @@
 """Pictures of tiers and tokens as functions: who trained which tier, who paid whom, who has how much, who is served.
 
-A tier has the same colour
-in every picture. They show a run of PI-FL: Khan et al., "PI-FL: Personalized and Incentivized Federated Learning",
-2023, https://arxiv.org/abs/2304.07514.
+A tier has the same colour in every picture. They show a run of PI-FL: Khan et al., "PI-FL: Personalized and
+Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,20 +18,17 @@ from torch import Tensor
 from lightning_fl.callbacks.figures.plots.coalitions import _label_rounds, _name_clients, _palette
 from lightning_fl.callbacks.figures.plots.run import _COLORS, _GREY, MOST_NAMES, MOST_VALUES, _figure, _legend
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.functional.tokens import UNITS_PER_TOKEN
+from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Transaction
 
 __all__ = ["draw_balances", "draw_cdf", "draw_payments", "draw_tier_contributions", "draw_tier_membership"]
 
-#: What flows into a pool is drawn above zero, what flows out of it below; in this order, others after them. None of the
-#: colours is a tier's.
+#: What flows into a pool is drawn above zero, what flows out of it below. None of the colours is a tier's.
 _FLOWS = {
     "bid": ("bids", "#4c5b7a"),
     "reward": ("rewards", "#2a9d8f"),
     "reimbursement": ("reimbursements", "#e9c46a"),
     "refund": ("refunds", "#b58fd0"),
-    "retirement": ("retired", "0.6"),
 }
-_LEFT = "crimson"
 #: A cell of the picture of who trained which tier is so many lines high: two, three and four tiers share it evenly.
 _LINES = 12
 _MOST_TIERS = 12
@@ -48,7 +43,7 @@ def draw_balances(
 
     Args:
         rounds: R round numbers, at least one.
-        balances: of each of these rounds, client -> tokens; a client that has left, or not come yet, is not in it.
+        balances: of each of these rounds, client -> tokens; a client that has not come yet is not in it.
         names: N client names.
         title: what is shown.
         source: where the data came from.
@@ -90,34 +85,27 @@ def draw_balances(
     return figure
 
 
-def draw_payments(transactions: Sequence[Mapping[str, Any]], *, title: str, source: str) -> Figure:
+def draw_payments(transactions: Sequence[Transaction], *, title: str, source: str) -> Figure:
     """What was paid into each tier's pool in every round (above zero) and out of it (below), in tokens.
 
-    The red line is what is left in the pool after a round. Of more than 12 tiers those with the largest payments are
-    shown.
+    Of more than 12 tiers those with the largest payments are shown.
 
     Args:
-        transactions: rows of a ledger with ``round``, ``kind``, ``tier``, ``recipient`` and ``amount`` in millionths of
-            a token, see :meth:`lightning_fl.functional.tokens.TokenLedger.rows`; those without a tier are left out.
+        transactions: those with a tier, at least one.
         title: what is shown.
         source: where the data came from.
 
     Raises:
-        ConfigurationError: no transaction has a tier.
+        ConfigurationError: there is no transaction.
     """
+    if not transactions:
+        raise ConfigurationError("transactions: there is none, so that there is nothing to draw; draw it later.")
     flows: dict[int, dict[str, Counter[int]]] = {}
-    for row in transactions:
-        if row["tier"] is not None:
-            sign = 1 if row["recipient"] == "pool" else -1
-            of_tier = flows.setdefault(int(row["tier"]), {})
-            of_tier.setdefault(str(row["kind"]), Counter())[int(row["round"])] += sign * int(row["amount"])
-    if not flows:
-        raise ConfigurationError("transactions: none is of a tier, so that there is nothing to draw; draw it later.")
+    for one in transactions:
+        assert one.tier is not None
+        of_kind = flows.setdefault(one.tier, {}).setdefault(one.kind, Counter())
+        of_kind[one.round] += one.amount if one.recipient == "pool" else -one.amount
     kinds = {kind for of_tier in flows.values() for kind in of_tier}
-    style = {kind: look for kind, look in _FLOWS.items() if kind in kinds}
-    further = ("tab:red", "tab:brown", "tab:pink", "tab:olive", "tab:cyan")
-    for number, kind in enumerate(sorted(kinds.difference(_FLOWS))):
-        style[kind] = (kind, further[number % len(further)])
     volumes = {tier: sum(abs(units) for of in kinds.values() for units in of.values()) for tier, kinds in flows.items()}
     tiers = sorted(sorted(flows, key=lambda tier: (-volumes[tier], tier))[:_MOST_TIERS])
     rounds = sorted({number for tier in tiers for of in flows[tier].values() for number in of})
@@ -127,15 +115,13 @@ def draw_payments(transactions: Sequence[Mapping[str, Any]], *, title: str, sour
     colors = _palette(max(flows) + 1)
     for axes, tier in zip(panels, tiers, strict=True):
         heights = {True: np.zeros(len(span)), False: np.zeros(len(span))}
-        for kind, (_, color) in style.items():
+        for kind, (_, color) in _FLOWS.items():
             if kind not in flows[tier]:
                 continue
             values = np.array([flows[tier][kind][number] / UNITS_PER_TOKEN for number in span])
             above = bool((values >= 0).all())
             axes.bar(span, values, width=0.8 if len(span) <= 60 else 1.0, bottom=heights[above], color=color)
             heights[above] = heights[above] + values
-        pool = np.cumsum(heights[True] + heights[False])
-        axes.plot(span, pool, color=_LEFT, linewidth=1.0, marker="." if len(span) == 1 else "")
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set_ylabel(f"tier {tier}", color=colors[tier], weight="bold")
         axes.yaxis.set_major_locator(MaxNLocator(4))
@@ -143,8 +129,7 @@ def draw_payments(transactions: Sequence[Mapping[str, Any]], *, title: str, sour
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     _open(*panels)
     figure.supylabel("tokens into (+) and out of (-) the pool", fontsize=9)
-    handles: list[Any] = [Patch(color=color, label=label) for label, color in style.values()]
-    handles.append(panels[0].plot([], [], color=_LEFT, linewidth=1.0, label="left in the pool")[0])
+    handles = [Patch(color=color, label=label) for kind, (label, color) in _FLOWS.items() if kind in kinds]
     if len(tiers) < len(flows):
         handles.append(Patch(color="none", label=f"{len(flows) - len(tiers)} tiers more"))
     panels[0].legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
