@@ -34,6 +34,8 @@ from lightning_fl.callbacks import (
     PersonalLayers,
     ShapleyRewards,
     SoftAveraging,
+    TierBidding,
+    Tokens,
     UniformSampling,
 )
 from lightning_fl.cohort import Cohort
@@ -466,6 +468,8 @@ models: dict[int, list[list[str]]] = {}
         lambda: [IFCA(num_clusters=2)],
         lambda: [CollaborationGraph(graph="full")],
         lambda: [SoftAveraging(num_models=2)],
+        lambda: [TierBidding(num_tiers=2, num_best=1, threshold=0.3)],
+        lambda: [TierBidding(num_tiers=2, tokens=Tokens()), ShapleyRewards()],
         lambda: [ShapleyRewards()],
         lambda: [LocalTraining()],
     ],

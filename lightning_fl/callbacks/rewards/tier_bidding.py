@@ -198,6 +198,7 @@ class TierBidding(Callback):
         """Bids in, the clients of every tier out; those who bid and were chosen pay."""
         present = _present(trainer)
         tiers = range(self.num_tiers)
+        self._shares = {}
         if self.ledger is not None:
             self.ledger.open(trainer.current_round + 1, trainer.present_clients)
         if trainer.current_round < self.initial_rounds:
@@ -221,7 +222,7 @@ class TierBidding(Callback):
             )
             for tier in tiers
         }
-        if not any(cohort.clients for cohort in cohorts.values()):
+        if present and not any(cohort.clients for cohort in cohorts.values()):
             raise TrainingError(
                 f"nobody bids for any tier in round {trainer.current_round + 1}: lower TierBidding.threshold, give"
                 " clients more tokens, or set TierBidding.num_random=1 so that clients are drawn without a bid."
@@ -391,7 +392,7 @@ class TierBidding(Callback):
             ledger.settle(
                 trainer.current_round + 1,
                 tier,
-                contributions=rewards.by_model[-1].get(tier, {}),
+                contributions=rewards.by_model[-1].get(tier, {}) if tier in self._shares else {},
                 participations=Counter(client for one in trained_before for client in one.shares[tier]),
                 accuracy=accuracy,
                 best_accuracy=max((one.accuracies[tier] for one in trained_before), default=0.0),
