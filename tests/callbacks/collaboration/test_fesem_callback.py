@@ -25,7 +25,7 @@ from lightning_fl.callbacks import (
 )
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.functional import initial_clusters
+from lightning_fl.functional import kmeans_from_gram
 from lightning_fl.seeding import derive_seed
 
 N = len(SIZES)
@@ -49,7 +49,8 @@ def plain_fesem(data: MixedClients, num_clusters: int, rounds: int) -> tuple[lis
             learned.append(torch.nn.utils.parameters_to_vector(module.parameters()).detach())
         if turn == 0:
             changes = torch.stack(learned) - start
-            labels = initial_clusters(changes @ changes.T, SIZES, num_clusters, derive_seed(4, "first centres"))
+            seed = derive_seed(4, "first centres")
+            labels = kmeans_from_gram(changes @ changes.T, num_clusters, seed, weights=SIZES)
         else:
             labels = [
                 min(range(num_clusters), key=lambda k, own=own: float((own - centres[k]).norm()))  # type: ignore[misc]
