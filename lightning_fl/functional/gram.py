@@ -107,7 +107,7 @@ def check_gram(gram: Tensor) -> _Array:
     Raises:
         ConfigurationError: the matrix is not square, or not one of inner products.
     """
-    inner = np.array(gram.detach().double().cpu())
+    inner = gram.detach().to("cpu", torch.float64).numpy().copy()
     if inner.ndim != 2 or inner.shape[0] != inner.shape[1] or not len(inner):
         raise ConfigurationError(f"gram of shape {list(inner.shape)}: give the square matrix [N, N] of gram_matrix.")
     if not np.isfinite(inner).all() or (inner.diagonal() < 0).any():
@@ -121,7 +121,7 @@ def check_counts(num_samples: Sequence[int] | Tensor, num_clients: int) -> _Arra
     Raises:
         ConfigurationError: there is not one positive count per client.
     """
-    counts = np.array(torch.as_tensor(num_samples, dtype=torch.float64, device="cpu"))
+    counts = torch.as_tensor(num_samples, dtype=torch.float64, device="cpu").numpy().copy()
     if counts.shape != (num_clients,) or not (np.isfinite(counts) & (counts > 0)).all():
         raise ConfigurationError(
             f"num_samples={counts.tolist()} for {num_clients} clients: give one positive count per client; leave out"

@@ -26,7 +26,7 @@ class ClientClusters(Callback):
 
     Who took no part in a round stays where it was. A client that belongs to no cluster (yet) uses the average of the
     clusters by the samples of their clients, counts in none, and is let in by :meth:`join` when it first takes part in
-    a round together with some client that has a cluster.
+    a round together with some client that has a cluster. It counts in its cluster's average from that round on.
 
     Logs in every round, under the class's name in lower case, ``NAME/clusters``, how many clusters the clients that are
     present belong to, and, where their number is fixed, ``NAME/moved``, how many clients changed theirs.
@@ -92,6 +92,8 @@ class ClientClusters(Callback):
         self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int], clusters: Sequence[int]
     ) -> list[int]:
         """Let newcomers in: into the cluster whose mean update of this round is most similar (cosine) to theirs.
+
+        Clusters none of whose clients took part have none, and are not joined.
 
         Args:
             trainer: as in :meth:`assign`.
