@@ -56,7 +56,7 @@ class CFL(ClientClusters):
     """Splits clusters of clients by the cosine similarity of their updates, starting with all clients in one.
 
     A cluster is split when its mean update is short and that of some client is not: its clients then pull in different
-    directions, and training on together would help nobody. The rest is said of :class:`ClientClusters`.
+    directions, and training on together would help nobody. For the rest see :class:`ClientClusters`.
 
     Args:
         mean_norm: epsilon 1 > 0: a cluster is split only in a round in which the norm of its mean update, clients

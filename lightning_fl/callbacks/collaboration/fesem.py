@@ -41,8 +41,8 @@ __all__ = ["FeSEM"]
 class FeSEM(ClientClusters):
     """A fixed number of clusters by k-means of the clients' weights, one step of it a round.
 
-    At least ``num_clusters`` clients have to take part in the first round. The rest is said of
-    :class:`ClientClusters`; the mean distance from the nearest centre is logged as ``fesem/distance``.
+    At least ``num_clusters`` clients have to take part in the first round. The mean distance from the nearest centre is
+    logged as ``fesem/distance``. For the rest see :class:`ClientClusters`.
 
     Args:
         num_clusters: K, at most the number of clients.

@@ -41,8 +41,8 @@ __all__ = ["HCCT"]
 class HCCT(ClientClusters):
     """Groups clients hierarchically while the total utility, more data against less similar updates, gains.
 
-    The number of groups follows from the data: everybody alone and everybody together are possible outcomes. They are
-    the clusters of :class:`ClientClusters`, their number is logged as ``hcct/groups``.
+    The number of groups follows from the data: everybody alone and everybody together are possible outcomes. It is
+    logged as ``hcct/groups``. For the rest see :class:`ClientClusters`: groups are its clusters.
 
     Args:
         tradeoff: lambda >= 0, the appetite for data: 0 leaves clients alone, a large value brings all together. With

@@ -43,8 +43,8 @@ __all__ = ["KMeans"]
 class KMeans(ClientClusters):
     """Every client trains alone, then k-means puts clients with similar weights together for the rest of the run.
 
-    While clients train alone they belong to no cluster, and there are as many models in memory as clients. The rest is
-    said of :class:`ClientClusters`.
+    While clients train alone they belong to no cluster, and there are as many models in memory as clients, besides the
+    weights of those who take part in a round. For the rest see :class:`ClientClusters`.
 
     Args:
         num_clusters: K, at most the number of clients. Fewer clusters are formed where fewer clients differ.

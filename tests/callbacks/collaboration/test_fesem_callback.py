@@ -143,9 +143,10 @@ def test_sampled_clients_leave_the_others_where_they_are() -> None:
 
 
 def test_who_has_no_cluster_yet_uses_the_average_of_the_centres() -> None:
-    fesem = FeSEM(num_clusters=2)
-    run = fit(fesem, ClientArrivals(rounds={"client_4": 9}), data=MixedClients(pure=True))
+    fesem, figure = FeSEM(num_clusters=2), CoalitionFigure()
+    run = fit(fesem, ClientArrivals(rounds={"client_4": 9}), figure, data=MixedClients(pure=True))
     assert fesem.assignments[-1][4] == -1
+    assert figure.assignments[-1] == [0, 1, 0, 1, 2 + 4, 1]  # drawn as a client alone
     total = sum(SIZES) - SIZES[4]
     expected = [(SIZES[0] + SIZES[2]) / total, (SIZES[1] + SIZES[3] + SIZES[5]) / total]
     assert run.collaboration.personalisation[4].tolist() == pytest.approx(expected)
