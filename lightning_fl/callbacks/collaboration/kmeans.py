@@ -90,11 +90,12 @@ class KMeans(ClientClusters):
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Form clusters, once."""
         if self.clustering_round is None:
+            alone = Collaboration.local(trainer.num_clients)
+            if trainer.collaboration != alone:
+                trainer.collaboration = alone  # who arrived with others' models goes on with its own
             self._trained |= trainer.survivors
             if trainer.current_round + 1 >= self.warm_up_rounds and len(self._trained) >= self.num_clusters:
                 self._form(trainer)
-            elif trainer.collaboration != (alone := Collaboration.local(trainer.num_clients)):
-                trainer.collaboration = alone  # who arrived with others' models goes on with its own
         super().on_aggregate_end(trainer)
 
     def _form(self, trainer: TrainerSurface) -> None:

@@ -143,6 +143,19 @@ def test_who_arrives_while_all_train_alone_goes_on_from_what_it_learned():
     assert run.collaboration.model_of(2) == run.collaboration.model_of(0)
 
 
+def test_who_arrives_in_the_round_that_forms_clusters_counts_with_what_it_learned():
+    arrivals = {"client_2": 2}
+    runs = [
+        trainer(ClientArrivals(rounds=arrivals), callback, rounds=2)
+        for callback in (KMeans(num_clusters=1, warm_up_rounds=2), LocalTraining())
+    ]
+    for run in runs:
+        run.fit(TinyModule(), TwoKinds())
+    total = sum(SIZES)
+    mean = sum(SIZES[i] / total * runs[1].models[i].vectors[torch.float32] for i in range(5))
+    assert_equal_up_to_rounding(weights_of(runs[0], 2), mean, steps=2 * 3)
+
+
 def test_personal_layers_are_not_compared_and_not_shared():
     run = trainer(KMeans(num_clusters=2), PersonalLayers(layers=["linear.bias"]), rounds=3)
     run.fit(TinyModule(), TwoKinds())
