@@ -165,7 +165,8 @@ def join_most_similar(gram: Tensor, num_samples: Sequence[int] | Tensor, labels:
 
     Returns:
         Groups of all clients, length N: the others keep theirs, of equally similar ones a client joins the smallest
-        label. A mean update that cancels, or a zero one, has the cosine 0. Where nobody has a group, nobody gets one.
+        label. Where no cosine is positive, it joins none: -1. That with a mean update that cancels, or with a zero
+        one, is 0.
 
     Raises:
         ConfigurationError: if a shape does not fit or an argument is out of range.
@@ -192,8 +193,11 @@ def join_most_similar(gram: Tensor, num_samples: Sequence[int] | Tensor, labels:
     cancels = squared_norms <= _ROUNDING * (shares @ inner.diagonal())
     # A client's own norm is the same factor for every group.
     similarities = inverse_roots(np.where(cancels, 0, squared_norms))[:, None] * with_means
-    nearest = similarities.argmax(0)
-    return [groups[place] if own < 0 else own for own, place in zip(labels, nearest, strict=True)]
+    nearest = [
+        groups[place] if similar else -1
+        for place, similar in zip(similarities.argmax(0), (similarities > 0).any(0), strict=True)
+    ]
+    return [other if own < 0 else own for own, other in zip(labels, nearest, strict=True)]
 
 
 def squared_distances(blocks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:

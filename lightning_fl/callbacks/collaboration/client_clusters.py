@@ -25,8 +25,8 @@ class ClientClusters(Callback):
     comparisons) and ``ClientArrivals``. Keeps the weights of all clients of a round until they are assigned.
 
     Who took no part in a round stays where it was. A client that belongs to no cluster (yet) uses the average of the
-    clusters by the samples of their clients, counts in none, and is let in by :meth:`join` when it first takes part in
-    a round together with some client that has a cluster. It counts in its cluster's average from that round on.
+    clusters by the samples of their clients, counts in none, and is let in by :meth:`join` when it takes part in a
+    round together with clients of a cluster that it fits. It counts in its cluster's average from that round on.
 
     Logs in every round, under the class's name in lower case, ``NAME/clusters``, how many clusters the clients that are
     present belong to, and, where their number is fixed, ``NAME/moved``, how many clients changed theirs.
@@ -93,7 +93,8 @@ class ClientClusters(Callback):
     ) -> list[int]:
         """Let newcomers in: into the cluster whose mean update of this round is most similar (cosine) to theirs.
 
-        Clusters none of whose clients took part have none, and are not joined.
+        Clusters none of whose clients took part have none. Where no cosine is positive, as if only others took part,
+        the newcomer waits for its next turn.
 
         Args:
             trainer: as in :meth:`assign`.
@@ -102,7 +103,7 @@ class ClientClusters(Callback):
             clusters: theirs, -1 for newcomers, not for all, length n.
 
         Returns:
-            Clusters with those of the newcomers, length n.
+            Clusters with those of the newcomers, -1 for one that waits, length n.
         """
         samples = [trainer.num_samples[client] for client in clients]
         return join_most_similar(self.gram(trainer, weights, clients), samples, clusters)
