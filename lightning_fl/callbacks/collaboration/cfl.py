@@ -18,8 +18,9 @@ clusters               ``assignments``, ``splits``                         [N]
 Differs from the paper: ε1 and ε2 may be relative to the clients' norms, and then need no tuning by model and learning
 rate. In the round of a split clients are averaged with their own side already. Who took no part in that round, or
 arrives after a split, belongs to no cluster until it next takes part: it starts from the average of the clusters and
-joins the one whose mean update of that round is most similar to its own (:class:`ClientClusters`). The paper keeps the
-updates and models of all splits and has a new client descend the tree by the most similar update of either side.
+joins the one whose mean update of that round is most similar to its own, or waits if it opposes all of them
+(:class:`ClientClusters`). The paper keeps the updates and models of all splits and has a new client descend the tree by
+the most similar update of either side.
 """
 
 import math

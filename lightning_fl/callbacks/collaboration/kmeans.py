@@ -18,7 +18,7 @@ Differs from the paper: clients train alone for some rounds, not until their own
 clusters start from the average of their clients, by samples, where the paper says nothing of the start. The average
 in a cluster is the strategy's, not one that is robust to Byzantine clients. The paper knows no clients that come later:
 who has not yet trained when clusters are formed starts from the average of the clusters, and joins the one whose mean
-update of that round is most similar to its own (:class:`ClientClusters`).
+update of that round is most similar to its own, or waits if it opposes all of them (:class:`ClientClusters`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

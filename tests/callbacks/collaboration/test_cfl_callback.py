@@ -138,7 +138,7 @@ def test_who_took_no_part_in_a_split_joins_the_cluster_whose_mean_update_is_most
     line_clients, line_module, make_trainer
 ):
     """Updates are -0.15 (w - slope): they point to the clients' slopes, so that the signs decide."""
-    slopes, late = [4.0, 4.0, 16.0, 16.0, 16.0, 4.0], {22: [0, 1, 2, 4], 25: [0, 2, 3, 5]}
+    slopes, late = [4.0, 4.0, 16.0, 16.0, 16.0, 4.0], {22: [0, 1, 2, 4], 25: [2, 3, 5], 26: [0, 2, 3, 5]}
     cfl = CFL(norms="absolute", mean_norm=0.1, client_norm=0.2)
     cohorts = {number: late.get(number, [0, 1, 2, 3]) for number in range(1, 27)}
     run = make_trainer(cfl, Cohorts(cohorts, 6), max_rounds=26, log_every_n_steps=0)
@@ -160,8 +160,9 @@ def test_who_took_no_part_in_a_split_joins_the_cluster_whose_mean_update_is_most
         if number == 18:
             labels = [0, 0, 1, 1, -1, -1]
         for client in cohort:  # below their slopes clients move up, above them down: so do the two clusters
-            if labels[client] < 0:
-                labels[client] = 0 if slopes[client] < models[client] else 1
+            label = 0 if slopes[client] < models[client] else 1
+            if labels[client] < 0 and label in [labels[other] for other in cohort]:
+                labels[client] = label
         groups = [[client for client in range(6) if labels[client] == label] for label in range(max(labels) + 1)]
         for group in groups:
             arrived = [learned[client] for client in group if client in learned]
@@ -176,7 +177,8 @@ def test_who_took_no_part_in_a_split_joins_the_cluster_whose_mean_update_is_most
     assert cfl.splits[0].cross_similarity == pytest.approx(-1.0)
     assert cfl.assignments == [own for _, own in expected.values()]
     assert cfl.assignments[21] == [0, 0, 1, 1, 1, -1]
-    assert cfl.assignments[24] == [0, 0, 1, 1, 1, 0]
+    assert cfl.assignments[24] == [0, 0, 1, 1, 1, -1]  # only the upper cluster takes part, which it opposes
+    assert cfl.assignments[25] == [0, 0, 1, 1, 1, 0]
     for number, (own, _) in expected.items():
         assert watched[number] == pytest.approx(own, rel=1e-5), number
 
