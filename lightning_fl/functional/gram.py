@@ -193,10 +193,7 @@ def join_most_similar(gram: Tensor, num_samples: Sequence[int] | Tensor, labels:
     cancels = squared_norms <= _ROUNDING * (shares @ inner.diagonal())
     # A client's own norm is the same factor for every group.
     similarities = inverse_roots(np.where(cancels, 0, squared_norms))[:, None] * with_means
-    nearest = [
-        groups[place] if similar else -1
-        for place, similar in zip(similarities.argmax(0), (similarities > 0).any(0), strict=True)
-    ]
+    nearest = np.where(similarities.max(0) > 0, np.array(groups)[similarities.argmax(0)], -1).tolist()
     return [other if own < 0 else own for own, other in zip(labels, nearest, strict=True)]
 
 
