@@ -74,8 +74,29 @@ class Collaboration:
         return cls(torch.eye(num_clients))
 
     @classmethod
+    def from_shares(cls, personalisation: Tensor, num_samples: Sequence[int] | Tensor) -> "Collaboration":
+        """Clients count in a model by how much they use it: ``A_ki = P_ik n_i / sum_j P_jk n_j``.
+
+        A model that nobody counts in is the average of all clients by samples.
+
+        Args:
+            personalisation: P, shape [N, K]; entries >= 0, rows sum to 1.
+            num_samples: n >= 0, not all zero, length N; 0 for a client that uses models but counts in none.
+        """
+        shares = _matrix(personalisation)
+        samples = torch.as_tensor(num_samples, dtype=torch.float64)
+        weights = shares.T * samples
+        weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, samples)
+        return cls(weights / weights.sum(1, keepdim=True), shares)
+
+    @classmethod
     def coalitions(cls, labels: Sequence[int], num_samples: Sequence[int]) -> "Collaboration":
-        """One model per coalition: ``A`` is beta within the coalition, ``P`` is one-hot. Labels are ``0..K-1``.
+        """One model per coalition: ``A`` is beta within the coalition, ``P`` is one-hot.
+
+        Args:
+            labels: coalition of each client, 0..K-1, length N; -1 for a client that belongs to none, which uses the
+                coalitions by their samples and counts in none.
+            num_samples: length N.
 
         Raises:
             ConfigurationError: not one label per client, a label is left out, or a coalition has no samples.
@@ -84,17 +105,19 @@ class Collaboration:
         counts = torch.as_tensor(num_samples, dtype=torch.float64)
         if labels_tensor.shape != counts.shape:
             raise ConfigurationError(f"{len(labels)} coalition labels for {len(num_samples)} clients: give one each.")
-        used = torch.unique(labels_tensor).tolist()
+        alone = labels_tensor == -1
+        used = torch.unique(labels_tensor[~alone]).tolist()
         if not used or used != list(range(len(used))):
             raise ConfigurationError(f"coalition labels {used}: number the coalitions 0..K-1, none left out.")
-        member = torch.nn.functional.one_hot(labels_tensor.long()).double()
-        weighted = (member * counts.unsqueeze(1)).T
-        for coalition, total in enumerate(weighted.sum(1).tolist()):
+        member = (labels_tensor.unsqueeze(1) == torch.arange(len(used))).double()
+        totals = counts @ member
+        for coalition, total in enumerate(totals.tolist()):
             if not total > 0:
                 raise ConfigurationError(
                     f"coalition {coalition} has {total:g} samples: put its clients into another coalition."
                 )
-        return cls(weighted / weighted.sum(1, keepdim=True), member)
+        member[alone] = totals / totals.sum()
+        return cls.from_shares(member, counts.masked_fill(alone, 0.0))
 
     @property
     def num_models(self) -> int:

@@ -171,6 +171,11 @@ class TrainerSurface:
         return [client for client in range(self.num_clients) if client not in self.absent_clients]
 
     @property
+    def active_clients(self) -> list[int]:
+        """The clients that have joined and do not rest at present."""
+        return [client for client in self.present_clients if client not in self.resting_clients]
+
+    @property
     def is_global_zero(self) -> bool:
         """Whether this is the rank that logs."""
         return self.fabric.is_global_zero

@@ -77,6 +77,30 @@ def test_limits_of_coalitions():
     assert Collaboration.coalitions([0, 0], [4, 0]).aggregation.tolist() == [[1, 0]]
 
 
+def test_who_belongs_to_no_coalition_uses_all_by_samples_and_counts_in_none():
+    collaboration = Collaboration.coalitions([1, 0, -1, 1], [30, 40, 50, 10])
+    assert collaboration.aggregation.tolist() == [[0, 1, 0, 0], [0.75, 0, 0, 0.25]]
+    assert collaboration.personalisation.tolist() == [[0, 1], [1, 0], [0.5, 0.5], [0, 1]]
+
+
+@given(st.lists(st.lists(st.floats(0.01, 1), min_size=3, max_size=3), min_size=1, max_size=6), st.integers(1, 50))
+def test_clients_count_in_a_model_by_how_much_they_use_it(rows, size):
+    shares = torch.tensor(rows, dtype=torch.float64)
+    shares /= shares.sum(1, keepdim=True)
+    samples = [size + i for i in range(len(rows))]
+    found = Collaboration.from_shares(shares, samples)
+    assert torch.equal(found.personalisation, shares)
+    for k in range(3):
+        total = sum(float(shares[j, k]) * samples[j] for j in range(len(rows)))
+        expected = [float(shares[i, k]) * samples[i] / total for i in range(len(rows))]
+        assert found.aggregation[k].tolist() == pytest.approx(expected)
+
+
+def test_a_model_of_no_use_is_the_average_of_all():
+    found = Collaboration.from_shares(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), [30, 10])
+    assert found.aggregation.tolist() == [[0.75, 0.25], [0.75, 0.25]]
+
+
 def test_personalisation_follows_where_it_is_clear():
     assert torch.equal(Collaboration(torch.tensor([[0.5, 0.5]])).personalisation, torch.ones(2, 1, dtype=torch.float64))
     ring = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.5, 0.0, 0.5]])
@@ -146,7 +170,8 @@ EYE = torch.eye(3)
         (lambda: Collaboration.fedavg([3, -1]), r"num_samples=\[3, -1\]"),
         (lambda: Collaboration.coalitions([0, 0], [1]), "2 coalition labels for 1 clients: give one each"),
         (lambda: Collaboration.coalitions([0, 2], [1, 1]), r"coalition labels \[0, 2\]: number the coalitions 0..K-1"),
-        (lambda: Collaboration.coalitions([-1, 0], [1, 1]), r"coalition labels \[-1, 0\]"),
+        (lambda: Collaboration.coalitions([-2, 0], [1, 1]), r"coalition labels \[-2, 0\]"),
+        (lambda: Collaboration.coalitions([-1, -1], [1, 1]), r"coalition labels \[\]: number the coalitions 0..K-1"),
         (lambda: Collaboration.coalitions([0.0, 0.5], [1, 1]), r"coalition labels \[0.0, 0.5\]"),
         (lambda: Collaboration.coalitions([], []), r"coalition labels \[\]"),
         (lambda: Collaboration.coalitions([0, 1], [1, 0]), "coalition 1 has 0 samples: put its clients into another"),

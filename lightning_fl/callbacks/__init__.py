@@ -3,6 +3,7 @@
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.cfl import CFL, ClusterSplit
 from lightning_fl.callbacks.collaboration.client_arrivals import ClientArrivals
+from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.callbacks.collaboration.collaboration_graph import CollaborationGraph
 from lightning_fl.callbacks.collaboration.fedcollab import FedCollab
 from lightning_fl.callbacks.collaboration.fesem import FeSEM
@@ -43,6 +44,7 @@ __all__ = [
     "BiddingPolicy",
     "Callback",
     "ClientArrivals",
+    "ClientClusters",
     "ClusterSplit",
     "CoalitionFigure",
     "CollaborationFigure",

@@ -1,13 +1,6 @@
 """The papers' mathematics as pure functions: tensors in, tensors or plain values out, no training, no global state."""
 
-from lightning_fl.functional.cfl import (
-    Bipartition,
-    UpdateNorms,
-    cosine_similarities,
-    optimal_bipartition,
-    split_cluster,
-    update_norms,
-)
+from lightning_fl.functional.cfl import Bipartition, UpdateNorms, optimal_bipartition, split_cluster, update_norms
 from lightning_fl.functional.dirichlet import sample_dirichlet
 from lightning_fl.functional.dpfl import batched_greedy_collaborators, greedy_collaborators
 from lightning_fl.functional.drflm import (
@@ -20,17 +13,16 @@ from lightning_fl.functional.drflm import (
     sampling_weights_update,
 )
 from lightning_fl.functional.fedcollab import coalition_objective, join_coalitions, solve_coalitions
-from lightning_fl.functional.fesem import cluster_matrices, initial_clusters, nearest_centres, squared_distances
+from lightning_fl.functional.gram import cosine_similarities, gram_matrix, join_most_similar, squared_distances
 from lightning_fl.functional.hcct import (
     Merge,
     Partition,
-    gram_matrix,
     hierarchical_partition,
     join_group,
     most_telling_layer,
     partition_from_gram,
 )
-from lightning_fl.functional.ifca import least_loss_models, perturbed
+from lightning_fl.functional.ifca import perturbed
 from lightning_fl.functional.kmeans import kmeans_from_gram
 from lightning_fl.functional.pifl import (
     TierCohort,
@@ -68,7 +60,6 @@ __all__ = [
     "UpdateNorms",
     "batched_greedy_collaborators",
     "choose_bids",
-    "cluster_matrices",
     "coalition_objective",
     "cosine_similarities",
     "draw_cohort",
@@ -77,16 +68,14 @@ __all__ = [
     "greedy_collaborators",
     "hierarchical_partition",
     "importance_weights",
-    "initial_clusters",
     "join_coalitions",
     "join_group",
+    "join_most_similar",
     "kmeans_from_gram",
-    "least_loss_models",
     "loss_estimate",
     "mix",
     "mixture_weights",
     "most_telling_layer",
-    "nearest_centres",
     "optimal_bipartition",
     "partition_from_gram",
     "perturbed",

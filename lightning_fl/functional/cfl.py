@@ -6,7 +6,7 @@ optimal bipartition and stopping criteria.
 
 | paper | here | shape |
 |---|---|---|
-| ΔW_i, update of client i | rows behind ``gram`` = ΔW ΔWᵀ (:func:`lightning_fl.functional.hcct.gram_matrix`) | [N, N] |
+| ΔW_i, update of client i | rows behind ``gram`` = ΔW ΔWᵀ (:func:`lightning_fl.functional.gram_matrix`) | [N, N] |
 | |D_i|, training samples of client i | ``num_samples`` | [N] |
 | α_ij, cosine similarity of updates | ``similarities`` | [N, N] |
 | α_cross^max, largest similarity across the two sides | ``cross_similarity`` | number |
@@ -27,16 +27,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.functional.gram import check_gram, cosine_similarities
 
 __all__ = [
     "Bipartition",
     "UpdateNorms",
-    "cosine_similarities",
     "optimal_bipartition",
     "split_cluster",
     "update_norms",
@@ -64,26 +62,6 @@ class Bipartition(NamedTuple):
     """Largest similarity of two clients on different sides."""
 
 
-def cosine_similarities(gram: Tensor) -> Tensor:
-    """α from the inner products of updates.
-
-    Args:
-        gram: ΔW ΔWᵀ, shape [N, N].
-
-    Returns:
-        float64, shape [N, N], symmetric, from -1 to 1; the diagonal is 1. The similarity with a zero update is 0.
-
-    Raises:
-        ConfigurationError: the matrix is not square, or not one of inner products.
-    """
-    inner = _inner_products(gram)
-    norms = np.sqrt(inner.diagonal())
-    scale = np.where(norms > 0, 1 / np.where(norms > 0, norms, 1), 0)
-    similarities = np.clip(inner * scale[:, None] * scale, -1, 1)
-    np.fill_diagonal(similarities, 1)
-    return torch.from_numpy((similarities + similarities.T) / 2)
-
-
 def update_norms(gram: Tensor, num_samples: Sequence[int]) -> UpdateNorms:
     """The two norms that decide whether a cluster is split.
 
@@ -95,7 +73,7 @@ def update_norms(gram: Tensor, num_samples: Sequence[int]) -> UpdateNorms:
         ConfigurationError: the matrix is not square, or not one of inner products.
         DataError: there is not one count of at least 0 per client, or all are zero.
     """
-    inner, counts = _inner_products(gram), np.asarray(num_samples, dtype=np.float64)
+    inner, counts = check_gram(gram), np.asarray(num_samples, dtype=np.float64)
     if counts.shape != (len(inner),) or not (counts >= 0).all() or not 0 < counts.sum() < math.inf:
         raise DataError(
             f"num_samples={counts.tolist()} for {len(inner)} clients: give one count of at least 0 for each, not all"
@@ -168,12 +146,3 @@ def split_cluster(
     distance = 1 - found.cross_similarity
     separation = math.sqrt(distance / 2) if distance > _ROUNDING else 0.0
     return found if separation > gamma_max else None
-
-
-def _inner_products(gram: Tensor) -> npt.NDArray[np.float64]:
-    inner = np.array(gram.detach().double().cpu())
-    if inner.ndim != 2 or inner.shape[0] != inner.shape[1] or not len(inner):
-        raise ConfigurationError(f"gram of shape {list(inner.shape)}: give the square matrix [N, N] of gram_matrix.")
-    if not np.isfinite(inner).all() or (inner.diagonal() < 0).any():
-        raise ConfigurationError("gram: inner products must be finite and the squared norms on the diagonal >= 0.")
-    return inner

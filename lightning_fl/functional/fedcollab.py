@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.labels import in_order
 from lightning_fl.seeding import derive_seed
 
 __all__ = ["coalition_objective", "join_coalitions", "solve_coalitions"]
@@ -128,7 +129,7 @@ def solve_coalitions(
             search.descend(random)
             if search.total < least * (1 - _ROUNDING):
                 best, least = search.labels, search.total
-    return _in_order(best)
+    return in_order(best.tolist())
 
 
 def join_coalitions(
@@ -309,12 +310,6 @@ def _perturb(labels: _Labels, random: np.random.Generator) -> _Labels:
         targets = used
     perturbed[moving] = random.choice(targets, len(moving))
     return perturbed
-
-
-def _in_order(labels: _Labels) -> list[int]:
-    """Labels 0..K-1 in order of first appearance."""
-    names: dict[int, int] = {}
-    return [names.setdefault(label, len(names)) for label in labels.tolist()]
 
 
 def _labels(assignment: Sequence[int] | Tensor, num_clients: int) -> _Labels:

@@ -23,7 +23,7 @@ leaves it undefined); a client alone has s = 1 even if its update is zero.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,11 +32,11 @@ import torch
 from torch import Tensor
 
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.functional.gram import check_counts, check_gram, float64_columns, gram_matrix, inverse_roots
 
 __all__ = [
     "Merge",
     "Partition",
-    "gram_matrix",
     "hierarchical_partition",
     "join_group",
     "most_telling_layer",
@@ -45,8 +45,6 @@ __all__ = [
 
 _Array = npt.NDArray[np.float64]
 
-# Columns converted to float64 at a time: wide enough for a fast product, small enough to stay in cache.
-_CHUNK_COLUMNS = 4096
 # Relative size below which a difference of float64 sums is rounding, not a value.
 _ROUNDING = 1e-12
 
@@ -71,39 +69,6 @@ class Partition(NamedTuple):
     """The merges in the order they were made, at most N - 1."""
     utility: float
     """Total utility of the partition with U_0 = 0."""
-
-
-def gram_matrix(updates: Tensor | Iterable[Tensor]) -> Tensor:
-    """Inner products of all pairs of updates, G = g gᵀ, summed in float64 whatever the type of the updates.
-
-    Works through a few thousand columns at a time: no second copy of the updates is made.
-
-    Args:
-        updates: floating, shape [N, P]; or an iterable of blocks of columns [N, P_b] on one device, for updates that
-            do not lie in one tensor or arrive piece by piece.
-
-    Returns:
-        G, float64, shape [N, N], symmetric, on the device of the updates.
-
-    Raises:
-        ConfigurationError: if a block is not a floating matrix, blocks differ in their number of rows, or there are
-            none.
-        DataError: if an update has an entry that is not finite.
-    """
-    gram: Tensor | None = None
-    for columns in _columns(updates):
-        product = columns @ columns.T
-        gram = product if gram is None else gram.add_(product)
-    if gram is None:
-        raise ConfigurationError("updates: no columns to multiply; give a floating matrix [N, P] with N, P >= 1.")
-    gram = (gram + gram.T) / 2  # a product of a matrix with itself is symmetric up to rounding only
-    broken = (~gram.diagonal().isfinite()).nonzero().flatten().tolist()
-    if broken:
-        raise DataError(
-            f"updates of clients {broken} are not finite: drop these clients from the round or lower their learning"
-            " rate."
-        )
-    return gram
 
 
 def hierarchical_partition(updates: Tensor, num_samples: Sequence[int] | Tensor, tradeoff: float) -> list[int]:
@@ -135,7 +100,7 @@ def partition_from_gram(gram: Tensor, num_samples: Sequence[int] | Tensor, trade
     named by its smallest client. A gain within rounding of 0 is no gain.
 
     Args:
-        gram: G = g gᵀ, shape [N, N]; see :func:`gram_matrix`.
+        gram: G = g gᵀ, shape [N, N]; see :func:`lightning_fl.functional.gram_matrix`.
         num_samples: m, positive, length N.
         tradeoff: λ >= 0; 0 leaves clients with distinct directions alone, a large value brings all together.
 
@@ -255,10 +220,10 @@ def most_telling_layer(
             )
         shares = torch.ones(updates.shape[:1], dtype=torch.float64)
         if num_samples is not None:
-            shares = torch.from_numpy(_counts(num_samples, len(updates)))
+            shares = torch.from_numpy(check_counts(num_samples, len(updates)))
         shares = (shares / shares.sum()).to(updates.device)
         deviation = total = torch.zeros((), dtype=torch.float64, device=updates.device)
-        for columns in _columns(updates):
+        for columns in float64_columns(updates):
             mean = shares @ columns
             total = total + mean.square().sum()
             deviation = deviation + (columns - mean).square_().sum()
@@ -277,47 +242,13 @@ def _ratio(deviation: float, total: float) -> float:
     return deviation / total if total > 0 else math.inf
 
 
-def _columns(updates: Tensor | Iterable[Tensor]) -> Iterator[Tensor]:
-    """The updates as float64 pieces of at most ``_CHUNK_COLUMNS`` columns."""
-    rows: int | None = None
-    for block in (updates,) if isinstance(updates, Tensor) else updates:
-        if block.ndim != 2 or not len(block) or not block.is_floating_point():
-            raise ConfigurationError(
-                f"updates of shape {list(block.shape)} and type {block.dtype}: give a floating matrix [N, P], one row"
-                " per client."
-            )
-        if rows not in (None, len(block)):
-            raise ConfigurationError(
-                f"updates: a block has {len(block)} rows after one with {rows}; every block holds columns of all"
-                " clients."
-            )
-        rows = len(block)
-        for columns in block.detach().split(_CHUNK_COLUMNS, dim=1):
-            if columns.shape[1]:
-                yield columns.double()
-
-
-def _counts(num_samples: Sequence[int] | Tensor, num_clients: int) -> _Array:
-    counts = np.array(torch.as_tensor(num_samples, dtype=torch.float64, device="cpu"))
-    if counts.shape != (num_clients,) or not (np.isfinite(counts) & (counts > 0)).all():
-        raise ConfigurationError(
-            f"num_samples={counts.tolist()} for {num_clients} clients: give one positive count per client; leave out"
-            " clients without samples."
-        )
-    return counts
-
-
 def _check(gram: Tensor, num_samples: Sequence[int] | Tensor, tradeoff: float) -> tuple[_Array, _Array]:
-    if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or not len(gram):
-        raise ConfigurationError(f"gram of shape {list(gram.shape)}: give the square matrix [N, N] of gram_matrix.")
+    inner = check_gram(gram)
     if not 0 <= tradeoff < math.inf:
         raise ConfigurationError(
             f"tradeoff={tradeoff}: give a finite number of at least 0; the paper tunes it per task, try 0.1 to 30."
         )
-    inner = np.array(gram.detach().double().cpu())
-    if not np.isfinite(inner).all() or (inner.diagonal() < 0).any():
-        raise ConfigurationError("gram: inner products must be finite and the squared norms on the diagonal >= 0.")
-    return inner, _counts(num_samples, len(gram))
+    return inner, check_counts(num_samples, len(inner))
 
 
 def _slack(samples: _Array, tradeoff: float) -> float:
@@ -327,8 +258,7 @@ def _slack(samples: _Array, tradeoff: float) -> float:
 
 def _weighted_cosines(inner: _Array, samples: _Array) -> _Array:
     """Entry [n, j]: ⟨g_n / ‖g_n‖, m_j g_j⟩, 0 where g_n is zero. Sums of blocks are what the group cosines need."""
-    norms = np.sqrt(inner.diagonal())
-    return np.where(norms > 0, 1 / np.where(norms > 0, norms, 1), 0)[:, None] * inner * samples
+    return inverse_roots(inner.diagonal())[:, None] * inner * samples
 
 
 def _cosine_sum(directional: _Array, squared_norm: _Array, scale: _Array, counts: _Array) -> _Array:

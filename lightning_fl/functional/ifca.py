@@ -1,4 +1,4 @@
-"""IFCA's mathematics: which of several models explains a client's data best, and models that start apart.
+"""IFCA's mathematics: models that start apart.
 
 Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020,
 https://arxiv.org/abs/2006.04088, algorithm 1.
@@ -6,8 +6,6 @@ https://arxiv.org/abs/2006.04088, algorithm 1.
 ==========================  ==========================================  ======
 paper                       here                                        shape
 ==========================  ==========================================  ======
-F_i(theta_j)                ``losses``                                  [N, K]
-ĵ = argmin_j F_i(theta_j)   :func:`least_loss_models`                   [N]
 theta_j^(0)                 :func:`perturbed`, or a fresh draw of the   [P]
                             module's own (the callback)
 ==========================  ==========================================  ======
@@ -20,31 +18,9 @@ import math
 import torch
 from torch import Tensor
 
-from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.errors import ConfigurationError
 
-__all__ = ["least_loss_models", "perturbed"]
-
-
-def least_loss_models(losses: Tensor) -> list[int]:
-    """The model with the least loss on each client's data; of equal ones the first.
-
-    Args:
-        losses: of every client under every model, shape [N, K], N, K >= 1.
-
-    Returns:
-        Model of each client, 0..K-1, length N.
-
-    Raises:
-        ConfigurationError: if ``losses`` is not such a matrix.
-        DataError: if a loss is not finite.
-    """
-    if losses.ndim != 2 or not losses.numel():
-        raise ConfigurationError(f"losses of shape {list(losses.shape)}: give a matrix [N, K] of N clients, K models.")
-    broken = (~losses.isfinite()).any(1).nonzero().flatten().tolist()
-    if broken:
-        raise DataError(f"losses of clients {broken} are not finite: leave these clients or models out.")
-    smallest = losses == losses.amin(1, keepdim=True)
-    return smallest.int().argmax(1).tolist()
+__all__ = ["perturbed"]
 
 
 def perturbed(weights: Tensor, scale: float, generator: torch.Generator) -> Tensor:

@@ -10,10 +10,11 @@ dimensions that have the same inner products around their mean.
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.gram import check_gram
+from lightning_fl.functional.labels import in_order
 
 __all__ = ["kmeans_from_gram"]
 
@@ -25,7 +26,7 @@ def kmeans_from_gram(
 
     Args:
         gram: inner products of the N points, from wherever they are measured, shape [N, N];
-            :func:`lightning_fl.functional.hcct.gram_matrix`.
+            :func:`lightning_fl.functional.gram_matrix`.
         num_clusters: K, from 1 to N.
         seed: >= 0; the same seed gives the same clusters.
         num_restarts: starts by k-means++, of which the best is kept.
@@ -44,11 +45,7 @@ def kmeans_from_gram(
     """
     from sklearn.cluster import KMeans  # type: ignore[import-untyped]  # takes seconds to import
 
-    inner = gram.detach().to("cpu", torch.float64).numpy()
-    if inner.ndim != 2 or inner.shape[0] != inner.shape[1] or not np.isfinite(inner).all():
-        raise ConfigurationError(
-            f"gram of shape {list(inner.shape)}: give the square matrix [N, N] of gram_matrix, all entries finite."
-        )
+    inner = check_gram(gram)
     if not 1 <= num_clusters <= len(inner) or seed < 0 or num_restarts < 1:
         raise ConfigurationError(
             f"num_clusters={num_clusters}, seed={seed}, num_restarts={num_restarts} for {len(inner)} clients: give 1 to"
@@ -65,5 +62,4 @@ def kmeans_from_gram(
     distinct = len(np.unique(np.round(points / scale, 6), axis=0))  # the root of float64's rounding, with some room
     best = KMeans(min(num_clusters, distinct), n_init=num_restarts, random_state=seed & 0xFFFF_FFFF)
     found = best.fit(points, sample_weight=None if weights is None else np.array(weights, float)).labels_.tolist()
-    order = {label: cluster for cluster, label in enumerate(dict.fromkeys(found))}
-    return [order[label] for label in found]
+    return in_order(found)

@@ -197,23 +197,6 @@ def test_million_float32_parameters():
     assert partition_from_gram(gram, counts, 0.1).labels == types.tolist()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_gram_of_blocks_is_the_gram_of_the_whole(dtype):
-    updates = torch.randn(6, 9001, generator=torch.Generator().manual_seed(0)).to(dtype)
-    exact = updates.double() @ updates.double().T
-    before = updates.clone()
-    torch.testing.assert_close(gram_matrix(updates), exact)
-    assert torch.equal(updates, before)
-    torch.testing.assert_close(gram_matrix(updates.split([1, 4999, 0, 4001], dim=1)), exact)
-    torch.testing.assert_close(gram_matrix(block for block in updates.split(1000, dim=1)), exact)
-    torch.testing.assert_close(gram_matrix(updates.T.contiguous().T), exact)
-
-
-def test_gram_needs_no_gradient():
-    updates = torch.randn(3, 5, requires_grad=True)
-    assert not gram_matrix(updates).requires_grad
-
-
 @pytest.mark.parametrize("tradeoff", [0.0, 0.5, 3.0, 20.0, 1e6])
 def test_a_newcomer_joins_the_group_with_the_largest_gain(tradeoff):
     for seed in range(10):
@@ -291,30 +274,6 @@ def test_wide_layers_are_read_piece_by_piece():
         spread = math.sqrt(factor * score / 2)  # 1 + s and 1 − s have relative variance 2 s²
         other = torch.tensor([[1 + spread], [1 - spread], [1.0]], dtype=torch.float64)
         assert most_telling_layer({"wide": wide, "other": other}) == expected
-
-
-@pytest.mark.parametrize(
-    ("updates", "message"),
-    [
-        (torch.ones(3), r"shape \[3\].*floating matrix"),
-        (torch.ones(2, 3, dtype=torch.int64), "int64.*floating matrix"),
-        (torch.ones(0, 3), "one row per client"),
-        (torch.ones(3, 0), "no columns"),
-        ([], "no columns"),
-        ([torch.ones(2, 3), torch.ones(3, 3)], "3 rows after one with 2"),
-    ],
-)
-def test_gram_refuses(updates, message):
-    with pytest.raises(ConfigurationError, match=message):
-        gram_matrix(updates)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_gram_names_clients_whose_update_is_not_finite(value):
-    updates = torch.ones(4, 5000)
-    updates[1, 4999] = updates[3, 2] = value
-    with pytest.raises(DataError, match=r"clients \[1, 3\] are not finite"):
-        gram_matrix(updates)
 
 
 @pytest.mark.parametrize(

@@ -1,35 +1,12 @@
-"""IFCA's choice against a plain loop, and what noise may do."""
+"""What noise may do to IFCA's first models."""
 
 import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.functional import least_loss_models, perturbed
-
-
-@pytest.mark.slow
-@given(st.integers(1, 4).flatmap(lambda k: st.lists(st.lists(st.integers(0, 3), min_size=k, max_size=k), min_size=1)))
-def test_each_client_takes_the_first_model_with_the_least_loss(rows: list[list[int]]) -> None:
-    expected = []
-    for row in rows:
-        best = 0
-        for model in range(1, len(row)):
-            if row[model] < row[best]:
-                best = model
-        expected.append(best)
-    assert least_loss_models(torch.tensor(rows, dtype=torch.float64)) == expected
-
-
-def test_losses_that_cannot_be_compared_are_refused() -> None:
-    for shape in ((3,), (0, 2), (2, 0)):
-        with pytest.raises(ConfigurationError, match=r"losses of shape .*give a matrix \[N, K\]"):
-            least_loss_models(torch.zeros(shape))
-    with pytest.raises(DataError, match=r"losses of clients \[1\] are not finite"):
-        least_loss_models(torch.tensor([[1.0, 2.0], [math.inf, 1.0]]))
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional import perturbed
 
 
 def test_noise_is_in_proportion_to_the_weights() -> None:

@@ -1,5 +1,7 @@
 import itertools
 import math
+import warnings
+from itertools import product
 
 import numpy as np
 import pytest
@@ -53,9 +55,58 @@ def test_fewer_clusters_where_fewer_clients_differ():
     assert kmeans_from_gram(torch.eye(3), 3, seed=0) == [0, 1, 2]
 
 
+def points(count: int, seed: int, width: int = 5) -> torch.Tensor:
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def mean(data: torch.Tensor, samples: list[int], members: list[int]) -> torch.Tensor:
+    mass = sum(samples[i] for i in members)
+    return sum((samples[i] / mass * data[i] for i in members), torch.zeros(data.shape[1]))
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.integers(0, 10_000), st.integers(1, 9))
+def test_by_samples_nobody_is_nearer_to_another_cluster(seed: int, num_clusters: int) -> None:
+    data, samples = points(9, seed), [1 + (seed * i) % 7 for i in range(9)]
+    found = kmeans_from_gram(gram_matrix(data), num_clusters, seed, weights=samples)
+    assert list(dict.fromkeys(found)) == list(range(num_clusters))
+    centres = [mean(data, samples, [i for i in range(9) if found[i] == k]) for k in range(num_clusters)]
+    for own, label in zip(data, found, strict=True):
+        distances = [float((own - centre).square().sum()) for centre in centres]
+        assert distances[label] <= min(distances) + 1e-9
+
+
+def test_the_best_of_few_clusters_is_found() -> None:
+    data, samples = points(7, 5), [3, 1, 4, 1, 5, 9, 2]
+    totals = {}
+    for labels in product(range(2), repeat=7):
+        groups = [[i for i in range(7) if labels[i] == k] for k in range(2)]
+        centres = [mean(data, samples, members) if members else None for members in groups]
+        totals[labels] = sum(samples[i] * float((data[i] - centres[labels[i]]).square().sum()) for i in range(7))  # type: ignore[operator]
+    best = min(totals, key=totals.__getitem__)
+    assert kmeans_from_gram(gram_matrix(data), 2, seed=0, weights=samples) == [int(label != best[0]) for label in best]
+
+
+def test_clusters_do_not_depend_on_the_origin_or_the_scale() -> None:
+    data = points(8, 3) + 5.0 * (torch.arange(8) % 3).unsqueeze(1)
+    expected = [0, 1, 2, 0, 1, 2, 0, 1]
+    for changed in (data, data + 100.0, 1e-4 * data):
+        assert kmeans_from_gram(gram_matrix(changed), 3, seed=1, weights=[10] * 8) == expected
+
+
+def test_clients_that_learned_the_same_are_one_cluster() -> None:
+    assert kmeans_from_gram(torch.ones(3, 3), 1, seed=0, weights=[1, 2, 3]) == [0, 0, 0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert kmeans_from_gram(torch.zeros(3, 3), 2, seed=0, weights=[1, 2, 3]) == [0, 0, 0]
+
+
 def test_wrong_shapes_and_values_are_named():
-    for gram in (torch.zeros(2, 3), torch.full((2, 2), math.nan)):
-        with pytest.raises(ConfigurationError, match="gram of shape"):
+    for gram, message in (
+        (torch.zeros(2, 3), "gram of shape"),
+        (torch.full((2, 2), math.nan), "inner products must be finite"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
             kmeans_from_gram(gram, 1, seed=0)
     for change in ({"num_clusters": 0}, {"num_clusters": 3}, {"seed": -1}, {"num_restarts": 0}):
         with pytest.raises(ConfigurationError, match="num_clusters=.* for 2 clients"):

@@ -28,9 +28,15 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
+from lightning_fl.callbacks.collaboration.coalition_files import (
+    read_coalitions,
+    read_distances,
+    read_model,
+    write_coalitions,
+    write_distances,
+)
 from lightning_fl.engine.probes.client_features import LayerOutput, client_features
-from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.client_discriminator import DiscriminatorSettings, Monitor
 from lightning_fl.functional.client_distances import pairwise_distances
@@ -41,7 +47,7 @@ from lightning_fl.surface import TrainerSurface
 __all__ = ["FedCollab"]
 
 
-class FedCollab(Callback):
+class FedCollab(ClientClusters):
     """Divides clients into coalitions before the first round; any strategy then trains one model in each.
 
     Every pair of clients trains a small discriminator federatedly on its inputs and targets; the better it tells the
@@ -85,7 +91,8 @@ class FedCollab(Callback):
         DataError: inputs or targets cannot be read.
     """
 
-    role = "collaboration"
+    #: Coalitions are formed before the turns, so that no weights are kept.
+    select_collaboration = Callback.select_collaboration
 
     def __init__(
         self,
@@ -144,14 +151,22 @@ class FedCollab(Callback):
             max_validation=max_validation,
             shared_size=shared_size,
         )
+        super().__init__()
+
+    def reset(self, num_clients: int) -> None:
+        """Forget the distances of an earlier run."""
+        super().reset(num_clients)
         #: D, float64 [N, N]; NaN where a pair was not measured (clients that are not there yet).
         self.distances: Tensor = torch.empty(0, 0, dtype=torch.float64)
-        #: Coalition of every client, 0..K-1; clients that are not there yet share the last label.
-        self.assignment: list[int] = []
-        self._placed: set[int] = set()
+
+    @property
+    def assignment(self) -> list[int]:
+        """Coalition of every client, 0..K-1 as models are numbered, -1 for one that is not there yet, length N."""
+        return list(self.clusters)
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Measure distances and form coalitions; a resumed run has them in its checkpoint."""
+        super().on_fit_start(trainer)
         if self.layer is not None:
             assert trainer.module is not None
             LayerOutput(trainer.module, self.layer)  # refuses a wrong name now
@@ -160,7 +175,6 @@ class FedCollab(Callback):
                 f"FedCollab.warm_up_rounds={self.warm_up_rounds} of max_rounds={trainer.max_rounds}: this run ends"
                 " before coalitions are formed; give more rounds to train in them."
             )
-        self._placed = set()
         if not trainer.resumes_fit and not self.warm_up_rounds:
             self._begin(trainer)
 
@@ -182,18 +196,18 @@ class FedCollab(Callback):
         """Let in who arrives: measure its distances and put it where the objective is least."""
         if trainer.current_round < self.warm_up_rounds:
             return
-        if not self._placed:
+        if max(self.clusters) < 0:
             self._begin(trainer)
-        newcomers = [client for client in trainer.present_clients if client not in self._placed]
-        if not newcomers:
-            return
         present = trainer.present_clients
-        self.distances = self._measured(trainer, self.distances, present)
-        self._form(trainer, self._joined(trainer, {i: self.assignment[i] for i in self._placed}, newcomers))
+        newcomers = [client for client in present if self.clusters[client] < 0]
+        if newcomers:
+            self.distances = self._measured(trainer, self.distances, present)
+            known = {client: label for client, label in enumerate(self.clusters) if label >= 0}
+            self._form(trainer, self._joined(trainer, known, newcomers))
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Keep the files with the run, also with one that was resumed."""
-        if self._placed:
+        if max(self.clusters) >= 0:
             self._write(trainer)
 
     # -- distances -----------------------------------------------------------------------------------------------
@@ -269,11 +283,9 @@ class FedCollab(Callback):
         return dict(zip(clients, joined, strict=True))
 
     def _form(self, trainer: TrainerSurface, labels: dict[int, int]) -> None:
-        """Make the coalitions those of the run; those who are not there yet wait in one of their own."""
-        self._placed = set(labels)
-        waiting = max(labels.values()) + 1
-        self.assignment = [labels.get(client, waiting) for client in range(trainer.num_clients)]
-        trainer.collaboration = Collaboration.coalitions(self.assignment, trainer.num_samples)
+        """Make the coalitions those of the run; those who are not there yet belong to none."""
+        self.clusters = [labels.get(client, -1) for client in range(trainer.num_clients)]
+        trainer.collaboration = self.collaboration(trainer)
         clients = sorted(labels)
         objective = coalition_objective(
             [labels[client] for client in clients],
@@ -291,113 +303,40 @@ class FedCollab(Callback):
 
     def _join_structure(self, trainer: TrainerSurface, run: Path) -> None:
         """Take up the coalitions and models of a finished run; coalitions without a newcomer rest."""
-        import pandas as pd  # takes a second to import
-
         assert trainer.datamodule is not None
-        names = trainer.datamodule.client_names()
-        path = run / "coalitions.csv"
-        try:
-            table = pd.read_csv(path, dtype={"client": str}).set_index("client")["coalition"].astype(int)
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigurationError(
-                f"FedCollab.structure={str(run)!r}: {path} cannot be read ({error}). Give the folder of a finished run"
-                " with FedCollab."
-            ) from error
-        known = {client: int(table[name]) for client, name in enumerate(names) if name in table.index}
+        assert trainer.module is not None
+        known = read_coalitions(run, trainer.datamodule.client_names())
         newcomers = [client for client in trainer.present_clients if client not in known]
-        missing = sorted(set(table.index) - set(names))
-        if missing or not newcomers:
-            problem = f"lack its clients {', '.join(missing)}" if missing else "have no client that it lacks"
+        if not newcomers:
             raise ConfigurationError(
-                f"FedCollab.structure={str(run)!r}: the data {problem}. Give data with the run's clients, under the"
-                " same names, and new ones."
+                f"FedCollab.structure={str(run)!r}: the data have no client that it lacks. Give data with the run's"
+                " clients, under the same names, and new ones."
             )
-        labels = self._joined(trainer, known, newcomers)
         initial = trainer.models[0]
-        self._form(trainer, labels)
-        old = set(known.values())
+        self._form(trainer, self._joined(trainer, known, newcomers))
         trainer.models = [
-            _read_model(trainer, run / "models" / f"shared_{label}.ckpt") if label in old else initial
+            read_model(run, label, trainer.module, trainer.loop.flat) if label in known.values() else initial
             for label in range(trainer.collaboration.num_models)
         ]
-        joined = {labels[client] for client in newcomers}
-        trainer.resting_clients = {client for client, label in labels.items() if label not in joined}
+        trains = {self.clusters[client] for client in newcomers}
+        trainer.resting_clients = {
+            client for client, label in enumerate(self.clusters) if label >= 0 and label not in trains
+        }
 
     # -- keeping -------------------------------------------------------------------------------------------------
 
     def _write(self, trainer: TrainerSurface) -> None:
-        if not trainer.is_global_zero:
-            return
-        import pandas as pd  # takes a second to import
-
-        assert trainer.datamodule is not None
-        names, folder = trainer.datamodule.client_names(), Path(trainer.log_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        pd.DataFrame(self.distances.numpy(), index=pd.Index(names, name="client"), columns=names).to_csv(
-            folder / "distances.csv"
-        )
-        rows = [(names[i], trainer.num_samples[i], self.assignment[i]) for i in sorted(self._placed)]
-        pd.DataFrame(rows, columns=["client", "samples", "coalition"]).to_csv(folder / "coalitions.csv", index=False)
+        if trainer.is_global_zero:
+            assert trainer.datamodule is not None
+            names, folder = trainer.datamodule.client_names(), Path(trainer.log_dir)
+            write_distances(folder, names, self.distances)
+            write_coalitions(folder, names, trainer.num_samples, self.clusters)
 
     def state_dict(self) -> dict[str, Any]:
         """Distances and coalitions."""
-        return {"distances": self.distances, "assignment": self.assignment, "placed": sorted(self._placed)}
+        return {**super().state_dict(), "distances": self.distances}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take them up."""
-        self.distances, self.assignment = state["distances"], list(state["assignment"])
-        self._placed = set(state["placed"])
-
-
-def read_distances(path: Path, names: list[str]) -> Tensor:
-    """Distances [N, N] from a file, NaN for pairs that it lacks.
-
-    Args:
-        path: a CSV file with the clients' names in the first row and column, or a ``.npy`` matrix in their order.
-        names: the clients.
-
-    Raises:
-        ConfigurationError: the file cannot be read, or its content is no matrix of distances of these clients.
-    """
-    import pandas as pd  # takes a second to import
-
-    advice = "Give a CSV file with the clients' names in its first row and column, or a .npy matrix in their order."
-    try:
-        if path.suffix == ".npy":
-            import numpy as np
-
-            matrix = torch.from_numpy(np.load(path, allow_pickle=False)).double()
-        else:
-            table = pd.read_csv(path, index_col=0, dtype={0: str})
-            table.index = table.index.astype(str)
-            if not set(names) & set(table.index) or list(table.index) != list(table.columns):
-                raise ValueError("its first row and column are not the names of this run's clients")
-            matrix = torch.from_numpy(table.reindex(index=names, columns=names).to_numpy("float64", copy=True))
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigurationError(f"FedCollab: distances in {path} cannot be read: {error}. {advice}") from error
-    if matrix.shape != (len(names), len(names)):
-        raise ConfigurationError(
-            f"FedCollab: distances in {path} have shape {tuple(matrix.shape)} for {len(names)} clients. {advice}"
-        )
-    matrix.fill_diagonal_(0.0)
-    known = ~torch.isnan(matrix)
-    symmetric = torch.equal(known, known.T) and torch.allclose(matrix.nan_to_num(), matrix.T.nan_to_num())
-    if not symmetric or not bool((matrix[known] >= 0).all()) or not bool(matrix[known].isfinite().all()):
-        raise ConfigurationError(
-            f"FedCollab: distances in {path} are not a symmetric matrix of finite numbers >= 0 (NaN where unknown)."
-        )
-    return matrix
-
-
-def _read_model(trainer: TrainerSurface, path: Path) -> Weights:
-    """A shared model that a run exported, as weights of this run's module."""
-    assert trainer.module is not None
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
-        trainer.module.load_state_dict(state)
-    except Exception as error:
-        raise ConfigurationError(
-            f"FedCollab.structure: {path} is no model of the kind {type(trainer.module).__name__} is"
-            f" ({str(error).splitlines()[0]}). Join a run with the same model, made with save_models (the default)."
-        ) from error
-    return trainer.loop.flat.collect().clone()
+        super().load_state_dict(state)
+        self.distances = state["distances"]

@@ -19,39 +19,36 @@ HCCT-P              ``PersonalLayers`` beside this callback
 Differs from the paper: cosines come from the Gram matrix of the updates, exactly and at the cost of one product; HCCT-E
 remains as an option. Every client keeps the weights it ends a round with: a group's model is the average of its
 members' weights, also when they come from different groups. Clients that took no part in a round stay with those of
-their group that took no part either. The paper does not say where a newcomer's first update starts from: here from the
-average of the others' models (``ClientArrivals``).
+their group that took no part either; who has never taken part uses the average of the groups. The paper does not say
+where a newcomer's first update starts from: here from that average.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from lightning_fl.callbacks.callback import Callback
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters, check_at_least_one
 from lightning_fl.engine.probes.updates import update_blocks
 from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.functional.hcct import Merge, gram_matrix, join_group, most_telling_layer, partition_from_gram
+from lightning_fl.functional.hcct import Merge, join_group, most_telling_layer, partition_from_gram
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["HCCT"]
 
 
-class HCCT(Callback):
+class HCCT(ClientClusters):
     """Groups clients hierarchically while the total utility, more data against less similar updates, gains.
 
-    The number of groups follows from the data: everybody alone and everybody together are possible outcomes. Works
-    with any strategy, with sampled clients, with ``PersonalLayers`` (left out of the comparison) and
-    ``ClientArrivals``. Keeps the weights of all clients of a round until they are grouped.
+    The number of groups follows from the data: everybody alone and everybody together are possible outcomes. It is
+    logged as ``hcct/groups``. For the rest see :class:`ClientClusters`: groups are its clusters.
 
     Args:
         tradeoff: lambda >= 0, the appetite for data: 0 leaves clients alone, a large value brings all together. With
             m samples a client alone lacks ``lambda / sqrt(m)``, to be compared with cosines between -1 and 1.
         every_n_rounds: rounds between two partitions. Between them clients stay together; newcomers join where the
-            total utility gains most.
+            total utility gains most, or found a group of their own.
         layer: compare the updates of one layer only: its name, or "auto" for the one that tells clients apart best in
             the first partition (HCCT-E). ``None`` compares all shared parameters.
 
@@ -59,7 +56,7 @@ class HCCT(Callback):
         ConfigurationError: a value is out of range; at the start of a run, there is no such layer or it is personal.
     """
 
-    role = "collaboration"
+    _curve = "groups"
 
     def __init__(self, *, tradeoff: float, every_n_rounds: int = 1, layer: str | None = None) -> None:
         if not 0 <= tradeoff < float("inf"):
@@ -67,24 +64,20 @@ class HCCT(Callback):
                 f"HCCT.tradeoff={tradeoff}: give a number of at least 0, of the size of the square root of a client's"
                 " samples."
             )
-        if every_n_rounds < 1:
-            raise ConfigurationError(f"HCCT.every_n_rounds={every_n_rounds}: give a number of at least 1.")
+        check_at_least_one(self, every_n_rounds=every_n_rounds)
         self.tradeoff = tradeoff
         self.every_n_rounds = every_n_rounds
         self.layer = layer
-        self._reset()
+        super().__init__()
 
-    def _reset(self) -> None:
-        #: Rounds done when each entry of :attr:`assignments` was made.
-        self.rounds: list[int] = []
-        #: Group of every client, labels 0..K-1.
-        self.assignments: list[list[int]] = []
+    def reset(self, num_clients: int) -> None:
+        """Forget the partitions of an earlier run."""
+        super().reset(num_clients)
         #: The last hierarchical partition, and the clients it was made of: members are positions in it.
         self.merges: list[Merge] = []
         self.merged_clients: list[int] = []
         #: The layer whose updates are compared; ``None`` for all.
         self.compared_layer: str | None = None if self.layer == "auto" else self.layer
-        self._seen: set[int] = set()
         self._last_partition = -self.every_n_rounds
 
     @property
@@ -94,76 +87,44 @@ class HCCT(Callback):
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Forget an earlier run; check the layer's name."""
-        self._reset()
+        super().on_fit_start(trainer)
         if self.compared_layer is not None:
             self._spans(trainer)
 
-    def select_collaboration(self, trainer: TrainerSurface, weights: Mapping[int, Weights]) -> Collaboration | None:
-        """Partition those who took part, or let newcomers join."""
-        clients = sorted(trainer.survivors)
-        newcomers = [client for client in clients if client not in self._seen]
-        due = trainer.current_round - self._last_partition >= self.every_n_rounds
-        self._seen.update(clients)
-        if not due and not newcomers:
-            self._record(trainer, self.assignments[-1])
+    def assign(
+        self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]
+    ) -> dict[int, int] | None:
+        """Partition those who took part, if that is due: their groups are new ones."""
+        if trainer.current_round - self._last_partition < self.every_n_rounds:
             return None
         if self.layer == "auto" and self.compared_layer is None:
-            self.compared_layer = self._most_telling_layer(trainer, weights, clients)
-        gram = gram_matrix(update_blocks(trainer.loop, weights, clients, self._spans(trainer))).cpu()
+            self.compared_layer = self._choose_layer(trainer, weights, clients)
+        gram = self.gram(trainer, weights, clients, self._spans(trainer))
         samples = [trainer.num_samples[client] for client in clients]
-        if due:
-            partition = partition_from_gram(gram, samples, self.tradeoff)
-            self._last_partition = trainer.current_round
-            self.merges, self.merged_clients = partition.merges, clients
-            groups = partition.labels
-            trainer.log("hcct/utility", partition.utility)
-        else:
-            groups = self._joined(gram, samples, clients, newcomers)
-        labels = self._everybody(trainer, clients, groups, stay=not due)
-        self._record(trainer, labels)
-        return Collaboration.coalitions(labels, trainer.num_samples)
+        partition = partition_from_gram(gram, samples, self.tradeoff)
+        self._last_partition = trainer.current_round
+        self.merges, self.merged_clients = partition.merges, list(clients)
+        trainer.log("hcct/utility", partition.utility)
+        unused = max(self.clusters) + 1
+        return {client: unused + label for client, label in zip(clients, partition.labels, strict=True)}
 
-    def _joined(self, gram: Tensor, samples: list[int], clients: list[int], newcomers: list[int]) -> list[int]:
-        """Groups of those who took part, newcomers one after another where they gain most."""
-        known = [position for position, client in enumerate(clients) if client not in newcomers]
-        groups = [self.assignments[-1][client] for client in clients]
-        for newcomer in newcomers:
-            position = clients.index(newcomer)
-            rows = [*known, position]
-            joined = join_group(
-                gram[rows][:, rows],
-                [samples[row] for row in rows],
-                self.tradeoff,
-                [groups[row] for row in rows],
-                len(rows) - 1,
-            )
-            groups[position] = joined[-1]
-            known = rows
-        return groups
-
-    def _everybody(
-        self, trainer: TrainerSurface, clients: Sequence[int], groups: Sequence[int], stay: bool
+    def join(
+        self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int], clusters: Sequence[int]
     ) -> list[int]:
-        """Labels 0..K-1 of all clients.
-
-        Those who took no part stay in their group if groups only grow (``stay``), else with those of their model that
-        took no part either.
-        """
-        keys: list[tuple[str, int]] = [("model", 0)] * trainer.num_clients
-        for client in range(trainer.num_clients):
-            model = trainer.collaboration.model_of(client)
-            keys[client] = ("client", client) if model is None else ("model", model)
-            if stay and client in self._seen:
-                keys[client] = ("group", self.assignments[-1][client])
-        for client, group in zip(clients, groups, strict=True):
-            keys[client] = ("group", group)
-        order = {key: label for label, key in enumerate(dict.fromkeys(keys))}
-        return [order[key] for key in keys]
-
-    def _record(self, trainer: TrainerSurface, labels: list[int]) -> None:
-        self.rounds.append(trainer.current_round + 1)
-        self.assignments.append(list(labels))
-        trainer.log("hcct/groups", float(len({labels[client] for client in trainer.present_clients})))
+        """Let newcomers in, one after another, where the total utility gains most."""
+        gram = self.gram(trainer, weights, clients, self._spans(trainer))
+        joined, known = list(clusters), [row for row, cluster in enumerate(clusters) if cluster >= 0]
+        unused = max(self.clusters) + 1
+        for newcomer in [row for row, cluster in enumerate(clusters) if cluster < 0]:
+            rows = [*known, newcomer]
+            samples = [trainer.num_samples[clients[row]] for row in rows]
+            labels = join_group(
+                gram[rows][:, rows], samples, self.tradeoff, [joined[row] for row in rows], len(rows) - 1
+            )
+            alone = labels[-1] not in labels[:-1]
+            joined[newcomer] = unused if alone else labels[-1]
+            unused, known = unused + alone, rows
+        return joined
 
     def _spans(self, trainer: TrainerSurface) -> list[Span]:
         """The entries that are compared."""
@@ -179,9 +140,7 @@ class HCCT(Callback):
             )
         return chosen
 
-    def _most_telling_layer(
-        self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]
-    ) -> str:
+    def _choose_layer(self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]) -> str:
         by_layer: dict[str, list[Span]] = {}
         for span in self._spans(trainer):
             by_layer.setdefault(_layer(span.name), []).append(span)
@@ -194,22 +153,19 @@ class HCCT(Callback):
     def state_dict(self) -> dict[str, Any]:
         """The history of the groups."""
         return {
-            "rounds": self.rounds,
-            "assignments": self.assignments,
+            **super().state_dict(),
             "merges": [[list(merge.first), list(merge.second), merge.gain] for merge in self.merges],
             "merged_clients": self.merged_clients,
             "compared_layer": self.compared_layer,
-            "seen": sorted(self._seen),
             "last_partition": self._last_partition,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up the history."""
-        self.rounds, self.assignments = list(state["rounds"]), [list(labels) for labels in state["assignments"]]
+        super().load_state_dict(state)
         self.merges = [Merge(tuple(first), tuple(second), gain) for first, second, gain in state["merges"]]
         self.merged_clients = list(state["merged_clients"])
         self.compared_layer = state["compared_layer"]
-        self._seen = set(state["seen"])
         self._last_partition = state["last_partition"]
 
 

@@ -30,26 +30,28 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.callbacks.personal.soft_averaging import soft_collaboration
+from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters, check_at_least_one
 from lightning_fl.cohort import Cohort
+from lightning_fl.collaboration import Collaboration
 from lightning_fl.engine.probes.held_out_loss import HeldOutLoss
 from lightning_fl.engine.probes.on_hosts import compute_on_hosts
 from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.engine.weights.initial_models import reinitialised
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.functional.ifca import least_loss_models, perturbed
+from lightning_fl.functional.ifca import perturbed
 from lightning_fl.seeding import generator
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["IFCA"]
 
 
-class IFCA(Callback):
+class IFCA(ClientClusters):
     """A fixed number of clusters, each with a model; who is in which is chosen anew by those who train in a round.
 
     Of the models with the least loss on a client's training data it trains the first; a model that nobody trains stays
-    as it is. Works with any strategy, with sampled clients, ``PersonalLayers`` (a client compares models with its own
-    ones) and ``ClientArrivals``. With ``optimizer_state="keep"`` a client has one optimiser for all models.
+    as it is, and who has not chosen yet uses the first. Works with any strategy, with sampled clients,
+    ``PersonalLayers`` (a client compares models with its own ones) and ``ClientArrivals``. With
+    ``optimizer_state="keep"`` a client has one optimiser for all models.
 
     Args:
         num_clusters: K, at most the number of clients.
@@ -60,11 +62,9 @@ class IFCA(Callback):
             noise to the module's own instead, of that share of each parameter's root mean square: for a network that
             was trained before. Frozen and personal parameters are the same in all models.
 
-    Attributes (a list entry per round):
-        rounds: rounds done.
-        assignments: the model that each client trained when it last took part, -1 for none yet, length N.
-
     Attributes:
+        clusters: the model that each client trained when it last took part, -1 for none yet, length N;
+            ``assignments`` has them of every round.
         losses: when each client last took part, its loss under every model, float64 [N, K]; NaN for none yet.
 
     Raises:
@@ -74,42 +74,36 @@ class IFCA(Callback):
         TrainingError: a loss is not finite.
     """
 
-    role = "collaboration"
+    num_clusters: int
+    #: Clusters are chosen before the turns, so that no weights are kept.
+    select_collaboration = Callback.select_collaboration
 
     def __init__(
         self, *, num_clusters: int, num_samples: int | None = None, initial_noise: float | None = None
     ) -> None:
-        for name, value in (("num_clusters", num_clusters), ("num_samples", num_samples)):
-            if value is not None and value < 1:
-                raise ConfigurationError(f"IFCA.{name}={value}: give a number of at least 1.")
+        check_at_least_one(self, num_samples=num_samples)
         if initial_noise is not None and not 0 < initial_noise < math.inf:
             raise ConfigurationError(
                 f"IFCA.initial_noise={initial_noise}: give a positive number, such as 0.1, or null to draw parameters"
                 " anew."
             )
-        self.num_clusters = num_clusters
         self.num_samples = num_samples
         self.initial_noise = initial_noise
-        self._reset(0)
+        super().__init__(num_clusters=num_clusters)
 
-    def _reset(self, num_clients: int) -> None:
-        self.rounds: list[int] = []
-        self.assignments: list[list[int]] = []
+    def reset(self, num_clients: int) -> None:
+        """Forget the losses of an earlier run."""
+        super().reset(num_clients)
         self.losses: Tensor = torch.full((num_clients, self.num_clusters), torch.nan, dtype=torch.float64)
         #: What was found of the present models: they are compared once, for an evaluation and the round after it.
         self._found: dict[int, list[float]] = {}
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Check the settings; clients that have not chosen yet use the first model."""
-        count = trainer.num_clients
-        self._reset(count)
-        if self.num_clusters > count:
-            raise ConfigurationError(
-                f"IFCA.num_clusters={self.num_clusters} for {count} clients: give at most one model a client."
-            )
+        super().on_fit_start(trainer)
         HeldOutLoss.check_module(trainer.loop.module, "IFCA")
-        first = one_hot(torch.zeros(count, dtype=torch.long), self.num_clusters).double()
-        trainer.collaboration = soft_collaboration(first, trainer.num_samples)
+        first = one_hot(torch.zeros(trainer.num_clients, dtype=torch.long), self.num_clusters).double()
+        trainer.collaboration = Collaboration.from_shares(first, trainer.num_samples)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Let the models start apart; all callbacks have said by now which layers are personal."""
@@ -126,13 +120,9 @@ class IFCA(Callback):
         clients = cohort.clients
         trainer.communication.receive(clients, trainer.models)
         chosen = self._choose(trainer, clients, trainer.current_round)
-        before = self.assignments[-1] if self.assignments else [-1] * trainer.num_clients
-        self.rounds.append(trainer.current_round + 1)
-        self.assignments.append([chosen.get(client, known) for client, known in enumerate(before)])
-        for client in clients:
+        for client, model in chosen.items():
+            self.clusters[client] = model
             self.losses[client] = torch.tensor(self._found[client], dtype=torch.float64)
-        trainer.log("ifca/clusters", len(set(chosen.values())))
-        trainer.log("ifca/moved", sum(before[client] not in (-1, model) for client, model in chosen.items()))
         trainer.log("ifca/loss", math.fsum(min(self._found[client]) for client in clients) / len(clients))
         samples = torch.tensor(trainer.num_samples, dtype=torch.float64)
         beta = (samples / samples.sum()).tolist()
@@ -145,6 +135,7 @@ class IFCA(Callback):
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Where clients are about to be evaluated, each uses what is best for it now."""
+        super().on_aggregate_end(trainer)
         self._found = {}
         done = trainer.current_round + 1
         if done == trainer.max_rounds or trainer.evaluates_after(done):
@@ -164,11 +155,11 @@ class IFCA(Callback):
             lambda client: [loss.value(client, model) for model in trainer.models],
             "IFCA cannot compare the models",
         )
-        best = least_loss_models(torch.tensor([self._found[client] for client in clients], dtype=torch.float64))
+        best = torch.tensor([self._found[client] for client in clients], dtype=torch.float64).argmin(1)
         personalisation = trainer.collaboration.personalisation.clone()
-        personalisation[list(clients)] = one_hot(torch.tensor(best), self.num_clusters).double()
-        trainer.collaboration = soft_collaboration(personalisation, trainer.num_samples)
-        return dict(zip(clients, best, strict=True))
+        personalisation[list(clients)] = one_hot(best, self.num_clusters).double()
+        trainer.collaboration = Collaboration.from_shares(personalisation, trainer.num_samples)
+        return dict(zip(clients, best.tolist(), strict=True))
 
     # -- the first models ----------------------------------------------------------------------------------------
 
@@ -197,12 +188,11 @@ class IFCA(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The history; who uses which model is the run's collaboration."""
-        return {"rounds": self.rounds, "assignments": self.assignments, "losses": self.losses}
+        return {**super().state_dict(), "losses": self.losses}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up the history."""
-        self.rounds = list(state["rounds"])
-        self.assignments = [list(labels) for labels in state["assignments"]]
+        super().load_state_dict(state)
         self.losses = state["losses"].clone()
         self._found = {}
 

@@ -9,6 +9,7 @@ from lightning_fl.callbacks.collaboration.hcct import HCCT
 from lightning_fl.callbacks.figures.plots.coalitions import draw_distances, draw_merge_tree, draw_partition
 from lightning_fl.callbacks.figures.round_figure import RoundFigure
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.labels import in_order
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["CoalitionFigure"]
@@ -72,7 +73,7 @@ class CoalitionFigure(RoundFigure):
         assert trainer.datamodule is not None
         names, source, done = trainer.datamodule.client_names(), trainer.datamodule.source, trainer.current_round
         self._draw_distances(trainer)
-        hcct = next((callback for callback in trainer.callbacks if isinstance(callback, HCCT)), None)
+        hcct = trainer.callback(HCCT)
         if hcct is not None and hcct.merged_clients:
             figure = draw_merge_tree(
                 hcct.merges,
@@ -112,7 +113,9 @@ class CoalitionFigure(RoundFigure):
 
 
 def _label(trainer: TrainerSurface, client: int) -> int:
-    """A client's coalition: the model that it uses, or the one that it uses most."""
+    """A client's coalition: the model that it uses, or the one that it uses most; who counts in none is alone."""
+    if not trainer.collaboration.aggregation[:, client].any():
+        return trainer.collaboration.num_models + client
     return int(trainer.collaboration.personalisation[client].argmax())
 
 
@@ -122,5 +125,4 @@ def _final_labels(hcct: HCCT) -> Sequence[int]:
     for merge in hcct.merges:
         for position in (*merge.first, *merge.second):
             groups[position] = min(merge.first + merge.second)
-    order = {group: label for label, group in enumerate(dict.fromkeys(groups.values()))}
-    return [order[group] for group in groups.values()]
+    return in_order(groups.values())

@@ -63,10 +63,10 @@ def _words(rewards: ShapleyRewards) -> str:
 
 
 def _rewards(trainer: TrainerSurface) -> ShapleyRewards:
-    for callback in trainer.callbacks:
-        if isinstance(callback, ShapleyRewards):
-            return callback
-    raise ConfigurationError(
-        "ContributionFigure draws the values of ShapleyRewards: add it to trainer.callbacks, or remove"
-        " ContributionFigure."
-    )
+    rewards = trainer.callback(ShapleyRewards)
+    if rewards is None:
+        raise ConfigurationError(
+            "ContributionFigure draws the values of ShapleyRewards: add it to trainer.callbacks, or remove"
+            " ContributionFigure."
+        )
+    return rewards

@@ -45,6 +45,6 @@ class UniformSampling(Callback):
 
     def select_clients(self, trainer: TrainerSurface) -> Cohort:
         """The first clients of a random order."""
-        possible = [client for client in trainer.present_clients if client not in trainer.resting_clients]
+        possible = trainer.active_clients
         drawn = shuffled(possible, trainer.generator("cohort"))[: self.num_participants(trainer.num_clients)]
         return Cohort.of(sorted(drawn))

@@ -70,7 +70,7 @@ class FineTuning(Callback):
     def _starts(self, trainer: TrainerSurface) -> dict[int, Weights]:
         """What each hosted client uses before fine-tuning."""
         clients = [client for client in trainer.hosted_clients if client not in trainer.absent_clients]
-        if any(isinstance(callback, BestClientModels) for callback in trainer.callbacks):
+        if trainer.callback(BestClientModels) is not None:
             kept, device = trainer.client_store("best_models"), trainer.fabric.device
             known = [client for client in clients if client in kept]
             return {client: Weights.from_state_dict(kept[client]["weights"], device) for client in known}

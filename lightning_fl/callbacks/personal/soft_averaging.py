@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.collaboration.client_clusters import check_at_least_one, check_at_most_clients
 from lightning_fl.callbacks.personal.personal_mixtures import PersonalMixtures
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
@@ -86,14 +87,13 @@ class SoftAveraging(Callback):
         split: Literal["train", "val"] = "train",
         personal_split: Literal["train", "val"] | None = None,
     ) -> None:
-        for name, value in (
-            ("num_models", num_models),
-            ("every_n_rounds", every_n_rounds),
-            ("initial_rounds", initial_rounds),
-            ("num_samples", num_samples),
-        ):
-            if value is not None and value < 1:
-                raise ConfigurationError(f"SoftAveraging.{name}={value}: give a number of at least 1.")
+        check_at_least_one(
+            self,
+            num_models=num_models,
+            every_n_rounds=every_n_rounds,
+            initial_rounds=initial_rounds,
+            num_samples=num_samples,
+        )
         check_split("SoftAveraging.split", split)
         check_split("SoftAveraging.personal_split", personal_split or split)
         self.num_models = num_models
@@ -113,10 +113,7 @@ class SoftAveraging(Callback):
         """Deal clients out: a part of them for each model."""
         self._reset()
         count = trainer.num_clients
-        if self.num_models > count:
-            raise ConfigurationError(
-                f"SoftAveraging.num_models={self.num_models} for {count} clients: give at most one model a client."
-            )
+        check_at_most_clients(self, count, num_models=self.num_models)
         if self.initial_rounds > trainer.max_rounds:
             raise ConfigurationError(
                 f"SoftAveraging.initial_rounds={self.initial_rounds}: a run of {trainer.max_rounds} rounds would never"
@@ -140,13 +137,13 @@ class SoftAveraging(Callback):
         """Estimate the importance weights anew, where that is due."""
         since = trainer.current_round + 1 - self.initial_rounds
         if since >= 0 and since % self.every_n_rounds == 0:
-            trainer.communication.receive(_active(trainer), trainer.models)
+            trainer.communication.receive(trainer.active_clients, trainer.models)
             importance = self._weigh(trainer, self.split)
             importance = torch.where(importance.isnan(), 1 / self.num_models, importance)  # away or at rest
-            trainer.collaboration = soft_collaboration(importance, trainer.num_samples)
+            trainer.collaboration = Collaboration.from_shares(importance, trainer.num_samples)
             self.rounds.append(trainer.current_round + 1)
             self.importance.append(importance)
-            for model, mean in enumerate(importance[_active(trainer)].mean(0).tolist()):
+            for model, mean in enumerate(importance[trainer.active_clients].mean(0).tolist()):
                 trainer.log(f"soft_averaging/{model}/importance", mean)
         if self.importance:
             self._mixtures.set_where_evaluated(trainer, self.importance[-1])
@@ -161,7 +158,7 @@ class SoftAveraging(Callback):
         loss = HeldOutLoss(trainer.loop, split, self.num_samples, f"soft averaging by {split}")
         shares = compute_on_hosts(
             trainer.processes,
-            _active(trainer),
+            trainer.active_clients,
             lambda client: _shares(loss, client, trainer.models),
             "SoftAveraging cannot compare the models",
         )
@@ -179,10 +176,6 @@ class SoftAveraging(Callback):
         self.rounds = list(state["rounds"])
         self.importance = [one.clone() for one in state["importance"]]
         self._mixtures.round = state["personal_round"]
-
-
-def _active(trainer: TrainerSurface) -> list[int]:
-    return [client for client in trainer.present_clients if client not in trainer.resting_clients]
 
 
 def _shares(loss: HeldOutLoss, client: int, models: Sequence[Weights]) -> Tensor:
@@ -203,17 +196,3 @@ def smallest_loss_shares(losses: Tensor, num_samples: Tensor | None = None) -> T
     smallest = (losses == losses.amin(0)).double()
     each = torch.ones(losses.shape[1], dtype=torch.float64) if num_samples is None else num_samples.double()
     return (smallest / smallest.sum(0) * each).sum(1) / each.sum()
-
-
-def soft_collaboration(importance: Tensor, num_samples: list[int]) -> Collaboration:
-    """``A_sk = u_ks n_k / sum_j u_js n_j`` and ``P = u``; a model that nobody uses is the average of all by samples.
-
-    Args:
-        importance: u, [N, S], rows sum to 1.
-        num_samples: n, length N.
-    """
-    samples = torch.tensor(num_samples, dtype=torch.float64)
-    weights = importance.double().T * samples
-    totals = weights.sum(1, keepdim=True)
-    weights = torch.where(totals > 0, weights, samples)
-    return Collaboration(weights / weights.sum(1, keepdim=True), importance)

@@ -196,7 +196,7 @@ class TierBidding(Callback):
 
     def select_clients(self, trainer: TrainerSurface) -> Cohort:
         """Bids in, the clients of every tier out; those who bid and were chosen pay."""
-        present = _present(trainer)
+        present = trainer.active_clients
         tiers = range(self.num_tiers)
         self._shares = {}
         if self.ledger is not None:
@@ -251,7 +251,7 @@ class TierBidding(Callback):
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Score the new tier models, settle the payments, and set who uses what."""
-        importance, mixtures = self._importance(trainer, _present(trainer), self.bid_split)
+        importance, mixtures = self._importance(trainer, trainer.active_clients, self.bid_split)
         accuracies = [
             float(importance[list(self._shares[tier]), tier].mean()) if tier in self._shares else float("nan")
             for tier in range(self.num_tiers)
@@ -381,7 +381,7 @@ class TierBidding(Callback):
         return both[0], both[1]
 
     def _mixture_weights(self, trainer: TrainerSurface, split: Split) -> Tensor:
-        return self._importance(trainer, _present(trainer), split)[1]
+        return self._importance(trainer, trainer.active_clients, split)[1]
 
     def _settle(self, trainer: TrainerSurface, ledger: Ledger, accuracies: Sequence[float]) -> None:
         """Empty the pools by what the round's updates contributed and how far the tiers improved."""
@@ -406,8 +406,3 @@ class TierBidding(Callback):
             names = trainer.datamodule.client_names()
             for client, value in tokens.items():
                 trainer.log(f"tokens/balance/{names[client]}", value)
-
-
-def _present(trainer: TrainerSurface) -> list[int]:
-    """Who can bid and train."""
-    return [client for client in trainer.present_clients if client not in trainer.resting_clients]

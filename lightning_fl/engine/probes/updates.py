@@ -8,10 +8,17 @@ from torch import Tensor
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Span, Weights
 
-__all__ = ["update_blocks"]
+__all__ = ["column_blocks", "update_blocks"]
 
-#: Columns brought together at a time: 4 MB for a hundred clients in single precision.
+#: Columns brought together at a time: 26 MB for a hundred clients in single precision.
 _COLUMNS = 1 << 16
+
+
+def column_blocks(spans: Sequence[Span]) -> Iterator[tuple[torch.dtype, slice]]:
+    """Where the entries of some spans lie, at most 65,536 at a time: a vector's dtype and a part of the vector."""
+    for span in spans:
+        for begin in range(span.begin, span.end, _COLUMNS):
+            yield span.dtype, slice(begin, min(begin + _COLUMNS, span.end))
 
 
 def update_blocks(
@@ -31,15 +38,9 @@ def update_blocks(
         [n, c] with c <= 65,536, in the weights' dtype on the run's device.
     """
     starts = {client: loop.federation.shared_model(client) for client in clients if client in weights}
-    for span in spans:
-        for begin in range(span.begin, span.end, _COLUMNS):
-            part = slice(begin, min(begin + _COLUMNS, span.end))
-            block = torch.zeros(len(clients), part.stop - part.start, dtype=span.dtype, device=loop.processes.device)
-            for row, client in enumerate(clients):
-                if client in starts:
-                    torch.sub(
-                        weights[client].vectors[span.dtype][part],
-                        starts[client].vectors[span.dtype][part],
-                        out=block[row],
-                    )
-            yield loop.processes.sum(block)  # every row is zero on all ranks but one
+    for dtype, part in column_blocks(spans):
+        block = torch.zeros(len(clients), part.stop - part.start, dtype=dtype, device=loop.processes.device)
+        for row, client in enumerate(clients):
+            if client in starts:
+                torch.sub(weights[client].vectors[dtype][part], starts[client].vectors[dtype][part], out=block[row])
+        yield loop.processes.sum(block)  # every row is zero on all ranks but one

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import ClientArrivals, CoalitionFigure, FedCollab, LocalTraining
-from lightning_fl.callbacks.collaboration.fedcollab import read_distances
+from lightning_fl.callbacks.collaboration.coalition_files import read_distances
 from lightning_fl.errors import ConfigurationError
 
 SIZES = (120, 80, 120, 80, 120)

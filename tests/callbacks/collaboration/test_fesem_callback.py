@@ -25,7 +25,7 @@ from lightning_fl.callbacks import (
 )
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.functional import initial_clusters
+from lightning_fl.functional import kmeans_from_gram
 from lightning_fl.seeding import derive_seed
 
 N = len(SIZES)
@@ -49,7 +49,8 @@ def plain_fesem(data: MixedClients, num_clusters: int, rounds: int) -> tuple[lis
             learned.append(torch.nn.utils.parameters_to_vector(module.parameters()).detach())
         if turn == 0:
             changes = torch.stack(learned) - start
-            labels = initial_clusters(changes @ changes.T, SIZES, num_clusters, derive_seed(4, "first centres"))
+            seed = derive_seed(4, "first centres")
+            labels = kmeans_from_gram(changes @ changes.T, num_clusters, seed, weights=SIZES)
         else:
             labels = [
                 min(range(num_clusters), key=lambda k, own=own: float((own - centres[k]).norm()))  # type: ignore[misc]
@@ -142,9 +143,10 @@ def test_sampled_clients_leave_the_others_where_they_are() -> None:
 
 
 def test_who_has_no_cluster_yet_uses_the_average_of_the_centres() -> None:
-    fesem = FeSEM(num_clusters=2)
-    run = fit(fesem, ClientArrivals(rounds={"client_4": 9}), data=MixedClients(pure=True))
+    fesem, figure = FeSEM(num_clusters=2), CoalitionFigure()
+    run = fit(fesem, ClientArrivals(rounds={"client_4": 9}), figure, data=MixedClients(pure=True))
     assert fesem.assignments[-1][4] == -1
+    assert figure.assignments[-1] == [0, 1, 0, 1, 2 + 4, 1]  # drawn as a client alone
     total = sum(SIZES) - SIZES[4]
     expected = [(SIZES[0] + SIZES[2]) / total, (SIZES[1] + SIZES[3] + SIZES[5]) / total]
     assert run.collaboration.personalisation[4].tolist() == pytest.approx(expected)

@@ -81,12 +81,14 @@ def test_with_a_large_appetite_it_is_fedavg():
 
 
 def test_between_partitions_the_groups_stay():
-    hcct = HCCT(tradeoff=3.0, every_n_rounds=3)
-    calls = []
-    original = hcct._everybody
-    hcct._everybody = lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs)  # type: ignore[method-assign]
-    trainer(hcct, rounds=5).fit(TinyModule(), TwoKinds())
-    assert len(calls) == 2  # rounds 1 and 4
+    hcct, partitions = HCCT(tradeoff=3.0, every_n_rounds=3), []
+
+    class Watch(Callback):
+        def on_round_end(self, run):
+            partitions.append(hcct.partition_round)
+
+    trainer(hcct, Watch(), rounds=5).fit(TinyModule(), TwoKinds())
+    assert partitions == [1, 1, 1, 4, 4]
     assert hcct.assignments[0] == hcct.assignments[1] == hcct.assignments[2]
 
 
@@ -113,25 +115,39 @@ def test_personal_layers_are_not_compared_and_not_shared():
         trainer(HCCT(tradeoff=3.0, layer="nothing")).fit(TinyModule(), TwoKinds())
 
 
-class Some(Callback):
-    """Clients 0, 1, 3, 4 in even rounds, all in odd ones."""
+class Without(Callback):
+    """Client 2 takes no part in some rounds."""
 
     role = "participation"
 
+    def __init__(self, *rounds):
+        self.rounds = rounds
+
     def select_clients(self, run):
-        return Cohort.of([0, 1, 3, 4] if run.current_round % 2 == 0 else [0, 1, 2, 3, 4])
+        return Cohort.of([0, 1, 3, 4] if run.current_round + 1 in self.rounds else [0, 1, 2, 3, 4])
 
 
 def test_who_took_no_part_keeps_its_model():
-    run = trainer(HCCT(tradeoff=3.0), Some(), rounds=1)
-    module = TinyModule()
-    run.fit(module, TwoKinds())
-    start = TinyModule()
-    run.loop.flat.load(run.client_model(2))
-    assert torch.equal(module.linear.weight, start.linear.weight)
-    run = trainer(HCCT(tradeoff=3.0), Some(), rounds=2)
+    whole, without = (HCCT(tradeoff=3.0) for _ in range(2))
+    first, second = trainer(whole, rounds=1), trainer(without, Without(2), rounds=2)
+    for run in (first, second):
+        run.fit(TinyModule(), TwoKinds())
+    assert torch.equal(weights_of(second, 2), weights_of(first, 2))
+    assert without.assignments[1][2] not in without.assignments[1][:2]  # its group has gone on without it
+
+
+def test_who_has_never_taken_part_uses_the_average_of_the_groups():
+    hcct = HCCT(tradeoff=3.0)
+    run = trainer(hcct, Without(1, 2), rounds=2)
     run.fit(TinyModule(), TwoKinds())
+    assert hcct.assignments == [[0, 0, -1, 1, 1]] * 2
     assert run.collaboration.num_models == 2
+    samples = [run.num_samples[client] for client in (0, 1, 3, 4)]
+    shares = [sum(samples[:2]) / sum(samples), sum(samples[2:]) / sum(samples)]
+    assert run.collaboration.personalisation[2].tolist() == pytest.approx(shares)
+    hcct = HCCT(tradeoff=3.0)
+    trainer(hcct, Without(1, 2), rounds=3).fit(TinyModule(), TwoKinds())
+    assert hcct.assignments[-1] == [0, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("every", [1, 10])

@@ -73,31 +73,35 @@ def test_as_many_clusters_as_clients_are_local_training():
     assert runs[0].communication.bytes_sent == dict.fromkeys(range(5), runs[0].communication.model_bytes)
 
 
-def test_who_has_not_trained_yet_trains_alone_and_joins(line_clients, line_module, make_trainer):
-    """Updates are -0.15 (w - slope) from w = 0: client 4 has come 0.9 of its way from the start, client 0 too."""
+def test_who_has_not_trained_yet_joins_the_cluster_whose_mean_update_is_most_similar(
+    line_clients, line_module, make_trainer
+):
+    """Updates are -0.15 (w - slope), from w = 0 at first."""
     kmeans = KMeans(num_clusters=2, warm_up_rounds=2)
-    cohorts = {1: [0, 1, 2], 2: [0, 1, 2, 3], 3: [0, 1, 2, 4], 4: [0, 1, 2], 5: [0, 1, 2, 4]}
-    run = make_trainer(kmeans, Cohorts(cohorts, 5), max_rounds=6)
+    cohorts = {1: [0, 1, 2], 2: [0, 1, 2, 3], 3: [0, 1, 2], 4: [0, 1, 2, 4], 5: [0, 1, 2, 4]}
+    run = make_trainer(kmeans, Cohorts(cohorts, 5), max_rounds=5)
     watched = {}
 
     class Watch(Callback):
         def on_round_end(self, trainer):
-            models = [float(trainer.shared_model(client).vectors[torch.float32][0]) for client in range(5)]
-            watched[trainer.current_round] = list(kmeans.assignment), models
+            watched[trainer.current_round] = [
+                float(trainer.shared_model(client).vectors[torch.float32][0]) for client in range(5)
+            ]
 
     run.callbacks.append(Watch())
     run.fit(line_module(), line_clients([6.0, 6.0, -6.0, -6.0, 6.0]))
-    assert watched[1] == ([0, 1, 2, 3, 4], pytest.approx([0.9, 0.9, -0.9, 0.0, 0.0]))
-    alone = 0.9 + 0.15 * (6.0 - 0.9)
-    assert watched[2][0] == [0, 0, 1, 1, 2]  # client 3 counts with its one turn
-    assert watched[2][1] == pytest.approx([alone, alone, -(alone + 0.9) / 2, -(alone + 0.9) / 2, 0.0])
-    assert watched[3][0] == watched[4][0] == [0, 0, 1, 1, 2]
-    assert watched[3][1][4] == watched[4][1][4] == pytest.approx(0.9)
-    assert watched[5][0] == [0, 0, 1, 1, 0]
-    assert watched[5][1][4] == watched[5][1][0]
-    assert watched[5][1][0] == pytest.approx(6.0 * (1 - 0.85**5))  # which its weights have not changed
-    assert kmeans._centres is None
-    assert not kmeans._starts
+    assert kmeans.clustering_round == 2
+    assert kmeans.assignments == [[-1] * 5, [0, 0, 1, 1, -1], [0, 0, 1, 1, -1], [0, 0, 1, 1, 0], [0, 0, 1, 1, 0]]
+    assert watched[1] == pytest.approx([0.9, 0.9, -0.9, 0.0, 0.0])
+    upper = 0.9 + 0.15 * (6.0 - 0.9)
+    lower = -(upper + 0.9) / 2  # client 3 counts with its one turn
+    assert watched[2] == pytest.approx([upper, upper, lower, lower, (2 * upper + 2 * lower) / 4])
+    upper, lower = upper + 0.15 * (6.0 - upper), lower + 0.15 * (-6.0 - lower)
+    middle = (2 * upper + 2 * lower) / 4
+    assert watched[3] == pytest.approx([upper, upper, lower, lower, middle])
+    upper, lower = upper + 0.15 * (6.0 - upper), lower + 0.15 * (-6.0 - lower)
+    upper = (2 * upper + middle + 0.15 * (6.0 - middle)) / 3  # client 4 moves up, and counts from its first turn on
+    assert watched[4] == pytest.approx([upper, upper, lower, lower, upper])
 
 
 def test_clusters_are_formed_once_enough_clients_have_trained(line_clients, line_module, make_trainer):
@@ -137,6 +141,19 @@ def test_who_arrives_while_all_train_alone_goes_on_from_what_it_learned():
     assert_equal_up_to_rounding(starts[1], mean, steps=3)
     assert not torch.equal(starts[2], starts[1])
     assert run.collaboration.model_of(2) == run.collaboration.model_of(0)
+
+
+def test_who_arrives_in_the_round_that_forms_clusters_counts_with_what_it_learned():
+    arrivals = {"client_2": 2}
+    runs = [
+        trainer(ClientArrivals(rounds=arrivals), callback, rounds=2)
+        for callback in (KMeans(num_clusters=1, warm_up_rounds=2), LocalTraining())
+    ]
+    for run in runs:
+        run.fit(TinyModule(), TwoKinds())
+    total = sum(SIZES)
+    mean = sum(SIZES[i] / total * runs[1].models[i].vectors[torch.float32] for i in range(5))
+    assert_equal_up_to_rounding(weights_of(runs[0], 2), mean, steps=2 * 3)
 
 
 def test_personal_layers_are_not_compared_and_not_shared():

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback, ClientArrivals, ModelCheckpoint, PersonalLayers, SoftAveraging
-from lightning_fl.callbacks.personal.soft_averaging import smallest_loss_shares, soft_collaboration
+from lightning_fl.callbacks.personal.soft_averaging import smallest_loss_shares
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.engine.probes.held_out_loss import HeldOutLoss
 from lightning_fl.errors import ConfigurationError, TrainingError
@@ -35,24 +35,6 @@ def explained(losses: Tensor) -> list[float]:
     """FedSoft's counts by a plain loop; no two are equal."""
     best = [min(range(len(losses)), key=lambda model: float(losses[model, n])) for n in range(losses.shape[1])]
     return [best.count(model) / len(best) for model in range(len(losses))]
-
-
-@given(st.lists(st.lists(st.floats(0.01, 1), min_size=3, max_size=3), min_size=1, max_size=6), st.integers(1, 50))
-def test_the_matrices_are_the_papers_weights(rows: list[list[float]], size: int) -> None:
-    u = torch.tensor(rows, dtype=torch.float64)
-    u /= u.sum(1, keepdim=True)
-    samples = [size + i for i in range(len(rows))]
-    found = soft_collaboration(u, samples)
-    assert torch.equal(found.personalisation, u)
-    for k in range(3):
-        total = sum(float(u[j, k]) * samples[j] for j in range(len(rows)))
-        expected = [float(u[i, k]) * samples[i] / total for i in range(len(rows))]
-        assert found.aggregation[k].tolist() == pytest.approx(expected)
-
-
-def test_a_model_of_no_use_is_the_average_of_all() -> None:
-    found = soft_collaboration(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), [30, 10])
-    assert found.aggregation.tolist() == [[0.75, 0.25], [0.75, 0.25]]
 
 
 def test_one_model_is_fedavg_to_the_bit() -> None:

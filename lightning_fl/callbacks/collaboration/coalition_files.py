@@ -1,0 +1,135 @@
+"""The files of a run with FedCollab: distances between clients, their coalitions, and the models that it exported."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fl.engine.weights.flat import FlatModule, Weights
+from lightning_fl.errors import ConfigurationError
+
+__all__ = ["read_coalitions", "read_distances", "read_model", "write_coalitions", "write_distances"]
+
+
+def read_distances(path: Path, names: list[str]) -> Tensor:
+    """Distances [N, N] from a file, NaN for pairs that it lacks.
+
+    Args:
+        path: a CSV file with the clients' names in the first row and column, or a ``.npy`` matrix in their order.
+        names: the clients.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or its content is no matrix of distances of these clients.
+    """
+    import pandas as pd  # takes a second to import
+
+    advice = "Give a CSV file with the clients' names in its first row and column, or a .npy matrix in their order."
+    try:
+        if path.suffix == ".npy":
+            import numpy as np
+
+            matrix = torch.from_numpy(np.load(path, allow_pickle=False)).double()
+        else:
+            table = pd.read_csv(path, index_col=0, dtype={0: str})
+            table.index = table.index.astype(str)
+            if not set(names) & set(table.index) or list(table.index) != list(table.columns):
+                raise ValueError("its first row and column are not the names of this run's clients")
+            matrix = torch.from_numpy(table.reindex(index=names, columns=names).to_numpy("float64", copy=True))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigurationError(f"FedCollab: distances in {path} cannot be read: {error}. {advice}") from error
+    if matrix.shape != (len(names), len(names)):
+        raise ConfigurationError(
+            f"FedCollab: distances in {path} have shape {tuple(matrix.shape)} for {len(names)} clients. {advice}"
+        )
+    matrix.fill_diagonal_(0.0)
+    known = ~torch.isnan(matrix)
+    symmetric = torch.equal(known, known.T) and torch.allclose(matrix.nan_to_num(), matrix.T.nan_to_num())
+    if not symmetric or not bool((matrix[known] >= 0).all()) or not bool(matrix[known].isfinite().all()):
+        raise ConfigurationError(
+            f"FedCollab: distances in {path} are not a symmetric matrix of finite numbers >= 0 (NaN where unknown)."
+        )
+    return matrix
+
+
+def write_distances(folder: Path, names: Sequence[str], distances: Tensor) -> None:
+    """Write ``distances.csv``.
+
+    Args:
+        folder: the run's; made if there is none.
+        names: the clients.
+        distances: D, shape [N, N].
+    """
+    import pandas as pd  # takes a second to import
+
+    folder.mkdir(parents=True, exist_ok=True)
+    table = pd.DataFrame(distances.numpy(), index=pd.Index(names, name="client"), columns=list(names))
+    table.to_csv(folder / "distances.csv")
+
+
+def read_coalitions(run: Path, names: Sequence[str]) -> dict[int, int]:
+    """The coalitions of a finished run, of the clients that it had: client -> label.
+
+    Args:
+        run: its folder.
+        names: the clients of this run.
+
+    Raises:
+        ConfigurationError: ``coalitions.csv`` cannot be read, or has clients that this run has not.
+    """
+    import pandas as pd  # takes a second to import
+
+    path = run / "coalitions.csv"
+    try:
+        table = pd.read_csv(path, dtype={"client": str}).set_index("client")["coalition"].astype(int)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigurationError(
+            f"FedCollab.structure={str(run)!r}: {path} cannot be read ({error}). Give the folder of a finished run"
+            " with FedCollab."
+        ) from error
+    missing = sorted(set(table.index) - set(names))
+    if missing:
+        raise ConfigurationError(
+            f"FedCollab.structure={str(run)!r}: the data lack its clients {', '.join(missing)}. Give data with the"
+            " run's clients, under the same names, and new ones."
+        )
+    return {client: int(table[name]) for client, name in enumerate(names) if name in table.index}
+
+
+def write_coalitions(folder: Path, names: Sequence[str], num_samples: Sequence[int], labels: Sequence[int]) -> None:
+    """Write ``coalitions.csv``: client, samples and coalition of all that are there.
+
+    Args:
+        folder: the run's; made if there is none.
+        names: the clients.
+        num_samples: theirs, length N.
+        labels: their coalitions, -1 for those that are not there yet, length N.
+    """
+    import pandas as pd  # takes a second to import
+
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [row for row in zip(names, num_samples, labels, strict=True) if row[2] >= 0]
+    pd.DataFrame(rows, columns=["client", "samples", "coalition"]).to_csv(folder / "coalitions.csv", index=False)
+
+
+def read_model(run: Path, label: int, module: nn.Module, flat: FlatModule) -> Weights:
+    """The shared model of a coalition that a run exported.
+
+    Args:
+        run: its folder.
+        label: the coalition.
+        module: of the same kind; its weights are overwritten.
+        flat: the same module's weights.
+
+    Raises:
+        ConfigurationError: there is no such file, or it is another kind of model.
+    """
+    path = run / "models" / f"shared_{label}.ckpt"
+    try:
+        module.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["state_dict"])
+    except Exception as error:
+        raise ConfigurationError(
+            f"FedCollab.structure: {path} is no model of the kind {type(module).__name__} is"
+            f" ({str(error).splitlines()[0]}). Join a run with the same model, made with save_models (the default)."
+        ) from error
+    return flat.collect().clone()

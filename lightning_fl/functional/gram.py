@@ -1,0 +1,228 @@
+"""Inner products of what clients learned, and what follows from them: cosines, distances, who is similar to whom.
+
+| here | meaning | shape |
+|---|---|---|
+| ``updates`` | g_n, a client's weights after its turn minus those before it | [N, P] |
+| ``gram`` | G = g gᵀ, the Gram matrix | [N, N] |
+| ``num_samples`` | m_n, training samples | [N] |
+
+Whatever depends on directions and lengths of updates alone follows from the Gram matrix, the one product whose cost
+grows with P. The mean update of a group with shares s has the squared norm sᵀ G s and the inner products G s.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lightning_fl.errors import ConfigurationError, DataError
+
+__all__ = [
+    "check_counts",
+    "check_gram",
+    "cosine_similarities",
+    "float64_columns",
+    "gram_matrix",
+    "inverse_roots",
+    "join_most_similar",
+    "squared_distances",
+]
+
+_Array = npt.NDArray[np.float64]
+
+# Columns converted to float64 at a time: wide enough for a fast product, small enough to stay in cache.
+_CHUNK_COLUMNS = 4096
+# Relative size below which a sum of float64 products is rounding, not a value.
+_ROUNDING = 1e-12
+
+
+def gram_matrix(updates: Tensor | Iterable[Tensor]) -> Tensor:
+    """Inner products of all pairs of updates, G = g gᵀ, summed in float64 whatever the type of the updates.
+
+    Works through a few thousand columns at a time: no second copy of the updates is made.
+
+    Args:
+        updates: floating, shape [N, P]; or an iterable of blocks of columns [N, P_b] on one device, for updates that
+            do not lie in one tensor or arrive piece by piece.
+
+    Returns:
+        G, float64, shape [N, N], symmetric, on the device of the updates.
+
+    Raises:
+        ConfigurationError: if a block is not a floating matrix, blocks differ in their number of rows, or there are
+            none.
+        DataError: if an update has an entry that is not finite.
+    """
+    gram: Tensor | None = None
+    for columns in float64_columns(updates):
+        product = columns @ columns.T
+        gram = product if gram is None else gram.add_(product)
+    if gram is None:
+        raise ConfigurationError("updates: no columns to multiply; give a floating matrix [N, P] with N, P >= 1.")
+    gram = (gram + gram.T) / 2  # a product of a matrix with itself is symmetric up to rounding only
+    broken = (~gram.diagonal().isfinite()).nonzero().flatten().tolist()
+    if broken:
+        raise DataError(
+            f"updates of clients {broken} are not finite: drop these clients from the round or lower their learning"
+            " rate."
+        )
+    return gram
+
+
+def float64_columns(updates: Tensor | Iterable[Tensor]) -> Iterator[Tensor]:
+    """The updates in float64, a few thousand columns at a time.
+
+    Args:
+        updates: as :func:`gram_matrix` takes them.
+
+    Yields:
+        [N, c], c >= 1.
+
+    Raises:
+        ConfigurationError: if a block is not a floating matrix, or blocks differ in their number of rows.
+    """
+    rows: int | None = None
+    for block in (updates,) if isinstance(updates, Tensor) else updates:
+        if block.ndim != 2 or not len(block) or not block.is_floating_point():
+            raise ConfigurationError(
+                f"updates of shape {list(block.shape)} and type {block.dtype}: give a floating matrix [N, P], one row"
+                " per client."
+            )
+        if rows not in (None, len(block)):
+            raise ConfigurationError(
+                f"updates: a block has {len(block)} rows after one with {rows}; every block holds columns of all"
+                " clients."
+            )
+        rows = len(block)
+        for columns in block.detach().split(_CHUNK_COLUMNS, dim=1):
+            if columns.shape[1]:
+                yield columns.double()
+
+
+def check_gram(gram: Tensor) -> _Array:
+    """A Gram matrix as float64 of NumPy's, a copy.
+
+    Raises:
+        ConfigurationError: the matrix is not square, or not one of inner products.
+    """
+    inner = gram.detach().to("cpu", torch.float64).numpy().copy()
+    if inner.ndim != 2 or inner.shape[0] != inner.shape[1] or not len(inner):
+        raise ConfigurationError(f"gram of shape {list(inner.shape)}: give the square matrix [N, N] of gram_matrix.")
+    if not np.isfinite(inner).all() or (inner.diagonal() < 0).any():
+        raise ConfigurationError("gram: inner products must be finite and the squared norms on the diagonal >= 0.")
+    return inner
+
+
+def check_counts(num_samples: Sequence[int] | Tensor, num_clients: int) -> _Array:
+    """Numbers of samples as float64 of NumPy's, shape [N].
+
+    Raises:
+        ConfigurationError: there is not one positive count per client.
+    """
+    counts = torch.as_tensor(num_samples, dtype=torch.float64, device="cpu").numpy().copy()
+    if counts.shape != (num_clients,) or not (np.isfinite(counts) & (counts > 0)).all():
+        raise ConfigurationError(
+            f"num_samples={counts.tolist()} for {num_clients} clients: give one positive count per client; leave out"
+            " clients without samples."
+        )
+    return counts
+
+
+def inverse_roots(squared_norms: _Array) -> _Array:
+    """``1 / sqrt(x)``, and 0 where a squared norm is 0: the cosine with a zero vector is 0."""
+    norms = np.sqrt(squared_norms)
+    return np.where(norms > 0, 1 / np.where(norms > 0, norms, 1), 0)
+
+
+def cosine_similarities(gram: Tensor) -> Tensor:
+    """Cosines of all pairs of updates.
+
+    Args:
+        gram: G = g gᵀ, shape [N, N]; see :func:`gram_matrix`.
+
+    Returns:
+        float64, shape [N, N], symmetric, from -1 to 1; the diagonal is 1. The similarity with a zero update is 0.
+
+    Raises:
+        ConfigurationError: the matrix is not square, or not one of inner products.
+    """
+    inner = check_gram(gram)
+    scale = inverse_roots(inner.diagonal())
+    similarities = np.clip(inner * scale[:, None] * scale, -1, 1)
+    np.fill_diagonal(similarities, 1)
+    return torch.from_numpy((similarities + similarities.T) / 2)
+
+
+def join_most_similar(gram: Tensor, num_samples: Sequence[int] | Tensor, labels: Sequence[int]) -> list[int]:
+    """Put clients without a group into the one whose mean update is most similar (cosine) to theirs.
+
+    Args:
+        gram: G = g gᵀ, shape [N, N].
+        num_samples: m, positive, length N; means are weighted by them.
+        labels: group of each client, >= 0, or -1 for none, length N.
+
+    Returns:
+        Groups of all clients, length N: the others keep theirs, of equally similar ones a client joins the smallest
+        label. Where no cosine is positive, it joins none: -1. That with a mean update that cancels, or with a zero
+        one, is 0.
+
+    Raises:
+        ConfigurationError: if a shape does not fit or an argument is out of range.
+
+    Example:
+        >>> updates = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.1, 0.5]])
+        >>> join_most_similar(gram_matrix(updates), [50, 50, 50], [0, 1, -1])
+        [0, 1, 1]
+    """
+    inner = check_gram(gram)
+    counts = check_counts(num_samples, len(inner))
+    if len(labels) != len(inner) or min(labels) < -1:
+        raise ConfigurationError(
+            f"labels={list(labels)} for a Gram matrix of {len(inner)} clients: give each a label of at least 0, or -1"
+            " for none."
+        )
+    groups = sorted(set(labels) - {-1})
+    if not groups:
+        return list(labels)
+    shares = counts * [[own == group for own in labels] for group in groups]
+    shares /= shares.sum(1, keepdims=True)
+    with_means = shares @ inner
+    squared_norms = (with_means * shares).sum(1)
+    cancels = squared_norms <= _ROUNDING * (shares @ inner.diagonal())
+    # A client's own norm is the same factor for every group.
+    similarities = inverse_roots(np.where(cancels, 0, squared_norms))[:, None] * with_means
+    nearest = np.where(similarities.max(0) > 0, np.array(groups)[similarities.argmax(0)], -1).tolist()
+    return [other if own < 0 else own for own, other in zip(labels, nearest, strict=True)]
+
+
+def squared_distances(blocks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """``||W - W~^(k)||²`` of one client's weights from every centre, summed in float64 whatever their type.
+
+    Args:
+        blocks: entries of the weights [c] and the same ones of all centres [K, c], floating, piece by piece.
+
+    Returns:
+        float64, shape [K], on the device of the blocks.
+
+    Raises:
+        ConfigurationError: if there is no block, or shapes do not fit.
+        DataError: if a distance is not finite.
+    """
+    total: Tensor | None = None
+    for point, centres in blocks:
+        if point.ndim != 1 or centres.ndim != 2 or centres.shape[1:] != point.shape or not len(centres):
+            raise ConfigurationError(
+                f"a block of weights of shape {list(point.shape)} and of centres of shape {list(centres.shape)}: give"
+                " [c] and [K, c]."
+            )
+        part = (centres.double() - point.double()).square().sum(1)
+        if total is not None and total.shape != part.shape:
+            raise ConfigurationError(f"a block has {len(part)} centres after one with {len(total)}: give all in each.")
+        total = part if total is None else total + part
+    if total is None:
+        raise ConfigurationError("blocks: there are no weights to compare; give at least one block [c], [K, c].")
+    if not bool(total.isfinite().all()):
+        raise DataError("the distance from a centre is not finite: drop the client or lower its learning rate.")
+    return total

@@ -1,0 +1,128 @@
+"""Gram matrices, cosines, distances, and whom a newcomer joins, against the vectors themselves."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.functional import cosine_similarities, gram_matrix, join_most_similar, squared_distances
+
+
+def points(count: int, seed: int, width: int = 5) -> torch.Tensor:
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_gram_of_blocks_is_the_gram_of_the_whole(dtype):
+    updates = torch.randn(6, 9001, generator=torch.Generator().manual_seed(0)).to(dtype)
+    exact = updates.double() @ updates.double().T
+    before = updates.clone()
+    torch.testing.assert_close(gram_matrix(updates), exact)
+    assert torch.equal(updates, before)
+    torch.testing.assert_close(gram_matrix(updates.split([1, 4999, 0, 4001], dim=1)), exact)
+    torch.testing.assert_close(gram_matrix(block for block in updates.split(1000, dim=1)), exact)
+    torch.testing.assert_close(gram_matrix(updates.T.contiguous().T), exact)
+
+
+def test_gram_needs_no_gradient():
+    updates = torch.randn(3, 5, requires_grad=True)
+    assert not gram_matrix(updates).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("updates", "message"),
+    [
+        (torch.ones(3), r"shape \[3\].*floating matrix"),
+        (torch.ones(2, 3, dtype=torch.int64), "int64.*floating matrix"),
+        (torch.ones(0, 3), "one row per client"),
+        (torch.ones(3, 0), "no columns"),
+        ([], "no columns"),
+        ([torch.ones(2, 3), torch.ones(3, 3)], "3 rows after one with 2"),
+    ],
+)
+def test_gram_refuses(updates, message):
+    with pytest.raises(ConfigurationError, match=message):
+        gram_matrix(updates)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_gram_names_clients_whose_update_is_not_finite(value):
+    updates = torch.ones(4, 5000)
+    updates[1, 4999] = updates[3, 2] = value
+    with pytest.raises(DataError, match=r"clients \[1, 3\] are not finite"):
+        gram_matrix(updates)
+
+
+@pytest.mark.parametrize("cuts", [[5], [1, 4], [2, 2, 1]])
+def test_distances_are_sums_over_the_pieces(cuts: list[int]) -> None:
+    own, centres = points(1, 1)[0], points(3, 2)
+    found = squared_distances(zip(own.float().split(cuts), centres.float().split(cuts, dim=1), strict=True))
+    expected = [sum((float(own[p]) - float(centre[p])) ** 2 for p in range(5)) for centre in centres]
+    assert found.tolist() == pytest.approx(expected, rel=1e-5)
+    assert found.dtype == torch.float64
+
+
+def test_small_distances_of_large_weights_are_told_apart() -> None:
+    own = torch.full((1000,), 1e4)
+    centres = torch.stack([own + 2**-9, own - 2**-10])
+    assert squared_distances([(own, centres)]).tolist() == [1000 * 2**-18, 1000 * 2**-20]
+
+
+def _joined(updates, counts, labels):
+    """The rule with the vectors themselves: the first of the most similar means."""
+    joined = list(labels)
+    for client in range(len(labels)):
+        if labels[client] >= 0:
+            continue
+        best = 0.0  # joins nobody that it opposes
+        for group in sorted(set(labels) - {-1}):
+            members = [other for other in range(len(labels)) if labels[other] == group]
+            mean = np.average(updates[members], axis=0, weights=[counts[other] for other in members])
+            norms = np.linalg.norm(mean) * np.linalg.norm(updates[client])
+            cosine = float(mean @ updates[client]) / norms
+            if cosine > best:
+                best, joined[client] = cosine, group
+    return joined
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10_000), st.lists(st.integers(-1, 3), min_size=1, max_size=9), st.integers(2, 6))
+def test_newcomers_join_the_group_whose_mean_update_is_most_similar(seed, labels, num_parameters):
+    rng = np.random.default_rng(seed)
+    updates, counts = rng.normal(size=(len(labels), num_parameters)), rng.integers(1, 50, len(labels)).tolist()
+    found = join_most_similar(gram_matrix(torch.from_numpy(updates)), counts, labels)
+    assert found == _joined(updates, counts, labels)
+
+
+def test_nobody_joins_what_it_opposes_or_what_cancels_and_the_first_of_equals_is_joined():
+    updates = torch.tensor([[0.1, 0.0], [0.2, 0.0], [-0.3, 0.0], [-1.0, 2.0], [1.0, -1.0]], dtype=torch.float64)
+    # the first three cancel up to rounding: a cosine of 0; the one with client 3 is negative
+    for sign in (1, -1):
+        assert join_most_similar(gram_matrix(sign * updates), [1] * 5, [0, 0, 0, 1, -1]) == [0, 0, 0, 1, -1]
+    assert join_most_similar(gram_matrix(torch.tensor([[1.0], [2.0], [3.0]])), [1] * 3, [5, 2, -1]) == [5, 2, 2]
+    assert join_most_similar(gram_matrix(torch.tensor([[1.0], [-2.0], [0.0]])), [1] * 3, [1, 0, -1]) == [1, 0, -1]
+    assert join_most_similar(torch.eye(2), [1, 1], [-1, -1]) == [-1, -1]
+
+
+def test_wrong_shapes_and_values_are_named():
+    with pytest.raises(ConfigurationError, match=r"gram of shape \[2, 3\]: give the square matrix"):
+        cosine_similarities(torch.zeros(2, 3))
+    with pytest.raises(ConfigurationError, match="gram: inner products must be finite"):
+        cosine_similarities(torch.tensor([[-1.0]]))
+    for labels in ([0], [0, -2]):
+        with pytest.raises(ConfigurationError, match="for a Gram matrix of 2 clients: give each a label of at least 0"):
+            join_most_similar(torch.eye(2), [1, 1], labels)
+    with pytest.raises(ConfigurationError, match="give one positive count per client"):
+        join_most_similar(torch.eye(2), [1, 0], [0, -1])
+    with pytest.raises(ConfigurationError, match=r"a block of weights of shape \[3\] and of centres of shape \[2, 4\]"):
+        squared_distances([(torch.zeros(3), torch.zeros(2, 4))])
+    with pytest.raises(ConfigurationError, match="a block has 1 centres after one with 2"):
+        squared_distances([(torch.zeros(3), torch.zeros(2, 3)), (torch.zeros(3), torch.zeros(1, 3))])
+    with pytest.raises(ConfigurationError, match="blocks: there are no weights to compare"):
+        squared_distances([])
+    with pytest.raises(DataError, match="the distance from a centre is not finite"):
+        squared_distances([(torch.tensor([math.nan]), torch.zeros(2, 1))])
