@@ -132,6 +132,7 @@ class TrainerSurface:
     personal = _Of[LocalParameters | None]("federation")
     client_states = _Of[dict[int, ClientState]]("federation")
     client_stores = _Of[dict[str, dict[int, Any]]]("federation")
+    model_states = _Of[dict[int, dict[str, Any]]]("federation")
     absent_clients = _Of[set[int]]("federation")
     resting_clients = _Of[set[int]]("federation")
     current_round = _Of[int]("federation")

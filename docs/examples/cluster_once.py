@@ -73,4 +73,5 @@ class ClusterOnce(ClientClusters):
             distances = np.sqrt(np.maximum(squares[:, None] + squares - 2 * gram, 0))
         tree = linkage(squareform(distances, checks=False), self.linkage)
         found = fcluster(tree, self.threshold, criterion="distance").tolist()
-        return dict(zip(clients, found, strict=True))
+        absent = dict.fromkeys(range(trainer.num_clients), -1)  # they join when they take part
+        return absent | dict(zip(clients, found, strict=True))

@@ -54,6 +54,7 @@ def test_who_takes_no_part_joins_later_and_a_resumed_run_has_the_same_bits(tmp_p
     assert whole[1][-1] == [0, 0, 1, 1]
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_figures_of_one(tmp_path: Path) -> None:
     check_two_processes("cluster_once.yaml", tmp_path)
 

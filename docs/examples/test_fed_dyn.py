@@ -48,6 +48,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
     assert run("part", 5, "last") == run("whole", 5)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_figures_of_one(tmp_path: Path) -> None:
     check_two_processes("fed_dyn.yaml", tmp_path)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lightning_fl import FederatedDataModule, FederatedTrainer
+from lightning_fl.cli import main
 
 
 class Parabolas(FederatedDataModule):
@@ -61,17 +62,24 @@ def weights_of(trainer: FederatedTrainer) -> list[float]:
     return [float(model.vectors[torch.float64][0]) for model in trainer.models]
 
 
-def run_recipe(recipe: str, root: Path, *words: str) -> dict[str, Any]:
-    """Two rounds of a recipe by the command line, in the examples' folder; the summary."""
-    command = [sys.executable, "-m", "lightning_fl", "fit", "--config", recipe]
-    settings = ["--trainer.default_root_dir", str(root), "--trainer.max_rounds", "3", "--trainer.accelerator", "cpu"]
-    subprocess.run([*command, *settings, *words], cwd=Path(__file__).parent, check=True, timeout=300)
-    return json.loads((root / "version_0" / "summary.json").read_text())
-
-
 def check_two_processes(recipe: str, root: Path) -> None:
-    """The recipe runs, and two processes give the figures of one."""
-    one, two = (run_recipe(recipe, root / number, "--trainer.devices", number) for number in ("1", "2"))
+    """Three rounds of a recipe, here and by the command as two processes: the same figures."""
+
+    def words(devices: str) -> list[str]:
+        settings = {
+            "default_root_dir": str(root / devices),
+            "max_rounds": "3",
+            "accelerator": "cpu",
+            "devices": devices,
+        }
+        given = [word for name, value in settings.items() for word in (f"--trainer.{name}", value)]
+        return ["fit", "--config", str(Path(__file__).with_name(recipe)), *given]
+
+    assert main(words("1")) == 0
+    command = [sys.executable, "-m", "lightning_fl", *words("2")]
+    subprocess.run(command, cwd=Path(__file__).parent, check=True, timeout=300)
+    summaries = [root / devices / "version_0" / "summary.json" for devices in ("1", "2")]
+    one, two = (json.loads(path.read_text()) for path in summaries)
     assert (one["num_processes"], two["num_processes"]) == (1, 2)
     assert one["metrics"] == two["metrics"]
     assert one["communication"] == two["communication"]
