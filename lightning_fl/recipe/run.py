@@ -4,6 +4,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
@@ -84,26 +85,15 @@ def _resume_command(arguments: Sequence[str]) -> str:
     return shlex.join(["lightning-fl", "fit", *words, "--ckpt_path", "last"])
 
 
-def _validate(
+def _evaluate(
+    method: str,
     trainer: "FederatedTrainer",
     module: "LightningModule",
     data: "FederatedDataModule",
     ckpt_path: str,
     arguments: Sequence[str],
 ) -> int:
-    trainer.validate(module, data, ckpt_path=ckpt_path)
-    _print_report(trainer)
-    return 0
-
-
-def _test(
-    trainer: "FederatedTrainer",
-    module: "LightningModule",
-    data: "FederatedDataModule",
-    ckpt_path: str,
-    arguments: Sequence[str],
-) -> int:
-    trainer.test(module, data, ckpt_path=ckpt_path)
+    getattr(trainer, method)(module, data, ckpt_path=ckpt_path)
     _print_report(trainer)
     return 0
 
@@ -130,7 +120,12 @@ def _predict(
     return 0
 
 
-_COMMANDS: dict[str, Any] = {"fit": _fit, "validate": _validate, "test": _test, "predict": _predict}
+_COMMANDS: dict[str, Any] = {
+    "fit": _fit,
+    "validate": partial(_evaluate, "validate"),
+    "test": partial(_evaluate, "test"),
+    "predict": _predict,
+}
 
 
 def _print_report(trainer: "FederatedTrainer") -> None:
