@@ -40,6 +40,7 @@ from lightning_fl.callbacks.rewards.bidding import (
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
 from lightning_fl.callbacks.rewards.tier_bidding import TierBidding
 from lightning_fl.callbacks.rewards.token_ledger import TokenLedger
+from lightning_fl.functional.client_discriminator import DiscriminatorSettings
 
 __all__ = [
     "CFL",
@@ -55,6 +56,7 @@ __all__ = [
     "CollaborationGraph",
     "ContributionFigure",
     "DROClientSampling",
+    "DiscriminatorSettings",
     "FeSEM",
     "FedCollab",
     "FineTuning",

@@ -22,8 +22,6 @@ above 0 on average whatever is done, for it is cut off at 0.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -168,22 +166,9 @@ def pairwise_distances(
         reduce=reduce,
     )
     found: dict[Pair, _Outcome] = {}
-    with _one_thread_each(1 if reduce is not None or device.type != "cpu" else torch.get_num_threads()) as pool:
-        for part in pool.map(survey.train, survey.chunks(plan)):
-            found |= part
+    for chunk, size in survey.chunks(plan):
+        found |= survey.train(chunk, size)
     return _summarize(found, count, settings, 4 * len(survey.first))
-
-
-@contextmanager
-def _one_thread_each(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads that share chunks of pairs: shared by threads, one small product gains nothing and could lose bits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield pool
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _prepared(x: Tensor, groups: Tensor | None, draws: torch.Generator) -> Tensor:
@@ -303,74 +288,64 @@ class _Survey:
             room = max(1, limit // (4 * (3 * len(self.first) + 4 * size * self.settings.hidden)))
             yield from ((pairs[start : start + room], size) for start in range(0, len(pairs), room))
 
-    @torch.no_grad()  # which holds in one thread
-    def train(self, chunk: tuple[list[Pair], int]) -> dict[Pair, _Outcome]:
-        """Train pairs until each has stopped."""
-        pairs, size = chunk
-        found = {pair: _Outcome() for pair in pairs}
+    @torch.no_grad()
+    def train(self, pairs: list[Pair], size: int) -> dict[Pair, _Outcome]:
+        """Train pairs with ``size`` training samples of each side until each has stopped."""
+        outcomes = {pair: _Outcome() for pair in pairs}
         weights, rounds = self.first.repeat(len(pairs), 1), 0
         while pairs:
             sides = self._sides(pairs)
-            crossing = torch.tensor([k for k, pair in enumerate(pairs) if pair in self.apart], device=weights.device)
-            total = torch.empty_like(weights)
             for _ in range(self.settings.eval_every):
-                self._round(weights, total, sides, crossing.long(), size)
+                weights = self._round(weights, pairs, sides, size)
             rounds += self.settings.eval_every
-            kept = []
-            for row, (pair, (accuracy, loss)) in enumerate(
-                zip(pairs, self._judged(weights, sides, pairs, size), strict=True)
-            ):
-                if not found[pair].stops(accuracy, loss, rounds, self.settings):
-                    kept.append(row)
-            if len(kept) < len(pairs):
-                pairs, weights = [pairs[row] for row in kept], weights[kept]
-        return found
+            kept = [
+                row
+                for row, (pair, judged) in enumerate(zip(pairs, self._judged(weights, pairs, sides, size), strict=True))
+                if not outcomes[pair].stops(*judged, rounds, self.settings)
+            ]
+            pairs, weights = [pairs[row] for row in kept], weights[kept]
+        return outcomes
 
-    def _sides(self, pairs: list[Pair]) -> dict[int, tuple[Tensor, Tensor]]:
-        """For each client of this process its pairs' rows, int64 [S], and its labels in them, float32 [S]."""
-        sides = {}
+    def _sides(self, pairs: list[Pair]) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of each client here: its samples, the rows of its pairs, int64 [S], and its labels in them, float32 [S]."""
+        sides = []
         for client in sorted({client for pair in pairs for client in pair} & self.samples.keys()):
-            rows = [row for row, pair in enumerate(pairs) if client in pair]
-            labels = [float(client == pairs[row][0]) for row in rows]
-            sides[client] = (
-                torch.tensor(rows, device=self.first.device),
-                torch.tensor(labels, device=self.first.device),
-            )
+            own = [
+                (row, float(client == first)) for row, (first, second) in enumerate(pairs) if client in (first, second)
+            ]
+            rows, labels = torch.tensor(own, device=self.first.device).unbind(1)
+            sides.append((self.samples[client], rows.long(), labels))
         return sides
 
     def _round(
-        self, weights: Tensor, total: Tensor, sides: dict[int, tuple[Tensor, Tensor]], crossing: Tensor, size: int
-    ) -> None:
+        self, weights: Tensor, pairs: list[Pair], sides: list[tuple[Tensor, Tensor, Tensor]], size: int
+    ) -> Tensor:
         """A step of every client in all of its pairs, and each pair's average."""
-        total.zero_()
-        for client, (rows, labels) in sides.items():
+        total = torch.zeros_like(weights)
+        for samples, rows, labels in sides:
             local = weights.index_select(0, rows)
-            samples = self.samples[client][:size]
-            local_step_(local, samples, labels, self.settings.hidden, self.settings.learning_rate)
+            local_step_(local, samples[:size], labels, self.settings.hidden, self.settings.learning_rate)
             total.index_add_(0, rows, local)
-        if self.reduce is not None and len(crossing):
+        if crossing := [row for row, pair in enumerate(pairs) if pair in self.apart]:
+            assert self.reduce is not None
             total[crossing] = self.reduce(total[crossing])
-        torch.mul(total, 0.5, out=weights)
+        return total.mul_(0.5)
 
     def _judged(
-        self, weights: Tensor, sides: dict[int, tuple[Tensor, Tensor]], pairs: list[Pair], size: int
+        self, weights: Tensor, pairs: list[Pair], sides: list[tuple[Tensor, Tensor, Tensor]], size: int
     ) -> list[tuple[float, float]]:
         """Balanced accuracy and loss of each pair on its validation samples."""
-        table = weights.new_zeros(len(pairs), 2, 2)
-        for client, (rows, labels) in sides.items():
-            samples = self.samples[client][size : size + self.settings.max_validation]
-            table[rows, 1 - labels.long()] = evaluate(
-                weights.index_select(0, rows), samples, labels, self.settings.hidden
-            )
+        most = self.settings.max_validation
+        table = weights.new_zeros(len(pairs), 2, 2)  # of either side, what ``evaluate`` returns
+        for samples, rows, labels in sides:
+            found = evaluate(weights.index_select(0, rows), samples[size : size + most], labels, self.settings.hidden)
+            table[rows, 1 - labels.long()] = found
         if self.reduce is not None:
             table = self.reduce(table)
         judged = []
-        for pair, sums in zip(pairs, table.tolist(), strict=True):
-            shares = [
-                correct / min(self.sizes[client] - size, self.settings.max_validation)
-                for client, (correct, _) in zip(pair, sums, strict=True)
-            ]
-            judged.append((sum(shares) / 2, (sums[0][1] + sums[1][1]) / 2))
+        for (i, j), ((first, first_loss), (second, second_loss)) in zip(pairs, table.tolist(), strict=True):
+            first, second = first / min(self.sizes[i] - size, most), second / min(self.sizes[j] - size, most)
+            judged.append(((first + second) / 2, (first_loss + second_loss) / 2))
         return judged
 
 
