@@ -39,14 +39,17 @@ class DiscriminatorSettings:
 
     Args:
         hidden: units of the hidden layer.
-        learning_rate: of the gradient steps.
+        learning_rate: of the gradient steps. With 0.3 for 1.0, distances are the same after twice the rounds, and some
+            pairs of small clients use up their patience before they learn anything.
         max_rounds: rounds at most; those after the last evaluation are not trained.
         eval_every: rounds from one evaluation to the next.
         patience: evaluations without a better value of ``monitor`` after which a pair stops.
         monitor: what is compared on the validation samples to choose the round that counts: their ``"loss"``, or the
             ``"balanced_accuracy"`` itself, the paper's, whose largest value over many rounds flatters the
             discriminator.
-        max_train: training samples of each side at most.
+        max_train: training samples of each side at most. With few, small distances vanish: two types of clients whose
+            labels agree on 8 of 10 classes of CIFAR-10, 0.20 apart, came out as 0.04 with 64, 0.12 with 200 and 0.13
+            with 400, clients of one type as 0.01 to 0.02 with any.
         max_validation: validation samples of each side at most.
         shared_size: the same number of training samples in all pairs, half of the smallest client's; otherwise half of
             the smaller client of each pair.
@@ -56,12 +59,12 @@ class DiscriminatorSettings:
     """
 
     hidden: int = 200
-    learning_rate: float = 0.3
+    learning_rate: float = 1.0
     max_rounds: int = 2000
     eval_every: int = 10
     patience: int = 10
     monitor: Monitor = "loss"
-    max_train: int = 64
+    max_train: int = 400
     max_validation: int = 500
     shared_size: bool = False
 

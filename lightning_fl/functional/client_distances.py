@@ -3,7 +3,8 @@
 Bao et al., "Optimizing the Collaboration Structure in Cross-Silo Federated Learning", ICML 2023,
 https://arxiv.org/abs/2306.06508, algorithm 1. For every pair of clients a discriminator is trained without bringing
 their data together (:mod:`lightning_fl.functional.client_discriminator`); then ``D_ij = max(0, 2 BalAcc − 1)`` with its
-balanced accuracy on samples that were not trained on. All pairs of the same shape are trained together.
+balanced accuracy on samples that were not trained on. Pairs with the same number of training samples train together,
+as many as memory is meant to hold.
 
 | paper | here | shape |
 |---|---|---|

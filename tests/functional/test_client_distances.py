@@ -29,8 +29,14 @@ from lightning_fl.functional.client_distances import (
 from lightning_fl.seeding import generator
 
 # Odd sizes, so that vectorised loops have remainders.
-ODD = DiscriminatorSettings(hidden=23, max_rounds=60, patience=4, max_train=7, max_validation=19)
-SMALL = DiscriminatorSettings(hidden=16, max_rounds=60, patience=4, max_train=8, max_validation=20)
+ODD = DiscriminatorSettings(hidden=23, learning_rate=0.3, max_rounds=60, patience=4, max_train=7, max_validation=19)
+SMALL = DiscriminatorSettings(hidden=16, learning_rate=0.3, max_rounds=60, patience=4, max_train=8, max_validation=20)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Matrices as small as here gain nothing from several; the fixture of all tests restores them."""
+    torch.set_num_threads(1)
 
 
 def shifted_clients(sizes: list[int], num_features: int, seed: int = 0, shift: float = 0.5) -> list[Tensor]:
@@ -183,7 +189,6 @@ def test_first_weights_are_drawn_as_a_linear_layers() -> None:
 
 def test_weights_follow_the_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """After thirty rounds; what is seen is what the evaluations get."""
-    torch.set_num_threads(1)  # the fixture of all tests restores it
     seen: list[Tensor] = []
 
     def watched(weights: Tensor, *arguments: object) -> Tensor:
@@ -228,7 +233,6 @@ def test_only_pairs_that_are_apart_cross_between_processes() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("monitor", ["loss", "balanced_accuracy"])
 def test_distances_are_those_of_the_plain_loop(monitor: str) -> None:
-    torch.set_num_threads(1)  # the fixture of all tests restores it
     features = shifted_clients([40, 31, 9, 5, 22], 12)
     given = DiscriminatorSettings(
         hidden=16, max_rounds=95, patience=3, max_train=8, max_validation=20, monitor=monitor, learning_rate=1.0
@@ -288,7 +292,7 @@ def test_samples_stay_in_their_process() -> None:
 
 
 def test_equal_distributions_are_near_and_disjoint_ones_far() -> None:
-    near = pairwise_distances(shifted_clients([300] * 4, 10, shift=0.0)).distances
+    near = pairwise_distances(shifted_clients([1000] * 4, 10, shift=0.0)).distances
     assert near.max() < 0.12
     far = pairwise_distances([torch.eye(3)[client].repeat(300, 1) for client in range(3)])
     assert torch.equal(far.distances, 1 - torch.eye(3).double())

@@ -123,7 +123,7 @@ def client_features(
     mean, std = moments or (None, None)
     features = {
         client: discriminator_inputs(
-            random_projection(x, generator(loop.settings.seed, "client features")),
+            random_projection(x, generator(loop.settings.seed, "feature projection")),
             encode_targets(y, num_classes=num_classes, mean=mean, std=std),
             total,
         )
