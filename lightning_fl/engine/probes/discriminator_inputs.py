@@ -7,11 +7,11 @@ whose norm is about 1 as well. Differs from the paper, which joins raw pixels an
 pixels outweigh the label, and with a handful of samples a shift of labels goes unseen.
 
 Features wider than 128 are first multiplied by a random matrix, the same for all clients. Compared on CIFAR-10 with
-rotated images (1,452 pixels, 200 training samples a side, six large clients of two neighbouring types): distances within
-a type and between types came out as 0.008 and 0.184, with standardised pixels as 0.005 and 0.179, with the first 128
-principal components as 0.004 and 0.186; with 64 dimensions as 0.011 and 0.158 at random, 0.005 and 0.192 by principal
-components. For these each client would tell its second moments, d (d + 1) / 2 numbers (4.2 MB for 1,452 pixels), from
-which the span of its samples can be read where they are fewer than d.
+rotated images (1,452 pixels, 200 training samples a side, six large clients of two types): distances within a type and
+between types came out as 0.008 and 0.184, with standardised pixels as 0.005 and 0.179, with the first 128 principal
+components as 0.004 and 0.186; with 64 dimensions as 0.011 and 0.158 at random, 0.005 and 0.192 by principal components.
+For these each client would tell its second moments, d (d + 1) / 2 numbers (4.2 MB for 1,452 pixels), from which the
+span of its samples can be read where they are fewer than d.
 
 Only sums leave a client: the squared norms of its features, and for real-valued targets those of
 ``FederatedTrainer.target_statistics``; the number of classes is the largest of any client.
