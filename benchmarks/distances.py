@@ -2,12 +2,12 @@
 
     [LIGHTNING_FL_DATA=...] uv run --group bench python benchmarks/distances.py [--clients 20] [--repeats 3]
 
-Fashion-MNIST (784 pixels and a one-hot label) in two label-shifted halves of clients, or random images of that shape
-where LIGHTNING_FL_DATA does not have ``fashionmnist.npz``. The references are plain loops over pairs with
-``nn.Module``, autograd and ``torch.optim.SGD``: "clients averaged" trains a copy of the server's network for each
-client and averages them, as the algorithm is written; "joint step" takes one step on the mean of both clients' losses,
-which is the same and the cheapest way to do it pair by pair. All arms start from the same weights, use the same samples
-and stop by the same rule; they take turns in one process with one thread, every repeat with another seed.
+Fashion-MNIST (784 pixels, projected to 128, and a one-hot label) in two label-shifted halves of clients, or random
+images of that shape where LIGHTNING_FL_DATA does not have ``fashionmnist.npz``. The references are plain loops over
+pairs with ``nn.Module``, autograd and ``torch.optim.SGD``: "clients averaged" trains a copy of the server's network for
+each client and averages them, as the algorithm is written; "joint step" takes one step on the mean of both clients'
+losses, which is the same and the cheapest way to do it pair by pair. All arms start from the same weights, use the same
+samples and stop by the same rule; they take turns in one process with one thread, every repeat with another seed.
 """
 
 import argparse
@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightning_fl.functional.client_discriminator import FirstWeights
+from lightning_fl.engine.probes.discriminator_inputs import random_projection
+from lightning_fl.functional.client_discriminator import DiscriminatorSettings, first_weights, layers
 from lightning_fl.functional.client_distances import (
-    DiscriminatorSettings,
     distance,
     pairwise_distances,
     spread_order,
@@ -56,7 +56,7 @@ def pool(num_samples: int) -> tuple[Tensor, Tensor, str]:
 def clients(sizes: list[int]) -> tuple[list[Tensor], list[Tensor], str]:
     """Inputs of discriminators and classes: the first half of the clients has no class 0, the second no class 1."""
     images, labels, source = pool(60_000)
-    images = images / images.square().sum(1).mean().sqrt()
+    images = random_projection(images / images.square().sum(1).mean().sqrt(), generator(0, "feature projection"))
     inputs = torch.cat([images, F.one_hot(labels, NUM_CLASSES).float()], 1)
     order = torch.randperm(len(labels), generator=generator(0, "clients"))
     features, groups = [], []
@@ -78,7 +78,7 @@ def one_by_one(
         x[spread_order(classes, generator(seed, client, "client discriminator"))]
         for client, (x, classes) in enumerate(zip(features, groups, strict=True))
     ]
-    first = FirstWeights(features[0].shape[1], settings.hidden, seed, torch.device("cpu"))
+    first = first_weights(features[0].shape[1], settings.hidden, generator(seed, "client discriminator"))
     distances, total = torch.zeros(count, count, dtype=torch.float64), 0
     for i in range(count):
         for j in range(i + 1, count):
@@ -88,13 +88,11 @@ def one_by_one(
     return distances, total
 
 
-def one_pair(
-    x: Tensor, y: Tensor, first: FirstWeights, settings: DiscriminatorSettings, step: Step
-) -> tuple[float, int]:
+def one_pair(x: Tensor, y: Tensor, first: Tensor, settings: DiscriminatorSettings, step: Step) -> tuple[float, int]:
     """Balanced accuracy in the round with the lowest validation loss, and the rounds trained."""
     network = nn.Sequential(nn.Linear(x.shape[1], settings.hidden), nn.ReLU(), nn.Linear(settings.hidden, 1))
-    values = (first.weight.T, first.hidden_bias, first.output.unsqueeze(0), first.bias)
-    for parameter, value in zip(network.parameters(), values, strict=True):
+    inner, output, bias = (part[0] for part in layers(first.unsqueeze(0), settings.hidden))
+    for parameter, value in zip(network.parameters(), (inner[:-1].T, inner[-1], output, bias), strict=True):
         parameter.data.copy_(value)
     m = training_size((len(x), len(y)), settings.max_train)
     one_round = step(network, (x[:m], y[:m]), settings.learning_rate)

@@ -24,6 +24,7 @@ from lightning_fl.callbacks import (
     IFCA,
     ClientArrivals,
     CollaborationGraph,
+    DiscriminatorSettings,
     DROClientSampling,
     FedCollab,
     FeSEM,
@@ -47,8 +48,9 @@ def callbacks(algorithm: str = "drflm") -> list[Any]:
     if algorithm in ("stacked", "learner"):
         return [UniformSampling(cohort_size=5), PersonalLayers(layers=["linear.bias"])]
     if algorithm == "fedcollab":
-        small = {"capacity": 1.0, "hidden": 8, "max_rounds": 40, "learning_rate": 0.5}
-        return [FedCollab(**small, warm_up_rounds=1, layer="before"), ClientArrivals(rounds={"client_1": 3})]
+        small = DiscriminatorSettings(hidden=8, max_rounds=40, learning_rate=0.5)
+        fedcollab = FedCollab(capacity=1.0, discriminator=small, warm_up_rounds=1, layer="before")
+        return [fedcollab, ClientArrivals(rounds={"client_1": 3})]
     if algorithm == "graph":
         return [CollaborationGraph(budget=2, init_epochs=2), PersonalLayers(layers=["linear.bias"])]
     if algorithm.startswith("shapley"):

@@ -15,8 +15,10 @@ import yaml
 from matplotlib.figure import Figure
 from torch.utils.tensorboard import SummaryWriter
 
+from lightning_fl.callbacks import DiscriminatorSettings, FedCollab
 from lightning_fl.cli import main, make_parser
 from lightning_fl.data.cards.catalogue import load_card
+from lightning_fl.errors import ConfigurationError
 from lightning_fl.recipe.instantiate import instantiate
 from lightning_fl.shipped import available_recipes, find_recipe, recipe_headline
 
@@ -240,6 +242,18 @@ def test_coalition_recipes_are_what_their_names_say(name, parser):
         assert (made.trainer.local_epochs, made.data.num_clients) == (1, 20)
     if name.endswith("label_shift"):
         assert (made.trainer.max_rounds, made.model.hparams.learning_rate) == (200, 0.1)
+
+
+def test_the_discriminators_of_fedcollab_are_set_by_their_key(parser):
+    words = ["--config", "fedavg_digits", "--trainer.callbacks+=FedCollab"]
+    made = instantiate(parser, parser.parse_args([*words, "--trainer.callbacks.discriminator.max_train", "9"]))
+    (fedcollab,) = (callback for callback in made.trainer.callbacks if isinstance(callback, FedCollab))
+    assert fedcollab.discriminator == DiscriminatorSettings(max_train=9)
+    refused = parser.parse_args([*words, "--trainer.callbacks.discriminator.max_train", "0"])
+    with pytest.raises(
+        ConfigurationError, match=r"FedCollab\.discriminator\.max_train=0: give a whole number of at least 1"
+    ):
+        instantiate(parser, refused)
 
 
 @pytest.mark.slow

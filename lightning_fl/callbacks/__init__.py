@@ -35,6 +35,7 @@ from lightning_fl.callbacks.rewards.bidding import BiddingPolicy, HonestBidding,
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
 from lightning_fl.callbacks.rewards.tier_bidding import TierBidding
 from lightning_fl.callbacks.rewards.tokens import Tokens
+from lightning_fl.functional.client_discriminator import DiscriminatorSettings
 
 __all__ = [
     "CFL",
@@ -51,6 +52,7 @@ __all__ = [
     "CollaborationGraph",
     "ContributionFigure",
     "DROClientSampling",
+    "DiscriminatorSettings",
     "FeSEM",
     "FedCollab",
     "FineTuning",

@@ -3,7 +3,8 @@
 Bao et al., "Optimizing the Collaboration Structure in Cross-Silo Federated Learning", ICML 2023,
 https://arxiv.org/abs/2306.06508, algorithm 1. For every pair of clients a discriminator is trained without bringing
 their data together (:mod:`lightning_fl.functional.client_discriminator`); then ``D_ij = max(0, 2 BalAcc − 1)`` with its
-balanced accuracy on samples that were not trained on. All pairs of the same shape are trained together.
+balanced accuracy on samples that were not trained on. Pairs with the same number of training samples train together,
+as many as memory is meant to hold.
 
 | paper | here | shape |
 |---|---|---|
@@ -21,9 +22,7 @@ above 0 on average whatever is done, for it is cut off at 0.
 """
 
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,12 +30,10 @@ from torch import Tensor
 
 from lightning_fl.errors import ConfigurationError, DataError, TrainingError
 from lightning_fl.functional.client_discriminator import (
-    Discriminator,
-    DiscriminatorBatch,
     DiscriminatorSettings,
-    FirstWeights,
-    Reduce,
-    Side,
+    evaluate,
+    first_weights,
+    local_step_,
 )
 from lightning_fl.seeding import generator
 
@@ -45,16 +42,18 @@ __all__ = [
     "PairwiseDistances",
     "distance",
     "pairwise_distances",
-    "span_basis",
     "spread_order",
     "training_size",
 ]
 
 Pair = tuple[int, int]
+#: Adds a tensor over all processes and returns the sum to each.
+Reduce = Callable[[Tensor], Tensor]
 
 _MIN_SAMPLES = 4
-# Memory of the pairs trained at once: what a CPU's cache holds, or what keeps an accelerator (or a network) busy.
-_CACHE_BYTES, _BULK_BYTES = 2**22, 2**29
+_PURPOSE = "client discriminator"
+# Memory of the pairs trained at once: what a CPU's cache holds, or what keeps an accelerator busy.
+_CPU_CHUNK_BYTES, _GPU_CHUNK_BYTES = 2**23, 2**30
 
 
 @dataclass(frozen=True)
@@ -111,27 +110,6 @@ def spread_order(groups: Tensor, draws: torch.Generator) -> Tensor:
     return shuffled[by_group[place.argsort(stable=True)]]
 
 
-def span_basis(samples: Tensor, draws: torch.Generator) -> tuple[Tensor, Tensor]:
-    """An orthonormal basis that tells of samples what they span and nothing else.
-
-    The basis of a plain QR decomposition begins with the first sample itself. Here it is the Q of the projections of
-    m random vectors, the same ones for all clients, onto the span: a function of the span, whatever samples span it.
-
-    Args:
-        samples: X, floating [m, d], m <= d.
-        draws: source of the random vectors, on the CPU.
-
-    Returns:
-        Qᵀ [m, d] and R [m, m] with ``X = (Q R)ᵀ``, in the type of ``samples``; computed in float64.
-    """
-    size, width = samples.shape
-    vectors = torch.randn(width, size, dtype=torch.float64, generator=draws).to(samples.device)
-    basis, factor = torch.linalg.qr(samples.double().T)
-    turn, triangle = torch.linalg.qr(basis.T @ vectors)
-    turn = turn * torch.where(triangle.diagonal() < 0, -1.0, 1.0)  # signs would depend on the samples
-    return (basis @ turn).T.to(samples.dtype).contiguous(), (turn.T @ factor).to(samples.dtype)
-
-
 def pairwise_distances(
     features: Sequence[Tensor] | Mapping[int, Tensor],
     settings: DiscriminatorSettings | None = None,
@@ -172,19 +150,32 @@ def pairwise_distances(
         raise ConfigurationError("num_clients=None with reduce: say how many clients there are in all processes.")
     count = len(held) if num_clients is None else num_clients
     sizes, num_features = _agree(held, classes, count, reduce)
-    plan = [
-        (pair, training_size(sizes if settings.shared_size else [sizes[client] for client in pair], settings.max_train))
+    plan = {
+        pair: training_size(sizes if settings.shared_size else [sizes[client] for client in pair], settings.max_train)
         for pair in _checked_pairs(pairs, count)
-    ]
-    threads = torch.get_num_threads()
-    # Matrices this small gain nothing from more threads and could differ in bits: threads share the pairs instead.
-    torch.set_num_threads(1)
-    try:
-        survey = _Survey(held, classes, sizes, num_features, plan, settings, seed, reduce)
-        found = survey.measure(threads)
-    finally:
-        torch.set_num_threads(threads)
-    return _summarize(found, plan, sizes, settings, survey.traffic(found))
+    }
+    device = _device_of(held)
+    survey = _Survey(
+        samples={
+            client: _prepared(x, None if classes is None else classes[client], generator(seed, client, _PURPOSE))
+            for client, x in held.items()
+        },
+        first=first_weights(num_features, settings.hidden, generator(seed, _PURPOSE)).to(device),
+        sizes=sizes,
+        apart=_pairs_apart(plan, held, reduce),
+        settings=settings,
+        reduce=reduce,
+    )
+    found: dict[Pair, _Outcome] = {}
+    for chunk, size in survey.chunks(plan):
+        found |= survey.train(chunk, size)
+    return _summarize(found, count, settings, 4 * len(survey.first))
+
+
+def _prepared(x: Tensor, groups: Tensor | None, draws: torch.Generator) -> Tensor:
+    """A client's samples in the order of :func:`spread_order`, each followed by a 1 for b1, float32 [n, d + 1]."""
+    order = spread_order(torch.zeros(len(x)) if groups is None else groups, draws).to(x.device)
+    return torch.nn.functional.pad(x.index_select(0, order).float(), (0, 1), value=1.0)
 
 
 def _checked_pairs(pairs: Iterable[Pair] | None, count: int) -> list[Pair]:
@@ -240,156 +231,140 @@ def _device_of(held: dict[int, Tensor]) -> torch.device:
     return next((x.device for x in held.values()), torch.device("cpu"))
 
 
+def _pairs_apart(pairs: Iterable[Pair], held: dict[int, Tensor], reduce: Reduce | None) -> set[Pair]:
+    """The pairs whose clients are in different processes."""
+    if reduce is None:
+        return set()
+    asked = list(pairs)
+    together = torch.tensor([float(i in held and j in held) for i, j in asked] + [1.0], device=_device_of(held))
+    return {pair for pair, flag in zip(asked, reduce(together).tolist(), strict=False) if not flag}
+
+
+@dataclass
+class _Outcome:
+    """A pair's discriminator: its balanced accuracy in the round that counts, that round (0: none yet), and rounds."""
+
+    accuracy: float = math.nan
+    best_round: int = 0
+    rounds: int = 0
+    score: float = -math.inf
+    stale: int = 0
+
+    def stops(self, accuracy: float, loss: float, rounds: int, settings: DiscriminatorSettings) -> bool:
+        """Take note of an evaluation; whether it was the last."""
+        score = -loss if settings.monitor == "loss" else accuracy
+        self.rounds, perfect = rounds, accuracy == 1
+        self.stale += 1
+        if math.isfinite(loss) and (score > self.score or perfect):
+            self.score, self.stale, self.accuracy, self.best_round = score, 0, accuracy, rounds
+        # Nothing is better than never to be wrong: going on could only use up the patience.
+        return perfect or rounds + settings.eval_every > settings.max_rounds or self.stale >= settings.patience
+
+
+@dataclass(frozen=True)
 class _Survey:
-    """The discriminators of one call: which samples, which coordinates, which process."""
+    """What the discriminators of one call share.
+
+    Attributes:
+        samples: those of the clients that this process holds, in order, float32 [n, d + 1].
+        first: the server's first weights.
+        sizes: all clients' numbers of samples.
+        apart: pairs whose clients are in different processes.
+        settings: how to train.
+        reduce: sums over processes.
+    """
+
+    samples: dict[int, Tensor]
+    first: Tensor
+    sizes: list[int]
+    apart: set[Pair]
+    settings: DiscriminatorSettings
+    reduce: Reduce | None
+
+    def chunks(self, plan: dict[Pair, int]) -> Iterator[tuple[list[Pair], int]]:
+        """Pairs with the same number of training samples, as many as memory is meant to hold: the same everywhere."""
+        limit = _CPU_CHUNK_BYTES if self.first.device.type == "cpu" else _GPU_CHUNK_BYTES
+        for size in sorted(set(plan.values())):
+            pairs = [pair for pair, own in plan.items() if own == size]
+            room = max(1, limit // (4 * (3 * len(self.first) + 4 * size * self.settings.hidden)))
+            yield from ((pairs[start : start + room], size) for start in range(0, len(pairs), room))
 
     @torch.no_grad()
-    def __init__(
-        self,
-        held: dict[int, Tensor],
-        classes: dict[int, Tensor] | None,
-        sizes: list[int],
-        num_features: int,
-        plan: list[tuple[Pair, int]],
-        settings: DiscriminatorSettings,
-        seed: int,
-        reduce: Reduce | None,
-    ) -> None:
-        self.sizes, self.num_features, self.plan = sizes, num_features, plan
-        self.settings, self.reduce, self.device = settings, reduce, _device_of(held)
-        self.first = FirstWeights(num_features, settings.hidden, seed, self.device)
-        wanted: dict[int, set[int]] = {}  # the numbers of training samples in a client's pairs
-        for pair, size in plan:
-            for client in pair:
-                wanted.setdefault(client, set()).add(size)
-        self.samples: dict[int, Tensor] = {}
-        self.starts: dict[int, Tensor] = {}
-        self.bases: dict[tuple[int, int], Tensor] = {}  # by client and m: Qᵀ [m, d]
-        self.factors: dict[tuple[int, int], Tensor] = {}  # R [m, m]
-        self.coordinates: dict[tuple[int, int], Tensor] = {}  # the client's samples in its own basis, [n, m]
-        for client in sorted(held.keys() & wanted.keys()):
-            groups = torch.zeros(sizes[client]) if classes is None else classes[client]
-            order = spread_order(groups, generator(seed, client, "client discriminator"))
-            used = order[: max(wanted[client]) + settings.max_validation].to(self.device)
-            x = self.samples[client] = held[client].index_select(0, used).float()
-            self.starts[client] = torch.addmm(self.first.hidden_bias, x, self.first.weight)
-            for size in sorted(filter(self.spans, wanted[client])):
-                basis, self.factors[client, size] = span_basis(x[:size], generator(seed, size, "basis"))
-                self.bases[client, size] = basis
-                self.coordinates[client, size] = x @ basis.T
-        self.apart = set() if reduce is None else self._exchange_bases(reduce)
+    def train(self, pairs: list[Pair], size: int) -> dict[Pair, _Outcome]:
+        """Train pairs with ``size`` training samples of each side until each has stopped."""
+        outcomes = {pair: _Outcome() for pair in pairs}
+        weights, rounds = self.first.repeat(len(pairs), 1), 0
+        while pairs:
+            sides = self._sides(pairs)
+            for _ in range(self.settings.eval_every):
+                weights = self._round(weights, pairs, sides, size)
+            rounds += self.settings.eval_every
+            kept = [
+                row
+                for row, (pair, judged) in enumerate(zip(pairs, self._judged(weights, pairs, sides, size), strict=True))
+                if not outcomes[pair].stops(*judged, rounds, self.settings)
+            ]
+            pairs, weights = [pairs[row] for row in kept], weights[kept]
+        return outcomes
 
-    def spans(self, size: int) -> bool:
-        """Whether coordinates in the span of the training samples are cheaper than the features themselves."""
-        return 3 * size < 2 * self.num_features
+    def _sides(self, pairs: list[Pair]) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of each client here: its samples, the rows of its pairs, int64 [S], and its labels in them, float32 [S]."""
+        sides = []
+        for client in sorted({client for pair in pairs for client in pair} & self.samples.keys()):
+            own = [
+                (row, float(client == first)) for row, (first, second) in enumerate(pairs) if client in (first, second)
+            ]
+            rows, labels = torch.tensor(own, device=self.first.device).unbind(1)
+            sides.append((self.samples[client], rows.long(), labels))
+        return sides
 
-    def _exchange_bases(self, reduce: Reduce) -> set[Pair]:
-        """The pairs whose clients are in different processes; these get each other's bases."""
-        together = torch.tensor([int(i in self.samples and j in self.samples) for (i, j), _ in self.plan] + [1])
-        flags = reduce(together.to(self.device)).tolist()
-        apart = [(pair, size) for (pair, size), flag in zip(self.plan, flags, strict=False) if not flag]
-        for client, size in sorted({(client, size) for pair, size in apart if self.spans(size) for client in pair}):
-            own = client in self.samples
-            sent = self.bases[client, size] if own else torch.zeros(size, self.num_features, device=self.device)
-            received = reduce(sent.clone())
-            if not own:
-                self.bases[client, size] = received
-        return {pair for pair, _ in apart}
+    def _round(
+        self, weights: Tensor, pairs: list[Pair], sides: list[tuple[Tensor, Tensor, Tensor]], size: int
+    ) -> Tensor:
+        """A step of every client in all of its pairs, and each pair's average."""
+        total = torch.zeros_like(weights)
+        for samples, rows, labels in sides:
+            local = weights.index_select(0, rows)
+            local_step_(local, samples[:size], labels, self.settings.hidden, self.settings.learning_rate)
+            total.index_add_(0, rows, local)
+        if crossing := [row for row, pair in enumerate(pairs) if pair in self.apart]:
+            assert self.reduce is not None
+            total[crossing] = self.reduce(total[crossing])
+        return total.mul_(0.5)
 
-    def measure(self, num_threads: int) -> dict[Pair, list[int]]:
-        """Samples of either side told rightly in the round that counts, that round, and the rounds trained."""
-        found: dict[Pair, list[int]] = {}
-        workers = num_threads if self.device.type == "cpu" else 1
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for size in sorted({size for _, size in self.plan}):
-                pairs = [pair for pair, own in self.plan if own == size]
-                here = [pair for pair in pairs if pair not in self.apart and pair[0] in self.samples]
-                shares = [here[worker::workers] for worker in range(workers)]
-                for part in pool.map(lambda share, size=size: self._train(share, size, None), shares):
-                    found |= part
-                found |= self._train([pair for pair in pairs if pair in self.apart], size, self.reduce)
-        if self.reduce is None:
-            return found
-        # A pair that two processes trained is reported by the one that holds its first client.
-        rows = [found[pair] if pair[0] in self.samples else [0, 0, 0, 0] for pair, _ in self.plan]
-        table = self.reduce(torch.tensor([*rows, [0, 0, 0, 0]], device=self.device)).tolist()
-        return {pair: row for (pair, _), row in zip(self.plan, table, strict=False)}
-
-    def traffic(self, found: dict[Pair, list[int]]) -> tuple[Tensor, Tensor]:
-        """Bytes that each client receives and sends, [N] each: bases once, then either side's changes of a round."""
-        received = torch.zeros(len(self.sizes), dtype=torch.int64)
-        sent, shown = received.clone(), set[tuple[int, int]]()
-        for pair, size in self.plan:
-            width = (size if self.spans(size) else self.num_features) + 1
-            changes = found[pair][3] * ((width + 1) * self.settings.hidden + 1)
-            basis = size * self.num_features if self.spans(size) else 0
-            for client in pair:
-                received[client] += changes + basis
-                sent[client] += changes + (0 if (client, size) in shown else basis)
-                shown.add((client, size))
-        return 4 * received, 4 * sent
-
-    @torch.no_grad()  # which holds in one thread
-    def _train(self, pairs: list[Pair], size: int, reduce: Reduce | None) -> dict[Pair, list[int]]:
-        """Train pairs of the same shape, as many at once as fit; one that stops makes room for the next."""
-        hidden, width = self.settings.hidden, (size if self.spans(size) else self.num_features) + 1
-        floats = 2 * size * (2 * width + 3 * hidden) + 2 * width * (size + 2 * hidden)
-        bulk = reduce is not None or self.device.type != "cpu"
-        room = max(2, (_BULK_BYTES if bulk else _CACHE_BYTES) // (4 * floats))
-        waiting, active, found = deque(pairs), list[Discriminator](), dict[Pair, list[int]]()
-        while waiting or active:
-            while waiting and len(active) < room:
-                active.append(self._discriminator(waiting.popleft(), size, width))
-            batch = DiscriminatorBatch(active, size, width, self.settings, reduce)
-            while not (stopped := batch.advance()):
-                pass
-            batch.write_back()
-            found |= {item.pair: [*item.record, item.rounds] for item in active if item.pair in stopped}
-            active = [item for item in active if item.pair not in stopped]
-        return found
-
-    def _discriminator(self, pair: Pair, size: int, width: int) -> Discriminator:
-        first, second = (self._side(client, pair, size) if client in self.samples else None for client in pair)
-        i, j = (min(self.sizes[client] - size, self.settings.max_validation) for client in pair)
-        coordinates = 2 * width if self.spans(size) else width
-        unchanged = torch.zeros(coordinates, self.settings.hidden, device=self.device)
-        return Discriminator(pair, (first, second), (i, j), unchanged, self.first.output, self.first.bias)
-
-    def _side(self, client: int, pair: Pair, size: int) -> Side:
-        rows = size + min(self.sizes[client] - size, self.settings.max_validation)
-        x, one = self.samples[client][:rows], torch.ones(rows, 1, device=self.device)  # one: the bias b1
-        if self.spans(size):
-            ours = self.coordinates[client, size][:rows]
-            parts = [ours if other == client else x @ self.bases[other, size].T for other in pair]
-            design = torch.cat([parts[0], one, parts[1], one], 1)
-            spread = self.factors[client, size]
-        else:
-            design, spread = torch.cat([x, one], 1), x[:size].T
-        return Side(design, self.starts[client][:rows], torch.cat([spread, one[:size].T]))
+    def _judged(
+        self, weights: Tensor, pairs: list[Pair], sides: list[tuple[Tensor, Tensor, Tensor]], size: int
+    ) -> list[tuple[float, float]]:
+        """Balanced accuracy and loss of each pair on its validation samples."""
+        most = self.settings.max_validation
+        table = weights.new_zeros(len(pairs), 2, 2)  # of either side, what ``evaluate`` returns
+        for samples, rows, labels in sides:
+            found = evaluate(weights.index_select(0, rows), samples[size : size + most], labels, self.settings.hidden)
+            table[rows, 1 - labels.long()] = found
+        if self.reduce is not None:
+            table = self.reduce(table)
+        judged = []
+        for (i, j), ((first, first_loss), (second, second_loss)) in zip(pairs, table.tolist(), strict=True):
+            first, second = first / min(self.sizes[i] - size, most), second / min(self.sizes[j] - size, most)
+            judged.append(((first + second) / 2, (first_loss + second_loss) / 2))
+        return judged
 
 
 def _summarize(
-    found: dict[Pair, list[int]],
-    plan: list[tuple[Pair, int]],
-    sizes: list[int],
-    settings: DiscriminatorSettings,
-    traffic: tuple[Tensor, Tensor],
+    found: dict[Pair, _Outcome], count: int, settings: DiscriminatorSettings, network_bytes: int
 ) -> PairwiseDistances:
-    count = len(sizes)
     accuracies = torch.full((count, count), math.nan, dtype=torch.float64)
     distances = accuracies.clone().fill_diagonal_(0.0)
     rounds = torch.full((count, count), -1, dtype=torch.int64)
     best_rounds = rounds.clone()
-    for (i, j), size in plan:
-        first, second, best_round, trained = found[i, j]
-        if not best_round:
+    for (i, j), outcome in found.items():
+        if not outcome.best_round:
             raise TrainingError(
                 f"the discriminator of clients {i} and {j} has a loss that is not finite:"
                 f" learning_rate={settings.learning_rate} is too high for these features. Lower it, or scale them."
             )
-        held_out = [min(sizes[client] - size, settings.max_validation) for client in (i, j)]
-        accuracy = (first / held_out[0] + second / held_out[1]) / 2
         for where in ((i, j), (j, i)):
-            accuracies[where], distances[where] = accuracy, distance(accuracy)
-            rounds[where], best_rounds[where] = trained, best_round
-    return PairwiseDistances(distances, accuracies, rounds, best_rounds, *traffic)
+            accuracies[where], distances[where] = outcome.accuracy, distance(outcome.accuracy)
+            rounds[where], best_rounds[where] = outcome.rounds, outcome.best_round
+    traffic = network_bytes * rounds.clamp(min=0).sum(1)
+    return PairwiseDistances(distances, accuracies, rounds, best_rounds, traffic, traffic)

@@ -21,6 +21,7 @@ from lightning_fl.callbacks import (
     Callback,
     ClientArrivals,
     CollaborationGraph,
+    DiscriminatorSettings,
     DROClientSampling,
     FedCollab,
     FeSEM,
@@ -345,7 +346,7 @@ def test_edges_of_a_callback_of_ones_own_are_counted() -> None:
     assert received(run) == sent(run) == [3] * N
 
 
-def test_distances_cost_the_changes_of_discriminators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distances_cost_the_weights_of_discriminators(monkeypatch: pytest.MonkeyPatch) -> None:
     measured, measure = [], fedcollab.pairwise_distances
 
     def watched(*arguments: Any, **named: Any) -> PairwiseDistances:
@@ -353,8 +354,8 @@ def test_distances_cost_the_changes_of_discriminators(monkeypatch: pytest.Monkey
         return measured[-1]
 
     monkeypatch.setattr(fedcollab, "pairwise_distances", watched)
-    small: dict[str, Any] = {"hidden": 3, "max_rounds": 10, "capacity": 1e4}
-    run = fit(FedCollab(**small, warm_up_rounds=1, layer="linear"), max_rounds=3)
+    small = DiscriminatorSettings(hidden=3, max_rounds=10)
+    run = fit(FedCollab(capacity=1e4, discriminator=small, warm_up_rounds=1, layer="linear"), max_rounds=3)
     (found,) = measured
     # the warm-up's model is the encoder: in round 2 everybody holds it
     assert run.communication.bytes_received == {i: 3 * SIZE + int(found.bytes_received[i]) for i in range(N)}

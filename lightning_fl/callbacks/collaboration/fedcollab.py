@@ -38,7 +38,7 @@ from lightning_fl.callbacks.collaboration.coalition_files import (
 )
 from lightning_fl.engine.probes.client_features import LayerOutput, client_features
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.functional.client_discriminator import DiscriminatorSettings, Monitor
+from lightning_fl.functional.client_discriminator import DiscriminatorSettings
 from lightning_fl.functional.client_distances import pairwise_distances
 from lightning_fl.functional.fedcollab import coalition_objective, join_coalitions, solve_coalitions
 from lightning_fl.seeding import derive_seed
@@ -72,16 +72,7 @@ class FedCollab(ClientClusters):
             frozen encoder, and coalitions go on from that model.
         layer: submodule of the model whose output is the features, with ``warm_up_rounds``: "network.encoder" of a
             ``ClassificationModel``, "readout" of a ``MoleculeModel``.
-        hidden: hidden units of a discriminator.
-        learning_rate: of its gradient steps.
-        max_rounds: rounds at most.
-        eval_every: rounds between two evaluations.
-        patience: evaluations without improvement after which a pair stops.
-        monitor: what chooses the round that counts, on validation samples: the least "loss", or the best
-            "balanced_accuracy" (the paper's, biased upwards where there are few).
-        max_train: training samples of each side at most (each client keeps at least half of its samples to validate).
-        max_validation: validation samples of each side at most.
-        shared_size: as many training samples in every pair as the smallest client of all can give.
+        discriminator: how the discriminators are trained; ``None`` for the defaults of ``DiscriminatorSettings``.
         ignore: for ablations (section 5.5): "quantities" takes every client to have the mean number of samples,
             "distances" takes every pair to be as far apart as all are on average.
 
@@ -104,15 +95,7 @@ class FedCollab(ClientClusters):
         encoder: nn.Module | None = None,
         warm_up_rounds: int = 0,
         layer: str | None = None,
-        hidden: int = 200,
-        learning_rate: float = 0.3,
-        max_rounds: int = 2000,
-        eval_every: int = 10,
-        patience: int = 10,
-        monitor: Monitor = "loss",
-        max_train: int = 64,
-        max_validation: int = 500,
-        shared_size: bool = False,
+        discriminator: DiscriminatorSettings | None = None,
         ignore: Literal["quantities", "distances"] | None = None,
     ) -> None:
         if ignore not in (None, "quantities", "distances"):
@@ -140,17 +123,7 @@ class FedCollab(ClientClusters):
         self.structure = structure
         self.ignore = ignore
         self.encoder = encoder
-        self.discriminator = DiscriminatorSettings(
-            hidden=hidden,
-            learning_rate=learning_rate,
-            max_rounds=max_rounds,
-            eval_every=eval_every,
-            patience=patience,
-            monitor=monitor,
-            max_train=max_train,
-            max_validation=max_validation,
-            shared_size=shared_size,
-        )
+        self.discriminator = discriminator or DiscriminatorSettings()
         super().__init__()
 
     def reset(self, num_clients: int) -> None:

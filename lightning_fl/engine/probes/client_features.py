@@ -16,12 +16,14 @@ from lightning_fl.engine.probes.discriminator_inputs import (
     dataset_smiles,
     discriminator_inputs,
     encode_targets,
+    random_projection,
     sample_classes,
     squared_norms,
 )
 from lightning_fl.engine.probes.statistics import target_statistics
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.seeding import generator
 
 __all__ = ["LayerOutput", "client_features"]
 
@@ -75,7 +77,8 @@ def client_features(
     """Discriminator inputs of the hosted ones among some clients (:mod:`.discriminator_inputs`).
 
     Features are what the module's steps get (normalised, never augmented), flattened; with ``encoder`` its output for
-    them; of molecules, Morgan fingerprints where the data set has SMILES. Every rank calls it; sums of squares, numbers
+    them; of molecules, Morgan fingerprints where the data set has SMILES; more than ``MAX_FEATURES`` of them projected
+    at random. Every rank calls it; sums of squares, numbers
     of classes and moments of targets are exchanged.
 
     Args:
@@ -119,7 +122,11 @@ def client_features(
     moments = None if num_classes else target_statistics(loop.factory, processes, loop.settings.seed)
     mean, std = moments or (None, None)
     features = {
-        client: discriminator_inputs(x, encode_targets(y, num_classes=num_classes, mean=mean, std=std), total)
+        client: discriminator_inputs(
+            random_projection(x, generator(loop.settings.seed, "feature projection")),
+            encode_targets(y, num_classes=num_classes, mean=mean, std=std),
+            total,
+        )
         for client, (x, y) in samples.items()
     }
     return features, {client: sample_classes(y) for client, (_, y) in samples.items()}

@@ -6,15 +6,22 @@ that a discriminator sees a shift of features, of labels, and of labels given fe
 whose norm is about 1 as well. Differs from the paper, which joins raw pixels and a one-hot label: there a thousand
 pixels outweigh the label, and with a handful of samples a shift of labels goes unseen.
 
+Features wider than 128 are first multiplied by a random matrix, the same for all clients. Compared on CIFAR-10 with
+rotated images (1,452 pixels, 200 training samples a side, six large clients of two types): distances within a type and
+between types came out as 0.008 and 0.184, with standardised pixels as 0.005 and 0.179, with the first 128 principal
+components as 0.004 and 0.186; with 64 dimensions as 0.011 and 0.158 at random, 0.005 and 0.192 by principal components.
+For these each client would tell its second moments, d (d + 1) / 2 numbers (4.2 MB for 1,452 pixels), from which the
+span of its samples can be read where they are fewer than d.
+
 Only sums leave a client: the squared norms of its features, and for real-valued targets those of
 ``FederatedTrainer.target_statistics``; the number of classes is the largest of any client.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch.utilities.model_helpers import _ModuleMode
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
@@ -34,10 +41,13 @@ __all__ = [
     "discriminator_inputs",
     "encode_targets",
     "morgan_fingerprints",
+    "random_projection",
     "sample_classes",
     "squared_norms",
 ]
 
+#: Wider features are projected to so many.
+MAX_FEATURES = 128
 #: Turns a batch, of which is said whether it lies on the device, into what a training step gets.
 Transfer = Callable[[Any, bool], Any]
 
@@ -144,20 +154,13 @@ def _pooled(batch: "BaseData") -> Tensor:
 
 
 def _encoded(encoder: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    with _evaluating(encoder):
-        return encoder(*args, **kwargs)
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards every part is in the mode that it was in."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
+    mode = _ModuleMode()
+    mode.capture(encoder)
+    encoder.eval()
     try:
-        yield
+        return encoder(*args, **kwargs)
     finally:
-        for part, training in modes:
-            part.training = training
+        mode.restore(encoder)
 
 
 def dataset_smiles(dataset: Dataset | Sequence[Any] | None) -> list[str] | None:
@@ -269,6 +272,25 @@ def squared_norms(features: Tensor) -> Tensor:
     """The sum of a client's squared norms and its number of samples, float64 [2], to be added over all clients."""
     norms = features.double().square().sum(1)
     return torch.stack([norms.sum(), norms.new_tensor(len(features))])
+
+
+def random_projection(features: Tensor, draws: torch.Generator) -> Tensor:
+    """Features with :data:`MAX_FEATURES` columns at most: wider ones times a matrix of N(0, 1 / MAX_FEATURES).
+
+    Norms and differences stay about as they are (Johnson and Lindenstrauss, Contemporary Mathematics 26, 1984), and a
+    client needs to know nothing of the others' data.
+
+    Args:
+        features: x, float32 [n, d].
+        draws: source of the matrix, on the CPU, the same for all clients.
+
+    Returns:
+        float32 [n, min(d, MAX_FEATURES)].
+    """
+    width = features.shape[1]
+    if width <= MAX_FEATURES:
+        return features
+    return features @ (torch.randn(width, MAX_FEATURES, generator=draws) / MAX_FEATURES**0.5).to(features)
 
 
 def discriminator_inputs(features: Tensor, labels: Tensor, total_norms: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from tiny import TinyClients, TinyModule
 from torch.utils.data import TensorDataset
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.callbacks import ClientArrivals, CoalitionFigure, FedCollab, LocalTraining
+from lightning_fl.callbacks import ClientArrivals, CoalitionFigure, DiscriminatorSettings, FedCollab, LocalTraining
 from lightning_fl.callbacks.collaboration.coalition_files import read_distances
 from lightning_fl.errors import ConfigurationError
 
@@ -42,7 +42,8 @@ def trainer(*callbacks, rounds=2, root=None, **settings):
 
 def quick(**changes) -> FedCollab:
     """Small discriminators; the capacity suits clients of about fifty samples."""
-    return FedCollab(**{"capacity": 5.0, "hidden": 16, "max_rounds": 300, "learning_rate": 0.5, **changes})
+    small = DiscriminatorSettings(hidden=16, max_rounds=300, learning_rate=0.5, max_train=64)
+    return FedCollab(**{"capacity": 5.0, "discriminator": small, **changes})
 
 
 def given(tmp_path, matrix) -> str:
@@ -261,11 +262,9 @@ def test_bad_settings_and_tiny_clients_are_named():
         ({"capacity": -1.0}, r"FedCollab\.capacity=-1"),
         ({"num_restarts": 0}, r"FedCollab\.num_restarts=0"),
         ({"distances": "a.csv", "structure": "b"}, r"distances='a\.csv' and structure='b' are both set"),
-        ({"hidden": 0}, "hidden=0"),
         ({"warm_up_rounds": 3}, r"FedCollab\.warm_up_rounds=3, layer=None"),
         ({"layer": "before"}, r"warm_up_rounds=0, layer='before'"),
         ({"layer": "before", "warm_up_rounds": 1, "encoder": Negate()}, "encoder=Negate"),
-        ({"learning_rate": 0.0}, "learning_rate=0"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             FedCollab(**changes)

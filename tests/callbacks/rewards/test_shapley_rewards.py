@@ -21,6 +21,7 @@ from lightning_fl.callbacks import (
     HCCT,
     Callback,
     CollaborationGraph,
+    DiscriminatorSettings,
     DROClientSampling,
     FedCollab,
     LocalMixup,
@@ -404,7 +405,8 @@ def test_coalitions_that_form_in_the_round_are_valued_by_themselves() -> None:
 
 def test_given_coalitions_are_valued_by_themselves() -> None:
     rewards = ShapleyRewards(method="exact")
-    fedcollab = FedCollab(capacity=1.0, hidden=8, max_rounds=40, learning_rate=0.5)
+    small = DiscriminatorSettings(hidden=8, max_rounds=40, learning_rate=0.5)
+    fedcollab = FedCollab(capacity=1.0, discriminator=small)
     run = fit(fedcollab, rewards, data=TwoKinds(sizes=(40, 40, 40, 40, 40)), rounds=1)
     groups = {
         frozenset(client for client, weight in enumerate(row) if weight > 0)

@@ -11,9 +11,10 @@ from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback
 from lightning_fl.data import MoleculeNet, Scaffold
 from lightning_fl.engine.probes.client_features import LayerOutput, client_features
-from lightning_fl.engine.probes.discriminator_inputs import morgan_fingerprints
+from lightning_fl.engine.probes.discriminator_inputs import morgan_fingerprints, random_projection
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.models import MoleculeModel
+from lightning_fl.seeding import generator
 
 
 class Look(Callback):
@@ -95,6 +96,17 @@ def test_a_layers_output_is_the_modules_own():
     assert len(inputs) == 52
 
 
+def test_wide_features_are_projected_alike_at_all_clients():
+    data, encoder = Labelled(), nn.Linear(3, 150).requires_grad_(False)
+    seen = look(Classifier(), data, [0, 1, 2], encoder=encoder)
+    wide = [encoder(data.sets[client, "train"].tensors[0]) for client in range(3)]
+    scale = torch.cat(wide).square().sum(1).mean().sqrt()
+    for client in range(3):
+        expected = random_projection(wide[client], generator(1, "feature projection")) / scale
+        assert expected.shape[1] == 128
+        torch.testing.assert_close(seen.features[client][:, :-4], expected)
+
+
 def test_layers_that_do_not_do_are_named():
     module = Classifier()
     module.dropout = nn.Dropout()
@@ -115,9 +127,10 @@ def test_molecules_enter_as_fingerprints():
         seen = look(MoleculeModel(hidden_dim=4, num_layers=1), data, [0, 1, 2])
     subset = data.client_data(1, "train")
     bits = morgan_fingerprints([data.dataset.smiles[i] for i in subset.indices])
-    own = seen.features[1][:, :1024]
-    assert torch.equal(own > 0, bits > 0)
-    assert seen.features[1].shape == (len(subset), 1024 + 2)
+    projected = random_projection(bits, generator(1, "feature projection"))
+    own = seen.features[1]
+    assert own.shape == (len(subset), 128 + 2)
+    torch.testing.assert_close(own[:, :128] * (projected.norm() / own[:, :128].norm()), projected)
 
 
 class Mixed(Labelled):

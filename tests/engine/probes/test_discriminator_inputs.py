@@ -23,10 +23,12 @@ from lightning_fl.engine.probes.discriminator_inputs import (
     discriminator_inputs,
     encode_targets,
     morgan_fingerprints,
+    random_projection,
     sample_classes,
     squared_norms,
 )
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.functional.client_distances import pairwise_distances
 
 SMILES = ["CCO", "c1ccccc1", "CC(=O)O", "CCN", "C"]
 
@@ -202,6 +204,33 @@ def test_real_values_are_standardised_and_missing_ones_marked() -> None:
     for statistics in ({}, {"mean": torch.zeros(2)}, {"mean": torch.zeros(1), "std": torch.ones(1)}):
         with pytest.raises(ConfigurationError, match=r"are real values: give `mean` and `std` of shape \[2\]"):
             encode_targets(targets, **statistics)
+
+
+def test_a_projection_keeps_norms_and_leaves_narrow_features() -> None:
+    narrow = torch.randn(5, 128, generator=torch.Generator().manual_seed(0))
+    assert random_projection(narrow, torch.Generator()) is narrow
+    wide = torch.randn(40, 600, generator=torch.Generator().manual_seed(0))
+    draws = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
+    found, again, other = (random_projection(wide, each) for each in draws)
+    assert found.shape == (40, 128)
+    assert torch.equal(found, again)
+    assert not torch.allclose(found, other)
+    ratios = torch.pdist(found) / torch.pdist(wide)
+    assert ratios.mean() == pytest.approx(1, abs=0.02)
+    assert ratios.std() < 1.5 / (2 * 128) ** 0.5  # about 1 / sqrt(2 k)
+
+
+@pytest.mark.slow
+def test_a_projection_keeps_known_groups_apart() -> None:
+    """Three kinds of clients that differ along one direction each, of 600 with unequal variances."""
+    torch.set_num_threads(1)  # the fixture of all tests restores it
+    draws = torch.Generator().manual_seed(0)
+    spread = torch.linspace(0.02, 1.0, 600)
+    kinds = torch.randn(3, 600, generator=draws) * spread / 8
+    clients = [torch.randn(300, 600, generator=draws) * spread + kinds[client // 2] for client in range(6)]
+    found = pairwise_distances([random_projection(x, torch.Generator().manual_seed(1)) / 14 for x in clients]).distances
+    alike = torch.arange(6)[:, None] // 2 == torch.arange(6) // 2
+    assert found[alike].max() + 0.2 < found[~alike].min()
 
 
 def test_blocks_get_the_same_mean_square_norm() -> None:
