@@ -11,11 +11,16 @@ from lightning_fl.surface import TrainerSurface
 __all__ = ["ClientArrivals"]
 
 
+#: Hooks that decide in every round who collaborates.
+_CHOICES = ("select_collaboration", "select_collaborators")
+
+
 class ClientArrivals(Callback):
     """Some clients are absent at first: they neither train nor are evaluated before their round.
 
     A client arrives with the average of the models that the others use, weighted by their samples. A callback that
-    decides the collaboration then finds its place: ``HCCT`` by its first update, ``FedCollab`` by its distances.
+    decides the collaboration then finds its place: ``HCCT`` by its first update, ``FedCollab`` by its distances. Where
+    all train alone for good (``LocalTraining``) it begins with the initial model, as they did.
 
     Args:
         rounds: client (its name, or its number as text) -> the first round that it takes part in, counted from 1.
@@ -54,9 +59,11 @@ class ClientArrivals(Callback):
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Let in who arrives."""
         absent = self._absent(trainer)
-        newcomers = trainer.absent_clients - absent
+        newcomers, old = trainer.absent_clients - absent, trainer.collaboration
+        choosers = [one for hook in _CHOICES for one in trainer.callbacks_with(hook)]
+        if not choosers:
+            newcomers = {client for client in newcomers if old.matrix[client, client] < 1}
         if newcomers:
-            old = trainer.collaboration
             samples = torch.tensor(trainer.num_samples, dtype=torch.float64)
             samples[list(trainer.absent_clients)] = 0.0
             personalisation = old.personalisation.clone()

@@ -259,6 +259,16 @@ def test_arrivals_compose_with_robust_sampling():
     assert float(sampling.weights.sum()) == pytest.approx(1.0)
 
 
+def test_who_arrives_where_all_train_alone_trains_alone():
+    """Client 1 arrives for the last two rounds: its model is that of two steps on its own data, whatever others do."""
+    late = trainer(LocalTraining(), ClientArrivals(rounds={"1": 3}), max_rounds=4, local_epochs=None, local_steps=1)
+    late.fit(TinyModule(), TinyClients(SIZES, batch_size=32, shuffle=False))
+    alone = trainer(LocalTraining(), max_rounds=2, local_epochs=None, local_steps=1)
+    alone.fit(TinyModule(), TinyClients(SIZES, batch_size=32, shuffle=False))
+    assert late.client_model(1).equal(alone.client_model(1))
+    assert not late.client_model(0).equal(alone.client_model(0))
+
+
 def test_arrivals_that_cannot_be_are_named():
     with pytest.raises(ConfigurationError, match="client_2 arrives in round 0; they begin with 1"):
         ClientArrivals(rounds={"client_2": 0})
