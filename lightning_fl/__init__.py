@@ -11,9 +11,11 @@ from lightning_fl.errors import CheckpointError, ConfigurationError, DataError, 
 from lightning_fl.version import __version__
 
 _EXPORTS = {
+    "Cohort": "lightning_fl.cohort",
     "Collaboration": "lightning_fl.collaboration",
     "FederatedDataModule": "lightning_fl.data.module",
     "FederatedTrainer": "lightning_fl.trainer",
+    "Participant": "lightning_fl.cohort",
     "Partitioned": "lightning_fl.data.partitioned",
     "Silos": "lightning_fl.data.silos",
     "federate": "lightning_fl.shortcut",
@@ -22,12 +24,14 @@ _SUBPACKAGES = ("callbacks", "data", "functional", "metrics", "models", "strateg
 
 __all__ = [
     "CheckpointError",
+    "Cohort",
     "Collaboration",
     "ConfigurationError",
     "DataError",
     "FederatedDataModule",
     "FederatedError",
     "FederatedTrainer",
+    "Participant",
     "Partitioned",
     "Silos",
     "TrainingError",
@@ -43,6 +47,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from lightning_fl import callbacks, data, functional, metrics, models, strategies
+    from lightning_fl.cohort import Cohort, Participant
     from lightning_fl.collaboration import Collaboration
     from lightning_fl.data.module import FederatedDataModule
     from lightning_fl.data.partitioned import Partitioned

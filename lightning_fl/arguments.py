@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import STRATEGY_REGISTRY
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
+from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.hooks import overrides
 from lightning_fl.engine.turn.compilation import compile_faults
@@ -90,6 +92,13 @@ def complete_callbacks(
                 f"trainer.callbacks: {type(callback).__name__} is not a lightning_fl.callbacks.Callback. Callbacks of"
                 " Lightning's Trainer do not run in a federated round; see docs/lightning-support.md."
             )
+        known = [name for name, value in vars(Callback).items() if callable(value)]
+        for name in dir(type(callback)):
+            if name.startswith("on_") and name not in known and callable(getattr(callback, name)):
+                rank_zero_warn(
+                    f"{type(callback).__name__}.{name} is no hook and is never called{did_you_mean(name, known)}."
+                    " docs/extending.md lists those that there are."
+                )
     for role in {callback.role for callback in given if callback.role}:
         same = [type(callback).__name__ for callback in given if callback.role == role]
         if len(same) > 1:

@@ -39,17 +39,24 @@ class Cohort:
     """The participants of a round, in a fixed order. Where there are none, the round leaves all models as they are.
 
     Raises:
-        ConfigurationError: somebody takes part twice in the same model.
+        ConfigurationError: an entry is no participant, or somebody takes part twice in the same model.
     """
 
     participants: tuple[Participant, ...]
 
     def __post_init__(self) -> None:
+        for participant in self.participants:
+            if not isinstance(participant, Participant):
+                raise ConfigurationError(
+                    f"a cohort has {participant!r} in place of a Participant: give Participant(client), or make it by"
+                    " Cohort.of(clients)."
+                )
         keys = [(participant.client, participant.model) for participant in self.participants]
         if len(set(keys)) < len(keys):
             twice = next(key for key in keys if keys.count(key) > 1)
+            what = "" if twice[1] is None else f" in model {twice[1]}"
             raise ConfigurationError(
-                f"client {twice[0]} takes part twice in model {twice[1]}: name it once and give the sum as its weight."
+                f"client {twice[0]} takes part twice{what}: name it once and give the sum as its weight."
             )
 
     @classmethod

@@ -18,7 +18,7 @@ from lightning_fl.cohort import Cohort
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.federation import Federation
-from lightning_fl.engine.hooks import Hooks
+from lightning_fl.engine.hooks import Hook, Hooks
 from lightning_fl.engine.interrupt import InterruptGuard
 from lightning_fl.engine.profile import (
     AGGREGATION,
@@ -32,6 +32,7 @@ from lightning_fl.engine.profile import (
 from lightning_fl.engine.round.training import train_round
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.stacked.loop import StackedLoop
+from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import ClientMetrics, summarize
 from lightning_fl.run import Run
 from lightning_fl.run_log import RunLog
@@ -233,8 +234,8 @@ class FederatedTrainer(TrainerSurface):
         self.should_stop |= self.loop.module_trainer.should_stop
 
     def _select_clients(self) -> Cohort:
-        chosen = self.callbacks_with("select_clients")
-        cohort = chosen[0].select_clients(self) if chosen else Cohort.of(range(self.num_clients))
+        chosen = self.hooks.of("select_clients")
+        cohort = self._checked(chosen[0], chosen[0]()) if chosen else Cohort.of(range(self.num_clients))
         idle = self.absent_clients | self.resting_clients
         active = tuple(participant for participant in cohort.participants if participant.client not in idle)
         if not active:
@@ -244,8 +245,24 @@ class FederatedTrainer(TrainerSurface):
             )
             return Cohort(())
         cohort = Cohort(active) if idle else cohort
-        assigning = self.callbacks_with("assign_models")
-        return assigning[0].assign_models(self, cohort) if assigning else cohort
+        assigning = self.hooks.of("assign_models")
+        return self._checked(assigning[0], assigning[0](cohort)) if assigning else cohort
+
+    def _checked(self, hook: Hook, cohort: Any) -> Cohort:
+        """A callback's cohort, if it is one of this run's clients and models."""
+        name = f"{hook.owner}.{hook.name}"
+        if not isinstance(cohort, Cohort):
+            raise ConfigurationError(
+                f"{name} returned {type(cohort).__name__}: return a Cohort, such as Cohort.of(clients)."
+            )
+        for one in cohort.participants:
+            models = self.collaboration.num_models
+            if one.client not in range(self.num_clients) or one.model not in (None, *range(models)):
+                raise ConfigurationError(
+                    f"{name} names client {one.client} and model {one.model}: there are {self.num_clients} clients and"
+                    f" {models} models, counted from 0."
+                )
+        return cohort
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 

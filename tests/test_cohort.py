@@ -13,8 +13,10 @@ def test_clients_are_named_once_in_order():
 
 
 def test_twice_the_same_is_refused():
-    with pytest.raises(ConfigurationError, match="client 3 takes part twice in model None: name it once"):
+    with pytest.raises(ConfigurationError, match="client 3 takes part twice: name it once"):
         Cohort.of([3, 1, 3])
+    with pytest.raises(ConfigurationError, match="a cohort has 0 in place of a Participant: give Participant"):
+        Cohort((0, 1))  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="client 1 takes part twice in model 0"):
         Cohort((Participant(1, model=0), Participant(1, model=0, weight=2.0)))
 

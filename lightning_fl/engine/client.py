@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from lightning_fl.engine.weights.flat import Span, Weights, combined
+from lightning_fl.engine.weights.flat import Span, Weights, combined, inner_product
+from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import LoggedValue
 
 __all__ = ["ClientReport", "ClientState", "ClientTurn", "ClientUpdate", "LocalWork", "packed", "unpacked"]
@@ -116,9 +117,18 @@ class ClientTurn:
     report: ClientReport | None = None
     optimizers: list[Optimizer] = field(default_factory=list)
 
-    def combine(self, *terms: tuple[float, Weights]) -> Weights:
-        """``sum_k a_k v_k`` in the shared parameters that are trained, the turn's start elsewhere; a new object."""
-        return combined(self.start, terms, self.spans)
+    def combine(self, *terms: tuple[float, Weights], elsewhere: Weights | None = None) -> Weights:
+        """``sum_k a_k v_k`` in the shared parameters that are trained; a new object.
+
+        Args:
+            *terms: a_k and v_k.
+            elsewhere: what all other entries are of (statistics of BatchNorm, frozen parameters); the turn's start unless given.
+        """
+        return combined(self.start if elsewhere is None else elsewhere, terms, self.spans)
+
+    def dot(self, first: Weights, second: Weights) -> float:
+        """The inner product over the shared parameters that are trained, in double precision."""
+        return inner_product(first, second, self.spans)
 
     def train(
         self,
@@ -149,11 +159,29 @@ class ClientTurn:
 
 
 def packed(kept: dict[str, Any]) -> dict[str, Any]:
-    """What a strategy keeps, as plain values and tensors of its own on the CPU."""
+    """What a strategy keeps, as plain values and tensors of its own on the CPU.
+
+    Raises:
+        ConfigurationError: a checkpoint cannot hold a value.
+    """
+    for name, value in kept.items():
+        if not isinstance(value, Weights) and not _is_plain(value):
+            raise ConfigurationError(
+                f"the strategy keeps {name!r}, a {type(value).__name__} that a checkpoint cannot hold: keep numbers,"
+                " strings, tensors, Weights, or lists and dicts of numbers, strings and tensors."
+            )
     return {
         name: {_WEIGHTS: value.clone().state_dict()} if isinstance(value, Weights) else value
         for name, value in kept.items()
     }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(part) for pair in value.items() for part in pair)
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | torch.Tensor)
 
 
 def unpacked(kept: dict[str, Any], device: torch.device) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate
 from lightning_fl.engine.hooks import overrides
-from lightning_fl.engine.weights.flat import Span, Weights, combined
+from lightning_fl.engine.weights.flat import Span, Weights, combined, inner_product
 
 __all__ = ["Contribution", "Learner", "ModelUpdate", "changes"]
 
@@ -53,9 +53,19 @@ class ModelUpdate:
     spans: list[Span] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
 
-    def combine(self, *terms: tuple[float, Weights]) -> Weights:
-        """``sum_k a_k v_k`` in the shared parameters that are trained, the average elsewhere; a new object."""
-        return combined(self.average, terms, self.spans)
+    def combine(self, *terms: tuple[float, Weights], elsewhere: Weights | None = None) -> Weights:
+        """``sum_k a_k v_k`` in the shared parameters that are trained; a new object.
+
+        Args:
+            *terms: a_k and v_k.
+            elsewhere: what all other entries are of (statistics of BatchNorm, frozen parameters); the average unless
+                given.
+        """
+        return combined(self.average if elsewhere is None else elsewhere, terms, self.spans)
+
+    def dot(self, first: Weights, second: Weights) -> float:
+        """The inner product over the shared parameters that are trained, in double precision."""
+        return inner_product(first, second, self.spans)
 
 
 class Learner:

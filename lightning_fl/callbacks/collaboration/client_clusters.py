@@ -1,6 +1,7 @@
 """The base of callbacks that put clients into clusters, each with a model of its own."""
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor
@@ -146,15 +147,24 @@ class ClientClusters(Callback):
         """Assign clients, and let newcomers in."""
         clients = sorted(trainer.survivors)
         found = self.assign(trainer, weights, clients)
-        clusters = [(found or {}).get(client, own) for client, own in enumerate(self.clusters)]
+        self._check(found, trainer.num_clients)
+        clusters = [int((found or {}).get(client, own)) for client, own in enumerate(self.clusters)]
         taking_part = [clusters[client] for client in clients]
         if min(taking_part) < 0 <= max(taking_part):
             found = dict(zip(clients, self.join(trainer, weights, clients, taking_part), strict=True))
             clusters = [found.get(client, own) for client, own in enumerate(clusters)]
-        if found is None:
+        if found is None or max(clusters) < 0:
             return None
         self.clusters = clusters
         return self.collaboration(trainer)
+
+    def _check(self, found: Mapping[int, int] | None, num_clients: int) -> None:
+        for client, cluster in (found or {}).items():
+            if client not in range(num_clients) or not isinstance(cluster, Integral) or cluster < -1:
+                raise ConfigurationError(
+                    f"{type(self).__name__}.assign puts client {client} into cluster {cluster!r}: name clients of"
+                    f" 0..{num_clients - 1} and whole numbers of at least 0, or -1 for none."
+                )
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Keep and log the round's clusters."""

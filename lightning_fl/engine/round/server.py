@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from lightning_fl.engine.client import packed
 from lightning_fl.engine.learner import Contribution, ModelUpdate
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights
@@ -42,5 +43,6 @@ def next_model(
             " such as update.average."
         )
     if update.state:
+        packed(update.state)  # refuses now what a checkpoint could not hold
         states[model] = update.state
     return result

@@ -298,6 +298,7 @@ def _train_cohort(
 
 def _in_words(loop: LocalLoop, error: Exception) -> str:
     text = f"{type(error).__name__}: {error}"
+    text += "" if text.endswith((".", "!", "?")) else "."
     if loop.settings.channels_last and "view size is not compatible" in text:
         text += " Images are laid out as trainer.channels_last says; set it to false where the module needs `view`."
     return text
@@ -327,6 +328,7 @@ def _hand_over(
     update = ClientUpdate(shared)
     if "client_update" in loop.own_steps:
         update = learner.client_update(turn, shared)
+    if "client_update" in loop.own_steps or learner.extra_vectors:
         _check_update(learner, update)
     hand_over(participant, update)
     if personal is not None and own is not None:
@@ -339,6 +341,8 @@ def _hand_over(
 
 def _check_update(learner: Learner, update: ClientUpdate) -> None:
     name = f"{type(learner).__name__}.client_update"
+    if not isinstance(update, ClientUpdate):
+        raise ConfigurationError(f"{name} returned {type(update).__name__}: return ClientUpdate(weights).")
     if not (math.isfinite(update.scale) and update.scale >= 0):
         raise TrainingError(f"{name} gave scale={update.scale}: give a finite number of at least 0.")
     if sorted(update.vectors) != sorted(learner.extra_vectors):

@@ -22,6 +22,7 @@ __all__ = [
     "Weights",
     "check_finite",
     "combined",
+    "inner_product",
     "largest_magnitude",
 ]
 
@@ -119,6 +120,13 @@ def combined(base: Weights, terms: Sequence[tuple[float, Weights]], spans: Seque
             total.add_(other.vectors[span.dtype][part], alpha=factor)
         result.vectors[span.dtype][part] = total
     return result
+
+
+def inner_product(first: Weights, second: Weights, spans: Sequence[Span]) -> float:
+    """The inner product of the entries of some parameters, in double precision."""
+    parts = ((span.dtype, slice(span.begin, span.end)) for span in spans)
+    products = [torch.dot(*(one.vectors[dtype][part].double() for one in (first, second))) for dtype, part in parts]
+    return float(torch.stack(products).sum()) if products else 0.0
 
 
 class Place(NamedTuple):

@@ -14,6 +14,7 @@ from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import ClientArrivals, CoalitionFigure, DiscriminatorSettings, FedCollab, LocalTraining
 from lightning_fl.callbacks.collaboration.coalition_files import read_distances
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.strategies import FedAvg
 
 SIZES = (120, 80, 120, 80, 120)
 
@@ -236,10 +237,14 @@ def test_a_frozen_encoder_makes_the_features():
 @pytest.mark.slow
 def test_after_a_warm_up_the_models_own_layer_makes_the_features(tmp_path):
     fedcollab = quick(warm_up_rounds=2, layer="before")  # of the tiny module, the identity
-    run = trainer(fedcollab, CoalitionFigure(), rounds=4, root=tmp_path)
     seen = []
-    original = run.strategy.aggregate
-    run.strategy.aggregate = lambda *args: seen.append(run.collaboration.num_models) or original(*args)
+
+    class Watched(FedAvg):
+        def aggregate(self, update):
+            seen.append(run.collaboration.num_models)
+            return update.average
+
+    run = trainer(fedcollab, CoalitionFigure(), rounds=4, root=tmp_path, strategy=Watched())
     run.fit(TinyModule(norm=True), TwoKinds())
     assert seen == [1, 1, 2, 2, 2, 2]  # two rounds of one model, two rounds of two
     assert fedcollab.assignment == [0, 0, 0, 1, 1]
