@@ -122,7 +122,8 @@ class ClientTurn:
 
         Args:
             *terms: a_k and v_k.
-            elsewhere: what all other entries are of (statistics of BatchNorm, frozen parameters); the turn's start unless given.
+            elsewhere: what all other entries are of (statistics of BatchNorm, frozen parameters); the turn's start
+                unless given.
         """
         return combined(self.start if elsewhere is None else elsewhere, terms, self.spans)
 

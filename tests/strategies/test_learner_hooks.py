@@ -38,7 +38,7 @@ from lightning_fl.callbacks import (
     Tokens,
     UniformSampling,
 )
-from lightning_fl.cohort import Cohort
+from lightning_fl.cohort import Cohort, Participant
 from lightning_fl.engine.client import ClientTurn, ClientUpdate
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
@@ -593,3 +593,94 @@ def test_no_cohort_needs_a_client() -> None:
     with pytest.warns(UserWarning, match="nobody takes part in round 1"):
         trainer(Nobody(), max_rounds=1).fit(module, TinyClients())
     assert all(torch.equal(value, TinyModule().state_dict()[name]) for name, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("value", [object(), {"deep": [object()]}, {1, 2}])
+def test_what_a_checkpoint_cannot_hold_is_named(value: Any) -> None:
+    class KeepsAtTheClient(FedAvg):
+        def begin_client(self, turn: ClientTurn) -> None:
+            turn.kept["thing"] = value
+
+    class KeepsAtTheServer(FedAvg):
+        def aggregate(self, update: ModelUpdate) -> Weights:
+            update.state["thing"] = value
+            return update.average
+
+    message = f"the strategy keeps 'thing', a {type(value).__name__} that a checkpoint cannot hold: keep numbers"
+    with pytest.raises(TrainingError, match=message):
+        parabolas(KeepsAtTheClient())
+    with pytest.raises(ConfigurationError, match=message):
+        parabolas(KeepsAtTheServer())
+
+
+def test_an_update_is_one() -> None:
+    class Bare(FedAvg):
+        def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
+            return weights  # type: ignore[return-value]
+
+    with pytest.raises(TrainingError, match=r"Bare.client_update returned Weights: return ClientUpdate\(weights\)"):
+        parabolas(Bare())
+
+    class Silent(FedAvg):
+        extra_vectors = ("control",)
+
+    with pytest.raises(TrainingError, match=r"Silent.client_update gave the vectors \[\], extra_vectors names"):
+        parabolas(Silent())
+
+
+def test_vectors_are_combined_and_measured_where_they_are_trained_and_shared() -> None:
+    """A clipped update: 1 over its length times as long in the linear layer, whole in the statistics of BatchNorm."""
+
+    class Clips(FedAvg):
+        def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
+            change = turn.combine((1.0, weights), (-1.0, turn.start))
+            length = turn.dot(change, change) ** 0.5
+            lengths.append(length)
+            clipped = turn.combine((1.0, turn.start), (0.01 / length, change), elsewhere=weights)
+            return ClientUpdate(clipped)
+
+    lengths: list[float] = []
+    found = {}
+    for strategy in (Clips(), FedAvg()):
+        module = TinyModule(norm=True)
+        before = {name: value.clone() for name, value in module.state_dict().items()}
+        personal = PersonalLayers(layers=["linear.bias"])
+        run = trainer(personal, UniformSampling(cohort_size=1), strategy=strategy, max_rounds=1)
+        run.fit(module, TinyClients())
+        names = {span.name: span for span in run.loop.flat.spans()}
+        parts = {name: (span.dtype, slice(span.begin, span.end)) for name, span in names.items()}
+        shared = {name: run.models[0].vectors[dtype][part] for name, (dtype, part) in parts.items()}
+        found[type(strategy)] = {name: value - before[name].flatten() for name, value in shared.items()}
+    trained = ("linear.weight", "before.0.weight", "before.0.bias")
+    whole = torch.cat([found[FedAvg][name] for name in trained])
+    assert lengths == [pytest.approx(float(whole.norm()), rel=1e-5)]
+    clipped = torch.cat([found[Clips][name] for name in trained])
+    torch.testing.assert_close(clipped, whole * (0.01 / lengths[0]), rtol=1e-4, atol=1e-6)
+    assert torch.equal(found[Clips]["before.0.running_mean"], found[FedAvg]["before.0.running_mean"])
+    assert found[Clips]["before.0.num_batches_tracked"] == 2
+
+
+@pytest.mark.parametrize(
+    ("cohort", "message"),
+    [
+        ([0, 1], r"Chooses.select_clients returned list: return a Cohort, such as Cohort.of\(clients\)"),
+        (None, "Chooses.select_clients returned NoneType"),
+        (Cohort.of([0, 7]), "Chooses.select_clients names client 7 and model None: there are 2 clients and 1 models"),
+        (Cohort((Participant(1, 3),)), "Chooses.select_clients names client 1 and model 3: there are 2 clients"),
+    ],
+)
+def test_a_cohort_is_one_of_this_run_s(cohort: Any, message: str) -> None:
+    class Chooses(Callback):
+        def select_clients(self, run: FederatedTrainer) -> Cohort:
+            return cohort
+
+    with pytest.raises(ConfigurationError, match=message):
+        trainer(Chooses()).fit(OneWeight(), TwoParabolas())
+
+
+def test_a_hook_that_is_none_is_named() -> None:
+    class Misspelt(Callback):
+        def on_round_begin(self, run: FederatedTrainer) -> None: ...
+
+    with pytest.warns(UserWarning, match=r"Misspelt.on_round_begin is no hook and is never called"):
+        trainer(Misspelt())

@@ -11,16 +11,12 @@ from lightning_fl.surface import TrainerSurface
 __all__ = ["ClientArrivals"]
 
 
-#: Hooks that decide in every round who collaborates.
-_CHOICES = ("select_collaboration", "select_collaborators")
-
-
 class ClientArrivals(Callback):
     """Some clients are absent at first: they neither train nor are evaluated before their round.
 
     A client arrives with the average of the models that the others use, weighted by their samples. A callback that
     decides the collaboration then finds its place: ``HCCT`` by its first update, ``FedCollab`` by its distances. Where
-    all train alone for good (``LocalTraining``) it begins with the initial model, as they did.
+    it trains a model that nobody else contributes to (``LocalTraining``), it goes on with that.
 
     Args:
         rounds: client (its name, or its number as text) -> the first round that it takes part in, counted from 1.
@@ -59,17 +55,30 @@ class ClientArrivals(Callback):
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Let in who arrives."""
         absent = self._absent(trainer)
-        newcomers, old = trainer.absent_clients - absent, trainer.collaboration
-        choosers = [one for hook in _CHOICES for one in trainer.callbacks_with(hook)]
-        if not choosers:
-            newcomers = {client for client in newcomers if old.matrix[client, client] < 1}
+        newcomers = trainer.absent_clients - absent
         if newcomers:
+            old = trainer.collaboration
             samples = torch.tensor(trainer.num_samples, dtype=torch.float64)
             samples[list(trainer.absent_clients)] = 0.0
             personalisation = old.personalisation.clone()
             personalisation[list(newcomers)] = samples @ old.personalisation / samples.sum()
             trainer.collaboration = Collaboration(old.aggregation, personalisation)
         trainer.absent_clients = absent
+
+    def on_aggregate_end(self, trainer: TrainerSurface) -> None:
+        """Who has trained alone, from the average of others' models, goes on with what it has learned."""
+        old = trainer.collaboration
+        alone = [
+            client
+            for client in sorted(trainer.survivors & self._first.keys())
+            if old.num_models == old.num_clients
+            and old.aggregation[client, client] == 1
+            and old.model_of(client) is None
+        ]
+        if alone:
+            personalisation = old.personalisation.clone()
+            personalisation[alone] = torch.eye(old.num_clients, dtype=personalisation.dtype)[alone]
+            trainer.collaboration = Collaboration(old.aggregation, personalisation)
 
     def _absent(self, trainer: TrainerSurface) -> set[int]:
         return {client for client, first in self._first.items() if first > trainer.current_round + 1}

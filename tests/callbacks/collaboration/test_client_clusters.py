@@ -153,3 +153,26 @@ def test_bad_numbers_of_clusters_are_named() -> None:
         trainer(Scripted({}, num_clusters=6)).fit(TinyModule(), TwoKinds())
     with pytest.raises(ConfigurationError, match="Scripted and HCCT both decide the collaboration"):
         trainer(Scripted({}), HCCT(tradeoff=1.0))
+
+
+@pytest.mark.parametrize(("client", "cluster"), [(9, 0), (0, 0.5), (0, -2)])
+def test_clusters_are_of_clients_that_there_are(client, cluster):
+    class Puts(ClientClusters):
+        def assign(self, run, weights, clients):
+            return {client: cluster}
+
+    message = rf"Puts\.assign puts client {client} into cluster {cluster}: name clients of 0\.\.4 and whole numbers"
+    with pytest.raises(ConfigurationError, match=message):
+        trainer(Puts()).fit(TinyModule(), TwoKinds())
+
+
+def test_nobody_in_any_cluster_trains_one_model():
+    class Nobody(ClientClusters):
+        def assign(self, run, weights, clients):
+            return {}
+
+    run, plain = trainer(Nobody()), trainer()
+    for one in (run, plain):
+        one.fit(TinyModule(), TwoKinds())
+    assert run.models[0].equal(plain.models[0])
+    assert run.callbacks[0].assignments == [[-1] * 5] * 3

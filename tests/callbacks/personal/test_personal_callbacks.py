@@ -259,14 +259,21 @@ def test_arrivals_compose_with_robust_sampling():
     assert float(sampling.weights.sum()) == pytest.approx(1.0)
 
 
-def test_who_arrives_where_all_train_alone_trains_alone():
-    """Client 1 arrives for the last two rounds: its model is that of two steps on its own data, whatever others do."""
-    late = trainer(LocalTraining(), ClientArrivals(rounds={"1": 3}), max_rounds=4, local_epochs=None, local_steps=1)
-    late.fit(TinyModule(), TinyClients(SIZES, batch_size=32, shuffle=False))
-    alone = trainer(LocalTraining(), max_rounds=2, local_epochs=None, local_steps=1)
-    alone.fit(TinyModule(), TinyClients(SIZES, batch_size=32, shuffle=False))
-    assert late.client_model(1).equal(alone.client_model(1))
-    assert not late.client_model(0).equal(alone.client_model(0))
+def test_who_arrives_where_all_train_alone_goes_on_with_its_own_model():
+    starts, ends = {}, {}
+
+    class Watch(Callback):
+        def on_client_start(self, run, client):
+            starts[run.current_round, client] = run.shared_model(client).clone()
+
+        def on_client_end(self, run, client):
+            ends[run.current_round, client] = run.client_weights().clone()
+
+    run = trainer(ClientArrivals(rounds={"1": 2}), LocalTraining(), Watch(), max_rounds=4)
+    run.fit(TinyModule(), TinyClients(SIZES))
+    for turn in (2, 3):
+        assert starts[turn, 1].equal(ends[turn - 1, 1])
+    assert run.client_model(1).equal(ends[3, 1])
 
 
 def test_arrivals_that_cannot_be_are_named():
