@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 from cluster_once import ClusterOnce
-from trial import Parabolas, check_two_processes, train, weights_of
+from trial import Parabolas, train, weights_of
 
 from lightning_fl import ConfigurationError
 from lightning_fl.callbacks import UniformSampling
@@ -52,11 +52,6 @@ def test_who_takes_no_part_joins_later_and_a_resumed_run_has_the_same_bits(tmp_p
     whole = run("whole", 8)
     assert run("part", 8, "last") == whole
     assert whole[1][-1] == [0, 0, 1, 1]
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_figures_of_one(tmp_path: Path) -> None:
-    check_two_processes("cluster_once.yaml", tmp_path)
 
 
 @pytest.mark.parametrize(("name", "value"), [("threshold", -1.0), ("threshold", float("nan")), ("after_rounds", 0)])

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 from power_of_choice import PowerOfChoice
-from trial import Parabolas, check_two_processes, train, weights_of
+from trial import Parabolas, train, weights_of
 
 from lightning_fl import ConfigurationError
 
@@ -38,11 +38,6 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
 
     run("part", 2)
     assert run("part", 5, "last") == run("whole", 5)
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_figures_of_one(tmp_path: Path) -> None:
-    check_two_processes("power_of_choice.yaml", tmp_path)
 
 
 def test_wrong_numbers_are_named() -> None:

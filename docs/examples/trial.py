@@ -1,8 +1,5 @@
-"""What the examples are tried on: clients whose losses are parabolas of one weight, and runs of their recipes."""
+"""What the examples are tried on: clients whose losses are parabolas of one weight."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,6 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lightning_fl import FederatedDataModule, FederatedTrainer
-from lightning_fl.cli import main
 
 
 class Parabolas(FederatedDataModule):
@@ -60,26 +56,3 @@ def train(
 def weights_of(trainer: FederatedTrainer) -> list[float]:
     """The weight of every shared model."""
     return [float(model.vectors[torch.float64][0]) for model in trainer.models]
-
-
-def check_two_processes(recipe: str, root: Path) -> None:
-    """Three rounds of a recipe, here and by the command as two processes: the same figures."""
-
-    def words(devices: str) -> list[str]:
-        settings = {
-            "default_root_dir": str(root / devices),
-            "max_rounds": "3",
-            "accelerator": "cpu",
-            "devices": devices,
-        }
-        given = [word for name, value in settings.items() for word in (f"--trainer.{name}", value)]
-        return ["fit", "--config", str(Path(__file__).with_name(recipe)), *given]
-
-    assert main(words("1")) == 0
-    command = [sys.executable, "-m", "lightning_fl", *words("2")]
-    subprocess.run(command, cwd=Path(__file__).parent, check=True, timeout=300)
-    summaries = [root / devices / "version_0" / "summary.json" for devices in ("1", "2")]
-    one, two = (json.loads(path.read_text()) for path in summaries)
-    assert (one["num_processes"], two["num_processes"]) == (1, 2)
-    assert one["metrics"] == two["metrics"]
-    assert one["communication"] == two["communication"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from processes import run
 
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SCRIPT = Path(sys.executable).with_name("lightning-fl")
 pytestmark = pytest.mark.processes
 
@@ -35,6 +36,27 @@ def test_two_processes_from_a_shipped_recipe_print_once_and_get_what_one_gets(co
     assert (two["num_processes"], one["num_processes"]) == (2, 1)
     assert two["data_source"] == one["data_source"] == "stand-in"
     assert two["metrics"] == one["metrics"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["power_of_choice", "fed_dyn", "cluster_once"])
+def test_an_example_of_the_docs_gets_on_two_processes_what_it_gets_on_one(
+    name, command, start_warm, tmp_path, monkeypatch
+):
+    """From the examples' folder, as their page says: a class of the user's own is found there."""
+    words = ["fit", "--config", f"{name}.yaml", "--trainer.max_rounds", "3", "--trainer.accelerator", "cpu"]
+    roots = [tmp_path / number for number in ("1", "2")]
+    here = [[*words, "--trainer.default_root_dir", str(root), "--trainer.devices", root.name] for root in roots]
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    two = start_warm(SCRIPT, *here[1])
+    assert command(*here[0])[0] == 0
+    result = two.end()
+    assert result.code == 0, result.err
+    first, second = (json.loads((root / "version_0" / "summary.json").read_text()) for root in roots)
+    assert (first["num_processes"], second["num_processes"]) == (1, 2)
+    assert first["metrics"] == second["metrics"]
+    assert first["communication"] == second["communication"]
 
 
 @pytest.mark.slow
