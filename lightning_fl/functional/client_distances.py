@@ -361,7 +361,8 @@ def _summarize(
         if not outcome.best_round:
             raise TrainingError(
                 f"the discriminator of clients {i} and {j} has a loss that is not finite:"
-                f" learning_rate={settings.learning_rate} is too high for these features. Lower it, or scale them."
+                f" FedCollab.discriminator.learning_rate={settings.learning_rate} is too high for these features. Lower"
+                " it, or scale them."
             )
         for where in ((i, j), (j, i)):
             accuracies[where], distances[where] = outcome.accuracy, distance(outcome.accuracy)
