@@ -30,7 +30,7 @@ from torch import Tensor
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.engine.client import LocalWork
-from lightning_fl.engine.probes.on_hosts import clients_without, compute_on_hosts
+from lightning_fl.engine.probes.on_hosts import clients_without
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.dpfl import Collaborators, Model, batched_greedy_collaborators
@@ -189,7 +189,7 @@ class CollaborationGraph(Callback):
             result, _ = self._choose(trainer, client, possible, None)
             return result.never_worse if self.never_worse else result.chosen, None, possible
 
-        found = compute_on_hosts(trainer.processes, clients, choose, "choosing collaborators failed")
+        found = trainer.on_hosts(clients, choose, "choosing collaborators failed")
         last = self.chosen[-1] if self.chosen else {}
         chosen: dict[int, list[int]] = {}
         for client in clients:

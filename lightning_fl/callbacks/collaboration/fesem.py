@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
-from lightning_fl.engine.probes.on_hosts import compute_on_hosts
 from lightning_fl.engine.probes.updates import column_blocks
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
@@ -115,7 +114,7 @@ class FeSEM(ClientClusters):
                 for dtype, part in column_blocks(spans)
             ).tolist()
 
-        found = compute_on_hosts(trainer.processes, clients, distances, "FeSEM cannot measure distances")
+        found = trainer.on_hosts(clients, distances, "FeSEM cannot measure distances")
         squared = torch.tensor([found[client] for client in clients], dtype=torch.float64)
         trainer.log("fesem/distance", float(squared.amin(1).sqrt().mean()))
         return squared.argmin(1).tolist()

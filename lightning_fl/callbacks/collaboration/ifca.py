@@ -34,7 +34,6 @@ from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters,
 from lightning_fl.cohort import Cohort
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.engine.probes.held_out_loss import HeldOutLoss
-from lightning_fl.engine.probes.on_hosts import compute_on_hosts
 from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.engine.weights.initial_models import reinitialised
 from lightning_fl.errors import ConfigurationError
@@ -149,8 +148,7 @@ class IFCA(ClientClusters):
     def _choose(self, trainer: TrainerSurface, clients: Sequence[int], drawn_in: int) -> dict[int, int]:
         """Client -> its best model; that is what it uses from now on."""
         loss = HeldOutLoss(trainer.loop, "train", self.num_samples, "IFCA", drawn_in)
-        self._found |= compute_on_hosts(
-            trainer.processes,
+        self._found |= trainer.on_hosts(
             [client for client in clients if client not in self._found],
             lambda client: [loss.value(client, model) for model in trainer.models],
             "IFCA cannot compare the models",

@@ -35,7 +35,7 @@ from lightning_fl.callbacks.personal.personal_mixtures import PersonalMixtures
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
 from lightning_fl.engine.probes.held_out_loss import HeldOutLoss
-from lightning_fl.engine.probes.on_hosts import check_samples, check_split, compute_on_hosts
+from lightning_fl.engine.probes.on_hosts import check_samples, check_split
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.dpfl import shuffled
@@ -156,8 +156,7 @@ class SoftAveraging(Callback):
     def _weigh(self, trainer: TrainerSurface, split: Split) -> Tensor:
         """u on a split's samples, NaN for clients that are away or rest."""
         loss = HeldOutLoss(trainer.loop, split, self.num_samples, f"soft averaging by {split}")
-        shares = compute_on_hosts(
-            trainer.processes,
+        shares = trainer.on_hosts(
             trainer.active_clients,
             lambda client: _shares(loss, client, trainer.models),
             "SoftAveraging cannot compare the models",

@@ -43,7 +43,7 @@ from lightning_fl.cohort import Cohort, Participant
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
 from lightning_fl.engine.probes.client_scores import ClientScores
-from lightning_fl.engine.probes.on_hosts import check_samples, check_split, compute_on_hosts
+from lightning_fl.engine.probes.on_hosts import check_samples, check_split
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.functional.dpfl import shuffled
@@ -358,7 +358,7 @@ class TierBidding(Callback):
                 )
             return [int(tier) for tier in tiers][: view.num_affordable]
 
-        return compute_on_hosts(trainer.processes, present, bid, "bidding failed")
+        return trainer.on_hosts(present, bid, "bidding failed")
 
     # -- importance, payments ------------------------------------------------------------------------------------
 
@@ -373,7 +373,7 @@ class TierBidding(Callback):
         def weigh(client: int) -> Tensor | None:
             return torch.stack(scores.weigh(client, trainer.models)) if scores.has_samples(client) else None
 
-        found = compute_on_hosts(trainer.processes, clients, weigh, "TierBidding cannot score the tiers")
+        found = trainer.on_hosts(clients, weigh, "TierBidding cannot score the tiers")
         both = torch.full((2, trainer.num_clients, self.num_tiers), float("nan"), dtype=torch.float64)
         for client, rows in found.items():
             if rows is not None:
