@@ -28,6 +28,7 @@ from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.engine.weights.local_parameters import LocalParameters
+from lightning_fl.errors import CheckpointError
 from lightning_fl.metrics import ClientMetrics, GainSummary
 from lightning_fl.run_log import RunLog
 from lightning_fl.seeding import generator
@@ -276,8 +277,16 @@ class TrainerSurface:
         if weights_only:
             return
         for name, callback in self._named_callbacks():
-            if name in state["callbacks"]:
+            if name not in state["callbacks"]:
+                continue
+            try:
                 callback.load_state_dict(state["callbacks"][name])
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise CheckpointError(
+                    f"the checkpoint's state of {name} is not one of this version's ({type(error).__name__}: {error}):"
+                    f" it was made by lightning-fl {state['lightning_fl_version']}, this is {__version__}. Go on with"
+                    " that version, or begin anew."
+                ) from error
 
     def _named_callbacks(self) -> list[tuple[str, Any]]:
         """Each callback with the name of its state: its class's, numbered where there are several."""

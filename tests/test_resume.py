@@ -220,3 +220,18 @@ def test_the_best_round_of_a_resumed_run_may_lie_in_the_folder_it_goes_on_from(t
     expected = torch.load(first / "best.ckpt", weights_only=True)["round"]
     trainer.test(module, data, ckpt_path="best")
     assert trainer.current_round == expected
+
+
+@pytest.mark.slow
+def test_a_callback_s_state_of_another_version_is_named(tmp_path: Path) -> None:
+    class Counting(Callback):
+        def state_dict(self) -> dict[str, int]:
+            return {"rounds": 1}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            state["turns"]
+
+    first = run(tmp_path, extra=[Counting()])
+    assert first.current_round == ROUNDS
+    with pytest.raises(CheckpointError, match=r"the checkpoint's state of Counting is not one of this version's"):
+        run(tmp_path, ckpt_path="last", extra=[Counting()])
