@@ -2,7 +2,8 @@
 
 import os
 import warnings
-from typing import Any
+from importlib import import_module
+from typing import Any, TypeGuard
 
 import torch
 from lightning.fabric import Fabric
@@ -35,20 +36,7 @@ def make_fabric(
     Raises:
         ConfigurationError: the strategy is unknown, or a device is not there.
     """
-    if isinstance(strategy, str):
-        ours = [
-            name
-            for name in STRATEGY_REGISTRY.available_strategies()
-            if issubclass(STRATEGY_REGISTRY[name]["strategy"], FederatedStrategy)
-        ]
-        if strategy.lower() not in ours:
-            raise ConfigurationError(
-                f"trainer.strategy={strategy!r} is not a federated strategy. Registered are: {', '.join(sorted(ours))}."
-            )
-    elif not isinstance(strategy, FederatedStrategy):
-        raise ConfigurationError(
-            f"trainer.strategy is a {type(strategy).__name__}: give a name or a subclass of FederatedStrategy."
-        )
+    strategy = _strategy(strategy)
     if accelerator == "auto" and not torch.cuda.is_available():
         accelerator = "cpu"
     if devices == "auto" and accelerator == "cpu":
@@ -75,6 +63,46 @@ def make_fabric(
             f"trainer.accelerator={accelerator}, trainer.devices={devices}: {error} This machine has {available} and"
             f" {os.cpu_count()} CPU cores."
         ) from error
+
+
+def _strategy(strategy: object) -> FederatedStrategy:
+    """The strategy that a registered name or an import path means, with its default arguments; or one itself."""
+    if isinstance(strategy, FederatedStrategy):
+        return strategy
+    if not isinstance(strategy, str):
+        raise ConfigurationError(
+            f"trainer.strategy is a {type(strategy).__name__}: give a name or a subclass of FederatedStrategy."
+        )
+    entries = {name: STRATEGY_REGISTRY[name] for name in STRATEGY_REGISTRY.available_strategies()}
+    ours = {name: entry for name, entry in entries.items() if _is_federated(entry["strategy"])}
+    entry = ours.get(strategy.lower())
+    if entry is None:
+        entry = {"strategy": _imported(strategy, list(ours)), "init_params": {}}
+    try:
+        return entry["strategy"](**entry["init_params"])
+    except TypeError as error:
+        raise ConfigurationError(
+            f"trainer.strategy={strategy!r}: {error}. Give its arguments: in a recipe strategy: {{class_path:"
+            f" {strategy}, init_args: {{...}}}}, in Python the strategy itself."
+        ) from error
+
+
+def _imported(path: str, ours: list[str]) -> type[FederatedStrategy]:
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(import_module(module), name) if module else None
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"trainer.strategy={path!r} cannot be imported: {error}.") from error
+    if _is_federated(found):
+        return found
+    raise ConfigurationError(
+        f"trainer.strategy={path!r} is not a federated strategy{did_you_mean(path, ours)}. Registered are:"
+        f" {', '.join(sorted(ours))}; one of your own is named by its module, as in my_package.MyStrategy."
+    )
+
+
+def _is_federated(kind: object) -> TypeGuard[type[FederatedStrategy]]:
+    return isinstance(kind, type) and issubclass(kind, FederatedStrategy)
 
 
 def complete_callbacks(

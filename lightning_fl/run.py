@@ -58,10 +58,11 @@ class Run:
     def __enter__(self) -> None:
         trainer, stage = self._trainer, self._stage
         trainer.launch()
-        trainer.run_log.start(trainer.fabric)
         # A resumed run may have found nothing better than the run it goes on from.
-        before = [] if trainer.ckpt_path is None else [Path(trainer.ckpt_path).parent.parent]
-        own = [Path(trainer.log_dir), *before]
+        resumed = [] if trainer.ckpt_path is None else [Path(trainer.ckpt_path).parent.parent]
+        before = [Path(trainer.log_dir)] if trainer.run_log.started else []
+        trainer.run_log.start(trainer.fabric, fits=stage == "fit")
+        own = [Path(trainer.log_dir), *before, *resumed]
         path = resolve_checkpoint(self._ckpt_path, trainer.fabric, trainer.default_root_dir, own)
         state = None if path is None else load_checkpoint(path)
         goes_on = stage != "fit" and trainer.module is self._arguments[0] and bool(trainer.models)

@@ -31,8 +31,9 @@ __all__ = ["RunLog", "versions"]
 class RunLog:
     """Writes a run's record. Everything happens on rank zero; other ranks know the folder and write nothing.
 
-    A trainer writes into one folder, ``version_N`` below its root, with N above all that exist: nothing is ever
-    overwritten. A resumed run gets a folder of its own, with the curves of the rounds before copied into it.
+    A fit and the evaluations after it write into one folder, ``version_N`` below its root, with N above all that exist:
+    nothing is ever overwritten. A resumed run gets a folder of its own, with the curves of the rounds before copied
+    into it, and so does every further fit of a trainer.
 
     Args:
         logger: True for TensorBoard and CSV, False for none, or loggers.
@@ -44,6 +45,7 @@ class RunLog:
         self._root = Path(root)
         self._directory: Path | None = None
         self._writes = False
+        self._fitted = False
         self.loggers: list[Any] = []
         self.summary: dict[str, Any] = {}
         #: Shown in TensorBoard's HPARAMS tab; the command line sets the resolved recipe.
@@ -55,14 +57,26 @@ class RunLog:
         assert self._directory is not None, "the run's folder is made when a run starts"
         return self._directory
 
-    def start(self, fabric: Fabric) -> None:
-        """Make the run's folder and loggers, once. To be called on every rank.
+    @property
+    def started(self) -> bool:
+        """Whether there is a folder."""
+        return self._directory is not None
+
+    def start(self, fabric: Fabric, *, fits: bool) -> None:
+        """Make the run's folder and loggers, where there are none yet. To be called on every rank.
+
+        Args:
+            fabric: of the run.
+            fits: a fit begins, which does not write over an earlier one.
 
         Raises:
             ConfigurationError: the folder cannot be written, seen before anything is trained.
         """
-        if self._directory is not None:
+        before, self._fitted = self._fitted, self._fitted or fits
+        if self.started and not (fits and before):
             return
+        if self.started:
+            self.summary = {}
         problem = None
         directory: Path | None = None
         if fabric.is_global_zero:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 
+import yaml
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
 from jsonargparse.typing import restricted_number_type
 
@@ -22,6 +23,7 @@ from lightning_fl.errors import ConfigurationError
 from lightning_fl.recipe.faults import find_faults
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.recipe.settings import collect_settings
+from lightning_fl.recipe.strategy_names import with_strategy_class, with_strategy_class_before_its_arguments
 from lightning_fl.shipped import find_recipe
 
 __all__ = ["USAGE", "add_arguments", "make_parser", "parse"]
@@ -37,8 +39,11 @@ class _RecipeFile(ActionConfigFile):
 
     def __call__(self, parser: ArgumentParser, cfg: Namespace, values: str, option_string: str | None = None) -> None:
         path = find_recipe(values)
-        load_recipe(path)  # refuses what is not YAML, with file and line
-        super().__call__(parser, cfg, os.fspath(path), option_string)
+        recipe = load_recipe(path)  # refuses what is not YAML, with file and line
+        spelt_out = with_strategy_class(recipe)
+        super().__call__(
+            parser, cfg, os.fspath(path) if spelt_out is recipe else yaml.safe_dump(spelt_out), option_string
+        )
 
 
 def add_arguments(parser: ArgumentParser, command: str) -> None:
@@ -76,6 +81,7 @@ def parse(command: str, parser: ArgumentParser, words: Sequence[str]) -> Namespa
         ConfigurationError: all that is wrong, one fault a line.
         ArgumentError: the parser's, where the reason lies in an error of ours.
     """
+    words = with_strategy_class_before_its_arguments(words)
     try:
         return parser.parse_args(words)
     except ArgumentError as error:
@@ -126,7 +132,7 @@ def _explain(error: ArgumentError, command: str, parser: ArgumentParser, argumen
     from lightning_fl.data import FederatedDataModule, Partitioner
     from lightning_fl.strategies import FederatedStrategy
 
-    settings = collect_settings(arguments)
+    settings = with_strategy_class(collect_settings(arguments))
     keys = [*parser.get_defaults(skip_validation=True).keys(branches=False), "config", "print_config", "help"]
     bases = {
         "model": LightningModule,

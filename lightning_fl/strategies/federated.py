@@ -1,6 +1,7 @@
 """The base of all federated strategies: Fabric's distributed strategy, synchronising once a round between clients."""
 
 import atexit
+import inspect
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed
 from lightning.fabric.accelerators import CPUAccelerator
-from lightning.fabric.strategies import DDPStrategy
+from lightning.fabric.strategies import STRATEGY_REGISTRY, DDPStrategy
 from lightning.fabric.strategies.registry import _StrategyRegistry
 from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from lightning_utilities.core import rank_zero
@@ -53,7 +54,7 @@ class FederatedStrategy(Learner, DDPStrategy):
     clients are placed on ranks and their weights averaged once a round, with the same bits on any number of processes
     of the same kind of device.
 
-    An algorithm is a subclass that registers :attr:`name` and overrides the steps of
+    An algorithm is a subclass that gives itself a :attr:`name` and overrides the steps of
     :class:`~lightning_fl.engine.learner.Learner` that it changes: :meth:`correct_gradient_` on the client, say, or
     :meth:`aggregate` on the server.
 
@@ -78,8 +79,18 @@ class FederatedStrategy(Learner, DDPStrategy):
         ConfigurationError: there is no such argument.
     """
 
-    #: The name under which the strategy registers with Fabric, lower case.
+    #: The name under which the strategy registers with Fabric as soon as it is defined, lower case.
     name: str | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Register a class that gives itself a name.
+
+        Raises:
+            ConfigurationError: the name is not in lower case, or another strategy has it.
+        """
+        super().__init_subclass__(**kwargs)
+        if cls.__dict__.get("name") is not None:
+            cls.register_strategies(STRATEGY_REGISTRY)
 
     def __init__(
         self,
@@ -100,12 +111,26 @@ class FederatedStrategy(Learner, DDPStrategy):
 
     @classmethod
     def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
-        """Register ``name`` and, for notebooks and tests, ``name_spawn`` and ``name_fork``."""
-        assert cls.name is not None
-        assert cls.name == cls.name.lower()
-        for suffix, start_method in (("", "popen"), ("_spawn", "spawn"), ("_fork", "fork")):
+        """Register ``name`` and, where the constructor takes a ``start_method``, ``name_spawn`` and ``name_fork``."""
+        name = cls.name
+        if name is None or name != name.lower():
+            raise ConfigurationError(f"{cls.__name__}.name={name!r}: give the strategy a name in lower case.")
+        present = strategy_registry[name]["strategy"] if name in strategy_registry else cls
+        if (present.__module__, present.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ConfigurationError(
+                f"{cls.__name__}.name={name!r}: {present.__module__}.{present.__qualname__} has this name; choose"
+                " another one."
+            )
+        parameters = inspect.signature(cls.__init__).parameters
+        takes = "start_method" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        methods = {"": "popen", "_spawn": "spawn", "_fork": "fork"} if takes else {"": "popen"}
+        for suffix, start_method in methods.items():
             strategy_registry.register(
-                cls.name + suffix, cls, description=f"{cls.__name__}: {start_method}", start_method=start_method
+                name + suffix,
+                cls,
+                description=f"{cls.__name__}: {start_method}",
+                override=True,  # a class that is defined again, as in a notebook
+                **({"start_method": start_method} if takes else {}),
             )
 
     # -- Fabric's side: nothing is synchronised inside a client's steps -------------------------------------------

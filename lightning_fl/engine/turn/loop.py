@@ -134,7 +134,11 @@ class LocalLoop:
         start = federation.shared_model(client) if given is None else federation.models[given]
         state = federation.client_states.setdefault(client, ClientState())
         self.round.participant = participant
-        self.hooks.call("on_client_start", client)
+        watchers = self.hooks.of("on_client_start")
+        if watchers:
+            self.load(client, start, own=True)
+        for hook in watchers:
+            hook(client)
         turn = self._turn(client, given, start, state, federation)
         if "begin_client" in self.own_steps:
             self.learner.begin_client(turn)
