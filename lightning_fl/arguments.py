@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import STRATEGY_REGISTRY
+from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 
@@ -21,6 +22,14 @@ from lightning_fl.errors import ConfigurationError
 from lightning_fl.strategies.federated import FederatedStrategy
 
 __all__ = ["check_arguments", "check_settings", "complete_callbacks", "make_fabric"]
+
+
+#: How several processes run where the program cannot be started again for each.
+IN_NOTEBOOKS = (
+    "in a notebook several processes are forked for the time of lightning_fl.federate(..., devices=2,"
+    " accelerator='cpu'), on Linux and one machine. Elsewhere set devices=1, or write a script or a recipe and start it"
+    " with `!python script.py` or `!lightning-fl fit --config recipe.yaml --trainer.devices 2`."
+)
 
 
 def make_fabric(
@@ -45,6 +54,15 @@ def make_fabric(
         raise ConfigurationError(
             f"trainer.accelerator={accelerator}: this machine has no CUDA device that torch can use. Set"
             " trainer.accelerator=cpu, or install a torch built for CUDA and check nvidia-smi."
+        )
+    several = num_nodes > 1 or (isinstance(devices, int) and devices > 1) or (isinstance(devices, list) and devices[1:])
+    if several and _IS_INTERACTIVE:
+        raise ConfigurationError(f"trainer.devices={devices}, trainer.num_nodes={num_nodes}: {IN_NOTEBOOKS}")
+    if several and strategy._start_method != "popen":
+        raise ConfigurationError(
+            f"trainer.strategy with start_method={strategy._start_method!r} starts a function, in a Fabric loop of"
+            " one's own; a trainer's processes run the script again, or are forked by lightning-fl fit: leave out"
+            " start_method."
         )
     try:
         with warnings.catch_warnings():

@@ -8,10 +8,14 @@ equations 11 and 12.
 import math
 import re
 import statistics
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from lightning_fl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 __all__ = [
     "ClientMetrics",
@@ -30,6 +34,9 @@ __all__ = [
     "summarize",
     "summarize_gains",
 ]
+
+#: Of a table in a notebook; of more, the first and the last are shown.
+_MOST_ROWS = 60
 
 # Names whose direction the field agrees on. A torchmetrics object states its own.
 _LOWER = ("loss", "error", "err", "rmse", "mse", "mae", "mape", "perplexity", "nll", "brier", "ece", "distance")
@@ -141,7 +148,36 @@ class GainSummary:
     clients: dict[int, float]
 
 
-ClientMetrics = dict[str, MetricSummary]
+class ClientMetrics(dict[str, MetricSummary]):
+    """Metric -> its summary over clients; a table in a notebook.
+
+    Args:
+        summaries: metric -> summary.
+        names: client -> its name, where clients have some.
+    """
+
+    def __init__(self, summaries: Mapping[str, MetricSummary] | None = None, names: Sequence[str] = ()) -> None:
+        super().__init__(summaries or {})
+        self.names = names
+
+    def to_frame(self) -> "DataFrame":
+        """A row per client, then the mean, the worst, the best and the standard deviation; a column per metric."""
+        from pandas import DataFrame, Series  # a second to import
+
+        clients = sorted({client for metric in self.values() for client in metric.clients})
+        labels = {client: self.names[client] if client < len(self.names) else client for client in clients}
+        columns = {
+            name: Series(
+                {labels[client]: metric.clients[client] for client in clients if client in metric.clients}
+                | {"average": metric.mean, "worst": metric.worst, "best": metric.best, "standard deviation": metric.std}
+            )
+            for name, metric in self.items()
+        }
+        frame = DataFrame(columns, index=[*labels.values(), "average", "worst", "best", "standard deviation"])
+        return frame.rename_axis("client")
+
+    def _repr_html_(self) -> str:
+        return self.to_frame().to_html(float_format="{:.4g}".format, na_rep="-", max_rows=_MOST_ROWS)
 
 
 def metric_name(name: str, split: str) -> str:
@@ -206,13 +242,17 @@ def _names_lower(name: str) -> bool | None:
     return False if any(word.startswith(_HIGHER) for word in words) else None
 
 
-def summarize(reports: Mapping[int, Mapping[str, LoggedValue]]) -> ClientMetrics:
+def summarize(reports: Mapping[int, Mapping[str, LoggedValue]], client_names: Sequence[str] = ()) -> ClientMetrics:
     """What clients logged -> one :class:`MetricSummary` per name.
 
     A metric that is NaN for some client (nothing to measure) leaves that client out; NaN for all stays NaN.
+
+    Args:
+        reports: client -> name -> value.
+        client_names: client -> its name, for tables.
     """
     names = list(dict.fromkeys(name for values in reports.values() for name in values))
-    summaries = {}
+    summaries = ClientMetrics(names=client_names)
     for name in names:
         logged = {client: values[name] for client, values in reports.items() if name in values}
         clients = {client: value.value for client, value in logged.items()}

@@ -1,17 +1,21 @@
 """Federating a module in three lines."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
+from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
+from lightning_fl.arguments import IN_NOTEBOOKS
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.data.partition import IID, Partitioner
 from lightning_fl.data.partitioned import Partitioned
 from lightning_fl.data.silos import Silos
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.strategies.fork_launcher import ForkLauncher, forks_end_here
 from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["federate"]
@@ -34,7 +38,8 @@ def federate(
         num_clients: how many clients to cut the data into, evenly at random; or give a ``partitioner``.
         partitioner: how to cut the data into clients.
         ckpt_path: go on from a checkpoint: "last", "best", or a file.
-        **trainer_arguments: arguments of :class:`FederatedTrainer`.
+        **trainer_arguments: arguments of :class:`FederatedTrainer`. In a notebook ``devices=2`` forks a second process
+            for the time of the call.
 
     Returns:
         The trainer: ``trainer.metrics["test"]`` has every client's result, ``trainer.log_dir`` the run's folder.
@@ -48,12 +53,26 @@ def federate(
 
         trainer = lightning_fl.federate(MyModule(), [HospitalA(), HospitalB()], max_rounds=50)
     """
-    trainer = FederatedTrainer(**trainer_arguments)
     federated = _federated_data(data, num_clients, partitioner)
-    trainer.fit(module, federated, ckpt_path=ckpt_path)
-    if trainer.interrupted_by is None and is_overridden("test_step", trainer.module):
-        trainer.test(module, federated, ckpt_path=trainer.trained_checkpoint)
+    trainer, ending = _trainer(**trainer_arguments)
+    with ending:
+        trainer.fit(module, federated, ckpt_path=ckpt_path)
+        if trainer.interrupted_by is None and is_overridden("test_step", trainer.module):
+            trainer.test(module, federated, ckpt_path=trainer.trained_checkpoint)
     return trainer
+
+
+def _trainer(*, devices: int | str | list[int] = "auto", **arguments: Any) -> tuple[FederatedTrainer, Any]:
+    """The trainer, and what ends its processes: those that are forked in a notebook end with the call."""
+    if not (_IS_INTERACTIVE and isinstance(devices, int) and devices > 1):
+        return FederatedTrainer(devices=devices, **arguments), nullcontext()
+    trainer = FederatedTrainer(devices=1, **arguments)
+    strategy = trainer.strategy
+    if not strategy.can_fork:
+        raise ConfigurationError(f"devices={devices}: {IN_NOTEBOOKS}")
+    strategy.fork_processes(devices)
+    assert isinstance(strategy.launcher, ForkLauncher)
+    return trainer, forks_end_here(lambda: trainer.is_global_zero, strategy.launcher)
 
 
 def _federated_data(data: Any, num_clients: int | None, partitioner: Partitioner | None) -> FederatedDataModule:

@@ -28,7 +28,7 @@ from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.engine.weights.local_parameters import LocalParameters
-from lightning_fl.errors import CheckpointError
+from lightning_fl.errors import CheckpointError, ConfigurationError
 from lightning_fl.metrics import ClientMetrics, GainSummary
 from lightning_fl.run_log import RunLog
 from lightning_fl.seeding import generator
@@ -323,6 +323,11 @@ class TrainerSurface:
 
     def launch(self) -> None:
         """Start the processes (once). ``fit`` and the others do it; call it earlier to share the work before them."""
+        if self._launched and self.fabric.world_size > 1 and not torch.distributed.is_initialized():
+            raise ConfigurationError(
+                "this trainer's other processes ended with lightning_fl.federate: make another trainer for a further"
+                " run. What it measured and its models are there."
+            )
         if not self._launched:
             if self.num_threads is not None and self.fabric.device.type == "cpu":
                 os.environ["OMP_NUM_THREADS"] = str(self.num_threads)  # Fabric's launcher leaves a set value alone

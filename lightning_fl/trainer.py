@@ -2,6 +2,8 @@
 
 import os
 import time
+from collections.abc import Mapping
+from html import escape
 from typing import Any, Literal
 
 import torch
@@ -220,7 +222,7 @@ class FederatedTrainer(TrainerSurface):
         with self.profiler.profile(AGGREGATION):  # less what happens in the clients' turns, which is timed there
             train_round(self.loop, cohort, self.stacked)
         self.call("on_aggregate_end")
-        self.metrics["train"] = summarize({client: report.metrics for client, report in self.client_reports.items()})
+        self.metrics["train"] = self._summary(self.client_reports)
         self.current_round += 1
         self.evaluated_this_round = self.evaluates_after(self.current_round)
         if self.evaluated_this_round:
@@ -307,7 +309,7 @@ class FederatedTrainer(TrainerSurface):
     def _evaluate(self, split: Split) -> ClientMetrics:
         with timed_evaluation(self.profiler):
             if not self.loop.evaluates(split):
-                return {}
+                return ClientMetrics()
             word = "validation" if split == "val" else split
             self.loop.call(f"on_{word}_start")
             reports: dict[int, ClientReport] = {}
@@ -320,16 +322,35 @@ class FederatedTrainer(TrainerSurface):
             self.loop.call(f"on_{word}_end")
             reports = self.processes.exchange(reports)
             self.evaluated_samples[split] = {client: report.num_samples for client, report in reports.items()}
-            metrics = summarize({client: report.metrics for client, report in reports.items()})
+            metrics = self._summary(reports)
             means = self.federation.latest_means()
             means.update({name: torch.tensor(metric.mean) for name, metric in metrics.items()})
             self.call("on_evaluate_end", split, metrics)
             return metrics
 
+    def _summary(self, reports: Mapping[int, ClientReport]) -> ClientMetrics:
+        assert self.datamodule is not None
+        values = {client: report.metrics for client, report in reports.items()}
+        return summarize(values, self.datamodule.client_names())
+
     def _curve_names(self) -> list[str] | None:
         """The clients' names where each has curves of its own."""
         assert self.datamodule is not None
         return self.datamodule.client_names() if self.logs_clients else None
+
+    def _repr_html_(self) -> str:
+        """In a notebook: what was run, how far, the latest metrics of every client, and the run's folder."""
+        strategy, done = type(self.strategy).__name__, self.current_round
+        what = "" if self.module is None else f"{type(self.module).__name__} by "
+        on = f" on {self.num_clients} clients" if self.num_clients else ""
+        lines = [f"<b>FederatedTrainer</b>: {what}{strategy}{on}, round {done} of {self.max_rounds}"]
+        words: dict[Split, str] = {"test": "test", "val": "validation", "train": "training"}
+        measured = next((split for split in words if self.metrics.get(split)), None)
+        if measured is not None:
+            lines.append(f"{words[measured]}: {self.metrics[measured]._repr_html_()}")
+        if self.run_log.started:
+            lines.append(f"run: <code>{escape(self.log_dir)}</code>")
+        return "<br>".join(lines)
 
     def _report_profile(self) -> None:
         """Print where the time went and write ``profile.csv`` on rank zero, where rounds were timed."""

@@ -156,7 +156,7 @@ class FederatedStrategy(Learner, DDPStrategy):
             sys.platform == "linux"
             and self.root_device.type == "cpu"
             and self.num_nodes == 1
-            and self._start_method == "popen"
+            and self._start_method in ("popen", "fork")
             and self.cluster_environment is not None
             and not self.cluster_environment.creates_processes_externally
         )

@@ -62,6 +62,12 @@ def test_a_name_or_an_import_path_makes_the_strategy(name, kind, rate, start_met
     assert strategy._start_method == start_method
 
 
+def test_a_trainer_starts_no_function():
+    with pytest.raises(ConfigurationError, match="start_method='spawn' starts a function.*leave out start_method"):
+        FederatedTrainer(strategy="fedavg_spawn", accelerator="cpu", devices=2, logger=False)
+    assert type(made("fedavg_spawn")) is FedAvg
+
+
 def test_a_class_without_a_start_method_has_one_name():
     assert "closed" in STRATEGY_REGISTRY
     assert "closed_spawn" not in STRATEGY_REGISTRY

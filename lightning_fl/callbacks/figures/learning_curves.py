@@ -1,5 +1,6 @@
 """A picture of what the clients learned, over rounds."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from lightning_fl.callbacks.callback import Callback
@@ -37,11 +38,11 @@ class LearningCurves(Callback):
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
         """Keep the round's values."""
-        train = trainer.metrics.get("train", {})
+        train: Mapping[str, MetricSummary] = trainer.metrics.get("train", {})
         name = leading_metric(train)
         if name is not None:
             self._record(trainer.current_round, name, train[name])
-        validation = trainer.metrics.get("val", {}) if trainer.evaluated_this_round else {}
+        validation: Mapping[str, MetricSummary] = trainer.metrics.get("val", {}) if trainer.evaluated_this_round else {}
         if not validation:
             return
         name = leading_metric(validation, self.monitor)
