@@ -5,7 +5,6 @@ import time
 from typing import Any, Literal
 
 import torch
-from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
@@ -33,6 +32,7 @@ from lightning_fl.engine.round.training import train_round
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.lightning_types import AnyLogger
 from lightning_fl.metrics import ClientMetrics, summarize
 from lightning_fl.run import Run
 from lightning_fl.run_log import RunLog
@@ -107,7 +107,7 @@ class FederatedTrainer(TrainerSurface):
         local_epochs: int | None = None,
         local_steps: int | None = None,
         callbacks: list[Callback] | Callback | None = None,
-        logger: bool | Logger | list[Logger] = True,
+        logger: bool | AnyLogger | list[AnyLogger] = True,
         default_root_dir: str | os.PathLike[str] | None = None,
         check_val_every_n_rounds: int = 1,
         gradient_clip_val: float | None = None,

@@ -4,9 +4,9 @@ import inspect
 from collections.abc import Sequence
 
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.lightning_types import is_overridden
 
 __all__ = ["refuse_hooks", "takes_batch_index"]
 
