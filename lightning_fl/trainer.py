@@ -33,7 +33,7 @@ from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.lightning_types import AnyLogger
-from lightning_fl.metrics import ClientMetrics, summarize
+from lightning_fl.metrics import ClientMetrics, lightning_names, summarize
 from lightning_fl.run import Run
 from lightning_fl.run_log import RunLog
 from lightning_fl.seeding import run_seed
@@ -322,7 +322,8 @@ class FederatedTrainer(TrainerSurface):
             self.evaluated_samples[split] = {client: report.num_samples for client, report in reports.items()}
             metrics = summarize({client: report.metrics for client, report in reports.items()})
             means = self.federation.latest_means()
-            means.update({name: torch.tensor(metric.mean) for name, metric in metrics.items()})
+            found = lightning_names(metrics, steps=False)
+            means.update({name: torch.tensor(mean) for name, mean in found.items()})
             self.call("on_evaluate_end", split, metrics)
             return metrics
 

@@ -17,7 +17,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import ClientMetrics, MetricSummary, default_metric
+from lightning_fl.metrics import ClientMetrics, MetricSummary, curve_name, default_metric
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["ProgressDisplay", "RoundClock", "leading_metric"]
@@ -255,7 +255,7 @@ def leading_metric(metrics: ClientMetrics, monitor: str | None = None) -> str | 
         monitor: a name, also as "NAME/mean" or "NAME/worst".
     """
     if monitor is not None:
-        for name in (monitor, monitor.rpartition("/")[0]):
+        for name in (curve_name(metrics, monitor), curve_name(metrics, monitor.rpartition("/")[0])):
             if name in metrics:
                 return name
     return default_metric(metrics)

@@ -32,6 +32,7 @@ from lightning_fl.engine.turn.results import LogCollector
 from lightning_fl.engine.turn.surroundings import Surroundings
 from lightning_fl.engine.turn.trainer_attributes import FixedList, Setting, refusal, refuse_outside_of_a_turn
 from lightning_fl.lightning_types import is_overridden
+from lightning_fl.metrics import lightning_names
 
 __all__ = ["ModuleTrainer", "keep_metrics_local"]
 
@@ -331,7 +332,7 @@ class ModuleTrainer:
     def callback_metrics(self) -> dict[str, Tensor]:
         """The latest means over clients; within a turn, what the client logged until now comes first."""
         means = self._federation.latest_means()
-        return means if self.client is None else means | self.collector.so_far()
+        return means if self.client is None else means | self._so_far()
 
     @property
     def logged_metrics(self) -> dict[str, Tensor]:
@@ -342,8 +343,16 @@ class ModuleTrainer:
         return {name: float(value) for name, value in self._logged_with("prog_bar").items()}
 
     def _logged_with(self, destination: str) -> dict[str, Tensor]:
-        every = [item for metrics in self._federation.metrics.values() for item in metrics.items()]
-        return {name: torch.tensor(metric.mean) for name, metric in every if getattr(metric, destination)}
+        found: dict[str, Tensor] = {}
+        for metrics in self._federation.metrics.values():
+            wanted = {name: metric for name, metric in metrics.items() if getattr(metric, destination)}
+            means = lightning_names(wanted, steps=True, single=True)
+            found |= {name: torch.tensor(mean) for name, mean in means.items()}
+        return found if self.client is None else found | self._so_far(destination)
+
+    def _so_far(self, destination: str | None = None) -> dict[str, Tensor]:
+        ended = (self.model._current_fx_name or "").endswith("_epoch_end")
+        return self.collector.so_far(training=self.training, ended=ended, destination=destination)
 
     def begin_turn(
         self, client: int, global_step: int, *, batches_before: int = 0, evaluated: Split | None = None
