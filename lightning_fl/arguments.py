@@ -158,7 +158,7 @@ def check_arguments(module: object, datamodule: object) -> None:
     """Refuse a model or data of the wrong kind, with the way to wrap them."""
     if not isinstance(module, AnyModule):
         raise ConfigurationError(
-            f"the model is a {type(module).__name__}: give a LightningModule, of lightning.pytorch or of"
+            f"the model is a {type(module).__name__}: give a lightning.pytorch.LightningModule, or one of"
             " pytorch_lightning."
         )
     if not isinstance(datamodule, FederatedDataModule):

@@ -150,7 +150,7 @@ def _set_up(trainer: TrainerSurface, stage: str, steps: CompiledSteps, datamodul
     )
     shim = ModuleTrainer(module, fabric, settings, federation, processes, around)
     shim.set_stage(*_STAGES[stage])
-    datamodule.trainer = shim  # type: ignore[assignment]  # data modules ask what modules ask
+    datamodule.see_trainer(shim)
     trainer.module, trainer.datamodule = module, datamodule
     with fabric.rank_zero_first(local=True):
         if fabric.local_rank == 0:

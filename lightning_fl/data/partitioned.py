@@ -131,7 +131,6 @@ class Partitioned(FederatedDataModule):
 
     def _open(self, datamodule: LightningDataModule, seed: int) -> None:
         """Take over the data sets and settings of the data module's loaders."""
-        datamodule.trainer = self.trainer
         given = self._given
         for split in SPLITS:
             if split == "train" or (split == "test" and is_overridden("test_dataloader", datamodule)):
@@ -191,6 +190,12 @@ class Partitioned(FederatedDataModule):
                     drop_last=training and self.drop_last,
                 )
         return self._kept[client, split]
+
+    def see_trainer(self, trainer: Any) -> None:
+        """Make the trainer known to the data module that is divided."""
+        super().see_trainer(trainer)
+        if isinstance(self.data, AnyDataModule):
+            self.data.trainer = trainer
 
     def client_datamodule(self, client: int | None, stage: str) -> LightningDataModule:
         """The data module that was divided, if it is one."""

@@ -92,7 +92,6 @@ class Silos(FederatedDataModule):
         """
         datamodule = self.datamodules[client]
         if (client, "prepare") not in self._stages:
-            datamodule.trainer = self.trainer
             datamodule.prepare_data()
             self._stages.add((client, "prepare"))
         if (client, stage) not in self._stages:
@@ -101,6 +100,12 @@ class Silos(FederatedDataModule):
                 datamodule.setup(stage)
             self._stages.add((client, stage))
         return datamodule
+
+    def see_trainer(self, trainer: Any) -> None:
+        """Make the trainer known to every silo's data module."""
+        super().see_trainer(trainer)
+        for datamodule in self.datamodules:
+            datamodule.trainer = trainer
 
     def client_datamodule(self, client: int | None, stage: str) -> LightningDataModule:
         """The client's own, made ready; without a client the first as it is."""

@@ -299,9 +299,10 @@ def _train_cohort(
 
 def _in_words(loop: LocalLoop, error: Exception) -> str:
     text = f"{type(error).__name__}: {error}"
+    place = "" if isinstance(error, FederatedError) else place_of(error, loop.module)
+    if place:
+        text = f"{text.removesuffix('.')}{place}."
     text += "" if text.endswith((".", "!", "?")) else "."
-    if not isinstance(error, FederatedError):
-        text += place_of(error, loop.module)
     if loop.settings.channels_last and "view size is not compatible" in text:
         text += " Images are laid out as trainer.channels_last says; set it to false where the module needs `view`."
     return text

@@ -166,7 +166,7 @@ class FitLoop(_Loop):
     """``fit_loop``: the rounds."""
 
     epoch_loop: EpochLoop
-    min_epochs = None
+    min_epochs = 0
     min_steps = None
     max_steps = -1
     done = False

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 from lightning.pytorch.utilities import GradClipAlgorithmType
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
@@ -105,7 +107,7 @@ class ModuleTrainer:
     barebones = Setting(False)
     sanity_checking = False
     fast_dev_run = Setting(False, "max_rounds")
-    min_epochs = Setting(None, "max_rounds")
+    min_epochs = Setting(0, "max_rounds")
     min_steps = Setting(None, "max_rounds")
     max_steps = Setting(-1, "max_rounds")
     max_time = Setting(None, "max_rounds")
@@ -158,7 +160,7 @@ class ModuleTrainer:
         self.batch_idx = 0
         self.is_last_batch = False
         self.num_training_batches: float = float("inf")
-        self.num_val_batches: list[float] = []
+        self._num_val_batches: list[float] | None = []
         self.num_test_batches: list[float] = []
         self.num_predict_batches: list[float] = []
         self._estimated_stepping_batches: float | None = None
@@ -268,6 +270,18 @@ class ModuleTrainer:
         return split != "val" or self.state.fn != TrainerFn.FITTING or self.enable_validation
 
     @property
+    def num_val_batches(self) -> list[float]:
+        if self._num_val_batches is None:
+            loader = self.val_dataloaders if self.in_training_turn else None
+            found = [] if loader is None else CombinedLoader(loader, "sequential").flattened
+            self._num_val_batches = [sized_len(each) or float("inf") for each in found]
+        return self._num_val_batches
+
+    @num_val_batches.setter
+    def num_val_batches(self, batches: list[float]) -> None:
+        self._num_val_batches = batches
+
+    @property
     def in_training_turn(self) -> bool:
         """A client has its turn to train."""
         return self.client is not None and self.training
@@ -368,6 +382,8 @@ class ModuleTrainer:
         self.client, self.global_step, self.batches_before = client, global_step, batches_before
         self.batch_idx, self.is_last_batch, self._took_turns = -1, False, True
         self._evaluated_split = evaluated or "test"
+        if evaluated is None:
+            self._num_val_batches = None  # counted when asked for
         self.collector.begin()
         self.replay(self.collector)
 
