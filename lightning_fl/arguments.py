@@ -10,7 +10,6 @@ from lightning.fabric import Fabric
 from lightning.fabric.strategies import STRATEGY_REGISTRY
 from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
-from lightning.pytorch import LightningModule
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
@@ -19,6 +18,7 @@ from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.hooks import overrides
 from lightning_fl.engine.turn.compilation import compile_faults
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.lightning_types import AnyModule
 from lightning_fl.strategies.federated import FederatedStrategy
 
 __all__ = ["check_arguments", "check_settings", "complete_callbacks", "make_fabric"]
@@ -202,10 +202,10 @@ def check_settings(settings: dict[str, Any]) -> None:
 
 def check_arguments(module: object, datamodule: object) -> None:
     """Refuse a model or data of the wrong kind, with the way to wrap them."""
-    if not isinstance(module, LightningModule):
+    if not isinstance(module, AnyModule):
         raise ConfigurationError(
-            f"the model is a {type(module).__name__}: give a lightning.pytorch.LightningModule (import it as"
-            " lightning.pytorch, not pytorch_lightning)."
+            f"the model is a {type(module).__name__}: give a lightning.pytorch.LightningModule, or one of"
+            " pytorch_lightning."
         )
     if not isinstance(datamodule, FederatedDataModule):
         raise ConfigurationError(

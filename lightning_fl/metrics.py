@@ -22,11 +22,13 @@ __all__ = [
     "GainSummary",
     "LoggedValue",
     "MetricSummary",
+    "curve_name",
     "default_metric",
     "direction_is_known",
     "gains",
     "higher_is_better",
     "incentivized_participation_rate",
+    "lightning_names",
     "metric_name",
     "monitored_metric",
     "reward_standard_deviation",
@@ -65,7 +67,11 @@ _HIGHER = (
 
 @dataclass(frozen=True)
 class LoggedValue:
-    """One name's value for one client. ``weight`` is the number of samples behind it."""
+    """One name's value for one client. ``weight`` is the number of samples behind it.
+
+    A value that was logged with ``on_step=True, on_epoch=True`` is ``forked``: Lightning has it as ``NAME_epoch`` and,
+    of the ``last`` batch, as ``NAME_step`` too.
+    """
 
     value: float
     weight: float
@@ -73,6 +79,8 @@ class LoggedValue:
     to_logger: bool = True
     prog_bar: bool = False
     steps: tuple[tuple[int, float], ...] = ()
+    forked: bool = False
+    last: float | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,8 @@ class MetricSummary:
         higher_is_better: the direction that ``worst`` assumes.
         to_logger: whether it is shown as a curve (``self.log(logger=False)`` is not).
         prog_bar: whether it is shown in the progress display.
+        forked: whether Lightning has it as ``NAME_step`` and ``NAME_epoch``, too.
+        last: the mean over clients of their last batches' values, where it is forked and they have one.
     """
 
     mean: float
@@ -96,6 +106,8 @@ class MetricSummary:
     higher_is_better: bool
     to_logger: bool = True
     prog_bar: bool = False
+    forked: bool = False
+    last: float | None = None
 
     @classmethod
     def of(cls, clients: dict[int, float], *, higher_is_better: bool, to_logger: bool = True) -> "MetricSummary":
@@ -194,6 +206,31 @@ def default_metric(names: Iterable[str]) -> str | None:
     return next((name for name in logged if "loss" in name), logged[0] if logged else None)
 
 
+def curve_name(logged: Collection[str], name: str) -> str:
+    """The name that a metric goes by in a run: NAME for Lightning's ``NAME_epoch``, which is the same value."""
+    stem = name.removesuffix("_epoch")
+    return stem if name not in logged and stem in logged else name
+
+
+def lightning_names(metrics: ClientMetrics, *, steps: bool, single: bool = False) -> dict[str, float]:
+    """Means over clients by the names that Lightning's Trainer has for them.
+
+    Args:
+        metrics: name -> summary over clients.
+        steps: with ``NAME_step``, which ``callback_metrics`` have of training only.
+        single: forked ones are ``NAME_step`` and ``NAME_epoch`` alone, as loggers see them; else NAME as well.
+    """
+    found: dict[str, float] = {}
+    for name, metric in metrics.items():
+        if not (single and metric.forked):
+            found[name] = metric.mean
+        if metric.forked:
+            found[f"{name}_epoch"] = metric.mean
+            if steps and metric.last is not None:
+                found[f"{name}_step"] = metric.last
+    return found
+
+
 def monitored_metric(logged: Collection[str], monitor: str | None, default: str | None, owner: str) -> str:
     """The metric to go by: the one that was named, else a default.
 
@@ -206,10 +243,11 @@ def monitored_metric(logged: Collection[str], monitor: str | None, default: str 
     Raises:
         ConfigurationError: it is not logged.
     """
-    name = monitor or default
+    name = curve_name(logged, monitor) if monitor else default
     if name is None or name not in logged:
         raise ConfigurationError(
-            f"{owner}.monitor={name!r} is not logged in validation. Logged are: {', '.join(logged) or 'no metrics'}."
+            f"{owner}.monitor={monitor or default!r} is not logged in validation. Logged are:"
+            f" {', '.join(logged) or 'no metrics'}."
         )
     return name
 
@@ -261,7 +299,13 @@ def summarize(reports: Mapping[int, Mapping[str, LoggedValue]], client_names: Se
         summary = MetricSummary.of(
             clients, higher_is_better=better, to_logger=any(value.to_logger for value in logged.values())
         )
-        summaries[name] = replace(summary, prog_bar=any(value.prog_bar for value in logged.values()))
+        last = [value.last for value in logged.values() if value.last is not None]
+        summaries[name] = replace(
+            summary,
+            prog_bar=any(value.prog_bar for value in logged.values()),
+            forked=any(value.forked for value in logged.values()),
+            last=_mean(last) if last else None,
+        )
     return summaries
 
 

@@ -139,7 +139,6 @@ def _set_up(trainer: TrainerSurface, stage: str, steps: CompiledSteps, datamodul
     check_arguments(module, datamodule)
     steps.check(fabric.device)
     trainer.call("setup", stage)
-    datamodule.trainer = trainer  # type: ignore[assignment]
     around = Surroundings(
         federated=trainer,
         datamodule=datamodule,
@@ -152,6 +151,7 @@ def _set_up(trainer: TrainerSurface, stage: str, steps: CompiledSteps, datamodul
     )
     shim = ModuleTrainer(module, fabric, settings, federation, processes, around)
     shim.set_stage(*_STAGES[stage])
+    datamodule.see_trainer(shim)
     trainer.module, trainer.datamodule = module, datamodule
     with fabric.rank_zero_first(local=True):
         if fabric.local_rank == 0:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning.fabric import Fabric
-from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.atomic import write_whole
@@ -20,6 +19,7 @@ from lightning_fl.data.module import Split
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.federation import Federation
 from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.lightning_types import AnyLogger
 from lightning_fl.metrics import MetricSummary, metric_name
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class RunLog:
         root: where run folders are made.
     """
 
-    def __init__(self, logger: bool | Logger | list[Logger], root: str) -> None:
+    def __init__(self, logger: bool | AnyLogger | list[AnyLogger], root: str) -> None:
         self._logger = logger
         self._root = Path(root)
         self._directory: Path | None = None

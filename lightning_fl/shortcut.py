@@ -6,7 +6,6 @@ from typing import Any
 
 from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
 from lightning_fl.arguments import IN_NOTEBOOKS
@@ -16,6 +15,7 @@ from lightning_fl.data.partitioned import Partitioned
 from lightning_fl.data.silos import Silos
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.strategies.fork_launcher import ForkLauncher, forks_end_here
+from lightning_fl.lightning_types import AnyDataModule, is_overridden
 from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["federate"]
@@ -81,9 +81,9 @@ def _federated_data(data: Any, num_clients: int | None, partitioner: Partitioner
         raise ConfigurationError("the data have their clients already: leave out num_clients and partitioner.")
     if isinstance(data, FederatedDataModule):
         return data
-    if isinstance(data, list | tuple) and data and all(isinstance(item, LightningDataModule) for item in data):
+    if isinstance(data, list | tuple) and data and all(isinstance(item, AnyDataModule) for item in data):
         return Silos(list(data))
-    if not isinstance(data, LightningDataModule) and not hasattr(data, "__getitem__"):
+    if not isinstance(data, AnyDataModule) and not hasattr(data, "__getitem__"):
         raise ConfigurationError(
             f"data is a {type(data).__name__}: give one LightningDataModule per silo as a list, or one"
             " LightningDataModule or data set with num_clients."

@@ -7,7 +7,6 @@ from html import escape
 from typing import Any, Literal
 
 import torch
-from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
@@ -35,7 +34,8 @@ from lightning_fl.engine.round.training import train_round
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import ClientMetrics, summarize
+from lightning_fl.lightning_types import AnyLogger
+from lightning_fl.metrics import ClientMetrics, lightning_names, summarize
 from lightning_fl.run import Run
 from lightning_fl.run_log import RunLog
 from lightning_fl.seeding import run_seed
@@ -109,7 +109,7 @@ class FederatedTrainer(TrainerSurface):
         local_epochs: int | None = None,
         local_steps: int | None = None,
         callbacks: list[Callback] | Callback | None = None,
-        logger: bool | Logger | list[Logger] = True,
+        logger: bool | AnyLogger | list[AnyLogger] = True,
         default_root_dir: str | os.PathLike[str] | None = None,
         check_val_every_n_rounds: int = 1,
         gradient_clip_val: float | None = None,
@@ -324,7 +324,8 @@ class FederatedTrainer(TrainerSurface):
             self.evaluated_samples[split] = {client: report.num_samples for client, report in reports.items()}
             metrics = self._summary(reports)
             means = self.federation.latest_means()
-            means.update({name: torch.tensor(metric.mean) for name, metric in metrics.items()})
+            found = lightning_names(metrics, steps=False)
+            means.update({name: torch.tensor(mean) for name, mean in found.items()})
             self.call("on_evaluate_end", split, metrics)
             return metrics
 

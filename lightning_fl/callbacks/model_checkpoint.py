@@ -12,7 +12,7 @@ from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.learner import changes
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import ClientMetrics, default_metric
+from lightning_fl.metrics import ClientMetrics, curve_name, default_metric
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["ModelCheckpoint"]
@@ -150,6 +150,7 @@ class ModelCheckpoint(Callback):
     def _monitored(self, metrics: ClientMetrics) -> tuple[float, bool]:
         name = self.monitor or default_metric(metrics) or ""
         base, _, aggregate = name.rpartition("/")
+        name, base = curve_name(metrics, name), curve_name(metrics, base)
         if name in metrics:
             metric, value = metrics[name], metrics[name].mean
         elif aggregate in ("mean", "worst") and base in metrics:
@@ -157,7 +158,7 @@ class ModelCheckpoint(Callback):
             value = metric.mean if aggregate == "mean" else metric.worst
         else:
             raise ConfigurationError(
-                f"ModelCheckpoint.monitor={name!r} is not logged in validation. Logged are: {', '.join(metrics)} (each"
-                " also as NAME/worst)."
+                f"ModelCheckpoint.monitor={self.monitor!r} is not logged in validation. Logged are:"
+                f" {', '.join(metrics)} (each also as NAME/worst)."
             )
         return value, metric.higher_is_better if self.mode == "auto" else self.mode == "max"

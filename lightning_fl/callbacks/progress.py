@@ -19,7 +19,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import MetricSummary, default_metric
+from lightning_fl.metrics import MetricSummary, curve_name, default_metric
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["ProgressDisplay", "RoundClock", "leading_metric"]
@@ -288,7 +288,7 @@ def leading_metric(metrics: Mapping[str, MetricSummary], monitor: str | None = N
         monitor: a name, also as "NAME/mean" or "NAME/worst".
     """
     if monitor is not None:
-        for name in (monitor, monitor.rpartition("/")[0]):
+        for name in (curve_name(metrics, monitor), curve_name(metrics, monitor.rpartition("/")[0])):
             if name in metrics:
                 return name
     return default_metric(metrics)

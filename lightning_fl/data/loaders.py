@@ -2,7 +2,6 @@
 
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -18,6 +17,7 @@ from torch.utils.data import (
 from lightning_fl.data.graphs import is_graph_collater
 from lightning_fl.data.module import Split
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.lightning_types import is_overridden
 
 __all__ = ["find_loader", "has_plain_batches", "is_shuffled", "loader_like", "sampled_dataset"]
 

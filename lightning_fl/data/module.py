@@ -61,6 +61,23 @@ class FederatedDataModule(LightningDataModule, ABC):
         dataset is packed once.
         """
 
+    def see_trainer(self, trainer: Any) -> None:
+        """Make the trainer known as ``self.trainer``, also to the data modules that clients' data come from.
+
+        Args:
+            trainer: what modules see as ``self.trainer``.
+        """
+        self.trainer = trainer
+
+    def client_datamodule(self, client: int | None, stage: str) -> LightningDataModule:
+        """The data module that a client's data come from, as the client's module sees it; this one, unless it has own.
+
+        Args:
+            client: a hosted client; ``None`` where this rank hosts none.
+            stage: "fit" or "test": what it is made ready for.
+        """
+        return self
+
     def client_names(self) -> list[str]:
         """A short name for each client, for tables and pictures."""
         width = len(str(self.num_clients - 1))

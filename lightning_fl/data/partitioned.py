@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
@@ -16,6 +15,7 @@ from lightning_fl.data.partition import Partitioner
 from lightning_fl.data.partition.sizes import check_fractions
 from lightning_fl.data.shared import cut_splits
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.lightning_types import AnyDataModule, is_overridden
 from lightning_fl.seeding import run_seed, seed_default_generators
 
 __all__ = ["BATCH_HOOKS", "Partitioned"]
@@ -51,7 +51,7 @@ class Partitioned(FederatedDataModule):
 
     def __init__(
         self,
-        data: LightningDataModule | Dataset,
+        data: AnyDataModule | Dataset,
         partitioner: Partitioner,
         *,
         split: tuple[float, float, float] = (0.8, 0.1, 0.1),
@@ -70,7 +70,7 @@ class Partitioned(FederatedDataModule):
         check_fractions(split)
         if isinstance(data, FederatedDataModule):
             raise ConfigurationError(f"data is a {type(data).__name__}, which has clients already: use it as it is.")
-        if isinstance(data, IterableDataset) or not (isinstance(data, LightningDataModule) or hasattr(data, "__len__")):
+        if isinstance(data, IterableDataset) or not (isinstance(data, AnyDataModule) or hasattr(data, "__len__")):
             raise ConfigurationError(
                 f"data is a {type(data).__name__} without a length, which cannot be divided among clients: give a"
                 " map-style data set or a LightningDataModule, or each client a data module of its own, with Silos."
@@ -91,14 +91,14 @@ class Partitioned(FederatedDataModule):
         self._loaders: dict[Split, DataLoader] = {}  # the data module's loaders whose settings clients keep
         self._indices: list[dict[Split, Tensor]] = []
         self._kept: dict[tuple[int, Split], Dataset | DataLoader] = {}
-        if isinstance(data, LightningDataModule):
+        if isinstance(data, AnyDataModule):
             for hook in BATCH_HOOKS:
                 if is_overridden(hook, data):
                     setattr(self, hook, getattr(data, hook))
 
     def prepare_data(self) -> None:
         """The data module's own."""
-        if isinstance(self.data, LightningDataModule):
+        if isinstance(self.data, AnyDataModule):
             self.data.prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
@@ -110,7 +110,7 @@ class Partitioned(FederatedDataModule):
         if self._indices:
             return
         seed = run_seed() if self.split_seed is None else self.split_seed
-        if isinstance(self.data, LightningDataModule):
+        if isinstance(self.data, AnyDataModule):
             self._open(self.data, seed)
         else:
             self._datasets["train"] = self.data
@@ -131,7 +131,6 @@ class Partitioned(FederatedDataModule):
 
     def _open(self, datamodule: LightningDataModule, seed: int) -> None:
         """Take over the data sets and settings of the data module's loaders."""
-        datamodule.trainer = self.trainer
         given = self._given
         for split in SPLITS:
             if split == "train" or (split == "test" and is_overridden("test_dataloader", datamodule)):
@@ -192,6 +191,16 @@ class Partitioned(FederatedDataModule):
                 )
         return self._kept[client, split]
 
+    def see_trainer(self, trainer: Any) -> None:
+        """Make the trainer known to the data module that is divided."""
+        super().see_trainer(trainer)
+        if isinstance(self.data, AnyDataModule):
+            self.data.trainer = trainer
+
+    def client_datamodule(self, client: int | None, stage: str) -> LightningDataModule:
+        """The data module that was divided, if it is one."""
+        return self.data if isinstance(self.data, AnyDataModule) else self
+
     def client_names(self) -> list[str]:
         """The names of the groups, where each group is a client."""
         return list(self._names or super().client_names())
@@ -217,7 +226,7 @@ class Partitioned(FederatedDataModule):
 
     def teardown(self, stage: str | None = None) -> None:
         """The data module's own."""
-        if isinstance(self.data, LightningDataModule):
+        if isinstance(self.data, AnyDataModule):
             self.data.teardown(stage)  # type: ignore[arg-type]
 
     def _set_up(self) -> list[dict[Split, Tensor]]:

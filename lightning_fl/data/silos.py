@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -12,6 +11,7 @@ from lightning_fl.data.loaders import find_loader, is_shuffled, loader_like, sam
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.data.partitioned import BATCH_HOOKS
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.lightning_types import AnyDataModule, is_overridden
 from lightning_fl.seeding import run_seed, seed_default_generators
 
 __all__ = ["Silos"]
@@ -40,7 +40,7 @@ class Silos(FederatedDataModule):
 
     def __init__(
         self,
-        datamodules: list[LightningDataModule],
+        datamodules: list[AnyDataModule],
         names: list[str] | None = None,
         *,
         batch_size: int | None = None,
@@ -92,7 +92,6 @@ class Silos(FederatedDataModule):
         """
         datamodule = self.datamodules[client]
         if (client, "prepare") not in self._stages:
-            datamodule.trainer = self.trainer
             datamodule.prepare_data()
             self._stages.add((client, "prepare"))
         if (client, stage) not in self._stages:
@@ -101,6 +100,16 @@ class Silos(FederatedDataModule):
                 datamodule.setup(stage)
             self._stages.add((client, stage))
         return datamodule
+
+    def see_trainer(self, trainer: Any) -> None:
+        """Make the trainer known to every silo's data module."""
+        super().see_trainer(trainer)
+        for datamodule in self.datamodules:
+            datamodule.trainer = trainer
+
+    def client_datamodule(self, client: int | None, stage: str) -> LightningDataModule:
+        """The client's own, made ready; without a client the first as it is."""
+        return self.datamodules[0] if client is None else self.open(client, stage)
 
     def client_data(self, client: int, split: Split) -> DataLoader | None:
         """The client's own loader, made once and kept."""

@@ -35,6 +35,7 @@ class ClientState:
         optimizers: optimiser states, where ``optimizer_state="keep"``.
         groups: hyper-parameters of the parameter groups (learning rates, momenta), where there are schedulers.
         schedulers: scheduler states.
+        batches: that it trained on so far.
     """
 
     global_step: int = 0
@@ -42,6 +43,7 @@ class ClientState:
     optimizers: list[dict[str, Any]] = field(default_factory=list)
     groups: list[list[dict[str, Any]]] = field(default_factory=list)
     schedulers: list[dict[str, Any]] = field(default_factory=list)
+    batches: int = 0
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""

@@ -17,7 +17,7 @@ from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.engine.weights.local_parameters import LocalParameters, shared_bytes
 from lightning_fl.engine.weights.weighted_sum import mixture
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import ClientMetrics, GainSummary
+from lightning_fl.metrics import ClientMetrics, GainSummary, lightning_names
 
 __all__ = ["STRATEGY", "Federation", "Round"]
 
@@ -170,8 +170,8 @@ class Federation:
 
     def latest_means(self) -> dict[str, Tensor]:
         """Metric -> its latest mean over clients, in training and in evaluations."""
-        for name, metric in self.metrics.get("train", {}).items():
-            self.means[name] = torch.tensor(metric.mean)
+        means = lightning_names(self.metrics.get("train", {}), steps=True)
+        self.means.update({name: torch.tensor(mean) for name, mean in means.items()})
         return self.means
 
     # -- the checkpoint --------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from typing import get_args
 
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
@@ -49,9 +50,8 @@ class _RecipeFile(ActionConfigFile):
 def add_arguments(parser: ArgumentParser, command: str) -> None:
     """Add the keys of a recipe. Imports torch."""
     _import_short_names()
-    from lightning.pytorch import LightningModule
-
     from lightning_fl.data.module import FederatedDataModule
+    from lightning_fl.lightning_types import AnyModule
     from lightning_fl.trainer import FederatedTrainer
 
     parser.add_argument(
@@ -59,7 +59,7 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
     )
     parser.add_argument("--seed_everything", type=Seed, default=0, help="Seed of everything that is random.")
     parser.add_class_arguments(FederatedTrainer, "trainer", fail_untyped=False)
-    parser.add_subclass_arguments(LightningModule, "model", required=True, fail_untyped=False)
+    parser.add_subclass_arguments(get_args(AnyModule), "model", required=True, fail_untyped=False)
     parser.add_subclass_arguments(FederatedDataModule, "data", required=True, fail_untyped=False)
     if command == "fit":
         parser.add_argument("--ckpt_path", type=str | None, default=None, help="Go on from last, best or a file.")

@@ -58,7 +58,7 @@ def _fit(
     ckpt_path: str | None,
     arguments: Sequence[str],
 ) -> int:
-    from lightning.pytorch.utilities.model_helpers import is_overridden
+    from lightning_fl.lightning_types import is_overridden
 
     trainer.fit(module, data, ckpt_path=ckpt_path)
     if trainer.interrupted_by is not None:
@@ -105,8 +105,7 @@ def _predict(
     ckpt_path: str,
     arguments: Sequence[str],
 ) -> int:
-    from lightning.pytorch.utilities.model_helpers import is_overridden
-
+    from lightning_fl.lightning_types import is_overridden
     from lightning_fl.recipe.predictions import write_predictions
 
     if not is_overridden("predict_step", module) and not is_overridden("forward", module):

@@ -7,7 +7,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.figures.plots.run import Curve, draw_learning_curves
 from lightning_fl.callbacks.progress import leading_metric
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import MetricSummary
+from lightning_fl.metrics import MetricSummary, curve_name
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["LearningCurves"]
@@ -47,7 +47,7 @@ class LearningCurves(Callback):
             return
         name = leading_metric(validation, self.monitor)
         assert name is not None
-        if self.monitor is not None and self.monitor != name:
+        if self.monitor is not None and curve_name(validation, self.monitor) != name:
             raise ConfigurationError(
                 f"LearningCurves.monitor={self.monitor!r} is not logged in validation. Logged are:"
                 f" {', '.join(validation)}."

@@ -296,6 +296,7 @@ class BatchFactory:
         self._channels_last = channels_last
         self._packs: dict[int, tuple[Any, Pack | None]] = {}
         self._made: dict[tuple[int, Split], ClientBatches | None] = {}
+        self._loaders: dict[tuple[int, Split], Any] = {}
 
     def batches(self, client: int, split: Split) -> ClientBatches | None:
         """A client's batches in one split, ``None`` where it has no such data; made once.
@@ -321,6 +322,35 @@ class BatchFactory:
             self._made[key] = made
         return self._made[key]
 
+    def loader(self, client: int, split: Split) -> Any:
+        """What a client's module is shown as its loader of a split, ``None`` where it has no such data.
+
+        The data module's own loader, or one made over the client's data set, with an order of its own.
+        """
+        batches = self.batches(client, split)
+        if batches is None:
+            return None
+        key = (client, split)
+        if key not in self._loaders:
+            data: Any = self._data.client_data(client, split)
+            samples = isinstance(data, Dataset | list | tuple)
+            self._loaders[key] = self._loader_over(data, split) if samples else data
+        return self._loaders[key]
+
+    def _loader_over(self, data: Any, split: Split) -> DataLoader:
+        """A loader over a client's data set, as the data module says."""
+        module, training = self._data, split == "train"
+        length = len(data) if hasattr(data, "__len__") else None
+        batch_size = module.batch_size if training else module.eval_batch_size
+        return DataLoader(
+            data,
+            batch_size=batch_size,
+            shuffle=training and module.shuffle and not isinstance(data, IterableDataset) and bool(length),
+            drop_last=training and module.drop_last and (length is None or length > batch_size),
+            collate_fn=_collate,
+            generator=torch.Generator(),
+        )
+
     def _make(self, data: Dataset | DataLoader | None, split: Split) -> ClientBatches | None:
         module = self._data
         if data is None:
@@ -337,17 +367,7 @@ class BatchFactory:
         packed = None if stream else self._packed(data, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last)
         if packed is not None:
             return packed
-        length = len(data) if hasattr(data, "__len__") else None
-        return LoaderBatches(
-            DataLoader(
-                data,
-                batch_size=batch_size,
-                shuffle=shuffle and not stream and bool(length),
-                drop_last=drop_last and (length is None or length > batch_size),
-                collate_fn=_collate,
-                generator=torch.Generator(),
-            )
-        )
+        return LoaderBatches(self._loader_over(data, split))
 
     def _packed(self, dataset: Any, **options: Any) -> PackedBatches | None:
         indices: Tensor | None = None

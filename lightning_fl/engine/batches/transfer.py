@@ -6,11 +6,11 @@ import torch
 from lightning.fabric.plugins.precision import MixedPrecision, Precision
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from lightning_fl.engine.batches.packs import channels_last
+from lightning_fl.lightning_types import is_overridden
 
 __all__ = ["BatchTransfer"]
 

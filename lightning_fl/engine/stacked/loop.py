@@ -322,6 +322,7 @@ class StackedLoop:
         for row in rows:
             state = row.turn.state
             state.global_step += len(row.steps)
+            state.batches += row.total
             state.rounds_seen = self._loop.federation.current_round
             try:
                 metrics = row.collector.reduce(row.num_samples)

@@ -9,13 +9,13 @@ import torch
 from lightning.fabric.plugins.precision import Precision
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from lightning.pytorch.utilities.model_helpers import _ModuleMode, is_overridden
+from lightning.pytorch.utilities.model_helpers import _ModuleMode
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from lightning_fl.cohort import Participant
 from lightning_fl.data.module import FederatedDataModule, Split
-from lightning_fl.engine.batches.client import BatchFactory, ClientBatches, SizedBatch
+from lightning_fl.engine.batches.client import BatchFactory, ClientBatches, PackedBatches, SizedBatch
 from lightning_fl.engine.batches.transfer import BatchTransfer
 from lightning_fl.engine.client import ClientReport, ClientState, ClientTurn, LocalWork, unpacked
 from lightning_fl.engine.federation import STRATEGY, Federation, Round
@@ -31,7 +31,8 @@ from lightning_fl.engine.turn.optimization import Optimization
 from lightning_fl.engine.weights.flat import FlatModule, Span, Weights
 from lightning_fl.engine.weights.local_parameters import averaged_spans
 from lightning_fl.errors import ConfigurationError, TrainingError
-from lightning_fl.seeding import generator, seed_default_generators
+from lightning_fl.lightning_types import is_overridden
+from lightning_fl.seeding import derive_seed, generator, seed_default_generators
 
 __all__ = ["LocalLoop"]
 
@@ -113,6 +114,7 @@ class LocalLoop:
         self.learner = learner
         self._overridden: dict[str, bool] = {}  # asked for in every step
         refuse_hooks(module)
+        module_trainer.find_loader = self._loader
         self._precision: Precision = module_trainer.precision_plugin.plugin
         self.optimization = Optimization(module_trainer, flat, settings, federation)
         self._step_takes_index = {
@@ -233,7 +235,7 @@ class LocalLoop:
         by_strategy = own and "client_loss" in self.own_steps
         generators = self._seed(*path)
         shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
-        shim.begin_turn(client, state.global_step)
+        shim.begin_turn(client, state.global_step, batches_before=state.batches)
         shim.num_training_batches = total
         accumulate = settings.accumulate_grad_batches
         shim.estimated_stepping_batches = settings.max_rounds * steps
@@ -244,9 +246,9 @@ class LocalLoop:
         sizes: list[int] = []
         for index, (batch, size) in enumerate(batches.shuffled(path, total)):
             batch = self.move(batch, batches.on_device)
+            shim.batch_idx, shim.is_last_batch = index, index == total - 1
             if batch is None:  # as in Lightning: the loader's collation left every sample out
                 continue
-            shim.batch_idx, shim.is_last_batch = index, index == total - 1
             shim.collector.batch, shim.collector.batch_size, shim.collector.step = batch, size, shim.global_step
             if self.overridden("on_train_batch_start") and self.call("on_train_batch_start", batch, index) == -1:
                 break
@@ -268,6 +270,7 @@ class LocalLoop:
                     hook(client, shim.global_step - state.global_step)
         self.call("on_train_epoch_end")
         self.optimization.end(state)
+        state.batches += shim.batch_idx + 1
         shim.end_turn()
         return self._training_report(client, batches, losses, sizes, state)
 
@@ -432,7 +435,7 @@ class LocalLoop:
         client: int,
         weights: Weights,
         batches: ClientBatches,
-        split: str,
+        split: Split,
         word: str,
         samples: Iterator[SizedBatch] | None = None,
     ) -> Iterator[Any]:
@@ -440,7 +443,7 @@ class LocalLoop:
         path = self.path(client, split)
         self.flat.load(weights)
         seed_default_generators(*path)
-        shim.begin_turn(client, self._global_step(client))
+        shim.begin_turn(client, self._global_step(client), evaluated=split)
         self._mode.capture(self.module)
         if self.overridden(f"on_{word}_model_eval"):
             self.call(f"on_{word}_model_eval")
@@ -477,6 +480,14 @@ class LocalLoop:
     def batches(self, client: int, split: Split) -> Any:
         """A client's batches, after callbacks (label noise) saw them."""
         return self.factory.batches(client, split)
+
+    def _loader(self, client: int, split: Split) -> Any:
+        """A client's loader of a split, as its module sees it; what it draws depends on the turn alone."""
+        loader = self.factory.loader(client, split)
+        draws = getattr(loader, "generator", None)
+        if isinstance(draws, torch.Generator) and isinstance(self.batches(client, split), PackedBatches):
+            draws.manual_seed(derive_seed(*self.path(client, f"{split} loader")))
+        return loader
 
     def averaged_spans(self) -> list[Span]:
         """The parameters that clients train and share: all but frozen ones and personal layers."""

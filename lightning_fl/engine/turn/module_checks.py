@@ -1,14 +1,20 @@
 """What of a module has no place in a federated turn, refused before training."""
 
 import inspect
+import os
+import sysconfig
+import traceback
 from collections.abc import Sequence
 
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.lightning_types import is_overridden
 
-__all__ = ["refuse_hooks", "takes_batch_index"]
+__all__ = ["place_of", "refuse_hooks", "takes_batch_index"]
+
+_OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
 
 
 def refuse_hooks(module: LightningModule) -> None:
@@ -58,3 +64,21 @@ def takes_batch_index(module: LightningModule, name: str) -> bool:
         )
     variadic = any(parameter.kind == parameter.VAR_POSITIONAL for parameter in parameters.values())
     return variadic or len(parameters) >= 2
+
+
+def place_of(error: BaseException, module: object) -> str:
+    """Where in the user's code an error was raised: ``" (model.py, line 12, in training_step)"``, or nothing.
+
+    It is the innermost line outside of installed packages, or else of the package that the module's class is from.
+    """
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OWN)]
+    users = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<frozen", "<string"))]
+    if not users:
+        package = type(module).__module__.split(".")[0]
+        users = [frame for frame in frames if f"{os.sep}{package}" in frame.filename]
+    if not users:
+        return ""
+    frame = users[-1]
+    inside = os.path.relpath(frame.filename)
+    path = frame.filename if inside.startswith(os.pardir) else inside
+    return f" ({path}, line {frame.lineno}, in {frame.name})"

@@ -14,9 +14,7 @@ from lightning.pytorch.core.optimizer import (
     _MockOptimizer,
     _validate_multiple_optimizers_support,
     _validate_optimizers_attached,
-    _validate_scheduler_api,
 )
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.types import STEP_OUTPUT, LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
@@ -29,6 +27,7 @@ from lightning_fl.engine.turn.flat_optimizer import FlatOptimizer
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.lightning_types import is_overridden, own_lightning
 
 __all__ = ["STEP_HOOKS", "Optimization"]
 
@@ -156,7 +155,7 @@ class Optimization:
         if not self._validated:  # the same for every client: once a run
             _validate_multiple_optimizers_support(optimizers, module)
             _validate_optimizers_attached(optimizers, configs)
-            _validate_scheduler_api(configs, module)
+            own_lightning(module, "core.optimizer")._validate_scheduler_api(configs, module)
             self._validated = True
         return optimizers, configs
 

@@ -20,10 +20,17 @@ class _Entry:
     to_logger: bool
     prog_bar: bool
     on_step: bool
+    on_epoch: bool
     metric: Metric | None = None
     values: list[Tensor] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     at_steps: list[int] = field(default_factory=list)
+    last: Tensor | None = None
+
+    @property
+    def forked(self) -> bool:
+        """Whether Lightning has it as NAME_step and NAME_epoch, too."""
+        return self.on_step and self.on_epoch
 
 
 class LogCollector:
@@ -43,15 +50,28 @@ class LogCollector:
         self.step = 0
         self._entries: dict[str, _Entry] = {}
 
-    def so_far(self) -> dict[str, Tensor]:
-        """What was logged until now, reduced; metrics go on counting."""
+    def so_far(self, *, training: bool, ended: bool, destination: str | None = None) -> dict[str, Tensor]:
+        """What was logged until now, as and when Lightning's Trainer shows it; metrics go on counting.
+
+        Args:
+            training: ``callback_metrics`` have single steps of training only.
+            ended: the steps are over, so that the epoch's values are there.
+            destination: "to_logger" or "prog_bar", where each value has one name; ``None`` for ``callback_metrics``.
+        """
         found: dict[str, Tensor] = {}
         for name, entry in self._entries.items():
-            if entry.metric is not None:
-                found[name] = entry.metric.compute()
-            else:
-                values = torch.stack(entry.values).double()
-                found[name] = _reduce(entry.reduce_fx, values, values.new_tensor(entry.weights)).float()
+            if destination is not None and not getattr(entry, destination):
+                continue
+            values: dict[str, Tensor] = {}  # of the epoch last, which NAME alone then has
+            if entry.on_step and entry.last is not None and (training or destination is not None):
+                values["step"] = entry.last
+            if entry.on_epoch and ended:
+                values["epoch"] = entry.metric.compute() if entry.metric is not None else _reduced(entry).float()
+            for of, value in values.items():
+                if entry.forked:
+                    found[f"{name}_{of}"] = value
+                if destination is None or not entry.forked:
+                    found[name] = value
         return found
 
     def begin(self) -> None:
@@ -84,14 +104,15 @@ class LogCollector:
         """
         entry = self._entries.get(name)
         if entry is None:
-            entry = self._entries[name] = _Entry(reduce_fx, logger, prog_bar, on_step)
+            entry = self._entries[name] = _Entry(reduce_fx, logger, prog_bar, on_step, on_epoch)
         if isinstance(value, Metric):
-            entry.metric = value
+            entry.metric, entry.last = value, value._forward_cache
             if self._keeps_step(on_step) and value._forward_cache is not None:
                 entry.values.append(value._forward_cache.detach())
                 entry.at_steps.append(self.step)
             return
         entry.values.append(value)
+        entry.last = value
         entry.weights.append(float(batch_size if batch_size is not None else self._current_batch_size()))
         entry.at_steps.append(self.step)
 
@@ -108,11 +129,12 @@ class LogCollector:
                 number = _single(name, entry.metric.compute())
                 better = entry.metric.higher_is_better
             else:
-                values = torch.stack(entry.values).double()
-                weights = torch.tensor(entry.weights, dtype=torch.float64, device=values.device)
-                number = _single(name, _reduce(entry.reduce_fx, values, weights))
+                number = _single(name, _reduced(entry))
                 weight = sum(entry.weights)
-            reduced[name] = LoggedValue(number, weight, better, entry.to_logger, entry.prog_bar, self._steps(entry))
+            last = float(entry.last) if entry.forked and entry.last is not None else None
+            reduced[name] = LoggedValue(
+                number, weight, better, entry.to_logger, entry.prog_bar, self._steps(entry), entry.forked, last
+            )
         self._reset_metrics()  # when all are computed: those of a MetricCollection share their states
         return reduced
 
@@ -147,6 +169,11 @@ def _single(name: str, value: Any) -> float:
             " entries under names of their own, or their mean (a torchmetrics metric: average='macro')."
         )
     return float(value)
+
+
+def _reduced(entry: _Entry) -> Tensor:
+    values = torch.stack(entry.values).double()
+    return _reduce(entry.reduce_fx, values, torch.tensor(entry.weights, dtype=torch.float64, device=values.device))
 
 
 def _reduce(reduce_fx: str | Callable[[Tensor], Any], values: Tensor, weights: Tensor) -> Tensor:
