@@ -268,6 +268,7 @@ class TrainerSurface:
             "module": class_path(self.module),
             "seed": self.seed,
             **self.federation.state_dict(self.processes),
+            "layout": self.loop.flat.layout() if self.loop.flat.late else [],
             "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks()},
         }
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.amounts import ends_step, turn_report
 from lightning_fl.engine.turn.correction import Correction
 from lightning_fl.engine.turn.module_checks import refuse_hooks, takes_batch_index
-from lightning_fl.engine.turn.module_trainer import ModuleTrainer
+from lightning_fl.engine.turn.module_trainer import ModuleTrainer, keep_metrics_local
 from lightning_fl.engine.turn.optimization import Optimization
 from lightning_fl.engine.weights.flat import FlatModule, Span, Weights
 from lightning_fl.engine.weights.local_parameters import averaged_spans
@@ -64,6 +65,8 @@ _HOOKS_OF_RUN: dict[str, tuple[TrainerFn, RunningStage]] = {
     "on_predict_start": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
     "on_predict_end": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
 }
+#: Those of them that a fit calls between its rounds.
+_HOOKS_OF_ROUND = frozenset({"on_validation_start", "on_validation_end"})
 
 
 class LocalLoop:
@@ -127,6 +130,51 @@ class LocalLoop:
         self.move = BatchTransfer(module, data, processes.device, self._precision, channels_last=settings.channels_last)
         self._mode = _ModuleMode()
 
+    def take_in(self) -> None:
+        """Lay the module out anew where a hook of the run has given it parameters or buffers; on every rank alike.
+
+        Called before the first turn. Rank zero's values of what is new hold on every rank.
+
+        Raises:
+            ConfigurationError: the ranks' modules have got different parts, or a run that goes on from a checkpoint
+                lacks some of that checkpoint's.
+        """
+        new = self.processes.of_ranks(self.flat.new_tensors()) if self.processes.several else [self.flat.new_tensors()]
+        if any(of_rank != new[0] for of_rank in new):
+            raise ConfigurationError(
+                f"on_train_start gave the module other parameters on other processes ({'; '.join(map(str, new))}): make"
+                " the same on all of them."
+            )
+        if new[0]:
+            moved = self.flat.take_in()
+            if self.processes.several:
+                for vector in self.flat.weights.vectors.values():
+                    self.processes.transport.broadcast_bytes_(vector, 0)
+            if moved is not None:
+                self.federation.lay_out(self.flat, moved)
+            keep_metrics_local(self.module)
+            self.optimization.look_at_parameters()
+        missing = self.flat.missing()
+        if missing:
+            raise ConfigurationError(
+                f"the checkpoint has '{missing[0]}', which the module has not by the end of on_train_start: give the"
+                " checkpoint of a run with the same model."
+            )
+
+    def refuse_new(self, where: str) -> None:
+        """Refuse parameters and buffers that the module has got when clients already train.
+
+        Raises:
+            TrainingError: naming them.
+        """
+        new = self.flat.new_tensors()
+        if new:
+            raise TrainingError(
+                f"{', '.join(map(repr, new))} appeared {where}: clients average what the module holds when training"
+                " starts. Make it in __init__, configure_model, on_fit_start or on_train_start, frozen where it is to"
+                " be trained later."
+            )
+
     def begin_turn(self, participant: Participant) -> ClientTurn:
         """A hosted participant's turn, after the hooks that watch its start."""
         client, federation = participant.client, self.federation
@@ -179,6 +227,10 @@ class LocalLoop:
         """
         correct_ = partial(self.learner.correct_gradient_, turn) if "correct_gradient_" in self.own_steps else None
         report = self.train(turn.client, turn.start, turn.state, correct_=correct_)
+        if report.trainable and self.own_steps:  # what the turn trained, not what it began with
+            before = self.flat.set_trainable(report.trainable)
+            turn.spans = self.averaged_spans()
+            self.flat.set_trainable(before)
         turn.optimizers = list(self.module_trainer.optimizers)
         return report
 
@@ -221,6 +273,25 @@ class LocalLoop:
         Raises:
             TrainingError: a loss is NaN or infinite.
         """
+        trainable = self.flat.trainable()
+        try:
+            report = self._train(client, start, state, purpose, own, work, correct_)
+        finally:  # what hooks freeze and unfreeze holds for all from the next round on
+            changed = self.flat.frozen_since(trainable)
+            if changed:
+                self.flat.set_trainable({name: not flag for name, flag in changed.items()})
+        return replace(report, trainable=changed) if changed else report
+
+    def _train(
+        self,
+        client: int,
+        start: Weights,
+        state: ClientState,
+        purpose: str,
+        own: bool,
+        work: LocalWork | None,
+        correct_: Correction | None,
+    ) -> ClientReport:
         settings, shim = self.settings, self.module_trainer
         path = self.path(client, purpose)
         batches = self.batches(client, "train")
@@ -234,7 +305,9 @@ class LocalLoop:
         accumulate = settings.accumulate_grad_batches
         shim.estimated_stepping_batches = settings.max_rounds * steps
         self.optimization.begin(state, correct_)
-        self.call("on_train_epoch_start")
+        if self.overridden("on_train_epoch_start"):
+            self.call("on_train_epoch_start")
+            self.refuse_new(f"in on_train_epoch_start of {self.name_of(client)}")
 
         losses: list[Tensor] = []
         sizes: list[int] = []
@@ -263,6 +336,7 @@ class LocalLoop:
                 for hook in self._after_step:
                     hook(client, shim.global_step - state.global_step)
         self.call("on_train_epoch_end")
+        self.refuse_new(f"in the turn of {self.name_of(client)}")
         self.optimization.end(state)
         shim.end_turn()
         return self._training_report(client, batches, losses, sizes, state)
@@ -409,6 +483,8 @@ class LocalLoop:
             self.call("on_validation_model_zero_grad")
         for _ in self._evaluation_turn(client, weights, batches, split, word, samples):
             pass
+        if self.round.fitting:
+            self.refuse_new(f"in the {word} of {self.name_of(client)}")
         return ClientReport(batches.num_samples, 0, shim.collector.reduce(batches.num_samples))
 
     def predict(
@@ -500,7 +576,10 @@ class LocalLoop:
             fn, stage = _HOOKS_OF_RUN[name]
             self.module_trainer.set_stage(TrainerFn.FITTING if self.round.fitting else fn, stage)
             self.module_trainer.begin_hook_of_run()
-        return self.module_trainer.call_hook(name, *args)
+        returned = self.module_trainer.call_hook(name, *args)
+        if name in _HOOKS_OF_ROUND and self.round.fitting:
+            self.refuse_new(f"in {name}")
+        return returned
 
     def step(self, name: str, batch: Any, index: int) -> Any:
         """``training_step`` or another one of the module's."""

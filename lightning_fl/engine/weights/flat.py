@@ -280,11 +280,12 @@ class FlatModule:
             self._watch()
         return new
 
-    def take_in(self) -> Callable[[Weights], Weights]:
+    def take_in(self) -> Callable[[Weights], Weights] | None:
         """Lay the module out anew, with what it has got since.
 
         Returns:
-            What makes weights of this layout of those of the layout before; what is new has the module's values.
+            What makes weights of this layout of those of the layout before, with the module's present values of what
+            is new; ``None`` where the layout had places for it already.
         """
         self.collect()
         before = {(id(slot.owner), slot.key): slot for slot in self._slots}
@@ -292,10 +293,11 @@ class FlatModule:
         self._lay_out(self._entries)
         self.late += [name for name in new if name not in self.late]
         moved = [(before[key], slot) for slot in self._slots if (key := (id(slot.owner), slot.key)) in before]
-        fresh = self.weights.clone()
+        if self._entries:
+            return None
 
         def moved_into_place(weights: Weights) -> Weights:
-            result = fresh.clone()
+            result = self.weights.clone()
             for old, slot in moved:
                 part = weights.vectors[old.view.dtype][old.begin : old.begin + old.view.numel()]
                 result.vectors[slot.view.dtype][slot.begin : slot.begin + slot.view.numel()] = part
