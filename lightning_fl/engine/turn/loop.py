@@ -26,6 +26,7 @@ from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.amounts import ends_step, turn_report
 from lightning_fl.engine.turn.correction import Correction
+from lightning_fl.engine.turn.metric_states import MetricStates
 from lightning_fl.engine.turn.module_checks import refuse_hooks, takes_batch_index
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer, keep_metrics_local
 from lightning_fl.engine.turn.optimization import Optimization
@@ -65,7 +66,7 @@ _HOOKS_OF_RUN: dict[str, tuple[TrainerFn, RunningStage]] = {
     "on_predict_start": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
     "on_predict_end": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
 }
-#: Those of them that a fit calls between its rounds.
+#: Those of them that a fit calls in every round.
 _HOOKS_OF_ROUND = frozenset({"on_validation_start", "on_validation_end"})
 
 
@@ -129,6 +130,7 @@ class LocalLoop:
         federation.communication.extra_vectors = len(learner.extra_vectors)
         self.move = BatchTransfer(module, data, processes.device, self._precision, channels_last=settings.channels_last)
         self._mode = _ModuleMode()
+        self.metric_states = MetricStates(module, federation)
 
     def take_in(self) -> None:
         """Lay the module out anew where a hook of the run has given it parameters or buffers; on every rank alike.
@@ -152,8 +154,9 @@ class LocalLoop:
                     self.processes.transport.broadcast_bytes_(vector, 0)
             if moved is not None:
                 self.federation.lay_out(self.flat, moved)
-            keep_metrics_local(self.module)
             self.optimization.look_at_parameters()
+        keep_metrics_local(self.module)
+        self.metric_states = MetricStates(self.module, self.federation)
         missing = self.flat.missing()
         if missing:
             raise ConfigurationError(
@@ -275,7 +278,9 @@ class LocalLoop:
         """
         trainable = self.flat.trainable()
         try:
+            self.metric_states.begin(client)
             report = self._train(client, start, state, purpose, own, work, correct_)
+            self.metric_states.end(client, keep=own)
         finally:  # what hooks freeze and unfreeze holds for all from the next round on
             changed = self.flat.frozen_since(trainable)
             if changed:
@@ -433,6 +438,7 @@ class LocalLoop:
         length = batches.epoch_length()
         count = num_batches if length is None else min(num_batches, length)
         self.load(client, weights, own=True)
+        self.metric_states.begin(client)
         generators = self._seed(*path)
         shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
         shim.begin_turn(client, self._global_step(client))
@@ -462,7 +468,13 @@ class LocalLoop:
         return self.overridden(f"{_STAGES[split][2]}_step")
 
     def evaluate(
-        self, client: int, weights: Weights, split: Split, samples: Iterator[SizedBatch] | None = None
+        self,
+        client: int,
+        weights: Weights,
+        split: Split,
+        samples: Iterator[SizedBatch] | None = None,
+        *,
+        own: bool = False,
     ) -> ClientReport | None:
         """A client's held-out data under ``weights``; ``None`` where it has none.
 
@@ -471,6 +483,7 @@ class LocalLoop:
             weights: of the model that is evaluated.
             split: whose step is taken; training data are validated.
             samples: batches of the split instead of all, outside the run's own validations.
+            own: whether it is one of the run's own evaluations, which the client's metrics ("best so far") count.
         """
         batches = self.batches(client, split)
         if batches is None:
@@ -485,7 +498,9 @@ class LocalLoop:
             pass
         if self.round.fitting:
             self.refuse_new(f"in the {word} of {self.name_of(client)}")
-        return ClientReport(batches.num_samples, 0, shim.collector.reduce(batches.num_samples))
+        report = ClientReport(batches.num_samples, 0, shim.collector.reduce(batches.num_samples))
+        self.metric_states.end(client, keep=own)
+        return report
 
     def predict(
         self, client: int, weights: Weights, split: Split, samples: Iterator[SizedBatch] | None = None
@@ -511,6 +526,7 @@ class LocalLoop:
         shim = self.module_trainer
         path = self.path(client, split)
         self.flat.load(weights)
+        self.metric_states.begin(client)
         seed_default_generators(*path)
         shim.begin_turn(client, self._global_step(client))
         self._mode.capture(self.module)
@@ -572,12 +588,16 @@ class LocalLoop:
         """A hook of the module's, if it defines it, with ``self.log`` knowing where it is called from."""
         if not self.overridden(name):
             return None
-        if name in _HOOKS_OF_RUN:
-            fn, stage = _HOOKS_OF_RUN[name]
-            self.module_trainer.set_stage(TrainerFn.FITTING if self.round.fitting else fn, stage)
-            self.module_trainer.begin_hook_of_run()
-        returned = self.module_trainer.call_hook(name, *args)
-        if name in _HOOKS_OF_ROUND and self.round.fitting:
+        if name not in _HOOKS_OF_RUN:
+            return self.module_trainer.call_hook(name, *args)
+        fn, stage = _HOOKS_OF_RUN[name]
+        self.module_trainer.set_stage(TrainerFn.FITTING if self.round.fitting else fn, stage)
+        self.module_trainer.begin_hook_of_run()
+        if name not in _HOOKS_OF_ROUND:
+            return self.module_trainer.call_hook(name, *args)
+        with self.metric_states.hook_of_round():
+            returned = self.module_trainer.call_hook(name, *args)
+        if self.round.fitting:
             self.refuse_new(f"in {name}")
         return returned
 

@@ -212,8 +212,16 @@ class Optimization:
             _validate_optimizers_attached(optimizers, configs)
             _validate_scheduler_api(configs, module)
             self._validated = True
+        if self._flat_module.late:
+            self._leave_out_late_parameters(optimizers)
         self._pristine.check(optimizers, configs)
         return optimizers, configs
+
+    def _leave_out_late_parameters(self, optimizers: Sequence[Optimizer]) -> None:
+        """Under Lightning's Trainer optimisers are made before ``on_train_start``, and know nothing that it makes."""
+        late = set(self._flat_module.late)
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["params"] = [parameter for parameter in group["params"] if self._name(parameter) not in late]
 
     # -- a step --------------------------------------------------------------------------------------------------
 

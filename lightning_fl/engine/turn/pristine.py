@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 from weakref import WeakSet
 
-import torch
 from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fl.errors import ConfigurationError
@@ -112,4 +112,6 @@ def _is_plain(value: Any) -> bool:
         return all(_is_plain(part) for pair in value.items() for part in pair)
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | torch.Tensor)
+    if isinstance(value, nn.Parameter):  # of the module
+        return False
+    return value is None or isinstance(value, bool | int | float | str | Tensor)
