@@ -20,6 +20,7 @@ from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.turn.compilation import CompiledSteps
 from lightning_fl.engine.turn.loop import LocalLoop
+from lightning_fl.engine.turn.module_callbacks import module_callbacks
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer, keep_metrics_local
 from lightning_fl.engine.turn.surroundings import Surroundings
 from lightning_fl.engine.weights.flat import Entry, FlatModule, Weights
@@ -93,6 +94,8 @@ class Run:
         self._steps.end()
         if error is not None:
             trainer.call("on_exception", error)
+            if trainer.module is not None:
+                _tell_callbacks(trainer.module, "on_exception", error)
             if trainer.datamodule is not None:
                 trainer.datamodule.on_exception(error)
         if hasattr(trainer, "loop"):
@@ -102,6 +105,7 @@ class Run:
         if trainer.datamodule is not None:
             trainer.datamodule.teardown(self._stage)
         if trainer.module is not None:
+            _tell_callbacks(trainer.module, "teardown", self._stage)
             trainer.module.teardown(self._stage)
         if error is None and trainer.is_global_zero:
             assert trainer.datamodule is not None
@@ -113,6 +117,14 @@ class Run:
         trainer.fitting = False
         torch.use_deterministic_algorithms(self._deterministic)
         _set_rng_states(self._rng)
+
+
+def _tell_callbacks(module: LightningModule, hook: str, *args: Any) -> None:
+    """Call a hook of the callbacks that a module brings, where the module has none or is called by itself."""
+    shim = module._trainer
+    if isinstance(shim, ModuleTrainer):
+        for callback in shim.watching.get(hook, ()):
+            getattr(callback, hook)(shim, module, *args)
 
 
 def _check_fits(trainer: TrainerSurface, state: dict[str, Any], path: Path) -> None:
@@ -164,6 +176,7 @@ def _set_up(
     )
     shim = ModuleTrainer(module, fabric, settings, federation, processes, around)
     shim.set_stage(*_STAGES[stage])
+    shim.watching = module_callbacks(module)
     trainer.module, trainer.datamodule = module, datamodule
     with fabric.rank_zero_first(local=True):
         if fabric.local_rank == 0:

@@ -579,9 +579,9 @@ class LocalLoop:
         return f"client {client} ({self.data.client_names()[client]})"
 
     def overridden(self, name: str) -> bool:
-        """Whether the user's module defines this hook."""
+        """Whether the user's module, or a callback that it brings, defines this hook."""
         if name not in self._overridden:
-            self._overridden[name] = is_overridden(name, self.module)
+            self._overridden[name] = is_overridden(name, self.module) or name in self.module_trainer.watching
         return self._overridden[name]
 
     def call(self, name: str, *args: Any) -> Any:

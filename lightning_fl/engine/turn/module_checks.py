@@ -1,7 +1,6 @@
 """What of a module has no place in a federated turn, refused before training."""
 
 import inspect
-from collections.abc import Sequence
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -21,16 +20,6 @@ def refuse_hooks(module: LightningModule) -> None:
         raise ConfigurationError(
             f"{type(module).__name__}.configure_sharded_model is not called: Lightning has dropped it for"
             " configure_model. Rename it."
-        )
-    if not is_overridden("configure_callbacks", module):
-        return
-    made = module.configure_callbacks()
-    callbacks = list(made) if isinstance(made, Sequence) else [made]
-    if callbacks:
-        raise ConfigurationError(
-            f"{type(module).__name__}.configure_callbacks returns {', '.join(type(c).__name__ for c in callbacks)}:"
-            " callbacks of Lightning's Trainer do not run in a federated round. Return [] there and give"
-            " trainer.callbacks what the run needs; see docs/lightning-support.md."
         )
 
 

@@ -85,7 +85,10 @@ class Optimization:
         self._validated = False
         self._shim = module_trainer
         module_trainer.before_optimizer_step = self._before_step
-        self._own = {name: is_overridden(name, module) for name in (*STEP_HOOKS, "lr_scheduler_step")}
+        self._own = {
+            name: is_overridden(name, module) or name in module_trainer.watching
+            for name in (*STEP_HOOKS, "lr_scheduler_step")
+        }
         # Lightning clears gradients between forward and backward. Nobody sees the difference without these hooks, and
         # the forward pass gets the gradients' memory, still in the cache.
         self._clears_early = not (self._own["on_before_zero_grad"] or self._own["optimizer_zero_grad"])
