@@ -156,7 +156,9 @@ def test_an_evaluation_of_a_module_without_the_part_says_so(tmp_path: Path) -> N
     trainer = federated_trainer(tmp_path, max_rounds=1, enable_checkpointing=True)
     trainer.fit(make(Teacher), data)
     fresh = make(Teacher)
-    with pytest.warns(UserWarning, match=r"the checkpoint has 'teacher.weight', 'teacher.bias', made in on_train_start"):
+    with pytest.warns(
+        UserWarning, match=r"the checkpoint has 'teacher.weight', 'teacher.bias', made in on_train_start"
+    ):
         federated_trainer(tmp_path).validate(fresh, data, ckpt_path="last")
     assert torch.equal(fresh.net.weight, trainer.module.net.weight)  # type: ignore[union-attr]
 

@@ -148,7 +148,19 @@ class CompiledInPlace(Linear):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
-    [Normalised, Tied, SharesMemory, SharesTransposed, Recurrent, Spectral, WeightNorm, Averages, Custom, Compiled, CompiledInPlace],
+    [
+        Normalised,
+        Tied,
+        SharesMemory,
+        SharesTransposed,
+        Recurrent,
+        Spectral,
+        WeightNorm,
+        Averages,
+        Custom,
+        Compiled,
+        CompiledInPlace,
+    ],
 )
 def test_layers(module: type[Linear], tmp_path: Path) -> None:
     own, _, reference, _ = train_both(module, tmp_path)

@@ -25,6 +25,7 @@ from lightning_fl.engine.learner import Learner, changes
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.amounts import ends_step, turn_report
+from lightning_fl.engine.turn.attributes import AttributeWatch
 from lightning_fl.engine.turn.correction import Correction
 from lightning_fl.engine.turn.metric_states import MetricStates
 from lightning_fl.engine.turn.module_checks import refuse_hooks, takes_batch_index
@@ -131,6 +132,7 @@ class LocalLoop:
         self.move = BatchTransfer(module, data, processes.device, self._precision, channels_last=settings.channels_last)
         self._mode = _ModuleMode()
         self.metric_states = MetricStates(module, federation)
+        self._attributes = AttributeWatch(module, processes.num_clients, self.name_of)
 
     def take_in(self) -> None:
         """Lay the module out anew where a hook of the run has given it parameters or buffers; on every rank alike.
@@ -309,10 +311,14 @@ class LocalLoop:
         shim.num_training_batches = total
         accumulate = settings.accumulate_grad_batches
         shim.estimated_stepping_batches = settings.max_rounds * steps
+        if own:
+            self._attributes.begin("train")
         self.optimization.begin(state, correct_)
         if self.overridden("on_train_epoch_start"):
             self.call("on_train_epoch_start")
             self.refuse_new(f"in on_train_epoch_start of {self.name_of(client)}")
+        if own:
+            self._attributes.started("train", client)
 
         losses: list[Tensor] = []
         sizes: list[int] = []
@@ -529,6 +535,7 @@ class LocalLoop:
         self.metric_states.begin(client)
         seed_default_generators(*path)
         shim.begin_turn(client, self._global_step(client))
+        self._attributes.begin(word)
         self._mode.capture(self.module)
         if self.overridden(f"on_{word}_model_eval"):
             self.call(f"on_{word}_model_eval")
@@ -537,6 +544,7 @@ class LocalLoop:
         try:
             with torch.no_grad():
                 self.call(f"on_{word}_epoch_start")
+                self._attributes.started(word, client)
                 for index, (batch, size) in enumerate(batches.once(path) if samples is None else samples):
                     batch = self.move(batch, batches.on_device)
                     shim.collector.batch, shim.collector.batch_size = batch, size

@@ -432,7 +432,7 @@ class ModuleTrainer:
         return [device.index or 0 for device in getattr(self._fabric.strategy, "parallel_devices", None) or []]
 
     def call_hook(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Run a method of the module's, after its callbacks' of that name, with ``self.log`` knowing where it is called from."""
+        """Run a method of the module's, after its callbacks'; ``self.log`` knows where it is called from."""
         before, self.model._current_fx_name = self.model._current_fx_name, name
         try:
             for callback in self.watching.get(name, ()):

@@ -179,7 +179,7 @@ class Optimization:
         Raises:
             ConfigurationError: the module no longer has one of the parameters.
         """
-        own = {name: parameter for name, parameter in self._module.named_parameters()}
+        own = dict(self._module.named_parameters())
         for optimizer, groups, values in zip(optimizers, state.parameters, state.groups, strict=True):
             made = {tuple(map(self._name, group["params"])): group for group in optimizer.param_groups}
             if list(made) == [tuple(names) for names in groups]:
