@@ -212,7 +212,7 @@ def curve_name(logged: Collection[str], name: str) -> str:
     return stem if name not in logged and stem in logged else name
 
 
-def lightning_names(metrics: ClientMetrics, *, steps: bool, single: bool = False) -> dict[str, float]:
+def lightning_names(metrics: Mapping[str, MetricSummary], *, steps: bool, single: bool = False) -> dict[str, float]:
     """Means over clients by the names that Lightning's Trainer has for them.
 
     Args:

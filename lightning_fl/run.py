@@ -1,6 +1,7 @@
 """Everything around a run: processes, data, module, checkpoint; and putting back what was there before."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.turn.compilation import CompiledSteps
 from lightning_fl.engine.turn.loop import LocalLoop
+from lightning_fl.engine.turn.module_callbacks import module_callbacks
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer, keep_metrics_local
 from lightning_fl.engine.turn.surroundings import Surroundings
-from lightning_fl.engine.weights.flat import FlatModule, Weights
+from lightning_fl.engine.weights.flat import Entry, FlatModule, Weights
 from lightning_fl.errors import CheckpointError, ConfigurationError
 from lightning_fl.run_log import versions
 from lightning_fl.surface import TrainerSurface
@@ -72,7 +74,8 @@ class Run:
         if trainer.deterministic:
             torch.use_deterministic_algorithms(True)
         try:
-            around = _set_up(trainer, stage, self._steps, self._arguments[1])
+            layout = [] if state is None else state.get("layout", [])
+            around = _set_up(trainer, stage, self._steps, self._arguments[1], layout)
             trainer.resumes_fit = stage == "fit" and state is not None
             if stage == "fit":
                 trainer.call("on_fit_start")
@@ -92,13 +95,18 @@ class Run:
         self._steps.end()
         if error is not None:
             trainer.call("on_exception", error)
+            if trainer.module is not None:
+                _tell_callbacks(trainer.module, "on_exception", error)
             if trainer.datamodule is not None:
                 trainer.datamodule.on_exception(error)
+        if hasattr(trainer, "loop"):
+            trainer.loop.optimization.end_run()
         if error is None and trainer.num_clients:
             trainer.loop.flat.load(trainer.client_model(0))
         if trainer.datamodule is not None:
             trainer.datamodule.teardown(self._stage)
         if trainer.module is not None:
+            _tell_callbacks(trainer.module, "teardown", self._stage)
             trainer.module.teardown(self._stage)
         if error is None and trainer.is_global_zero:
             assert trainer.datamodule is not None
@@ -110,6 +118,14 @@ class Run:
         trainer.fitting = False
         torch.use_deterministic_algorithms(self._deterministic)
         _set_rng_states(self._rng)
+
+
+def _tell_callbacks(module: LightningModule, hook: str, *args: Any) -> None:
+    """Call a hook of the callbacks that a module brings, where the module has none or is called by itself."""
+    shim = module._trainer
+    if isinstance(shim, ModuleTrainer):
+        for callback in shim.watching.get(hook, ()):
+            getattr(callback, hook)(shim, module, *args)
 
 
 def _check_fits(trainer: TrainerSurface, state: dict[str, Any], path: Path) -> None:
@@ -130,8 +146,17 @@ def _check_fits(trainer: TrainerSurface, state: dict[str, Any], path: Path) -> N
         )
 
 
-def _set_up(trainer: TrainerSurface, stage: str, steps: CompiledSteps, datamodule: FederatedDataModule) -> Surroundings:
-    """Make the engine's parts for a module and data, in the order in which Lightning calls their hooks."""
+def _set_up(
+    trainer: TrainerSurface,
+    stage: str,
+    steps: CompiledSteps,
+    datamodule: FederatedDataModule,
+    layout: Sequence[Entry] = (),
+) -> Surroundings:
+    """Make the engine's parts for a module and data, in the order in which Lightning calls their hooks.
+
+    ``layout`` is that of a checkpoint whose module got parts in ``on_train_start``.
+    """
     settings, federation, fabric, processes = trainer.settings, trainer.federation, trainer.fabric, trainer.processes
     factory = BatchFactory(datamodule, fabric.device, settings.channels_last, trainer.hooks)
     trainer.batch_factory = factory
@@ -152,6 +177,7 @@ def _set_up(trainer: TrainerSurface, stage: str, steps: CompiledSteps, datamodul
     shim = ModuleTrainer(module, fabric, settings, federation, processes, around)
     shim.set_stage(*_STAGES[stage])
     datamodule.see_trainer(shim)
+    shim.watching = module_callbacks(module)
     trainer.module, trainer.datamodule = module, datamodule
     with fabric.rank_zero_first(local=True):
         if fabric.local_rank == 0:
@@ -171,7 +197,12 @@ def _set_up(trainer: TrainerSurface, stage: str, steps: CompiledSteps, datamodul
     fabric._precision.convert_module(module)
     if stage == "fit":
         shim.call_hook("on_fit_start")
-    flat = FlatModule(module)
+    flat = FlatModule(module, layout)
+    if stage != "fit" and flat.missing():
+        rank_zero_warn(
+            f"the checkpoint has {', '.join(map(repr, flat.missing()))}, made in on_train_start of its run, which the"
+            f" module has not in {stage}: they are left out. Make them in __init__ or configure_model."
+        )
     _agree_on(trainer, flat.weights)
     federation.begin(flat, processes.num_clients)
     steps.begin()

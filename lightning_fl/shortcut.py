@@ -14,8 +14,8 @@ from lightning_fl.data.partition import IID, Partitioner
 from lightning_fl.data.partitioned import Partitioned
 from lightning_fl.data.silos import Silos
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.strategies.fork_launcher import ForkLauncher, forks_end_here
 from lightning_fl.lightning_types import AnyDataModule, is_overridden
+from lightning_fl.strategies.fork_launcher import ForkLauncher, forks_end_here
 from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["federate"]

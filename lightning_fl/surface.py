@@ -144,6 +144,7 @@ class TrainerSurface:
     gains = _Of[dict[Split, dict[str, GainSummary]]]("federation")
     models_are_final = _Of[bool]("federation")
     interrupted_by = _Of[int | None]("federation")
+    trainable = _Of[dict[str, bool]]("federation")
 
     fitting = _Of[bool]("round")
     round_work = _Of[LocalWork | None]("round", "work")
@@ -268,6 +269,7 @@ class TrainerSurface:
             "module": class_path(self.module),
             "seed": self.seed,
             **self.federation.state_dict(self.processes),
+            "layout": self.loop.flat.layout() if self.loop.flat.late else [],
             "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks()},
         }
 

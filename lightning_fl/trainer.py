@@ -195,6 +195,7 @@ class FederatedTrainer(TrainerSurface):
         with Run(self, "fit", module, datamodule, ckpt_path):
             self.fitting = True
             self.loop.call("on_train_start")
+            self.loop.take_in()
             self.stacked = StackedLoop(self.loop) if self.stacked_clients > 1 else None
             started = time.perf_counter() - self.wall_time_seconds
             logs = [(self.run_log, name, LOGGERS) for name in ("log_round", "log_steps")]
@@ -316,7 +317,7 @@ class FederatedTrainer(TrainerSurface):
             for client in self.hosted_clients:
                 if client in self.absent_clients:
                     continue
-                report = self.loop.evaluate(client, self.client_model(client), split)
+                report = self.loop.evaluate(client, self.client_model(client), split, own=True)
                 if report is not None:
                     reports[client] = report
             self.loop.call(f"on_{word}_end")

@@ -33,7 +33,10 @@ class ClientState:
         global_step: its optimiser steps so far.
         rounds_seen: rounds that its per-round schedulers have been stepped for.
         optimizers: optimiser states, where ``optimizer_state="keep"``.
-        groups: hyper-parameters of the parameter groups (learning rates, momenta), where there are schedulers.
+        groups: hyper-parameters of the parameter groups (learning rates, momenta), where there are schedulers or
+            groups that hooks have added.
+        parameters: names of the parameters in each group of each optimiser, where optimisers are kept or hooks have
+            added groups.
         schedulers: scheduler states.
         batches: that it trained on so far.
     """
@@ -44,6 +47,7 @@ class ClientState:
     groups: list[list[dict[str, Any]]] = field(default_factory=list)
     schedulers: list[dict[str, Any]] = field(default_factory=list)
     batches: int = 0
+    parameters: list[list[list[str]]] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -59,6 +63,7 @@ class ClientReport:
         num_steps: optimiser steps.
         metrics: what the module logged.
         error: why the turn failed, where it did; the rest is then empty.
+        trainable: parameters that hooks have frozen (``False``) or unfrozen in the turn.
         scale: of the client's weight in the average, see :class:`ClientUpdate`.
         numbers: for the strategy's server.
     """
@@ -69,6 +74,7 @@ class ClientReport:
     error: str | None = None
     scale: float = 1.0
     numbers: dict[str, float] = field(default_factory=dict)
+    trainable: dict[str, bool] = field(default_factory=dict)
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """The state of a federation: what a round changes and a checkpoint keeps."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,6 +47,7 @@ class Federation:
         means: metric -> its latest mean over clients, as modules and schedulers read it.
         models_are_final: the models are not those of a round (fine-tuned ones, each client's best).
         interrupted_by: the signal that ended the fit early.
+        trainable: parameters that the module's hooks have frozen (``False``) or unfrozen in clients' turns.
     """
 
     models: list[Weights] = field(default_factory=list)
@@ -67,6 +68,7 @@ class Federation:
     means: dict[str, Tensor] = field(default_factory=dict)
     models_are_final: bool = False
     interrupted_by: int | None = None
+    trainable: dict[str, bool] = field(default_factory=dict)
 
     def begin(self, flat: FlatModule, num_clients: int) -> None:
         """One model for all clients, the module's present weights; where there are models already, they stay."""
@@ -75,6 +77,31 @@ class Federation:
             self._collaboration = Collaboration.fedavg(self.num_samples or [1] * num_clients)
             self.communication.begin(self.models[0])
         self.communication.model_bytes = shared_bytes(flat, self.personal)
+
+    def lay_out(self, flat: FlatModule, moved: Callable[[Weights], Weights]) -> None:
+        """Take up a new layout of the module before the first turn.
+
+        Args:
+            flat: the module.
+            moved: makes weights of the new layout of those of the old one.
+        """
+        self.models = [moved(model) for model in self.models]
+        self.communication.begin(self.models[0])
+        self.keep_local(flat, [] if self.personal is None else self.personal.patterns)
+
+    def freeze(self, flat: FlatModule, turns: Sequence[Mapping[str, bool]]) -> None:
+        """Freeze and unfreeze for all what hooks did so to in the turns of a round.
+
+        A parameter is trained from now on if somebody trained it at the end of its turn.
+
+        Args:
+            flat: the module.
+            turns: for each turn of the round, on whatever rank, what it changed.
+        """
+        flags = {name: flag for changed in turns for name, flag in changed.items()}
+        now = {name: flag or any(name not in changed for changed in turns) for name, flag in sorted(flags.items())}
+        flat.set_trainable(now)
+        self.trainable |= now
 
     def for_evaluation(self) -> "Federation":
         """What an evaluation of these models goes on with: the same, without what only further training reads."""
@@ -193,6 +220,7 @@ class Federation:
             "client_stores": {name: processes.exchange(self.client_store(name)) for name in names},
             "model_states": {model: packed(kept) for model, kept in self.model_states.items()},
             "communication": self.communication.state_dict(self.models),
+            "trainable": dict(self.trainable),
             "callback_metrics": {name: float(value) for name, value in self.latest_means().items()},
         }
 
@@ -216,6 +244,8 @@ class Federation:
         self._collaboration = Collaboration.from_state_dict(state["collaboration"])
         self.current_round = state["round"]
         self.keep_local(flat, state.get("personal_layers", []))
+        self.trainable = dict(state.get("trainable", {}))
+        flat.set_trainable(self.trainable)
         self.absent_clients = set(state.get("absent_clients", ()))
         hosted = set(processes.hosted)
         self.client_stores = {

@@ -289,6 +289,9 @@ def _train_cohort(
             hook(client)
     reports = loop.processes.exchange(reports)
     _judge_failures(loop, cohort, reports, failure)
+    changed = [report.trainable for report in reports.values() if report.error is None]
+    if any(changed):
+        federation.freeze(loop.flat, changed)
     of_client: dict[int, list[ClientReport]] = {}
     for place, report in reports.items():
         of_client.setdefault(cohort.participants[place].client, []).append(report)

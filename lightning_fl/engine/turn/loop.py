@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,9 +25,11 @@ from lightning_fl.engine.learner import Learner, changes
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.amounts import ends_step, turn_report
+from lightning_fl.engine.turn.attributes import AttributeWatch
 from lightning_fl.engine.turn.correction import Correction
+from lightning_fl.engine.turn.metric_states import MetricStates
 from lightning_fl.engine.turn.module_checks import refuse_hooks, takes_batch_index
-from lightning_fl.engine.turn.module_trainer import ModuleTrainer
+from lightning_fl.engine.turn.module_trainer import ModuleTrainer, keep_metrics_local
 from lightning_fl.engine.turn.optimization import Optimization
 from lightning_fl.engine.weights.flat import FlatModule, Span, Weights
 from lightning_fl.engine.weights.local_parameters import averaged_spans
@@ -65,6 +68,8 @@ _HOOKS_OF_RUN: dict[str, tuple[TrainerFn, RunningStage]] = {
     "on_predict_start": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
     "on_predict_end": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
 }
+#: Those of them that a fit calls in every round.
+_HOOKS_OF_ROUND = frozenset({"on_validation_start", "on_validation_end"})
 
 
 class LocalLoop:
@@ -128,6 +133,54 @@ class LocalLoop:
         federation.communication.extra_vectors = len(learner.extra_vectors)
         self.move = BatchTransfer(module, data, processes.device, self._precision, channels_last=settings.channels_last)
         self._mode = _ModuleMode()
+        self.metric_states = MetricStates(module, federation)
+        self._attributes = AttributeWatch(module, processes.num_clients, self.name_of)
+
+    def take_in(self) -> None:
+        """Lay the module out anew where a hook of the run has given it parameters or buffers; on every rank alike.
+
+        Called before the first turn. Rank zero's values of what is new hold on every rank.
+
+        Raises:
+            ConfigurationError: the ranks' modules have got different parts, or a run that goes on from a checkpoint
+                lacks some of that checkpoint's.
+        """
+        new = self.processes.of_ranks(self.flat.new_tensors()) if self.processes.several else [self.flat.new_tensors()]
+        if any(of_rank != new[0] for of_rank in new):
+            raise ConfigurationError(
+                f"on_train_start gave the module other parameters on other processes ({'; '.join(map(str, new))}): make"
+                " the same on all of them."
+            )
+        if new[0]:
+            moved = self.flat.take_in()
+            if self.processes.several:
+                for vector in self.flat.weights.vectors.values():
+                    self.processes.transport.broadcast_bytes_(vector, 0)
+            if moved is not None:
+                self.federation.lay_out(self.flat, moved)
+            self.optimization.look_at_parameters()
+        keep_metrics_local(self.module)
+        self.metric_states = MetricStates(self.module, self.federation)
+        missing = self.flat.missing()
+        if missing:
+            raise ConfigurationError(
+                f"the checkpoint has '{missing[0]}', which the module has not by the end of on_train_start: give the"
+                " checkpoint of a run with the same model."
+            )
+
+    def refuse_new(self, where: str) -> None:
+        """Refuse parameters and buffers that the module has got when clients already train.
+
+        Raises:
+            TrainingError: naming them.
+        """
+        new = self.flat.new_tensors()
+        if new:
+            raise TrainingError(
+                f"{', '.join(map(repr, new))} appeared {where}: clients average what the module holds when training"
+                " starts. Make it in __init__, configure_model, on_fit_start or on_train_start, frozen where it is to"
+                " be trained later."
+            )
 
     def begin_turn(self, participant: Participant) -> ClientTurn:
         """A hosted participant's turn, after the hooks that watch its start."""
@@ -185,6 +238,10 @@ class LocalLoop:
         """
         correct_ = partial(self.learner.correct_gradient_, turn) if "correct_gradient_" in self.own_steps else None
         report = self.train(turn.client, turn.start, turn.state, correct_=correct_)
+        if report.trainable and self.own_steps:  # what the turn trained, not what it began with
+            before = self.flat.set_trainable(report.trainable)
+            turn.spans = self.averaged_spans()
+            self.flat.set_trainable(before)
         turn.optimizers = list(self.module_trainer.optimizers)
         return report
 
@@ -227,6 +284,27 @@ class LocalLoop:
         Raises:
             TrainingError: a loss is NaN or infinite.
         """
+        trainable = self.flat.trainable()
+        try:
+            self.metric_states.begin(client)
+            report = self._train(client, start, state, purpose, own, work, correct_)
+            self.metric_states.end(client, keep=own)
+        finally:  # what hooks freeze and unfreeze holds for all from the next round on
+            changed = self.flat.frozen_since(trainable)
+            if changed:
+                self.flat.set_trainable({name: not flag for name, flag in changed.items()})
+        return replace(report, trainable=changed) if changed else report
+
+    def _train(
+        self,
+        client: int,
+        start: Weights,
+        state: ClientState,
+        purpose: str,
+        own: bool,
+        work: LocalWork | None,
+        correct_: Correction | None,
+    ) -> ClientReport:
         settings, shim = self.settings, self.module_trainer
         path = self.path(client, purpose)
         batches = self.batches(client, "train")
@@ -239,8 +317,14 @@ class LocalLoop:
         shim.num_training_batches = total
         accumulate = settings.accumulate_grad_batches
         shim.estimated_stepping_batches = settings.max_rounds * steps
+        if own:
+            self._attributes.begin("train")
         self.optimization.begin(state, correct_)
-        self.call("on_train_epoch_start")
+        if self.overridden("on_train_epoch_start"):
+            self.call("on_train_epoch_start")
+            self.refuse_new(f"in on_train_epoch_start of {self.name_of(client)}")
+        if own:
+            self._attributes.started("train", client)
 
         losses: list[Tensor] = []
         sizes: list[int] = []
@@ -269,6 +353,7 @@ class LocalLoop:
                 for hook in self._after_step:
                     hook(client, shim.global_step - state.global_step)
         self.call("on_train_epoch_end")
+        self.refuse_new(f"in the turn of {self.name_of(client)}")
         self.optimization.end(state)
         state.batches += shim.batch_idx + 1
         shim.end_turn()
@@ -366,6 +451,7 @@ class LocalLoop:
         length = batches.epoch_length()
         count = num_batches if length is None else min(num_batches, length)
         self.load(client, weights, own=True)
+        self.metric_states.begin(client)
         generators = self._seed(*path)
         shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
         shim.begin_turn(client, self._global_step(client))
@@ -395,7 +481,13 @@ class LocalLoop:
         return self.overridden(f"{_STAGES[split][2]}_step")
 
     def evaluate(
-        self, client: int, weights: Weights, split: Split, samples: Iterator[SizedBatch] | None = None
+        self,
+        client: int,
+        weights: Weights,
+        split: Split,
+        samples: Iterator[SizedBatch] | None = None,
+        *,
+        own: bool = False,
     ) -> ClientReport | None:
         """A client's held-out data under ``weights``; ``None`` where it has none.
 
@@ -404,6 +496,7 @@ class LocalLoop:
             weights: of the model that is evaluated.
             split: whose step is taken; training data are validated.
             samples: batches of the split instead of all, outside the run's own validations.
+            own: whether it is one of the run's own evaluations, which the client's metrics ("best so far") count.
         """
         batches = self.batches(client, split)
         if batches is None:
@@ -416,7 +509,11 @@ class LocalLoop:
             self.call("on_validation_model_zero_grad")
         for _ in self._evaluation_turn(client, weights, batches, split, word, samples):
             pass
-        return ClientReport(batches.num_samples, 0, shim.collector.reduce(batches.num_samples))
+        if self.round.fitting:
+            self.refuse_new(f"in the {word} of {self.name_of(client)}")
+        report = ClientReport(batches.num_samples, 0, shim.collector.reduce(batches.num_samples))
+        self.metric_states.end(client, keep=own)
+        return report
 
     def predict(
         self, client: int, weights: Weights, split: Split, samples: Iterator[SizedBatch] | None = None
@@ -442,8 +539,10 @@ class LocalLoop:
         shim = self.module_trainer
         path = self.path(client, split)
         self.flat.load(weights)
+        self.metric_states.begin(client)
         seed_default_generators(*path)
         shim.begin_turn(client, self._global_step(client), evaluated=split)
+        self._attributes.begin(word)
         self._mode.capture(self.module)
         if self.overridden(f"on_{word}_model_eval"):
             self.call(f"on_{word}_model_eval")
@@ -452,6 +551,7 @@ class LocalLoop:
         try:
             with torch.no_grad():
                 self.call(f"on_{word}_epoch_start")
+                self._attributes.started(word, client)
                 for index, (batch, size) in enumerate(batches.once(path) if samples is None else samples):
                     batch = self.move(batch, batches.on_device)
                     shim.collector.batch, shim.collector.batch_size = batch, size
@@ -502,20 +602,27 @@ class LocalLoop:
         return f"client {client} ({self.data.client_names()[client]})"
 
     def overridden(self, name: str) -> bool:
-        """Whether the user's module defines this hook."""
+        """Whether the user's module, or a callback that it brings, defines this hook."""
         if name not in self._overridden:
-            self._overridden[name] = is_overridden(name, self.module)
+            self._overridden[name] = is_overridden(name, self.module) or name in self.module_trainer.watching
         return self._overridden[name]
 
     def call(self, name: str, *args: Any) -> Any:
         """A hook of the module's, if it defines it, with ``self.log`` knowing where it is called from."""
         if not self.overridden(name):
             return None
-        if name in _HOOKS_OF_RUN:
-            fn, stage = _HOOKS_OF_RUN[name]
-            self.module_trainer.set_stage(TrainerFn.FITTING if self.round.fitting else fn, stage)
-            self.module_trainer.begin_hook_of_run()
-        return self.module_trainer.call_hook(name, *args)
+        if name not in _HOOKS_OF_RUN:
+            return self.module_trainer.call_hook(name, *args)
+        fn, stage = _HOOKS_OF_RUN[name]
+        self.module_trainer.set_stage(TrainerFn.FITTING if self.round.fitting else fn, stage)
+        self.module_trainer.begin_hook_of_run()
+        if name not in _HOOKS_OF_ROUND:
+            return self.module_trainer.call_hook(name, *args)
+        with self.metric_states.hook_of_round():
+            returned = self.module_trainer.call_hook(name, *args)
+        if self.round.fitting:
+            self.refuse_new(f"in {name}")
+        return returned
 
     def step(self, name: str, batch: Any, index: int) -> Any:
         """``training_step`` or another one of the module's."""

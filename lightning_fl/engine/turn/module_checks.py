@@ -4,7 +4,6 @@ import inspect
 import os
 import sysconfig
 import traceback
-from collections.abc import Sequence
 
 from lightning.pytorch import LightningModule
 
@@ -28,42 +27,35 @@ def refuse_hooks(module: LightningModule) -> None:
             f"{type(module).__name__}.configure_sharded_model is not called: Lightning has dropped it for"
             " configure_model. Rename it."
         )
-    if not is_overridden("configure_callbacks", module):
-        return
-    made = module.configure_callbacks()
-    callbacks = list(made) if isinstance(made, Sequence) else [made]
-    if callbacks:
-        raise ConfigurationError(
-            f"{type(module).__name__}.configure_callbacks returns {', '.join(type(c).__name__ for c in callbacks)}:"
-            " callbacks of Lightning's Trainer do not run in a federated round. Return [] there and give"
-            " trainer.callbacks what the run needs; see docs/lightning-support.md."
-        )
 
 
 def takes_batch_index(module: LightningModule, name: str) -> bool:
-    """Whether a step of the module's takes the batch's index.
+    """Whether a step of the module's takes the batch's index, which is given by its place, as Lightning does.
 
     Raises:
         ConfigurationError: it takes something that a client cannot give.
     """
     parameters = inspect.signature(getattr(module, name)).parameters
+    positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if "dataloader_iter" in parameters:
         raise ConfigurationError(
             f"{type(module).__name__}.{name} takes 'dataloader_iter': a federated client hands over batches. Define"
             f" {name}(self, batch, batch_idx)."
         )
-    required = [
-        p
-        for p in parameters.values()
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
+    by_name = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if by_name:
+        raise ConfigurationError(
+            f"{type(module).__name__}.{name} takes {', '.join(by_name)} by name only: a batch and its index are given"
+            " by their places. Give it a default value."
+        )
+    required = [p for p in positional if p.default is p.empty]
     if len(required) > 2:
         raise ConfigurationError(
             f"{type(module).__name__}.{name} takes {', '.join(p.name for p in required)}: a client has one DataLoader"
             f" per split. Give {required[2].name} a default value, or leave it out."
         )
     variadic = any(parameter.kind == parameter.VAR_POSITIONAL for parameter in parameters.values())
-    return variadic or len(parameters) >= 2
+    return variadic or len(positional) >= 2
 
 
 def place_of(error: BaseException, module: object) -> str:

@@ -178,6 +178,8 @@ class ModuleTrainer:
         self.should_stop = False
         #: What happens between the gradients and the optimiser's step: the module's hook and clipping.
         self.before_optimizer_step: Callable[[Optimizer], None] = _nothing
+        #: Hook -> the module's own callbacks that define it.
+        self.watching: dict[str, list[Any]] = {}
         self._logger_connector = _LoggerConnector()
         self._accelerator_connector = _Distributed()
 
@@ -457,9 +459,11 @@ class ModuleTrainer:
         return [device.index or 0 for device in getattr(self._fabric.strategy, "parallel_devices", None) or []]
 
     def call_hook(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Run a method of the module's, with ``self.log`` knowing where it is called from."""
+        """Run a method of the module's, after its callbacks'; ``self.log`` knows where it is called from."""
         before, self.model._current_fx_name = self.model._current_fx_name, name
         try:
+            for callback in self.watching.get(name, ()):
+                getattr(callback, name)(self, self.model, *args, **kwargs)
             return getattr(self.model, name)(*args, **kwargs)
         finally:
             self.model._current_fx_name = before
