@@ -616,6 +616,8 @@ class LocalLoop:
         fn, stage = _HOOKS_OF_RUN[name]
         self.module_trainer.set_stage(TrainerFn.FITTING if self.round.fitting else fn, stage)
         self.module_trainer.begin_hook_of_run()
+        if name == "on_train_start":  # which may draw the weights of what it makes
+            seed_default_generators(self.settings.seed, name)
         if name not in _HOOKS_OF_ROUND:
             return self.module_trainer.call_hook(name, *args)
         with self.metric_states.hook_of_round():
