@@ -1,7 +1,7 @@
 """What ranks tell each other, as bytes that can be read without running any code.
 
-Plain values and tensors in MessagePack (https://msgpack.org). Nothing is ever unpickled: who reads a message gets values
-of the types below or an error, whatever the sender wrote.
+Plain values and tensors in MessagePack (https://msgpack.org). Nothing is ever unpickled: who reads a message gets
+values of the types below or an error, whatever the sender wrote.
 
 ================================  ==================================================
 value                             in a message
@@ -65,8 +65,8 @@ def encode(value: Any) -> bytes:
     """A value as a message.
 
     Args:
-        value: see the table above; tensors anywhere, of any of torch's strided dtypes. What derives from a plain type is
-            sent as that type.
+        value: see the table above; tensors of any of torch's dtypes, dense. What derives from a plain type is sent as
+            that type.
 
     Raises:
         MessageError: a value of another type is in it, or it is nested too deep.
@@ -133,7 +133,8 @@ def _extension(value: Any, depth: int) -> Any:
             return msgpack.ExtType(code, _pack(as_list(value), depth))
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
         return msgpack.ExtType(_INTEGER, _pack(format(value, "x"), depth))
-    for plain in (bool, int, float, str, bytes, dict, list):
+    plains: tuple[type[Any], ...] = (int, float, str, bytes, dict, list)
+    for plain in plains:
         if isinstance(value, plain):
             return plain(value)
     if isinstance(value, tuple) and not hasattr(value, "_fields"):  # torch.Size
@@ -155,7 +156,9 @@ _COLLECTIONS: list[tuple[int, type, Callable[[Any], list[Any]]]] = [
 def _tensor(tensor: Tensor, depth: int) -> bytes:
     name = _NAMES.get(tensor.dtype)
     if name is None or tensor.layout != torch.strided or tensor.is_meta:
-        raise MessageError(f"a {tensor.layout} tensor of {tensor.dtype} cannot be sent to other processes: make it dense.")
+        raise MessageError(
+            f"a {tensor.layout} tensor of {tensor.dtype} cannot be sent to other processes: make it dense."
+        )
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return _pack([name, list(tensor.shape), flat.view(torch.uint8).numpy().tobytes()], depth)
 
