@@ -30,6 +30,8 @@ C = TypeVar("C", bound=type)
 #: Extensions inside each other, in a message. (Lists and dicts inside each other: a few hundred, MessagePack's limit.)
 MAX_DEPTH = 32
 
+_LENGTH_BYTES = 2  # of the length of what describes a tensor's bytes
+
 _TUPLE, _SET, _FROZENSET, _COMPLEX, _INTEGER, _TENSOR, _ARRAY, _SCALAR, _RECORD = range(9)
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -160,13 +162,19 @@ def _tensor(tensor: Tensor, depth: int) -> bytes:
             f"a {tensor.layout} tensor of {tensor.dtype} cannot be sent to other processes: make it dense."
         )
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return _pack([name, list(tensor.shape), flat.view(torch.uint8).numpy().tobytes()], depth)
+    return _raw(name, list(tensor.shape), flat.view(torch.uint8).numpy(), depth)
 
 
 def _array(array: np.ndarray, depth: int) -> bytes:
     if array.dtype.kind not in "biufc":
         raise MessageError(f"an array of {array.dtype} cannot be sent to other processes: only arrays of numbers can.")
-    return _pack([array.dtype.str, list(array.shape), array.tobytes()], depth)
+    return _raw(array.dtype.str, list(array.shape), np.frombuffer(array.tobytes(), np.uint8), depth)
+
+
+def _raw(name: str, shape: list[int], content: np.ndarray, depth: int) -> bytes:
+    """The length of what describes the bytes, the description, the bytes."""
+    about = _pack([name, shape], depth)
+    return b"".join([len(about).to_bytes(_LENGTH_BYTES, "big"), about, content.data])
 
 
 # -- decoding ----------------------------------------------------------------------------------------------------
@@ -184,6 +192,13 @@ def _unpack(message: bytes | bytearray | memoryview, depth: int) -> Any:
 
 
 def _restored(code: int, data: bytes, depth: int) -> Any:
+    if code in (_TENSOR, _ARRAY, _SCALAR):
+        begin = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big")
+        name, shape = _unpack(data[_LENGTH_BYTES:begin], depth)
+        if code == _TENSOR:
+            return _restored_tensor(name, shape, data, begin)
+        array = _restored_array(name, shape, data, begin)
+        return array if code == _ARRAY else array[()]
     content = _unpack(data, depth)
     if code == _INTEGER and isinstance(content, str):
         return int(content, 16)
@@ -193,11 +208,6 @@ def _restored(code: int, data: bytes, depth: int) -> Any:
         return tuple(content)
     if code == _RECORD:
         return _record(*content)
-    if code == _TENSOR:
-        return _restored_tensor(*content)
-    if code in (_ARRAY, _SCALAR):
-        array = _restored_array(*content)
-        return array if code == _ARRAY else array[()]
     if code in (_SET, _FROZENSET):
         return (set if code == _SET else frozenset)(content)
     if code == _COMPLEX:
@@ -212,22 +222,22 @@ def _record(name: str, content: list[Any]) -> Any:
     return kind.from_plain(content)
 
 
-def _restored_tensor(name: str, shape: list[int], raw: bytes) -> Tensor:
+def _restored_tensor(name: str, shape: list[int], data: bytes, begin: int) -> Tensor:
     dtype = _DTYPES.get(name)
     if dtype is None:
         raise MessageError(f"it has a tensor of dtype {str(name)[:40]!r}, which there is not.")
-    _check_shape(shape, len(raw), dtype.itemsize)
-    if not raw:
+    _check_shape(shape, len(data) - begin, dtype.itemsize)
+    if begin == len(data):
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(dtype).reshape(shape)
+    return torch.from_numpy(np.frombuffer(data, np.uint8, offset=begin).copy()).view(dtype).reshape(shape)
 
 
-def _restored_array(name: str, shape: list[int], raw: bytes) -> np.ndarray:
+def _restored_array(name: str, shape: list[int], data: bytes, begin: int) -> np.ndarray:
     dtype = np.dtype(str(name)[:8])
     if dtype.kind not in "biufc":
         raise MessageError(f"it has an array of {dtype}, which is not of numbers.")
-    _check_shape(shape, len(raw), dtype.itemsize)
-    return np.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
+    _check_shape(shape, len(data) - begin, dtype.itemsize)
+    return np.frombuffer(data[begin:], dtype).reshape(shape).copy()
 
 
 def _check_shape(shape: list[int], num_bytes: int, itemsize: int) -> None:

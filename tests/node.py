@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed
 from meeting import Meeting
 from run_tiny import digest
 from tiny import FolderSilo, TinyClients, TinyModule
@@ -17,6 +19,16 @@ from tiny import FolderSilo, TinyClients, TinyModule
 from lightning_fl import FederatedTrainer, Silos
 from lightning_fl.callbacks import Callback, FineTuning, LocalReference, ModelCheckpoint, PersonalLayers
 from lightning_fl.diagnosis import exit_code
+
+
+def refuse_objects() -> None:
+    """Torch's collectives of pickled objects all end here."""
+
+    def unpickle(*of_message: Any) -> None:
+        raise AssertionError("a rank's message is unpickled")
+
+    torch.distributed.distributed_c10d._tensor_to_object = unpickle
+
 
 GONE = "the disk of this machine is gone"
 
@@ -94,6 +106,7 @@ def trainer_of(arguments: argparse.Namespace) -> FederatedTrainer:
 
 
 def main(arguments: argparse.Namespace) -> int:
+    refuse_objects()
     trainer = trainer_of(arguments)
     kind = FailingModule if arguments.fail == "module" else TinyModule
     module = kind(dropout=0.2, norm=True, learning_rate=arguments.learning_rate)

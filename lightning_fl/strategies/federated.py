@@ -10,6 +10,7 @@ from datetime import timedelta
 from math import isfinite
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed
 from lightning.fabric.accelerators import CPUAccelerator
@@ -356,7 +357,8 @@ class FederatedStrategy(Learner, DDPStrategy):
         """
         merged = dict(of_hosted_clients)
         if self.world_size > 1:
-            parts = [self._read(part, rank) for rank, part in enumerate(self._gathered(_message(merged)))]
+            messages, own = self._gathered(_message(merged)), self.global_rank
+            parts = [merged if rank == own else self._read(sent, rank) for rank, sent in enumerate(messages)]
             for rank, part in enumerate(parts):
                 if not isinstance(part, dict) or not all(isinstance(client, int) for client in part):
                     raise TrainingError(f"{self.rank_names[rank]} sent something else than values of clients.")
@@ -379,7 +381,7 @@ class FederatedStrategy(Learner, DDPStrategy):
             torch.distributed.broadcast(length, src=src)
         count = int(length.item())
         self._check_length(count, src)
-        content = self._broadcast_rest(message, count, src)
+        content = self._broadcast_message(message, count, src)
         return obj if own else self._read(content, src)
 
     def all_reduce(self, tensor: Tensor, group: Any | None = None, reduce_op: Any = "mean") -> Tensor:
@@ -414,42 +416,38 @@ class FederatedStrategy(Learner, DDPStrategy):
     def _message_device(self) -> torch.device:
         return self.root_device if torch.distributed.get_backend() == "nccl" else torch.device("cpu")
 
-    def _gathered(self, message: bytes) -> list[bytes]:
-        """The messages of all ranks: the first bytes of each with its length, then the rest where there is more."""
-        head = len(message).to_bytes(_LENGTH_BYTES, "little") + message[:_FIRST_BYTES]
+    def _gathered(self, message: bytes) -> list[np.ndarray]:
+        """The messages of all ranks: small ones with their lengths, once more where one is larger."""
+        head = np.frombuffer(len(message).to_bytes(_LENGTH_BYTES, "little") + message[:_FIRST_BYTES], np.uint8)
         heads = self._gathered_rows(head, _LENGTH_BYTES + _FIRST_BYTES)
-        lengths = [int.from_bytes(row[:_LENGTH_BYTES], "little") for row in heads]
-        found = [row[_LENGTH_BYTES : _LENGTH_BYTES + length] for row, length in zip(heads, lengths, strict=True)]
-        if max(lengths) <= _FIRST_BYTES:
-            return found
+        lengths = [int.from_bytes(row[:_LENGTH_BYTES].tobytes(), "little") for row in heads]
         for rank, length in enumerate(lengths):
             self._check_length(length, rank)
-        rest, counts = message[_FIRST_BYTES:], [max(0, length - _FIRST_BYTES) for length in lengths]
-        if self.world_size * max(counts) <= _AT_ONCE:
-            rows = self._gathered_rows(rest, max(counts))
-            return [first + row[:count] for first, row, count in zip(found, rows, counts, strict=True)]
-        return [first + self._broadcast_rest(rest, counts[rank], rank) for rank, first in enumerate(found)]
+        if max(lengths) <= _FIRST_BYTES:
+            rows = [row[_LENGTH_BYTES:] for row in heads]
+        elif self.world_size * max(lengths) <= _AT_ONCE:
+            rows = self._gathered_rows(np.frombuffer(message, np.uint8), max(lengths))
+        else:
+            rows = [self._broadcast_message(message, length, rank) for rank, length in enumerate(lengths)]
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
-    def _gathered_rows(self, content: bytes, width: int) -> list[bytes]:
+    def _gathered_rows(self, content: np.ndarray, width: int) -> list[np.ndarray]:
         """The bytes of all ranks, filled up to one width."""
-        device = self._message_device
-        own = torch.frombuffer(bytearray(content.ljust(width, b"\0")), dtype=torch.uint8).to(device)
-        rows = torch.empty(self.world_size, width, dtype=torch.uint8, device=device)
+        own = torch.zeros(width, dtype=torch.uint8)
+        own.numpy()[: len(content)] = content
+        rows = torch.empty(self.world_size, width, dtype=torch.uint8, device=self._message_device)
         with self._together():
-            torch.distributed.all_gather(list(rows.unbind()), own)
-        return [row.numpy().tobytes() for row in rows.cpu().unbind()]
+            torch.distributed.all_gather(list(rows.unbind()), own.to(rows.device))
+        return list(rows.cpu().numpy())
 
-    def _broadcast_rest(self, message: bytes, count: int, src: int) -> bytes:
-        if not count:
-            return b""
-        own = self.global_rank == src
-        content = (
-            torch.frombuffer(bytearray(message), dtype=torch.uint8) if own else torch.empty(count, dtype=torch.uint8)
-        )
+    def _broadcast_message(self, message: bytes, length: int, src: int) -> np.ndarray:
+        content = torch.empty(length, dtype=torch.uint8)
+        if self.global_rank == src:
+            content.numpy()[:] = np.frombuffer(message, np.uint8)
         content = content.to(self._message_device)
         with self._together():
             torch.distributed.broadcast(content, src=src)
-        return content.cpu().numpy().tobytes()
+        return content.cpu().numpy()
 
     def _check_length(self, length: int, rank: int) -> None:
         """Refuse what would not fit into this machine, before any memory is taken for it."""
@@ -459,9 +457,9 @@ class FederatedStrategy(Learner, DDPStrategy):
                 f"{self.rank_names[rank]} announced a message of {length} bytes; this machine takes at most {most}."
             )
 
-    def _read(self, message: bytes, rank: int) -> Any:
+    def _read(self, message: np.ndarray, rank: int) -> Any:
         try:
-            return decode(message)
+            return decode(message.data)
         except MessageError as error:
             raise TrainingError(f"{self.rank_names[rank]} sent a message that cannot be read: {error}") from error
 
