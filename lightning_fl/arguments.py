@@ -23,6 +23,10 @@ from lightning_fl.strategies.federated import FederatedStrategy
 
 __all__ = ["check_arguments", "check_settings", "complete_callbacks", "make_fabric"]
 
+#: More processes than these are refused on a CPU.
+_PROCESSES_PER_CORE = 4
+_ALWAYS = 8
+
 
 #: How several processes run where the program cannot be started again for each.
 IN_NOTEBOOKS = (
@@ -50,6 +54,7 @@ def make_fabric(
         accelerator = "cpu"
     if devices == "auto" and accelerator == "cpu":
         devices = 1
+    _check_cores(accelerator, devices)
     if accelerator in ("cuda", "gpu") and not torch.cuda.is_available():
         raise ConfigurationError(
             f"trainer.accelerator={accelerator}: this machine has no CUDA device that torch can use. Set"
@@ -123,6 +128,17 @@ def _is_federated(kind: object) -> TypeGuard[type[FederatedStrategy]]:
     return isinstance(kind, type) and issubclass(kind, FederatedStrategy)
 
 
+def _check_cores(accelerator: str, devices: int | str | list[int]) -> None:
+    """Refuse far more processes than a CPU works on at once, before they are started."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    number = int(devices) if isinstance(devices, int) or (isinstance(devices, str) and devices.isdecimal()) else 0
+    if accelerator == "cpu" and number > max(_PROCESSES_PER_CORE * cores, _ALWAYS) and "LOCAL_RANK" not in os.environ:
+        raise ConfigurationError(
+            f"trainer.devices={number}: this machine has {cores} CPU cores, on which so many processes would wait for"
+            f" each other. Set trainer.devices to {cores} or less."
+        )
+
+
 def complete_callbacks(
     callbacks: list[Callback] | Callback | None, progress: bool, checkpointing: bool
 ) -> list[Callback]:
@@ -177,6 +193,8 @@ def check_settings(settings: dict[str, Any]) -> None:
     for name in (*at_least_one, "num_nodes", "num_threads"):
         if settings[name] is not None and settings[name] < 1:
             faults.append(f"trainer.{name}={settings[name]}: give a number of at least 1.")
+    if settings["timeout"] is not None and not 0 < settings["timeout"] < 1e9:
+        faults.append(f"trainer.timeout={settings['timeout']}: give a positive number of seconds.")
     for name in ("check_val_every_n_rounds", "log_every_n_steps"):
         if settings[name] < 0:
             faults.append(f"trainer.{name}={settings[name]}: give a number of at least 0.")

@@ -10,9 +10,10 @@ import re
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.messages import sendable
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -65,6 +66,7 @@ _HIGHER = (
 )
 
 
+@sendable
 @dataclass(frozen=True)
 class LoggedValue:
     """One name's value for one client. ``weight`` is the number of samples behind it.
@@ -81,6 +83,37 @@ class LoggedValue:
     steps: tuple[tuple[int, float], ...] = ()
     forked: bool = False
     last: float | None = None
+
+    def to_plain(self) -> list[Any]:
+        """For a message."""
+        steps = [list(pair) for pair in self.steps] if self.steps else None
+        return [
+            self.value,
+            self.weight,
+            self.higher_is_better,
+            self.to_logger,
+            self.prog_bar,
+            steps,
+            self.forked,
+            self.last,
+        ]
+
+    @classmethod
+    def from_plain(cls, content: list[Any]) -> "LoggedValue":
+        """Out of a message."""
+        value, weight, higher_is_better, to_logger, prog_bar, steps, forked, last = content
+        logged = object.__new__(cls)  # past the assignments of a frozen class, which take longer than all the rest
+        logged.__dict__.update(
+            value=value,
+            weight=weight,
+            higher_is_better=higher_is_better,
+            to_logger=to_logger,
+            prog_bar=prog_bar,
+            steps=() if steps is None else tuple((step, at) for step, at in steps),
+            forked=forked,
+            last=last,
+        )
+        return logged
 
 
 @dataclass(frozen=True)

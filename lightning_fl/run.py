@@ -13,7 +13,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 from lightning_fl.arguments import check_arguments
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
-from lightning_fl.checkpoint import class_path, load_checkpoint, resolve_checkpoint
+from lightning_fl.checkpoint import class_path, load_state, resolve_checkpoint, with_client_files
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.batches.client import BatchFactory
 from lightning_fl.engine.federation import Federation
@@ -24,7 +24,8 @@ from lightning_fl.engine.turn.module_callbacks import module_callbacks
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer, keep_metrics_local
 from lightning_fl.engine.turn.surroundings import Surroundings
 from lightning_fl.engine.weights.flat import Entry, FlatModule, Weights
-from lightning_fl.errors import CheckpointError, ConfigurationError
+from lightning_fl.errors import CheckpointError, ConfigurationError, LostPeerError
+from lightning_fl.fingerprint import check_same, data_of, layout_of, settings_of
 from lightning_fl.run_log import versions
 from lightning_fl.surface import TrainerSurface
 
@@ -58,19 +59,29 @@ class Run:
         self._ckpt_path = ckpt_path
 
     def __enter__(self) -> None:
+        self._rng = _collect_rng_states()
+        self._deterministic = torch.are_deterministic_algorithms_enabled()
+        _limit_processes(self._trainer, self._arguments[1])
+        self._trainer.launch()
+        try:
+            self._begin()
+        except BaseException as error:
+            self._trainer.strategy.fail(error)
+            raise
+
+    def _begin(self) -> None:
         trainer, stage = self._trainer, self._stage
-        trainer.launch()
+        if trainer.processes.several:
+            check_same(trainer.strategy, settings_of(trainer, stage, self._arguments[0], self._ckpt_path), "recipe")
         # A resumed run may have found nothing better than the run it goes on from.
         resumed = [] if trainer.ckpt_path is None else [Path(trainer.ckpt_path).parent.parent]
         before = [Path(trainer.log_dir)] if trainer.run_log.started else []
         trainer.run_log.start(trainer.fabric, fits=stage == "fit")
         own = [Path(trainer.log_dir), *before, *resumed]
         path = resolve_checkpoint(self._ckpt_path, trainer.fabric, trainer.default_root_dir, own)
-        state = None if path is None else load_checkpoint(path)
+        state = None if path is None else load_state(path, trainer.fabric)
         goes_on = stage != "fit" and trainer.module is self._arguments[0] and bool(trainer.models)
         trainer.begin(trainer.federation.for_evaluation() if goes_on else Federation())
-        self._rng = _collect_rng_states()
-        self._deterministic = torch.are_deterministic_algorithms_enabled()
         if trainer.deterministic:
             torch.use_deterministic_algorithms(True)
         try:
@@ -81,7 +92,10 @@ class Run:
                 trainer.call("on_fit_start")
             if state is not None:
                 assert path is not None
+                assert trainer.datamodule is not None
                 _check_fits(trainer, state, path)
+                names = trainer.datamodule.client_names()
+                state = with_client_files(state, path, trainer.processes, names, trainer.strategy.rank_names)
                 trainer.load_state_dict(state, weights_only=stage != "fit")
                 trainer.ckpt_path = around.ckpt_path = os.fspath(path)
                 if trainer.resumes_fit:
@@ -91,9 +105,19 @@ class Run:
             raise
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        try:
+            self._end(error)
+        except BaseException as late:
+            self._trainer.strategy.fail(late)
+            raise
+
+    def _end(self, error: BaseException | None) -> None:
         trainer = self._trainer
         self._steps.end()
         if error is not None:
+            if isinstance(error, LostPeerError) and trainer.fitting:
+                error.args = (f"{error} {_how_to_go_on(trainer)}",)
+            trainer.strategy.fail(error)  # first of all: the others wait
             trainer.call("on_exception", error)
             if trainer.module is not None:
                 _tell_callbacks(trainer.module, "on_exception", error)
@@ -179,11 +203,15 @@ def _set_up(
     datamodule.see_trainer(shim)
     shim.watching = module_callbacks(module)
     trainer.module, trainer.datamodule = module, datamodule
-    with fabric.rank_zero_first(local=True):
-        if fabric.local_rank == 0:
-            datamodule.prepare_data()
-            shim.call_hook("prepare_data")
+    if fabric.local_rank == 0:
+        datamodule.prepare_data()
+        shim.call_hook("prepare_data")
+    if processes.several:
+        trainer.strategy.wait_for_all()
     datamodule.setup(stage)
+    processes.pinned = datamodule.pinned
+    if processes.several:
+        check_same(trainer.strategy, data_of(datamodule), "data set")
     processes.client_ranks = trainer.strategy.place_clients(
         datamodule.num_clients, datamodule.client_sizes(), pinned=datamodule.pinned, block=settings.stacked_clients
     )
@@ -203,6 +231,8 @@ def _set_up(
             f"the checkpoint has {', '.join(map(repr, flat.missing()))}, made in on_train_start of its run, which the"
             f" module has not in {stage}: they are left out. Make them in __init__ or configure_model."
         )
+    if processes.several:
+        check_same(trainer.strategy, layout_of(flat.weights, module), "model")
     _agree_on(trainer, flat.weights)
     federation.begin(flat, processes.num_clients)
     steps.begin()
@@ -250,8 +280,26 @@ def _agree_on(trainer: TrainerSurface, weights: Weights) -> None:
     """Rank zero's initial weights on every rank: a module may have been made with another seed there."""
     if trainer.processes.several:
         for vector in weights.vectors.values():
-            wide = vector.float() if vector.dtype == torch.bfloat16 else vector
-            vector.copy_(trainer.fabric.broadcast(wide.cpu()))
+            trainer.strategy.broadcast_bytes_(vector, 0)
+
+
+def _how_to_go_on(trainer: TrainerSurface) -> str:
+    """What is to be done after another rank was lost."""
+    checkpoint = trainer.callback(ModelCheckpoint)
+    if checkpoint is None or checkpoint.last_round is None:
+        return "No checkpoint of this run is there to go on from: begin anew."
+    path = Path(trainer.log_dir) / "checkpoints" / "last.ckpt"
+    return f"To go on from round {checkpoint.last_round}, start all ranks again with --ckpt_path {path}."
+
+
+def _limit_processes(trainer: TrainerSurface, datamodule: Any) -> None:
+    """Start no more processes than there are clients, where their number is known before the data are read."""
+    try:
+        clients = datamodule.num_clients
+    except Exception:  # the contract: known after setup at the latest, and whatever happens before
+        return
+    if isinstance(clients, int) and clients > 0:
+        trainer.strategy.limit_processes(-(-clients // trainer.stacked_clients), f"there are {clients} clients")
 
 
 def _about(trainer: TrainerSurface, stage: str) -> dict[str, Any]:

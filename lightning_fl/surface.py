@@ -336,6 +336,8 @@ class TrainerSurface:
                 torch.set_num_threads(self.num_threads)
             self.fabric.launch()
             self._launched = True
+        elif not self.strategy.connected:  # a run that failed took leave of the other ranks
+            self.strategy.setup_environment()
 
     def begin(self, federation: Federation) -> None:
         """A run begins: what it knows is a federation's state; module, data and the engine's parts follow."""

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from html import escape
 from typing import Any, Literal
 
@@ -58,6 +59,8 @@ class FederatedTrainer(TrainerSurface):
         num_nodes: machines.
         precision: "32", "bf16-mixed", "bf16-true" or "64".
         plugins: Fabric plugins (cluster environment, checkpoint IO).
+        timeout: seconds that processes wait for each other, at the start and in every exchange (a client's turn or an
+            evaluation of another process may lie between); ``None`` for the strategy's, 1800.
         max_rounds: rounds of the run.
         local_epochs: passes over a client's data per round (E). 1 if neither this nor ``local_steps`` is given.
         local_steps: optimiser steps per client and round (tau), instead of epochs.
@@ -105,6 +108,7 @@ class FederatedTrainer(TrainerSurface):
         num_nodes: int = 1,
         precision: PrecisionName = "32",
         plugins: list[Any] | None = None,
+        timeout: float | None = None,
         max_rounds: int = 100,
         local_epochs: int | None = None,
         local_steps: int | None = None,
@@ -156,6 +160,8 @@ class FederatedTrainer(TrainerSurface):
         self.callbacks: list[Callback] = complete_callbacks(callbacks, enable_progress_bar, enable_checkpointing)
         self.fabric = make_fabric(strategy, accelerator, devices, num_nodes, precision, plugins)
         self.strategy: FederatedStrategy = self.fabric.strategy  # type: ignore[assignment]
+        if timeout is not None:
+            self.strategy.timeout = timedelta(seconds=timeout)
         self.run_log = RunLog(logger, self.default_root_dir)
         self.begin(Federation())
 

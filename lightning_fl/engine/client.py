@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from lightning_fl.engine.weights.flat import Span, Weights, combined, inner_product
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.messages import sendable
 from lightning_fl.metrics import LoggedValue
 
 __all__ = ["ClientReport", "ClientState", "ClientTurn", "ClientUpdate", "LocalWork", "packed", "unpacked"]
@@ -54,6 +55,7 @@ class ClientState:
         return asdict(self)
 
 
+@sendable
 @dataclass(frozen=True)
 class ClientReport:
     """What a client tells of its turn: numbers only, never samples.
@@ -75,6 +77,18 @@ class ClientReport:
     scale: float = 1.0
     numbers: dict[str, float] = field(default_factory=dict)
     trainable: dict[str, bool] = field(default_factory=dict)
+
+    def to_plain(self) -> list[Any]:
+        """For a message."""
+        metrics = {name: logged.to_plain() for name, logged in self.metrics.items()}
+        return [self.num_samples, self.num_steps, metrics, self.error, self.scale, self.numbers]
+
+    @classmethod
+    def from_plain(cls, content: list[Any]) -> "ClientReport":
+        """Out of a message."""
+        num_samples, num_steps, metrics, error, scale, numbers = content
+        logged = {name: LoggedValue.from_plain(value) for name, value in metrics.items()}
+        return cls(num_samples, num_steps, logged, error, scale, numbers)
 
 
 @dataclass

@@ -204,9 +204,11 @@ class Federation:
     # -- the checkpoint --------------------------------------------------------------------------------------------
 
     def state_dict(self, processes: Processes) -> dict[str, Any]:
-        """All that training goes on from, as plain values and tensors, the same on every rank. Called on every rank."""
-        states = processes.exchange({client: state.state_dict() for client, state in self.client_states.items()})
-        names = sorted({name for of_rank in processes.of_ranks(list(self.client_stores)) for name in of_rank})
+        """All that training goes on from, as plain values and tensors. Called on every rank.
+
+        It is the same on all, except for what clients keep where that is private to their ranks.
+        """
+        clients, stores = self._of_clients(processes)
         return {
             "round": self.current_round,
             "num_clients": self.collaboration.num_clients,
@@ -216,13 +218,32 @@ class Federation:
             "personal_layers": [] if self.personal is None else self.personal.patterns,
             "absent_clients": sorted(self.absent_clients),
             "resting_clients": sorted(self.resting_clients),
-            "clients": states,
-            "client_stores": {name: processes.exchange(self.client_store(name)) for name in names},
+            "clients": clients,
+            "client_stores": stores,
             "model_states": {model: packed(kept) for model, kept in self.model_states.items()},
             "communication": self.communication.state_dict(self.models),
             "trainable": dict(self.trainable),
             "callback_metrics": {name: float(value) for name, value in self.latest_means().items()},
         }
+
+    def _of_clients(self, processes: Processes) -> tuple[dict[int, Any], dict[str, dict[int, Any]]]:
+        """Client -> its state, and name -> client -> what it keeps: of hosted clients, or of all where that is told."""
+        hosted = sorted({*self.client_states, *(client for of in self.client_stores.values() for client in of)})
+        kept: dict[int, dict[str, Any]] = {}
+        for client in hosted:
+            state = self.client_states.get(client)
+            stores = {name: of[client] for name, of in self.client_stores.items() if client in of}
+            kept[client] = {"state": None if state is None else state.state_dict(), "stores": stores}
+        if not processes.private:
+            kept = processes.exchange(kept)
+        names = sorted({name for of_client in kept.values() for name in of_client["stores"]})
+        return (
+            {client: found["state"] for client, found in kept.items() if found["state"] is not None},
+            {
+                name: {c: found["stores"][name] for c, found in kept.items() if name in found["stores"]}
+                for name in names
+            },
+        )
 
     def load_state_dict(
         self, state: dict[str, Any], flat: FlatModule, processes: Processes, *, weights_only: bool = False
