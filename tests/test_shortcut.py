@@ -71,5 +71,7 @@ def test_unclear_data_are_refused() -> None:
         lightning_fl.federate(TinyModule(), Whole(), **QUIET)
     with pytest.raises(ConfigurationError, match="have their clients already: leave out num_clients"):
         lightning_fl.federate(TinyModule(), TinyClients(), num_clients=2, **QUIET)
-    with pytest.raises(ConfigurationError, match="data is a int: give one LightningDataModule per silo"):
+    with pytest.raises(
+        ConfigurationError, match="data is a int: give a list with one LightningDataModule, loader or data set per silo"
+    ):
         lightning_fl.federate(TinyModule(), 3, num_clients=2, **QUIET)  # type: ignore[arg-type]

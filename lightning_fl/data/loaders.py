@@ -114,7 +114,7 @@ def as_loader(given: Any, split: Split, source: str) -> Loader | None:
         source: for errors, such as "train_dataloader() returned".
 
     Raises:
-        ConfigurationError: something gives no batches, or can be iterated only once.
+        ConfigurationError: something gives no batches, or can be iterated only once, or the mode is not for training.
     """
     if isinstance(given, DataLoader):
         return given
@@ -125,15 +125,19 @@ def as_loader(given: Any, split: Split, source: str) -> Loader | None:
     loader = given if isinstance(given, CombinedLoader) else combined(given, split)
     if not loader.flattened:
         return None
+    if split == "train" and loader._mode == "sequential":
+        raise ConfigurationError(
+            f"{source} a CombinedLoader in the mode 'sequential', in which Lightning does not train: choose min_size,"
+            " max_size or max_size_cycle, or one DataLoader over a ConcatDataset."
+        )
     for part in loader.flattened:
         _check_iterable(part, source if part is given else f"{source} a {type(given).__name__} with")
     return loader
 
 
 def _check_iterable(loader: Any, source: str) -> None:
-    if isinstance(loader, torch.Tensor | str | bytes) or not isinstance(loader, Iterable):
-        if not isinstance(loader, torch.Tensor) and hasattr(loader, "__getitem__") and hasattr(loader, "__len__"):
-            return  # Python iterates by number
+    iterable = isinstance(loader, Iterable) or (hasattr(loader, "__getitem__") and hasattr(loader, "__len__"))
+    if isinstance(loader, torch.Tensor | str | bytes) or not iterable:
         raise ConfigurationError(
             f"{source} a {type(loader).__name__}, which gives no batches: give a DataLoader or another iterable of"
             " batches. A list, tuple or dict is one of loaders."

@@ -5,6 +5,7 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import (
     DataLoader,
     IterableDataset,
@@ -181,8 +182,9 @@ def test_any_single_loader_is_taken_as_it_is():
     for loader in (DataLoader(Stream()), DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 20, 5))):
         assert Silos([Loader(loader)]).client_data(0, "train") is loader
     assert Silos([Loader(None)]).client_data(0, "train") is None
-    with pytest.raises(ConfigurationError, match=r"train_dataloader\(\) returned a dict of 1: a client has one"):
-        Silos([Loader({"a": DataLoader(DATA)})]).client_data(0, "train")
+    several = Silos([Loader({"a": DataLoader(DATA), "b": DataLoader(DATA)})]).client_data(0, "train")
+    assert isinstance(several, CombinedLoader)
+    assert len(next(iter(several))[0]) == 2
 
 
 def test_refuses_to_change_what_cannot_be_changed():
@@ -196,12 +198,12 @@ def test_refuses_to_change_what_cannot_be_changed():
 
 
 def test_refuses_wrong_lists():
-    with pytest.raises(ConfigurationError, match="one data module per client"):
+    with pytest.raises(ConfigurationError, match="one data module, loader or data set per client"):
         Silos([])
     module = Recorder()
     with pytest.raises(ConfigurationError, match="one object twice"):
         Silos([module, Recorder(), module])
-    with pytest.raises(ConfigurationError, match=r"names=.* for 2 data modules"):
+    with pytest.raises(ConfigurationError, match=r"names=.* for 2 clients"):
         Silos([Recorder(), Recorder()], names=["one"])
     with pytest.raises(ConfigurationError, match="all different"):
         Silos([Recorder(), Recorder()], names=["one", "one"])
@@ -211,13 +213,14 @@ def test_refuses_wrong_lists():
         Silos([Recorder()], batch_size=0)
 
 
-def test_refuses_batch_hooks_it_would_not_call():
+def test_each_client_s_batches_go_through_its_own_hooks():
     class Hooked(Recorder):
         def on_after_batch_transfer(self, batch, dataloader_idx):
             return batch
 
-    with pytest.raises(ConfigurationError, match="Hooked overrides on_after_batch_transfer"):
-        Silos([Hooked()])
+    hooked = Hooked()
+    silos = Silos([Recorder(), hooked, DataLoader(DATA)])
+    assert [silos.transfer_hooks(client) for client in range(3)] == [silos.datamodules[0], hooked, silos]
 
 
 def test_recipe():

@@ -438,6 +438,11 @@ class LoadersInTurn(ClientBatches):
             yield batch
 
 
+def _in_turn(loaders: Sequence[ClientBatches | None]) -> ClientBatches | None:
+    held = [loader for loader in loaders if loader is not None]
+    return (held[0] if held else None) if len(held) < 2 else LoadersInTurn(held)
+
+
 class BatchFactory:
     """Turns what a data module returns for a client into :class:`ClientBatches`, packing shared data once.
 
@@ -485,9 +490,11 @@ class BatchFactory:
         return self._made[key]
 
     def _make(self, data: Any, split: Split, source: str) -> ClientBatches | None:
-        if holds_several(data):
+        if holds_several(data) and split == "train":
             data = combined(self._loaders_of(data, split), split)
-        if not isinstance(data, DataLoader | CombinedLoader) and is_dataset(data):
+        elif holds_several(data):
+            return _in_turn([self._make(part, split, source) for part in combined(data, split).flattened])
+        if is_dataset(data):
             options = self._options(split)
             stream = isinstance(data, IterableDataset)
             return (None if stream else self._packed(data, **options)) or LoaderBatches(self._loader_of(data, split))
@@ -499,8 +506,7 @@ class BatchFactory:
             return self._of_loader(parts[0])
         if split == "train" or loader._mode != "sequential":
             return LoaderBatches(loader)
-        made = [self._of_loader(part) for part in parts]
-        return made[0] if len(made) == 1 else LoadersInTurn(made)
+        return _in_turn(list(map(self._of_loader, parts)))
 
     def _of_loader(self, loader: Any) -> ClientBatches:
         """The batches of one loader, without it where they can be packed."""

@@ -69,9 +69,7 @@ class LogCollector:
             return self._size_of_loss
         if self._sizes:
             return self._sizes[0]
-        if self.batch_size is None:
-            self.batch_size = guess_batch_size(self.batch)
-        return self.batch_size
+        return self._current_batch_size(needed=False)
 
     def begin_loader(self, number: int | None) -> None:
         """The batches that follow are of one of several loaders, or the last of these is read (``None``).
@@ -196,7 +194,9 @@ class LogCollector:
         if self.batch_size is None:
             if self.batch is None:
                 return 1  # logged outside a step, e.g. in on_train_epoch_end
-            self.batch_size = extract_batch_size(self.batch) if needed else guess_batch_size(self.batch)
+            if not needed:
+                return guess_batch_size(self.batch)
+            self.batch_size = extract_batch_size(self.batch)
         return self.batch_size
 
 
