@@ -4,10 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, Dataset
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import Dataset
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.errors import ConfigurationError, DataError
 
 __all__ = ["BATCH_HOOKS", "SPLITS", "FederatedDataModule", "Split"]
 
@@ -76,7 +78,11 @@ class FederatedDataModule(LightningDataModule, ABC):
         return None
 
     def num_samples(self, split: Split) -> list[int]:
-        """Samples of every client in a split. Opens the data of every client: for use in one process."""
+        """Samples of every client in a split. Opens the data of every client: for use in one process.
+
+        Raises:
+            DataError: a client's data have no length.
+        """
         return [_count(self.client_data(client, split)) for client in range(self.num_clients)]
 
     def given_samples(self, client: int) -> int | None:
@@ -114,8 +120,13 @@ class FederatedDataModule(LightningDataModule, ABC):
         return {"source": self.source, "num_clients": self.num_clients}
 
 
-def _count(data: Dataset | DataLoader | None) -> int:
+def _count(data: Any) -> int:
     if data is None:
         return 0
-    dataset = data.dataset if isinstance(data, DataLoader) else data
-    return len(dataset)  # type: ignore[arg-type]
+    parts = data.flattened if isinstance(data, CombinedLoader) else [data]
+    lengths = [sized_len(part if isinstance(part, Dataset) else getattr(part, "dataset", part)) for part in parts]
+    if None in lengths:
+        raise DataError(
+            f"a {type(data).__name__} tells no number of samples: a run counts them, in trainer.num_samples."
+        )
+    return sum(length or 0 for length in lengths)

@@ -14,6 +14,10 @@ from lightning.pytorch.utilities import CombinedLoader
 from reference import Linear, assert_same_weights, federated_trainer, lightning_trainer, make, samples
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader as GraphLoader
+from torch_geometric.loader import RandomNodeLoader
+from torch_geometric.nn import SAGEConv
 from torchmetrics import MeanAbsoluteError
 
 from lightning_fl import FederatedTrainer
@@ -529,3 +533,47 @@ def test_each_silo_has_hooks_of_its_own(tmp_path: Path) -> None:
         modules.append((module, trainer.metrics["val"]["val_loss"].clients))
     assert_same_weights(modules[0][0], modules[1][0])
     assert modules[0][1] == modules[1][1]
+
+
+# -- PyG's loaders --------------------------------------------------------------------------------------------------
+
+
+class Nodes(LightningModule):
+    """Node regression on sampled subgraphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = SAGEConv(3, 1)
+
+    def training_step(self, batch: Data, batch_idx: int) -> Tensor:
+        loss = torch.nn.functional.mse_loss(self.net(batch.x, batch.edge_index), batch.y)
+        self.log("loss", loss, on_step=False, on_epoch=True, batch_size=batch.num_nodes)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+@pytest.mark.parametrize("kind", ["nodes", "graphs"])
+def test_loaders_of_pyg(kind: str, tmp_path: Path) -> None:
+    draws = torch.Generator().manual_seed(0)
+    graphs = [
+        Data(
+            x=torch.randn(6, 3, generator=draws),
+            edge_index=torch.randint(6, (2, 12), generator=draws),
+            y=torch.randn(6, 1, generator=draws),
+        )
+        for _ in range(5)
+    ]
+
+    def train() -> Any:
+        if kind == "nodes":
+            return RandomNodeLoader(graphs[0], num_parts=3)
+        return GraphLoader(graphs, batch_size=2, follow_batch=["x"])  # type: ignore[arg-type]
+
+    own, trainer, reference, theirs = both(Nodes, tmp_path, lambda: Holds(train), epochs=1)
+    assert trainer.num_samples == [6 if kind == "nodes" else 5]
+    if kind == "graphs":  # the parts are drawn
+        assert_same_weights(own, reference)
+        value = float(theirs.callback_metrics["loss"])
+        assert trainer.metrics["train"]["train/loss"].mean == pytest.approx(value, rel=1e-6)
