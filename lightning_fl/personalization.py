@@ -32,8 +32,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from lightning_fl.checkpoint import model_checkpoint, save_atomically
-from lightning_fl.data.module import FederatedDataModule, Split
-from lightning_fl.data.partitioned import BATCH_HOOKS
+from lightning_fl.data.module import BATCH_HOOKS, FederatedDataModule, Split
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.probes.client_scores import default_score
 from lightning_fl.engine.weights.flat import Weights

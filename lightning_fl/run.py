@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
@@ -15,7 +15,7 @@ from lightning_fl.arguments import check_arguments
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.checkpoint import class_path, load_state, resolve_checkpoint, with_client_files
 from lightning_fl.data.module import FederatedDataModule
-from lightning_fl.engine.batches.client import BatchFactory
+from lightning_fl.engine.batches.client import BatchFactory, LoaderBatches
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.turn.compilation import CompiledSteps
@@ -24,7 +24,7 @@ from lightning_fl.engine.turn.module_callbacks import module_callbacks
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer, keep_metrics_local
 from lightning_fl.engine.turn.surroundings import Surroundings
 from lightning_fl.engine.weights.flat import Entry, FlatModule, Weights
-from lightning_fl.errors import CheckpointError, ConfigurationError, LostPeerError
+from lightning_fl.errors import CheckpointError, DataError, LostPeerError
 from lightning_fl.fingerprint import check_same, data_of, layout_of, settings_of
 from lightning_fl.run_log import versions
 from lightning_fl.surface import TrainerSurface
@@ -219,7 +219,7 @@ def _set_up(
     shim.call_hook("setup", stage)
     shim.call_hook("configure_model")
     if stage == "fit":
-        federation.num_samples = _exchange_sizes(factory, processes)
+        federation.num_samples = _exchange_sizes(trainer, factory, processes)
     keep_metrics_local(module)
     module.to(fabric.device)
     fabric._precision.convert_module(module)
@@ -248,20 +248,32 @@ def _set_up(
         hooks=trainer.hooks,
         learner=trainer.strategy,
     )
+    if stage == "fit":
+        trainer.loop.open_validation_data()
     return around
 
 
-def _exchange_sizes(factory: BatchFactory, processes: Processes) -> list[int]:
+def _exchange_sizes(trainer: TrainerSurface, factory: BatchFactory, processes: Processes) -> list[int]:
+    """Every client's number of training samples, its weight in the averages."""
     sizes: dict[int, int] = {}
+    settings, data = trainer.settings, trainer.datamodule
+    assert data is not None
     for client in processes.hosted:
         batches = factory.batches(client, "train")
         assert batches is not None
+        given = data.given_samples(client)
+        if not batches.num_samples and given is not None:
+            batches.num_samples = given
         if not batches.num_samples:
-            raise ConfigurationError(
-                f"client {client}'s training data have no length: define __len__ on its data set, since a"
-                " client's weight in the average is its number of samples."
+            # An endless stream is read as far as a turn goes.
+            steps = settings.local_steps
+            bound = None if steps is None or batches.epoch_length() else steps * settings.accumulate_grad_batches
+            cast(LoaderBatches, batches).count((settings.seed, "number of samples", client), bound)
+        if not batches.num_samples:
+            raise DataError(
+                f"client {client} ({data.client_names()[client]}) has no training samples: its loader gives no batches."
             )
-        sizes[client] = batches.num_samples
+        sizes[client] = batches.num_samples if given is None else given
     return list(processes.exchange(sizes).values())
 
 

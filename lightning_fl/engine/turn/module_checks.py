@@ -6,14 +6,23 @@ import sysconfig
 import traceback
 
 from lightning.pytorch import LightningModule
+from lightning.pytorch.loops.utilities import _verify_dataloader_idx_requirement
+from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.lightning_types import is_overridden
 
-__all__ = ["place_of", "refuse_hooks", "takes_batch_index"]
+__all__ = ["check_dataloader_idx", "place_of", "refuse_hooks", "takes_batch_index"]
 
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
+
+_STAGES = {
+    "validation": RunningStage.VALIDATING,
+    "test": RunningStage.TESTING,
+    "predict": RunningStage.PREDICTING,
+}
 
 
 def refuse_hooks(module: LightningModule) -> None:
@@ -49,10 +58,10 @@ def takes_batch_index(module: LightningModule, name: str) -> bool:
             " by their places. Give it a default value."
         )
     required = [p for p in positional if p.default is p.empty]
-    if len(required) > 2:
+    if len(required) > 2 + (name != "training_step" and "dataloader_idx" in parameters):
         raise ConfigurationError(
-            f"{type(module).__name__}.{name} takes {', '.join(p.name for p in required)}: a client has one DataLoader"
-            f" per split. Give {required[2].name} a default value, or leave it out."
+            f"{type(module).__name__}.{name} takes {', '.join(p.name for p in required)}: a client gives it"
+            f" a batch and its index. Give {required[2].name} a default value, or leave it out."
         )
     variadic = any(parameter.kind == parameter.VAR_POSITIONAL for parameter in parameters.values())
     return variadic or len(positional) >= 2
@@ -74,3 +83,30 @@ def place_of(error: BaseException, module: object) -> str:
     inside = os.path.relpath(frame.filename)
     path = frame.filename if inside.startswith(os.pardir) else inside
     return f" ({path}, line {frame.lineno}, in {frame.name})"
+
+
+def check_dataloader_idx(module: LightningModule, word: str, num_loaders: int) -> None:
+    """Hold a step and the hooks around its batches against a client's number of loaders, by Lightning's own rule.
+
+    Args:
+        module: the user's.
+        word: "validation", "test" or "predict".
+        num_loaders: that are read one after another.
+
+    Raises:
+        ConfigurationError: several loaders and a step without ``dataloader_idx``, or one and a step that needs it.
+    """
+    hooks = (f"{word}_step", f"on_{word}_batch_start", f"on_{word}_batch_end")
+    several = num_loaders > 1
+    try:
+        _verify_dataloader_idx_requirement(hooks, several, _STAGES[word], module)
+    except RuntimeError as error:
+        lacking = next(
+            hook for hook in hooks if is_param_in_hook_signature(getattr(module, hook), "dataloader_idx") != several
+        )
+        held = f"{num_loaders} loaders" if several else "one loader"
+        mend = "Add dataloader_idx=0 to its arguments" if several else "Give dataloader_idx a default value"
+        raise ConfigurationError(
+            f"{type(module).__name__}.{lacking} {'lacks' if several else 'needs'} dataloader_idx, and a client has"
+            f" {held} in this split. {mend}, as under Lightning's Trainer."
+        ) from error
