@@ -81,14 +81,14 @@ class ClientReport:
     def to_plain(self) -> list[Any]:
         """For a message."""
         metrics = {name: logged.to_plain() for name, logged in self.metrics.items()}
-        return [self.num_samples, self.num_steps, metrics, self.error, self.scale, self.numbers]
+        return [self.num_samples, self.num_steps, metrics, self.error, self.scale, self.numbers, self.trainable]
 
     @classmethod
     def from_plain(cls, content: list[Any]) -> "ClientReport":
         """Out of a message."""
-        num_samples, num_steps, metrics, error, scale, numbers = content
+        num_samples, num_steps, metrics, error, scale, numbers, trainable = content
         logged = {name: LoggedValue.from_plain(value) for name, value in metrics.items()}
-        return cls(num_samples, num_steps, logged, error, scale, numbers)
+        return cls(num_samples, num_steps, logged, error, scale, numbers, trainable)
 
 
 @dataclass
