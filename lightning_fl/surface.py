@@ -346,30 +346,3 @@ class TrainerSurface:
         self.processes = Processes(self.strategy, self.fabric.device)
         self.module, self.datamodule, self.stacked = None, None, None
         self.resumes_fit, self.should_stop, self.ckpt_path = False, False, None
-
-    # -- where a run is, in the words that users' data modules ask Lightning's trainer with -----------------------
-
-    @property
-    def training(self) -> bool:
-        """A client trains."""
-        return self.loop.module_trainer.training
-
-    @property
-    def validating(self) -> bool:
-        """A client's model is evaluated on its validation data."""
-        return self.loop.module_trainer.validating
-
-    @property
-    def testing(self) -> bool:
-        """A client's model is evaluated on its test data."""
-        return self.loop.module_trainer.testing
-
-    @property
-    def predicting(self) -> bool:
-        """A client's model predicts."""
-        return self.loop.module_trainer.predicting
-
-    @property
-    def evaluating(self) -> bool:
-        """Validation or test."""
-        return self.loop.module_trainer.evaluating
