@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
@@ -268,6 +268,11 @@ def _exchange_sizes(trainer: TrainerSurface, factory: BatchFactory, processes: P
             # An endless stream is read as far as a turn goes.
             steps = settings.local_steps
             bound = None if steps is None or batches.epoch_length() else steps * settings.accumulate_grad_batches
+            rank_zero_info(
+                f"{data.client_names()[client]}: the training data have no length and are read"
+                f" {'once' if bound is None else f'as far as {bound} batches'} to count them; Silos(num_samples=...)"
+                " spares this, and trainer.local_steps is needed if they have no end."
+            )
             cast(LoaderBatches, batches).count((settings.seed, "number of samples", client), bound)
         if not batches.num_samples:
             raise DataError(
