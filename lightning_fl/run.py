@@ -19,6 +19,7 @@ from lightning_fl.engine.batches.client import BatchFactory, LoaderBatches
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.turn.compilation import CompiledSteps
+from lightning_fl.engine.turn.lazy_layers import give_shapes
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.module_callbacks import module_callbacks
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer, keep_metrics_local
@@ -223,6 +224,8 @@ def _set_up(
     keep_metrics_local(module)
     module.to(fabric.device)
     fabric._precision.convert_module(module)
+    if stage == "fit":
+        give_shapes(shim, factory, datamodule, processes, settings)
     if stage == "fit":
         shim.call_hook("on_fit_start")
     flat = FlatModule(module, layout)

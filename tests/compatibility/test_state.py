@@ -433,16 +433,59 @@ def test_modes_of_submodules_survive_evaluation(tmp_path: Path) -> None:
 # -- refusals -------------------------------------------------------------------------------------------------------
 
 
-def test_lazy_parameters_are_refused(tmp_path: Path) -> None:
-    class Lazy(Linear):
+class Lazy(Linear):
+    """Layers whose shapes the first batch tells; a step that leaves traces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Dropout(0.5), nn.LazyLinear(1))  # type: ignore[assignment]
+        self.steps = 0
+        self.register_buffer("seen", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.steps += 1
+        self.seen += 1
+        self.log("seen", self.seen)
+        return self.loss(batch)
+
+
+def test_lazy_layers_get_their_shapes_before_training(tmp_path: Path) -> None:
+    """Nothing is trained by that: a module with these initial weights, made by hand, learns the same."""
+    modules, starts = [make(Lazy), make(Lazy)], []
+
+    class Starts(LeaveOut):
+        def on_fit_start(self, trainer: Any) -> None:
+            starts.append({name: value.clone() for name, value in trainer.module.state_dict().items()})
+
+    for module in modules:
+        torch.manual_seed(int(torch.randint(100, ())))  # the caller's generator does not matter
+        callbacks = [Starts([[0, 1]] * 2)]
+        federated_trainer(tmp_path, max_rounds=2, callbacks=callbacks).fit(module, Clients((8, 12)))
+    assert_same_weights(modules[0], modules[1], moved=False)
+    assert all(torch.equal(starts[0][name], starts[1][name]) for name in starts[0])
+    assert modules[0].steps == 2 * (2 + 3)
+    assert starts[0]["net.1.running_mean"].tolist() == [0.0] * 4
+    assert float(starts[0]["seen"]) == 0.0
+    plain = make(Lazy)
+    plain.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+    plain.load_state_dict(starts[0])
+    federated_trainer(tmp_path, max_rounds=2).fit(plain, Clients((8, 12)))
+    assert_same_weights(modules[0], plain, moved=False)
+
+
+def test_lazy_layers_that_a_batch_does_not_show_are_refused(tmp_path: Path) -> None:
+    class Unused(Linear):
         def __init__(self) -> None:
             super().__init__()
-            self.net = nn.LazyLinear(1)
+            self.other = nn.LazyLinear(1)
 
+    message = r"parameters 'other.weight', 'other.bias' have no shape yet .*: training_step does not use 'other.weight'"
+    with pytest.raises(ConfigurationError, match=rf"{message}. Run one batch through the module before fit"):
+        federated_trainer(tmp_path, max_rounds=1).fit(Unused(), Clients())
     with pytest.raises(
-        ConfigurationError, match=r"parameter 'net.weight' has no shape yet \(a lazy module\): run one batch"
+        ConfigurationError, match=r"parameter 'other.weight' has no shape yet \(a lazy module\): run one"
     ):
-        federated_trainer(tmp_path, max_rounds=1).fit(Lazy(), Clients())
+        federated_trainer(tmp_path).validate(Unused(), Clients())
 
 
 @pytest.mark.parametrize(
