@@ -133,14 +133,14 @@ def matgl() -> dict[str, Any]:
             element_types=("Na", "Cl"), is_intensive=True, readout_type="set2set", dim_node_embedding=8,
             dim_edge_embedding=8, units=8, nblocks=1, max_n=2, max_l=2,
         )  # fmt: skip
-        return ModelLightningModule(model=net, include_line_graph=True)
+        return ModelLightningModule(model=net)
 
     def loaders(silo: int) -> dict[str, Any]:
         rng = np.random.default_rng(silo)
         cells = [Structure.from_spacegroup("Pm-3m", Lattice.cubic(4 + rng.random()), ["Na", "Cl"], [[0] * 3, [0.5] * 3]) for _ in range(16)]
         dataset = MGLDataset(
             structures=cells, labels={"e": rng.normal(size=16).tolist()}, save_cache=False,
-            converter=Structure2Graph(("Na", "Cl"), cutoff=4.0), include_line_graph=True,
+            converter=Structure2Graph(("Na", "Cl"), cutoff=4.0),
         )  # fmt: skip
         return split_loaders(dataset, collate_fn=collate_fn_graph)
 
