@@ -144,7 +144,7 @@ def matgl() -> dict[str, Any]:
         )  # fmt: skip
         return split_loaders(dataset, collate_fn=collate_fn_graph)
 
-    return {"make": make, "loaders": loaders}
+    return {"make": make, "loaders": loaders, "load": load_into}
 
 
 @case("GAT on PyG batches", "torch-geometric", wraps=True)
@@ -185,21 +185,36 @@ def _mlcolvar_loaders(silo: int, *, labels: bool) -> dict[str, Any]:
     return parts
 
 
-@case("DeepTDA", "mlcolvar")
-def deep_tda() -> dict[str, Any]:
+def _deep_tda(**options: Any) -> dict[str, Any]:
     from mlcolvar.cvs import DeepTDA
 
     return {
-        "make": lambda: DeepTDA(2, 1, [-7.0, 7.0], [0.2, 0.2], [6, 8, 1]),
+        "make": lambda: DeepTDA(2, 1, [-7.0, 7.0], [0.2, 0.2], [6, 8, 1], options=options),
         "loaders": lambda silo: _mlcolvar_loaders(silo, labels=True),
+        "load": load_into,
     }
 
 
-@case("AutoEncoderCV", "mlcolvar")
+@case(
+    "DeepTDA, scaled by all training data in `setup`",
+    "mlcolvar",
+    fails="self.trainer.datamodule.train_dataloader() belongs to a client",
+)
+def deep_tda_scaled() -> dict[str, Any]:
+    return _deep_tda()
+
+
+@case("DeepTDA, `norm_in=None`", "mlcolvar")
+def deep_tda() -> dict[str, Any]:
+    return _deep_tda(norm_in=None)
+
+
+@case("AutoEncoderCV, `norm_in=None`", "mlcolvar")
 def autoencoder_cv() -> dict[str, Any]:
     from mlcolvar.cvs import AutoEncoderCV
 
     return {
-        "make": lambda: AutoEncoderCV([6, 8, 2]),
+        "make": lambda: AutoEncoderCV([6, 8, 2], options={"norm_in": None}),
         "loaders": lambda silo: _mlcolvar_loaders(silo, labels=False),
+        "load": load_into,
     }
