@@ -16,7 +16,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "lightning-support.md"
 BEGIN, END = "<!-- public modules: written by benchmarks/public_modules.py -->", "<!-- end of public modules -->"
-HEAD = "| module | package | version | plain `Trainer` | federated | bits of one client equal |\n|---|---|---|---|---|---|"
+HEAD = (
+    "| module | package | version | plain `Trainer` | federated | bits of one client equal |\n|---|---|---|---|---|---|"
+)
 
 sys.path[:0] = [str(ROOT / "tests" / "modules"), str(ROOT)]
 

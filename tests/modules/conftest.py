@@ -1,4 +1,4 @@
-"""These tests need the packages of the group ``modules`` (``uv sync --group modules``); without them none is collected."""
+"""These tests need the group ``modules`` (``uv sync --group modules``); without it none is collected."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""A public module under Lightning's own Trainer and federated: what is tried of every case, in the order of the table."""
+"""A public module under Lightning's own Trainer and federated: what is tried of every case."""
 
 import contextlib
 import importlib.metadata
@@ -55,7 +55,7 @@ CASES: dict[str, Case] = {}
 
 
 def case(name: str, package: str, **options: Any) -> Callable[[Callable[[], dict[str, Any]]], Callable[[], Any]]:
-    """Register what a function returns (``make``, ``loaders``, ...); it is called when the case is tried, not before."""
+    """Register what a function returns (``make``, ``loaders``, ...), which is called when the case is tried."""
 
     def register(function: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
         CASES[name] = Case(name, package, make=_unopened, loaders=_unopened, **options)
@@ -224,7 +224,7 @@ def largest_difference(own: nn.Module, reference: nn.Module) -> float:
 
 
 def told_bits(difference: float) -> str:
-    """Whether the bits are equal; a shared model is summed with 46 bits behind the point (docs/lightning-support.md)."""
+    """Whether the bits are equal; a shared model is summed with 46 bits behind the point."""
     if difference == 0:
         return "yes"
     return "yes, but for entries below 2^-22" if difference < 2**-46 else f"no, {difference:.0e}"

@@ -41,7 +41,9 @@ class Laboratory(LightningDataModule):
         tenths = [index % 10 for index in range(len(points))]
         chosen = {"train": range(8), "val": (8,), "test": (9,)}
         self.parts = {
-            split: data.MoleculeDataset([point for point, tenth in zip(points, tenths, strict=True) if tenth in of_split])
+            split: data.MoleculeDataset(
+                [point for point, tenth in zip(points, tenths, strict=True) if tenth in of_split]
+            )
             for split, of_split in chosen.items()
         }
         for part in self.parts.values():

@@ -34,7 +34,9 @@ def table() -> pd.DataFrame:
     chosen = list(range(0, len(molecules.smiles), len(molecules.smiles) // 60))[:60]
     numbers = [float(molecules.targets[index, 0]) for index in chosen]
     smiles = [molecules.smiles[index] for index in chosen]
-    return pd.DataFrame({"smiles": smiles, "logS": numbers, "p_np": (np.array(numbers) > np.median(numbers)).astype(int)})
+    return pd.DataFrame(
+        {"smiles": smiles, "logS": numbers, "p_np": (np.array(numbers) > np.median(numbers)).astype(int)}
+    )
 
 
 def test_recipe_of_regression(tmp_path: Path) -> None:
@@ -74,18 +76,24 @@ def test_one_client_trains_to_the_bits_of_chemprop_alone(tmp_path: Path, table: 
     start = model(8).state_dict()
     for name, value in alone.state_dict().items():
         # the shared model is summed with 46 bits behind the point
-        assert torch.equal(federated.state_dict()[name], value) or (
-            federated.state_dict()[name] - value
-        ).abs().max() < 2**-46, name
+        assert (
+            torch.equal(federated.state_dict()[name], value)
+            or (federated.state_dict()[name] - value).abs().max() < 2**-46
+        ), name
     assert any(not torch.equal(value, start[name]) for name, value in alone.state_dict().items())
 
 
 def test_a_last_batch_of_one_is_left_out_of_training_only(tmp_path: Path, table: pd.DataFrame) -> None:
     table.to_csv(tmp_path / "one.csv", index=False)
     data = MoleculeCSV(
-        path=str(tmp_path / "one.csv"), target_columns=["logS"], partitioner=IID(num_clients=1), graphs="chemprop",
-        batch_size=47, eval_batch_size=5, split=(0.8, 0.1, 0.1),
-    )  # fmt: skip
+        path=str(tmp_path / "one.csv"),
+        target_columns=["logS"],
+        partitioner=IID(num_clients=1),
+        graphs="chemprop",
+        batch_size=47,
+        eval_batch_size=5,
+        split=(0.8, 0.1, 0.1),
+    )
     data.prepare_data()
     data.setup("fit")
     assert [len(batch.Y) for batch in data.client_data(0, "train")] == [47]  # 48 molecules
@@ -98,11 +106,15 @@ def test_laboratories_with_files_of_their_own(
     for name, part in (("north", table[:20]), ("south", table[20:])):
         part.to_csv(tmp_path / f"{name}.csv", index=False)
     module = regression(8)
-    silos = Silos([Laboratory(tmp_path / f"{name}.csv", "logS") for name in ("north", "south")], names=["north", "south"])
+    silos = Silos(
+        [Laboratory(tmp_path / f"{name}.csv", "logS") for name in ("north", "south")], names=["north", "south"]
+    )
     trainer = FederatedTrainer(**QUIET, max_rounds=2, optimizer_state="keep", default_root_dir=tmp_path, devices=1)
     trainer.fit(module, silos)
     trainer.test(module, silos)
     assert trainer.metrics["test"]["test/rmse"].mean > 0
-    monkeypatch.setattr("sys.argv", ["laboratories.py", "north.csv", "south.csv", "--target", "p_np", "--classes", "--rounds=1"])
+    monkeypatch.setattr(
+        "sys.argv", ["laboratories.py", "north.csv", "south.csv", "--target", "p_np", "--classes", "--rounds=1"]
+    )
     monkeypatch.chdir(tmp_path)
     main()

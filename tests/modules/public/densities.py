@@ -3,6 +3,7 @@
 from typing import Any
 
 from harness import case
+
 from public.lit import Lit, load_into, split_loaders, tensors
 
 

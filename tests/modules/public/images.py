@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 import torchvision
+from harness import case
 from torch import nn
 
-from harness import case
 from public.lit import Lit, draws, load_into, split_loaders, tensors
 
 
@@ -61,18 +61,28 @@ def anomalib_fre() -> dict[str, Any]:
         generator = draws(silo)
         items = [
             ImageItem(
-                image=torch.rand(3, 64, 64, generator=generator), gt_label=torch.tensor(i % 2),
-                gt_mask=torch.zeros(64, 64, dtype=torch.bool), image_path=f"{i}.png",
+                image=torch.rand(3, 64, 64, generator=generator),
+                gt_label=torch.tensor(i % 2),
+                gt_mask=torch.zeros(64, 64, dtype=torch.bool),
+                image_path=f"{i}.png",
             )
             for i in range(12)
-        ]  # fmt: skip
+        ]
         return {"train": split_loaders(items, collate_fn=ImageBatch.collate)["train"]}
 
     def make() -> Any:
         return Fre(
-            backbone="resnet18", pre_trained=False, layer="layer1", input_dim=4096, latent_dim=8, pooling_kernel_size=2,
-            visualizer=False, evaluator=False, pre_processor=False, post_processor=False,
-        )  # fmt: skip
+            backbone="resnet18",
+            pre_trained=False,
+            layer="layer1",
+            input_dim=4096,
+            latent_dim=8,
+            pooling_kernel_size=2,
+            visualizer=False,
+            evaluator=False,
+            pre_processor=False,
+            post_processor=False,
+        )
 
     return {"make": make, "loaders": loaders, "load": load_into}
 
@@ -121,10 +131,10 @@ def lightly_simclr() -> dict[str, Any]:
 
 @case("DINO (teacher by momentum)", "lightly", wraps=True)
 def lightly_dino() -> dict[str, Any]:
+    import lightning.pytorch as pl
     from lightly.loss import DINOLoss
     from lightly.models.modules import DINOProjectionHead
     from lightly.models.utils import deactivate_requires_grad, update_momentum
-    import lightning.pytorch as pl
 
     class DINO(pl.LightningModule):
         def __init__(self) -> None:
@@ -194,20 +204,27 @@ def detection() -> dict[str, Any]:
 
     def make() -> Any:
         net = FasterRCNN(
-            Backbone(nn.Conv2d(3, 8, 3, stride=4, padding=1), nn.ReLU()), num_classes=3, min_size=32, max_size=32,
-            rpn_anchor_generator=AnchorGenerator(((8, 16),), ((1.0,),)), rpn_pre_nms_top_n_train=16,
-            rpn_post_nms_top_n_train=8, box_roi_pool=torchvision.ops.MultiScaleRoIAlign(["0"], 3, 2),
-        )  # fmt: skip
+            Backbone(nn.Conv2d(3, 8, 3, stride=4, padding=1), nn.ReLU()),
+            num_classes=3,
+            min_size=32,
+            max_size=32,
+            rpn_anchor_generator=AnchorGenerator(((8, 16),), ((1.0,),)),
+            rpn_pre_nms_top_n_train=16,
+            rpn_post_nms_top_n_train=8,
+            box_roi_pool=torchvision.ops.MultiScaleRoIAlign(["0"], 3, 2),
+        )
         return Detector(net, lambda net, batch: sum(net(*batch).values()))
 
     class Detector(Lit):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
-            images, targets = batch
+            images, _ = batch
             found = self.net(images)
             self.log("val_boxes", float(sum(len(one["boxes"]) for one in found)), batch_size=len(images))
 
         def test_step(self, batch: Any, batch_idx: int) -> None:
-            self.log("test_boxes", float(sum(len(one["boxes"]) for one in self.net(batch[0]))), batch_size=len(batch[0]))
+            self.log(
+                "test_boxes", float(sum(len(one["boxes"]) for one in self.net(batch[0]))), batch_size=len(batch[0])
+            )
 
     def loaders(silo: int) -> dict[str, Any]:
         generator = draws(silo)
@@ -235,7 +252,9 @@ def timm_vit() -> dict[str, Any]:
     import timm
 
     def make() -> Any:
-        net = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=12, depth=1, num_heads=2, num_classes=3)
+        net = timm.create_model(
+            "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=12, depth=1, num_heads=2, num_classes=3
+        )
         return Lit(net, _classify)
 
     return {
@@ -291,10 +310,16 @@ def diffusion() -> dict[str, Any]:
 
     def make() -> Any:
         net = UNet2DModel(
-            sample_size=8, in_channels=1, out_channels=1, layers_per_block=1, block_out_channels=(8, 16), norm_num_groups=4,
-            down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+            sample_size=8,
+            in_channels=1,
+            out_channels=1,
+            layers_per_block=1,
+            block_out_channels=(8, 16),
+            norm_num_groups=4,
+            down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+            up_block_types=("AttnUpBlock2D", "UpBlock2D"),
             attention_head_dim=8,
-        )  # fmt: skip
+        )
         return Lit(net, loss)
 
     return {"make": make, "loaders": lambda silo: split_loaders(tensors(silo, (1, 8, 8))), "load": load_into}

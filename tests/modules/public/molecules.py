@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from harness import case
+
 from public.lit import Lit, draws, load_into, split_loaders
 
 SMILES = ["CCO", "CCN", "c1ccccc1", "CC(=O)O", "CCCl", "CCBr", "c1ccncc1", "CC#N", "OCCO", "CCOC", "CN(C)C", "CCCC"]
@@ -30,9 +30,13 @@ def chemprop_regression() -> dict[str, Any]:
 
     def make() -> Any:
         return models.MPNN(
-            nn.BondMessagePassing(d_h=16), nn.MeanAggregation(), nn.RegressionFFN(input_dim=16, hidden_dim=16),
-            batch_norm=True, metrics=[nn.metrics.RMSE(), nn.metrics.MAE()], warmup_epochs=1,
-        )  # fmt: skip
+            nn.BondMessagePassing(d_h=16),
+            nn.MeanAggregation(),
+            nn.RegressionFFN(input_dim=16, hidden_dim=16),
+            batch_norm=True,
+            metrics=[nn.metrics.RMSE(), nn.metrics.MAE()],
+            warmup_epochs=1,
+        )
 
     return {"make": make, "loaders": _chemprop_loaders}
 
@@ -43,9 +47,12 @@ def chemprop_classification() -> dict[str, Any]:
 
     def make() -> Any:
         return models.MPNN(
-            nn.AtomMessagePassing(d_h=16), nn.NormAggregation(), nn.BinaryClassificationFFN(input_dim=16, n_tasks=2),
-            metrics=[nn.metrics.BinaryAUROC()], warmup_epochs=1,
-        )  # fmt: skip
+            nn.AtomMessagePassing(d_h=16),
+            nn.NormAggregation(),
+            nn.BinaryClassificationFFN(input_dim=16, n_tasks=2),
+            metrics=[nn.metrics.BinaryAUROC()],
+            warmup_epochs=1,
+        )
 
     return {"make": make, "loaders": lambda silo: _chemprop_loaders(silo, classes=True, tasks=2)}
 
@@ -64,7 +71,9 @@ def chemprop_multicomponent() -> dict[str, Any]:
         values = np.random.default_rng(silo).normal(size=(24, 1))
 
         def dataset(part: range) -> Any:
-            columns = [[data.MoleculeDatapoint.from_smi(SMILES[(i + k) % 12], y=values[i]) for i in part] for k in (0, 5)]
+            columns = [
+                [data.MoleculeDatapoint.from_smi(SMILES[(i + k) % 12], y=values[i]) for i in part] for k in (0, 5)
+            ]
             return data.MulticomponentDataset([data.MoleculeDataset(column) for column in columns])
 
         parts = {"train": range(14), "val": range(14, 19), "test": range(19, 24)}
@@ -96,7 +105,10 @@ def schnetpack() -> dict[str, Any]:
             output_modules=[spk.atomistic.Atomwise(n_in=8, output_key="energy")],
         )
         output = spk.task.ModelOutput(
-            name="energy", loss_fn=torch.nn.MSELoss(), loss_weight=1.0, metrics={"mae": torchmetrics.MeanAbsoluteError()}
+            name="energy",
+            loss_fn=torch.nn.MSELoss(),
+            loss_weight=1.0,
+            metrics={"mae": torchmetrics.MeanAbsoluteError()},
         )
         return spk.task.AtomisticTask(model=net, outputs=[output], optimizer_args={"lr": 1e-3})
 
@@ -108,13 +120,18 @@ def schnetpack() -> dict[str, Any]:
             first, second = (~torch.eye(count, dtype=torch.bool)).nonzero(as_tuple=True)
             samples.append(
                 {
-                    "_idx": torch.tensor([index]), "_n_atoms": torch.tensor([count]),
+                    "_idx": torch.tensor([index]),
+                    "_n_atoms": torch.tensor([count]),
                     "_atomic_numbers": torch.randint(1, 9, (count,), generator=generator),
-                    "_positions": torch.randn(count, 3, generator=generator), "_cell": torch.zeros(1, 3, 3),
-                    "_pbc": torch.zeros(3, dtype=torch.bool), "_idx_i": first, "_idx_j": second,
-                    "_offsets": torch.zeros(len(first), 3), "energy": torch.randn(1, generator=generator),
+                    "_positions": torch.randn(count, 3, generator=generator),
+                    "_cell": torch.zeros(1, 3, 3),
+                    "_pbc": torch.zeros(3, dtype=torch.bool),
+                    "_idx_i": first,
+                    "_idx_j": second,
+                    "_offsets": torch.zeros(len(first), 3),
+                    "energy": torch.randn(1, generator=generator),
                 }
-            )  # fmt: skip
+            )
         return split_loaders(samples, collate_fn=_atoms_collate_fn)
 
     return {"make": make, "loaders": loaders, "load": load_into}
@@ -130,18 +147,30 @@ def matgl() -> dict[str, Any]:
 
     def make() -> Any:
         net = M3GNet(
-            element_types=("Na", "Cl"), is_intensive=True, readout_type="set2set", dim_node_embedding=8,
-            dim_edge_embedding=8, units=8, nblocks=1, max_n=2, max_l=2,
-        )  # fmt: skip
+            element_types=("Na", "Cl"),
+            is_intensive=True,
+            readout_type="set2set",
+            dim_node_embedding=8,
+            dim_edge_embedding=8,
+            units=8,
+            nblocks=1,
+            max_n=2,
+            max_l=2,
+        )
         return ModelLightningModule(model=net)
 
     def loaders(silo: int) -> dict[str, Any]:
         rng = np.random.default_rng(silo)
-        cells = [Structure.from_spacegroup("Pm-3m", Lattice.cubic(4 + rng.random()), ["Na", "Cl"], [[0] * 3, [0.5] * 3]) for _ in range(16)]
+        cells = [
+            Structure.from_spacegroup("Pm-3m", Lattice.cubic(4 + rng.random()), ["Na", "Cl"], [[0] * 3, [0.5] * 3])
+            for _ in range(16)
+        ]
         dataset = MGLDataset(
-            structures=cells, labels={"e": rng.normal(size=16).tolist()}, save_cache=False,
+            structures=cells,
+            labels={"e": rng.normal(size=16).tolist()},
+            save_cache=False,
             converter=Structure2Graph(("Na", "Cl"), cutoff=4.0),
-        )  # fmt: skip
+        )
         return split_loaders(dataset, collate_fn=collate_fn_graph)
 
     return {"make": make, "loaders": loaders, "load": load_into}

@@ -4,10 +4,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
+from harness import case
 from torch.utils.data import DataLoader
 
-from harness import case
 from public.lit import load_into
 
 
@@ -27,9 +26,14 @@ def _forecasting_data(silo: int) -> tuple[Any, dict[str, Any]]:
     from pytorch_forecasting.data import EncoderNormalizer
 
     common: dict[str, Any] = {
-        "time_idx": "time", "target": "value", "group_ids": ["series"], "max_encoder_length": 8,
-        "max_prediction_length": 4, "time_varying_unknown_reals": ["value"], "target_normalizer": EncoderNormalizer(),
-    }  # fmt: skip
+        "time_idx": "time",
+        "target": "value",
+        "group_ids": ["series"],
+        "max_encoder_length": 8,
+        "max_prediction_length": 4,
+        "time_varying_unknown_reals": ["value"],
+        "target_normalizer": EncoderNormalizer(),
+    }
     frame = _frame(silo)
     train = TimeSeriesDataSet(frame[frame.time < 30], **common)
     val = TimeSeriesDataSet.from_dataset(train, frame, min_prediction_idx=30)
@@ -48,9 +52,15 @@ def forecasting_tft() -> dict[str, Any]:
 
     def make() -> Any:
         return TemporalFusionTransformer.from_dataset(
-            _forecasting_data(0)[0], hidden_size=8, attention_head_size=1, hidden_continuous_size=4,
-            loss=QuantileLoss(), log_interval=0, learning_rate=1e-2, reduce_on_plateau_patience=2,
-        )  # fmt: skip
+            _forecasting_data(0)[0],
+            hidden_size=8,
+            attention_head_size=1,
+            hidden_continuous_size=4,
+            loss=QuantileLoss(),
+            log_interval=0,
+            learning_rate=1e-2,
+            reduce_on_plateau_patience=2,
+        )
 
     return {"make": make, "loaders": lambda silo: _forecasting_data(silo)[1]}
 
@@ -84,7 +94,7 @@ def _gluonts_loaders(estimator: Any, silo: int) -> dict[str, Any]:
     data = PandasDataset({name: pd.Series(rng.normal(size=80).cumsum().astype("float32"), index) for name in "abc"})
     transformed = Cached(estimator.create_transformation().apply(data, is_train=True))
     module = estimator.create_lightning_module()
-    np.random.seed(silo)
+    np.random.seed(silo)  # noqa: NPY002  (gluonts draws its windows from it)
     batches = list(estimator.create_training_data_loader(transformed, module, shuffle_buffer_length=None))
     return {"train": DataLoader(batches, batch_size=None), "val": DataLoader(batches[:2], batch_size=None)}
 
@@ -121,10 +131,20 @@ def gluonts_patch_tst() -> dict[str, Any]:
     import gluonts.torch
 
     estimator = gluonts.torch.PatchTSTEstimator(
-        prediction_length=4, context_length=8, patch_len=4, batch_size=8, num_batches_per_epoch=4, d_model=8, nhead=2,
+        prediction_length=4,
+        context_length=8,
+        patch_len=4,
+        batch_size=8,
+        num_batches_per_epoch=4,
+        d_model=8,
+        nhead=2,
         dim_feedforward=8,
-    )  # fmt: skip
-    return {"make": estimator.create_lightning_module, "loaders": lambda silo: _gluonts_loaders(estimator, silo), "load": load_into}
+    )
+    return {
+        "make": estimator.create_lightning_module,
+        "loaders": lambda silo: _gluonts_loaders(estimator, silo),
+        "load": load_into,
+    }
 
 
 def _neuralforecast(name: str, **options: Any) -> dict[str, Any]:
@@ -133,9 +153,15 @@ def _neuralforecast(name: str, **options: Any) -> dict[str, Any]:
 
     def make() -> Any:
         return getattr(neuralforecast.models, name)(
-            h=4, input_size=8, max_steps=8, batch_size=2, windows_batch_size=8, valid_batch_size=2,
-            inference_windows_batch_size=8, **options,
-        )  # fmt: skip
+            h=4,
+            input_size=8,
+            max_steps=8,
+            batch_size=2,
+            windows_batch_size=8,
+            valid_batch_size=2,
+            inference_windows_batch_size=8,
+            **options,
+        )
 
     def datamodule(silo: int) -> Any:
         frame = _frame(silo).rename(columns={"series": "unique_id", "time": "ds", "value": "y"})
@@ -168,7 +194,9 @@ def _darts(name: str, **options: Any) -> dict[str, Any]:
         return darts.TimeSeries.from_values(np.random.default_rng(silo).normal(size=(60, 1)).astype("float32"))
 
     def model() -> Any:
-        return getattr(models, name)(8, 4, batch_size=8, random_state=0, pl_trainer_kwargs={"accelerator": "cpu"}, **options)
+        return getattr(models, name)(
+            8, 4, batch_size=8, random_state=0, pl_trainer_kwargs={"accelerator": "cpu"}, **options
+        )
 
     def make() -> Any:
         """darts makes its module with the first data."""
@@ -179,7 +207,9 @@ def _darts(name: str, **options: Any) -> dict[str, Any]:
 
         own = model()
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        own.fit(series(0), trainer=Trainer(max_steps=0, accelerator="cpu", enable_model_summary=False, **quiet), epochs=0)
+        own.fit(
+            series(0), trainer=Trainer(max_steps=0, accelerator="cpu", enable_model_summary=False, **quiet), epochs=0
+        )
         return own.model
 
     def loaders(silo: int) -> dict[str, Any]:
@@ -187,9 +217,12 @@ def _darts(name: str, **options: Any) -> dict[str, Any]:
 
         own = model()
         dataset = own._build_train_dataset(
-            series=[series(silo)], past_covariates=None, future_covariates=None, sample_weight=None,
+            series=[series(silo)],
+            past_covariates=None,
+            future_covariates=None,
+            sample_weight=None,
             max_samples_per_ts=None,
-        )  # fmt: skip
+        )
         return {
             "train": DataLoader(dataset, batch_size=8, collate_fn=_batch_collate_fn_train),
             "val": DataLoader(dataset, batch_size=8, collate_fn=_batch_collate_fn_train),

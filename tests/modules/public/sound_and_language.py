@@ -3,9 +3,9 @@
 from typing import Any
 
 import torch
+from harness import case
 from torch import nn
 
-from harness import case
 from public.lit import Lit, draws, load_into, split_loaders, tensors
 
 
@@ -22,7 +22,11 @@ def lightning_transformer() -> dict[str, Any]:
         pairs = [tuple(torch.randint(20, (2, 6), generator=generator)) for _ in range(24)]
         return split_loaders(pairs)
 
-    return {"make": lambda: Lit(Transformer(20, ninp=8, nhead=2, nhid=8, nlayers=1), loss), "loaders": loaders, "load": load_into}
+    return {
+        "make": lambda: Lit(Transformer(20, ninp=8, nhead=2, nhid=8, nlayers=1), loss),
+        "loaders": loaders,
+        "load": load_into,
+    }
 
 
 @case("BoringModel", "lightning")
@@ -58,8 +62,9 @@ class _LitHF(Lit):
 
 @case("BertForSequenceClassification on Hugging Face datasets", "transformers", wraps=True)
 def bert() -> dict[str, Any]:
-    import datasets
     from transformers import BertConfig, BertForSequenceClassification
+
+    import datasets
 
     def loaders(silo: int) -> dict[str, Any]:
         generator = draws(silo)
@@ -101,9 +106,14 @@ def audio_spectrogram() -> dict[str, Any]:
 
     def make() -> Any:
         config = ASTConfig(
-            hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, num_mel_bins=16, max_length=32,
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=8,
+            num_mel_bins=16,
+            max_length=32,
             num_labels=3,
-        )  # fmt: skip
+        )
         return _LitHF(ASTForAudioClassification(config))
 
     def loaders(silo: int) -> dict[str, Any]:

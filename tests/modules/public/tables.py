@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from harness import case
 from torch import nn
 from torch.utils.data import DataLoader
 
-from harness import case
 from public.lit import Lit, draws, load_into, split_loaders, tensors
 
 
@@ -27,9 +27,17 @@ def pytorch_tabular() -> dict[str, Any]:
         return TabularModel(
             data_config=DataConfig(target=["y"], continuous_cols=["x"], categorical_cols=["kind"], num_workers=0),
             model_config=CategoryEmbeddingModelConfig(task="regression", layers="8-4"),
-            optimizer_config=OptimizerConfig(), verbose=False,
-            trainer_config=TrainerConfig(batch_size=8, accelerator="cpu", checkpoints=None, early_stopping=None, load_best=False, progress_bar="none"),
-        )  # fmt: skip
+            optimizer_config=OptimizerConfig(),
+            verbose=False,
+            trainer_config=TrainerConfig(
+                batch_size=8,
+                accelerator="cpu",
+                checkpoints=None,
+                early_stopping=None,
+                load_best=False,
+                progress_bar="none",
+            ),
+        )
 
     def make() -> Any:
         model = tabular()
@@ -103,7 +111,10 @@ def classification_routine() -> dict[str, Any]:
         net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
         optimizer = torch.optim.Adam
         return ClassificationRoutine(
-            net, num_classes=3, loss=nn.CrossEntropyLoss(), optim_recipe=lambda model: optimizer(model.parameters(), 1e-3)
+            net,
+            num_classes=3,
+            loss=nn.CrossEntropyLoss(),
+            optim_recipe=lambda model: optimizer(model.parameters(), 1e-3),
         )
 
     return {
@@ -165,7 +176,9 @@ def recommender() -> dict[str, Any]:
         rows = [
             {"user": int(u), "item": int(i), "clicked": float((u + i) % 2)}
             for u, i in zip(
-                torch.randint(20, (40,), generator=generator), torch.randint(30, (40,), generator=generator), strict=True
+                torch.randint(20, (40,), generator=generator),
+                torch.randint(30, (40,), generator=generator),
+                strict=True,
             )
         ]
         return split_loaders(rows, batch_size=8, collate_fn=_rows)
