@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition import Partitioner, split_indices
@@ -205,7 +205,7 @@ class SharedDataModule(FederatedDataModule):
             return self.partitioner.num_clients
         return len(self._shares)
 
-    def client_data(self, client: int, split: Split) -> Subset | None:
+    def client_data(self, client: int, split: Split) -> Subset | DataLoader | None:
         """A view of the data set that all clients share; ``None`` where the client has nothing in this split."""
         indices = self._shares[client][split]
         return Subset(self._held[self._part_of(split)], indices.tolist()) if len(indices) else None

@@ -30,7 +30,7 @@ def instantiate(parser: ArgumentParser, config: Namespace) -> Namespace:
 
 def _construct(class_type: type, *args: Any, **kwargs: Any) -> Any:
     try:
-        return class_type(*args, **kwargs)
+        return class_type(*args, **{name: _real(value) for name, value in kwargs.items()})
     except FederatedError as error:
         name, text = class_type.__name__, str(error)
         named = error if name in text or text.startswith("trainer.") else type(error)(f"{name}: {text}")
@@ -38,3 +38,8 @@ def _construct(class_type: type, *args: Any, **kwargs: Any) -> Any:
         raise _ConstructorError(named) from error
     except Exception as error:
         raise _ConstructorError(error) from error
+
+
+def _real(value: Any) -> Any:
+    """A number as it was written: the parser reads 1.0 as 1+0j where an annotation (NumPy's ArrayLike) names both."""
+    return value.real if isinstance(value, complex) and value.imag == 0 else value

@@ -3,10 +3,14 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from torch.utils.data import DataLoader, Subset
 
 from lightning_fl.data.cards.catalogue import CardTarget, MoleculeCard, expect_kind, load_card
 from lightning_fl.data.cards.lookup import SOURCES, FoundFile, Source, cache_folder, file_sha256, resolve_source
+from lightning_fl.data.module import Split
+from lightning_fl.data.molecules.chemprop import chemprop_loader, expect_chemprop
 from lightning_fl.data.molecules.table import DRUGOOD_PARTS, INVALID_POLICIES, Invalid, MoleculeTable, read_table
 from lightning_fl.data.partition import GroupBy, Partitioner
 from lightning_fl.data.shared import OpenedData, SharedDataModule
@@ -17,6 +21,9 @@ if TYPE_CHECKING:
     from lightning_fl.data.molecules.dataset import MoleculeDataset
 
 __all__ = ["DrugOOD", "MoleculeCSV", "MoleculeDataModule", "MoleculeNet"]
+
+#: Whose graphs clients get.
+Graphs = Literal["pyg", "chemprop"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,8 @@ class MoleculeDataModule(SharedDataModule):
 
     Args:
         invalid: ``"refuse"`` SMILES that RDKit cannot read with an error, or ``"skip"`` them with a warning.
+        graphs: ``"pyg"`` for PyG's, with the features of :mod:`lightning_fl.data.molecules.featurizer`;
+            ``"chemprop"`` for chemprop's own data set, features and batches, for its modules (docs/chemprop.md).
         **kwargs: ``partitioner``, ``split``, ``split_seed``, ``stratified``, ``train_shares``, ``batch_size``,
             ``eval_batch_size``, ``shuffle`` and ``drop_last`` of :class:`~lightning_fl.data.shared.SharedDataModule`.
 
@@ -48,7 +57,7 @@ class MoleculeDataModule(SharedDataModule):
     #: The column of SMILES.
     smiles_column: str = "smiles"
 
-    def __init__(self, *, invalid: Invalid = "refuse", **kwargs: Any) -> None:
+    def __init__(self, *, invalid: Invalid = "refuse", graphs: Graphs = "pyg", **kwargs: Any) -> None:
         # Not above, for RDKit and PyG are slow to load and this class is known by name to every run; and not later, so
         # that processes which are forked from this one share them.
         import lightning_fl.data.molecules.dataset  # noqa: F401
@@ -56,7 +65,13 @@ class MoleculeDataModule(SharedDataModule):
         super().__init__(**kwargs)
         if invalid not in INVALID_POLICIES:
             raise ConfigurationError(f"invalid={invalid!r}: expected one of {', '.join(INVALID_POLICIES)}.")
+        if graphs not in get_args(Graphs):
+            raise ConfigurationError(f"graphs={graphs!r}: expected one of {', '.join(get_args(Graphs))}.")
+        if graphs == "chemprop":
+            expect_chemprop()
         self.invalid = invalid
+        self.graphs: Graphs = graphs
+        self._loaders: dict[tuple[int, Split], DataLoader] = {}
 
     @abstractmethod
     def _open_table(self, *, allow_download: bool) -> _OpenedTable:
@@ -69,8 +84,30 @@ class MoleculeDataModule(SharedDataModule):
         dataset = MoleculeDataset(opened.table, invalid=self.invalid, cache=cache_folder() / "molecules")
         return OpenedData({"train": dataset}, opened.source, opened.record | {"molecules": len(dataset)})
 
+    def client_data(self, client: int, split: Split) -> Subset | DataLoader | None:
+        """A view of the data set that all clients share, or a chemprop loader; ``None`` where there is nothing."""
+        data = super().client_data(client, split)
+        if self.graphs == "pyg" or not isinstance(data, Subset):
+            return data
+        if (client, split) not in self._loaders:
+            training = split == "train"
+            self._loaders[client, split] = chemprop_loader(
+                self.dataset,
+                data.indices,
+                batch_size=self.batch_size if training else self.eval_batch_size,
+                shuffle=training and self.shuffle,
+                drop_last=training and self.drop_last,
+                keep_single=not training,
+            )
+        return self._loaders[client, split]
+
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> "MoleculeDataset":
         """A CSV file with the run's columns of SMILES and targets."""
+        if self.graphs == "chemprop":
+            raise ConfigurationError(
+                "graphs='chemprop': a new client's file is read for graphs='pyg' only. Let the new client take part in"
+                " a run."
+            )
         from lightning_fl.data.molecules.dataset import MoleculeDataset
 
         if not path.endswith((".csv", ".csv.gz")):

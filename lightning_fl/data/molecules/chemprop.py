@@ -1,0 +1,65 @@
+"""Molecules as chemprop's own data: its data points, data set and collation (the extra ``lightning-fl[chemprop]``)."""
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.data import DataLoader
+
+from lightning_fl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lightning_fl.data.molecules.dataset import MoleculeDataset
+
+__all__ = ["chemprop_loader", "expect_chemprop"]
+
+
+def expect_chemprop() -> None:
+    """Raise where chemprop is missing, naming the extra that brings it.
+
+    Raises:
+        ConfigurationError: it is not installed.
+    """
+    if importlib.util.find_spec("chemprop") is None:
+        raise ConfigurationError(
+            "graphs='chemprop': chemprop is not installed. Install it with `pip install lightning-fl[chemprop]`."
+        )
+
+
+def chemprop_loader(
+    molecules: "MoleculeDataset",
+    indices: "Sequence[int]",
+    *,
+    batch_size: int,
+    shuffle: bool = False,
+    drop_last: bool = False,
+    keep_single: bool = True,
+) -> DataLoader:
+    """A loader of ``chemprop.data.TrainingBatch`` over some of the molecules, featurised once.
+
+    Args:
+        molecules: all molecules; targets [n, T], NaN where one is missing, which chemprop's losses leave out.
+        indices: which of them, in their order.
+        batch_size: molecules in a batch.
+        shuffle: a fresh order in every pass, by the loader's own generator, for the engine to seed.
+        drop_last: leave out a last batch that is not full.
+        keep_single: keep a last batch of one molecule, which chemprop leaves out of training, since batch
+            normalisation cannot take it.
+
+    A loader's only batch is always kept.
+    """
+    from chemprop.data import MoleculeDatapoint, MoleculeDataset, build_dataloader
+
+    smiles, targets = molecules.smiles, molecules.targets.numpy()
+    dataset = MoleculeDataset([MoleculeDatapoint.from_smi(smiles[index], y=targets[index]) for index in indices])
+    dataset.cache = True
+    drop_last = drop_last or (not keep_single and len(dataset) % batch_size == 1)
+    return build_dataloader(
+        dataset,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        drop_last=drop_last and len(dataset) > batch_size,
+        generator=torch.Generator(),
+    )
