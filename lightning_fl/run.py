@@ -72,6 +72,7 @@ class Run:
 
     def _begin(self) -> None:
         trainer, stage = self._trainer, self._stage
+        trainer.strategy.begin_work()
         if trainer.processes.several:
             check_same(trainer.strategy, settings_of(trainer, stage, self._arguments[0], self._ckpt_path), "recipe")
         # A resumed run may have found nothing better than the run it goes on from.
@@ -114,6 +115,7 @@ class Run:
 
     def _end(self, error: BaseException | None) -> None:
         trainer = self._trainer
+        trainer.strategy.end_work()
         self._steps.end()
         if error is not None:
             if isinstance(error, LostPeerError) and trainer.fitting:

@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,12 @@ class Failing(Callback):
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         self._raise_in("on_round_start")
+
+    def on_client_end(self, trainer: FederatedTrainer, client: int) -> None:
+        if self._hook == "busy":
+            print("at work", file=sys.stderr, flush=True)
+        while self._hook == "busy":  # and never comes to an exchange
+            time.sleep(0.05)
 
     def on_evaluate_end(self, trainer: FederatedTrainer, split: str, metrics: Any) -> None:
         self._raise_in("on_evaluate_end")

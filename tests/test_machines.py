@@ -178,15 +178,7 @@ def test_a_killed_machine_is_named_and_the_run_goes_on_to_the_same_bits(
 
 @pytest.mark.parametrize(
     ("rank", "where"),
-    [
-        (0, "data"),
-        (1, "data"),
-        (0, "setup"),
-        (2, "module"),
-        (1, "on_evaluate_end"),
-        (1, "on_fit_end"),
-        (0, "on_fit_end"),
-    ],
+    [(0, "data"), (1, "setup"), (2, "module"), (1, "on_evaluate_end"), (0, "on_fit_end")],
 )
 def test_an_error_on_one_machine_ends_all_with_it(rank: int, where: str, machines: StartNodes) -> None:
     with reserved_port() as port:
@@ -201,6 +193,34 @@ def test_an_error_on_one_machine_ends_all_with_it(rank: int, where: str, machine
             assert end.err.startswith(f"error: rank {rank} (")
             assert end.err.endswith(f"): OSError: {GONE}\n")
             assert end.err.count("\n") == 1
+
+
+def test_a_machine_at_work_ends_with_the_error_of_another(machines: StartNodes) -> None:
+    with reserved_port() as port:
+        nodes = machines(port, "fit", of={2: ["--fail", "busy"]})
+        nodes[2].until_it_says("at work")
+        nodes[1].send_signal(signal.SIGKILL)
+        for node in (nodes[0], nodes[2]):
+            ended = node.end()
+            assert ended.code == 2
+            assert "error: rank 1 (" in ended.err
+            assert "is gone: its process ended without a word. No checkpoint of this run is there" in ended.err
+
+
+def test_data_that_all_machines_have_need_no_common_folder(tmp_path: Path, machines: StartNodes) -> None:
+    """Rank zero alone keeps the run; what others go on from comes from there."""
+    sizes = ["--sizes", "10", "12", "10", "20"]
+    with reserved_port() as port:
+        whole(machines(port, "fit", "--rounds", 4, *sizes))
+    expected = records(tmp_path)
+    assert [bool(files(tmp_path / f"machine_{node}" / "runs")) for node in range(NODES)] == [True, False, False]
+    with reserved_port() as port:
+        whole(machines(port, "fit", "--rounds", 2, *sizes))
+    with reserved_port() as port:
+        whole(machines(port, "fit", "--rounds", 4, "--ckpt-path", "last", *sizes))
+    for record, before in zip(records(tmp_path), expected, strict=True):
+        assert {**record, "log_dir": ""} == {**before, "log_dir": ""}
+        assert record["log_dir"] == "runs/version_2"
 
 
 def test_who_never_comes_is_named(tmp_path: Path, machines: StartNodes) -> None:

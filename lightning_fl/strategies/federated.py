@@ -308,11 +308,22 @@ class FederatedStrategy(Learner, DDPStrategy):
         peers, self._peers = self._peers, None
         if peers is None:
             return
+        peers.end_work()
         peers.tell(error)
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
         peers.leave()
         atexit.unregister(peers.leave)
+
+    def begin_work(self) -> None:
+        """This thread computes from now on: an error of another rank ends that too, not only what ranks do together."""
+        if self._peers is not None:
+            self._peers.begin_work()
+
+    def end_work(self) -> None:
+        """This thread has computed what it had to: another rank's error leaves it alone."""
+        if self._peers is not None:
+            self._peers.end_work()
 
     def wait_for_all(self) -> None:
         """A barrier for what may take hours on some rank: a download, say. It has no time limit.

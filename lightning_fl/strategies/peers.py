@@ -6,11 +6,13 @@ Messages are those of :mod:`lightning_fl.messages`, each after its length in fou
 """
 
 import contextlib
+import ctypes
 import os
 import selectors
 import socket
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -27,6 +29,8 @@ _MOST_BYTES = 1 << 16
 _MOST_CHARACTERS = 4000
 #: Seconds: what a broken collective waits for the reason to arrive.
 _PATIENCE = 5.0
+#: Seconds that a rank at work has to come to a collective, where it finds the error itself.
+_GRACE = 2.0
 
 
 class Channel:
@@ -98,6 +102,7 @@ class Peers:
         self._error: FederatedError | None = None
         self._changed = threading.Condition()
         self._process = os.getpid()
+        self._at_work: int | None = None
         _ALL.add(self)
         threading.Thread(target=self._listen, name="peers", daemon=True).start()
 
@@ -134,9 +139,17 @@ class Peers:
     def _knows(self, of_leaving: bool) -> bool:
         return self._error is not None or (of_leaving and bool(self._left))
 
+    def begin_work(self) -> None:
+        """From now on this thread computes, for hours maybe: an error of another rank is raised in it meanwhile."""
+        self._at_work = threading.get_ident()
+
+    def end_work(self) -> None:
+        """From now on it is not."""
+        self._at_work = None
+
     def tell(self, error: BaseException) -> None:
         """Tell all others what ends this rank, unless one of them told it."""
-        if error is self._error or self._process != os.getpid():
+        if str(error) == str(self._error) or self._process != os.getpid():
             return
         kind = type(error).__name__
         text = str(error) if isinstance(error, FederatedError) else f"{kind}: {error}".rstrip(": ")
@@ -146,6 +159,7 @@ class Peers:
 
     def leave(self) -> None:
         """Say that this rank's part is done, and end the connections."""
+        self.end_work()
         if self._process != os.getpid() or not self._open:
             return
         raised = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # what ends the interpreter
@@ -213,6 +227,22 @@ class Peers:
         with self._changed:
             self._error = (found or TrainingError)(text)
             self._changed.notify_all()
+        threading.Thread(target=self._interrupt, name="peers' error", daemon=True).start()
+
+    def _interrupt(self) -> None:
+        """Raise the error in the thread at work, until it ends: a client's turn may take it for an error of its own."""
+        kind, text = type(self._error), str(self._error)
+
+        def made(error: FederatedError) -> None:
+            Exception.__init__(error, text)
+
+        raised = type(kind.__name__, (kind,), {"__init__": made})  # a thread can be given a class only
+        while True:
+            time.sleep(_GRACE)
+            thread = self._at_work
+            if thread is None or self._process != os.getpid():
+                return
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(raised))
 
 
 _ALL: "weakref.WeakSet[Peers]" = weakref.WeakSet()
