@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 class StatefulModule(TinyModule):
     """An optimiser and a scheduler from ``__init__``, a bias unfrozen on the way, a teacher made when training starts,
-    and a best value until now that the loss depends on.
+    a best value until now that the loss depends on, as on the number of processes.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,9 @@ class StatefulModule(TinyModule):
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
         self.best.update(loss.detach())
-        return loss * (1 + self.best.compute()) + (self(batch[0]) - self.teacher(batch[0])).square().mean()
+        trainer = self.trainer  # by whose numbers learning rates are scaled
+        processes = trainer.world_size * trainer.num_devices * trainer.num_nodes + trainer.global_rank
+        return processes * loss * (1 + self.best.compute()) + (self(batch[0]) - self.teacher(batch[0])).square().mean()
 
     @torch.no_grad()
     def on_train_batch_end(self, *_: Any) -> None:

@@ -93,9 +93,9 @@ def _shapes(
     precision = shim.precision_plugin.plugin
     move = BatchTransfer(twin, data, processes.device, precision, channels_last=settings.channels_last)
     shim.begin_turn(client, 0)
-    shim.collector.batch, shim.collector.batch_size = batch, size
+    shim.collector.begin_step(batch, size)
     with torch.no_grad(), precision.forward_context():
-        arguments = (move(batch, batches.on_device), 0)
+        arguments = (move(batch, batches.on_device, client), 0)
         twin.training_step(*arguments[: 1 + takes_batch_index(module, "training_step")])
     shim.collector.begin()
     shim.end_turn()

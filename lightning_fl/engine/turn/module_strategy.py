@@ -45,7 +45,7 @@ class ModulePrecision:
 
 
 class ModuleStrategy:
-    """``trainer.strategy``: one client, one process. Ranks are those of the run, as ``self.trainer`` has them.
+    """``trainer.strategy``: one client, one process. Ranks are those that ``self.trainer`` has.
 
     Args:
         trainer: the module's.
@@ -66,10 +66,10 @@ class ModuleStrategy:
     optimizers = property(lambda self: self._trainer.optimizers)
     lr_scheduler_configs = property(lambda self: self._trainer.lr_scheduler_configs)
     accelerator = property(lambda self: self._fabric.accelerator)
-    world_size = property(lambda self: self._fabric.world_size)
-    num_nodes = property(lambda self: self._fabric.strategy.num_nodes)
-    num_processes = property(lambda self: self._fabric.strategy.num_processes)
-    global_rank = property(lambda self: self._fabric.global_rank)
+    world_size = property(lambda self: self._trainer.world_size)
+    num_nodes = property(lambda self: self._trainer.num_nodes)
+    num_processes = property(lambda self: self._trainer.num_devices)
+    global_rank = property(lambda self: self._trainer.global_rank)
     local_rank = property(lambda self: self._fabric.local_rank)
     node_rank = property(lambda self: self._fabric.node_rank)
     is_global_zero = property(lambda self: self._fabric.is_global_zero)

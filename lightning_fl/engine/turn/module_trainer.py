@@ -434,13 +434,10 @@ class ModuleTrainer:
 
     # -- devices and settings ------------------------------------------------------------------------------------
 
-    @property
-    def world_size(self) -> int:
-        return self._fabric.world_size
-
-    num_devices = property(lambda self: self._fabric.strategy.num_processes)
-    num_nodes = property(lambda self: self._fabric.strategy.num_nodes)
-    global_rank = property(lambda self: self._fabric.global_rank)
+    # A client's turn takes place in one process. Modules scale learning rates by these numbers and cut data by them,
+    # which must not depend on how many processes there are; the others tell the process.
+    world_size = num_devices = num_nodes = 1
+    global_rank = 0
     local_rank = property(lambda self: self._fabric.local_rank)
     node_rank = property(lambda self: self._fabric.node_rank)
     is_global_zero = property(lambda self: self._fabric.is_global_zero)
