@@ -285,3 +285,21 @@ def test_a_port_in_use_and_a_rank_that_comes_twice_are_named(machines: StartNode
         nodes += machines(port, "fit", only=(1,))
         for line in errors(nodes):
             assert "rank 1 of 3 came twice" in line
+
+
+def test_the_page_s_script_runs_as_it_stands(
+    tmp_path: Path, start_warm: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "processes.md").read_text()
+    (tmp_path / "train.py").write_text(page.split("cat > train.py <<'END'\n")[1].split("END\n")[0])
+    processes = []
+    with reserved_port() as port:
+        for node in range(NODES):
+            (tmp_path / f"machine_{node}").mkdir()
+            monkeypatch.chdir(tmp_path / f"machine_{node}")
+            environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": str(node)}
+            processes.append(start_warm("../train.py", environment={**environment, "OMP_NUM_THREADS": "1"}))
+        whole(processes)
+    models = [f"machine_{node}/runs/version_0/models/client_{node}.ckpt" for node in range(NODES)]
+    shared = "machine_0/runs/version_0/models/shared_0.ckpt"
+    assert [name for name in files(tmp_path) if "/models/" in name] == sorted([*models, shared])

@@ -282,3 +282,26 @@ def test_a_rank_never_opens_another_silos_data(tmp_path: Path, two_ranks: TwoRan
     assert [rank["opened"] for rank in ranks] == [["silo_0.pt", "silo_2.pt"], ["silo_1.pt", "silo_3.pt"]]
     together = Silos([FolderSilo(str(tmp_path / f"rank_{silo % 2}" / f"silo_{silo}.pt")) for silo in range(4)])
     assert ranks[0]["weights"] == ranks[1]["weights"] == digest(in_this_process(tmp_path, together).models[0])
+
+
+def test_what_silos_keep_in_a_common_folder_goes_on_in_one_process(tmp_path: Path, two_ranks: TwoRanks) -> None:
+    """Each rank writes its own clients' part; a single process that hosts all finds all."""
+    sets = [regression_set(10 + 4 * i, seed=i) for i in range(4)]
+    for silo, dataset in enumerate(sets):
+        path = tmp_path / f"rank_{silo % 2}" / f"silo_{silo}.pt"
+        path.parent.mkdir(exist_ok=True)
+        torch.save({"x": dataset.tensors[0], "y": dataset.tensors[1]}, path)
+
+    def together() -> Silos:
+        return Silos([FolderSilo(str(tmp_path / f"rank_{silo % 2}" / f"silo_{silo}.pt")) for silo in range(4)])
+
+    two_ranks("--silos", str(tmp_path), "--rounds", "2")
+    folder = tmp_path / "runs" / "version_0" / "checkpoints"
+    parts = [f"last.client-{client}.round-2.ckpt" for client in range(4)]
+    assert sorted(path.name for path in folder.glob("last.*")) == ["last.ckpt", *parts]
+    trainer = FederatedTrainer(
+        callbacks=callbacks(), accelerator="cpu", devices=1, **settings(str(tmp_path / "runs"), 4)
+    )
+    module, _ = federation("drflm")
+    trainer.fit(module, together(), ckpt_path="last")
+    assert digest(trainer.models[0]) == digest(in_this_process(tmp_path, together()).models[0])

@@ -14,7 +14,7 @@ from run_tiny import callbacks, digest, settings
 from tiny import TinyClients, TinyModule
 
 from lightning_fl import CheckpointError, FederatedTrainer
-from lightning_fl.callbacks import Callback, ModelCheckpoint
+from lightning_fl.callbacks import Callback, FineTuning, ModelCheckpoint, PersonalLayers
 
 ROUNDS = 6
 
@@ -235,3 +235,25 @@ def test_a_callback_s_state_of_another_version_is_named(tmp_path: Path) -> None:
     assert first.current_round == ROUNDS
     with pytest.raises(CheckpointError, match=r"the checkpoint's state of Counting is not one of this version's"):
         run(tmp_path, ckpt_path="last", extra=[Counting()])
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_keeps_the_best_round_in_one_place_still_resumes(tmp_path: Path) -> None:
+    """As those of before did: what clients kept in the best round lay with its models."""
+    extra: list[Callback] = [PersonalLayers(layers=["linear.bias"]), FineTuning(steps=2)]
+    whole = run(tmp_path / "whole", extra=extra)
+    kept = {path.name: torch.load(path, weights_only=True) for path in Path(whole.log_dir).glob("models/*.ckpt")}
+    run(tmp_path / "old", extra=[*extra, StopAfter(4, signal.SIGINT)])
+    last = tmp_path / "old" / "version_0" / "checkpoints" / "last.ckpt"
+    state = torch.load(last, weights_only=True)
+    of_best: dict[str, dict[int, object]] = {}
+    for client, values in state["client_stores"].pop("best_round").items():
+        for name, value in values.items():
+            of_best.setdefault(name, {})[client] = value
+    assert set(of_best["personal_layers"]) == {0, 1, 2}
+    state["callbacks"]["ModelCheckpoint"]["best"]["client_stores"] = of_best
+    torch.save(state, last)
+    resumed = run(tmp_path / "old", ckpt_path="last", extra=extra)
+    for path in Path(resumed.log_dir).glob("models/*.ckpt"):
+        found, expected = torch.load(path, weights_only=True)["state_dict"], kept[path.name]["state_dict"]
+        assert all(torch.equal(found[name], value) for name, value in expected.items())

@@ -244,6 +244,7 @@ class FederatedStrategy(Learner, DDPStrategy):
                 self._launcher = ForkLauncher(environment, most)
             elif not forks:
                 self._configure_launcher()
+            self._set_world_ranks()
 
     def setup_environment(self) -> None:
         """Start the process group where there is more than one process."""

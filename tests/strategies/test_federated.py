@@ -1,3 +1,5 @@
+from datetime import timedelta
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -56,6 +58,17 @@ def test_arguments_without_meaning_are_refused():
     ):
         FedAvg(find_unused_parameters=True, mu=1)
     assert FedAvg(process_group_backend="gloo")._process_group_backend == "gloo"
+
+
+@pytest.mark.parametrize("given", [90, 90.0, timedelta(seconds=90)])
+def test_the_time_limit_is_seconds_or_a_difference_of_times(given):
+    assert FedAvg(timeout=given).timeout == timedelta(seconds=90)
+
+
+@pytest.mark.parametrize("given", [0, -1, float("nan"), float("inf"), "90"])
+def test_a_time_limit_that_is_none_is_refused(given):
+    with pytest.raises(ConfigurationError, match=r"timeout=.*: give a positive number of seconds"):
+        FedAvg(timeout=given)
 
 
 # -- placing clients -------------------------------------------------------------------------------------------------
