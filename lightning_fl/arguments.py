@@ -2,13 +2,14 @@
 
 import os
 import warnings
-from typing import Any
+from importlib import import_module
+from typing import Any, TypeGuard
 
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import STRATEGY_REGISTRY
+from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
-from lightning.pytorch import LightningModule
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
@@ -17,9 +18,22 @@ from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.hooks import overrides
 from lightning_fl.engine.turn.compilation import compile_faults
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.lightning_types import AnyModule
 from lightning_fl.strategies.federated import FederatedStrategy
 
 __all__ = ["check_arguments", "check_settings", "complete_callbacks", "make_fabric"]
+
+#: More processes than these are refused on a CPU.
+_PROCESSES_PER_CORE = 4
+_ALWAYS = 8
+
+
+#: How several processes run where the program cannot be started again for each.
+IN_NOTEBOOKS = (
+    "in a notebook several processes are forked for the time of lightning_fl.federate(..., devices=2,"
+    " accelerator='cpu'), on Linux and one machine. Elsewhere set devices=1, or write a script or a recipe and start it"
+    " with `!python script.py` or `!lightning-fl fit --config recipe.yaml --trainer.devices 2`."
+)
 
 
 def make_fabric(
@@ -35,28 +49,25 @@ def make_fabric(
     Raises:
         ConfigurationError: the strategy is unknown, or a device is not there.
     """
-    if isinstance(strategy, str):
-        ours = [
-            name
-            for name in STRATEGY_REGISTRY.available_strategies()
-            if issubclass(STRATEGY_REGISTRY[name]["strategy"], FederatedStrategy)
-        ]
-        if strategy.lower() not in ours:
-            raise ConfigurationError(
-                f"trainer.strategy={strategy!r} is not a federated strategy. Registered are: {', '.join(sorted(ours))}."
-            )
-    elif not isinstance(strategy, FederatedStrategy):
-        raise ConfigurationError(
-            f"trainer.strategy is a {type(strategy).__name__}: give a name or a subclass of FederatedStrategy."
-        )
+    strategy = _strategy(strategy)
     if accelerator == "auto" and not torch.cuda.is_available():
         accelerator = "cpu"
     if devices == "auto" and accelerator == "cpu":
         devices = 1
+    _check_cores(accelerator, devices)
     if accelerator in ("cuda", "gpu") and not torch.cuda.is_available():
         raise ConfigurationError(
             f"trainer.accelerator={accelerator}: this machine has no CUDA device that torch can use. Set"
             " trainer.accelerator=cpu, or install a torch built for CUDA and check nvidia-smi."
+        )
+    several = num_nodes > 1 or (isinstance(devices, int) and devices > 1) or (isinstance(devices, list) and devices[1:])
+    if several and _IS_INTERACTIVE:
+        raise ConfigurationError(f"trainer.devices={devices}, trainer.num_nodes={num_nodes}: {IN_NOTEBOOKS}")
+    if several and strategy._start_method != "popen":
+        raise ConfigurationError(
+            f"trainer.strategy with start_method={strategy._start_method!r} starts a function, in a Fabric loop of"
+            " one's own; a trainer's processes run the script again, or are forked by lightning-fl fit: leave out"
+            " start_method."
         )
     try:
         with warnings.catch_warnings():
@@ -75,6 +86,57 @@ def make_fabric(
             f"trainer.accelerator={accelerator}, trainer.devices={devices}: {error} This machine has {available} and"
             f" {os.cpu_count()} CPU cores."
         ) from error
+
+
+def _strategy(strategy: object) -> FederatedStrategy:
+    """The strategy that a registered name or an import path means, with its default arguments; or one itself."""
+    if isinstance(strategy, FederatedStrategy):
+        return strategy
+    if not isinstance(strategy, str):
+        raise ConfigurationError(
+            f"trainer.strategy is a {type(strategy).__name__}: give a name or a subclass of FederatedStrategy."
+        )
+    entries = {name: STRATEGY_REGISTRY[name] for name in STRATEGY_REGISTRY.available_strategies()}
+    ours = {name: entry for name, entry in entries.items() if _is_federated(entry["strategy"])}
+    entry = ours.get(strategy.lower())
+    if entry is None:
+        entry = {"strategy": _imported(strategy, list(ours)), "init_params": {}}
+    try:
+        return entry["strategy"](**entry["init_params"])
+    except TypeError as error:
+        raise ConfigurationError(
+            f"trainer.strategy={strategy!r}: {error}. Give its arguments: in a recipe strategy: {{class_path:"
+            f" {strategy}, init_args: {{...}}}}, in Python the strategy itself."
+        ) from error
+
+
+def _imported(path: str, ours: list[str]) -> type[FederatedStrategy]:
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(import_module(module), name) if module else None
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"trainer.strategy={path!r} cannot be imported: {error}.") from error
+    if _is_federated(found):
+        return found
+    raise ConfigurationError(
+        f"trainer.strategy={path!r} is not a federated strategy{did_you_mean(path, ours)}. Registered are:"
+        f" {', '.join(sorted(ours))}; one of your own is named by its module, as in my_package.MyStrategy."
+    )
+
+
+def _is_federated(kind: object) -> TypeGuard[type[FederatedStrategy]]:
+    return isinstance(kind, type) and issubclass(kind, FederatedStrategy)
+
+
+def _check_cores(accelerator: str, devices: int | str | list[int]) -> None:
+    """Refuse far more processes than a CPU works on at once, before they are started."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    number = int(devices) if isinstance(devices, int) or (isinstance(devices, str) and devices.isdecimal()) else 0
+    if accelerator == "cpu" and number > max(_PROCESSES_PER_CORE * cores, _ALWAYS) and "LOCAL_RANK" not in os.environ:
+        raise ConfigurationError(
+            f"trainer.devices={number}: this machine has {cores} CPU cores, on which so many processes would wait for"
+            f" each other. Set trainer.devices to {cores} or less."
+        )
 
 
 def complete_callbacks(
@@ -131,6 +193,8 @@ def check_settings(settings: dict[str, Any]) -> None:
     for name in (*at_least_one, "num_nodes", "num_threads"):
         if settings[name] is not None and settings[name] < 1:
             faults.append(f"trainer.{name}={settings[name]}: give a number of at least 1.")
+    if settings["timeout"] is not None and not 0 < settings["timeout"] < 1e9:
+        faults.append(f"trainer.timeout={settings['timeout']}: give a positive number of seconds.")
     for name in ("check_val_every_n_rounds", "log_every_n_steps"):
         if settings[name] < 0:
             faults.append(f"trainer.{name}={settings[name]}: give a number of at least 0.")
@@ -156,10 +220,10 @@ def check_settings(settings: dict[str, Any]) -> None:
 
 def check_arguments(module: object, datamodule: object) -> None:
     """Refuse a model or data of the wrong kind, with the way to wrap them."""
-    if not isinstance(module, LightningModule):
+    if not isinstance(module, AnyModule):
         raise ConfigurationError(
-            f"the model is a {type(module).__name__}: give a lightning.pytorch.LightningModule (import it as"
-            " lightning.pytorch, not pytorch_lightning)."
+            f"the model is a {type(module).__name__}: give a lightning.pytorch.LightningModule, or one of"
+            " pytorch_lightning."
         )
     if not isinstance(datamodule, FederatedDataModule):
         raise ConfigurationError(

@@ -1,11 +1,17 @@
-"""Checkpoints of a run, and models as ordinary Lightning checkpoints."""
+"""Checkpoints of a run, and models as ordinary Lightning checkpoints.
+
+A checkpoint is one file, ``NAME.ckpt``, that rank zero writes. Where clients' states may not leave their ranks
+(``Processes.private``), it holds what is shared, and each client's rank writes ``NAME.client-I.round-R.ckpt`` beside
+it, on its own disk. Client files of the round before are kept until those of the next are whole on all ranks and rank
+zero has named them, so that a kill at any moment leaves a set that fits.
+"""
 
 import os
 import pickle
 import re
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +21,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 
 from lightning_fl.engine.federation import Federation
+from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.errors import CheckpointError
 
@@ -22,9 +29,13 @@ __all__ = [
     "class_path",
     "export_models",
     "load_checkpoint",
+    "load_state",
     "model_checkpoint",
+    "remove_old_client_files",
     "resolve_checkpoint",
     "save_atomically",
+    "save_state",
+    "with_client_files",
 ]
 
 
@@ -84,10 +95,134 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return content
 
 
+def load_state(path: Path, fabric: Fabric) -> dict[str, Any]:
+    """A run's checkpoint as rank zero reads it, on all ranks: their machines need not hold the file.
+
+    Raises:
+        CheckpointError: on all ranks; see :func:`load_checkpoint`.
+    """
+    problem, state = "", None
+    if fabric.is_global_zero:
+        try:
+            state = load_checkpoint(path)
+        except CheckpointError as error:
+            problem = str(error)
+    problem, state = fabric.broadcast((problem, state))
+    if state is None:
+        raise CheckpointError(problem)
+    return state
+
+
+# -- clients whose states stay on their ranks --------------------------------------------------------------------
+
+
+def save_state(
+    state: dict[str, Any], folder: Path, name: str, processes: Processes, client_names: Sequence[str], token: str
+) -> None:
+    """Write a run's checkpoint: one file or, where clients' states stay on their ranks, one of each client's besides.
+
+    Args:
+        state: what ``trainer.state_dict()`` returned.
+        folder: of this rank, where checkpoints go.
+        name: "last" or "best".
+        processes: every rank calls this.
+        client_names: of all clients.
+        token: the run's.
+
+    Raises:
+        CheckpointError: a file cannot be written.
+    """
+    if processes.private:
+        for client in processes.hosted:
+            part = {
+                "lightning_fl_version": state["lightning_fl_version"],
+                "client": client_names[client],
+                "round": state["round"],
+                "token": token,
+                "state": state["clients"].get(client),
+                "stores": {key: of[client] for key, of in state["client_stores"].items() if client in of},
+            }
+            save_atomically(part, _client_file(folder, name, client, state["round"]))
+        processes.of_ranks(None)  # all are whole, and rank zero has named those of the time before
+        remove_old_client_files(folder, name, processes, keep=2)
+        state = {**state, "clients": {}, "client_stores": {}, "client_files": {"name": name, "token": token}}
+    if processes.rank == 0:
+        save_atomically(state, folder / f"{name}.ckpt")
+
+
+def remove_old_client_files(folder: Path, name: str, processes: Processes, keep: int = 1) -> None:
+    """Remove all but the latest of this rank's clients' files."""
+    for client in processes.hosted:
+        rounds = {
+            int(path.stem.rpartition("-")[2]): path for path in folder.glob(f"{name}.client-{client}.round-*.ckpt")
+        }
+        for number in sorted(rounds)[:-keep]:
+            rounds[number].unlink()
+
+
+def with_client_files(
+    state: dict[str, Any], path: Path, processes: Processes, client_names: Sequence[str], rank_names: Sequence[str]
+) -> dict[str, Any]:
+    """A checkpoint's state with what this rank's clients keep, from files of their own where it names such.
+
+    Args:
+        state: of the checkpoint.
+        path: its file; on this rank's disk clients' files are looked for in the same folder.
+        processes: every rank calls this.
+        client_names: of all clients.
+        rank_names: of all ranks, for errors.
+
+    Raises:
+        CheckpointError: a file is missing or does not belong to the checkpoint; on all ranks.
+    """
+    about = state.get("client_files")
+    if about is None:
+        return state
+    parts, problem = {}, None
+    for client in processes.hosted:
+        file = _client_file(path.parent, about["name"], client, state["round"])
+        try:
+            parts[client] = _client_part(file, client_names[client], state["round"], about["token"])
+        except CheckpointError as error:
+            problem = str(error)
+            break
+    for rank, text in enumerate(processes.of_ranks(problem)):
+        if text is not None:
+            raise CheckpointError(f"{rank_names[rank]}: {text}" if processes.several else text)
+    stores: dict[str, dict[int, Any]] = {}
+    for client, part in parts.items():
+        for key, value in part["stores"].items():
+            stores.setdefault(key, {})[client] = value
+    clients = {client: part["state"] for client, part in parts.items() if part["state"] is not None}
+    return {**state, "clients": clients, "client_stores": stores}
+
+
+def _client_file(folder: Path, name: str, client: int, number: int) -> Path:
+    return folder / f"{name}.client-{client}.round-{number}.ckpt"
+
+
+def _client_part(file: Path, client_name: str, number: int, token: str) -> dict[str, Any]:
+    if not file.is_file():
+        raise CheckpointError(
+            f"{file}, what {client_name} kept up to round {number}, is not there: each client's part of a checkpoint"
+            " lies on the machine that trained it. Start that rank where it ran before, copy the file, or start anew."
+        )
+    part = load_checkpoint(file)
+    found = {"client": part.get("client"), "round": part.get("round"), "run": part.get("token")}
+    expected = {"client": client_name, "round": number, "run": token}
+    for what, value in expected.items():
+        if found[what] != value:
+            raise CheckpointError(
+                f"{file} does not belong to the checkpoint: its {what} is {found[what]}, the checkpoint's {value}. Give"
+                " the silos in the order of that run, and the folder of that run."
+            )
+    return part
+
+
 def resolve_checkpoint(
     ckpt_path: str | os.PathLike[str] | None, fabric: Fabric, root: str, own: Sequence[Path]
 ) -> Path | None:
-    """The file that ``last``, ``best`` or a path means; the same on every rank.
+    """The file that ``last``, ``best`` or a path means; on every rank the one of that name below its own folders.
 
     Args:
         ckpt_path: what is wanted; ``None`` for nothing.
@@ -102,28 +237,41 @@ def resolve_checkpoint(
         return None
     if ckpt_path not in ("last", "best"):
         return Path(ckpt_path)
-    found: Path | None = None
+    found: int | str | None = None
     if fabric.is_global_zero:
         versions = [
             (int(match[1]), folder) for folder in Path(root).glob("version_*") if (match := _VERSION.match(folder.name))
         ]
-        folders = [*own, *(folder for _, folder in sorted(versions, reverse=True))]
-        files = (folder / "checkpoints" / f"{ckpt_path}.ckpt" for folder in folders)
-        found = next((file for file in files if file.is_file()), None)
+        places: list[tuple[int | str, Path]] = [
+            *enumerate(own),
+            *((folder.name, folder) for _, folder in sorted(versions, reverse=True)),
+        ]
+        found = next((key for key, folder in places if _file(folder, ckpt_path).is_file()), None)
     found = fabric.broadcast(found)
     if found is None:
         monitored = " A best one exists only where a metric is monitored." if ckpt_path == "best" else ""
         raise CheckpointError(
             f"no {ckpt_path}.ckpt in any run below {root}.{monitored} Check trainer.default_root_dir, or give a file."
         )
-    return found
+    return _file(own[found] if isinstance(found, int) else Path(root) / found, ckpt_path)
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / "checkpoints" / f"{name}.ckpt"
 
 
 _VERSION = re.compile(r"version_(\d+)$")
 
 
 def export_models(
-    federation: Federation, module: LightningModule, flat: FlatModule, names: Sequence[str], directory: Path
+    federation: Federation,
+    module: LightningModule,
+    flat: FlatModule,
+    names: Sequence[str],
+    directory: Path,
+    *,
+    shared: bool = True,
+    clients: Iterable[int] | None = None,
 ) -> None:
     """Write every shared model and every client's model as a checkpoint that ``load_from_checkpoint`` opens.
 
@@ -131,26 +279,28 @@ def export_models(
     saves them.
 
     Args:
-        federation: with what all clients keep.
+        federation: with what these clients keep.
         module: the user's; its weights are overwritten.
         flat: its flat weights.
         names: the clients'.
         directory: of the files.
+        shared: write the shared models.
+        clients: whose models are written; ``None`` for all.
     """
-    shared = []
-    for k, model in enumerate(federation.models):
+    files = []
+    for k, model in enumerate(federation.models if shared else ()):
         path = directory / f"shared_{k}.ckpt"
         flat.load(model)
         save_atomically(model_checkpoint(module, federation.current_round), path)
-        shared.append(path)
+        files.append(path)
     own = {*federation.client_stores.get("final_models", {}), *federation.personal_layers}
     device = next(iter(flat.weights.vectors.values())).device
-    for client, name in enumerate(names):
-        path = directory / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.ckpt"
+    for client in range(len(names)) if clients is None else clients:
+        path = directory / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', names[client])}.ckpt"
         used = federation.collaboration.model_of(client)
-        if used is not None and client not in own:
+        if files and used is not None and client not in own:
             path.unlink(missing_ok=True)
-            _link(shared[used], path)
+            _link(files[used], path)
             continue
         flat.load(federation.client_model(client, device))
         save_atomically(model_checkpoint(module, federation.current_round), path)

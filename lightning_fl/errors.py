@@ -3,7 +3,14 @@
 All derive from :class:`FederatedError`, so that the command line can print one or two lines instead of a traceback.
 """
 
-__all__ = ["CheckpointError", "ConfigurationError", "DataError", "FederatedError", "TrainingError"]
+__all__ = [
+    "CheckpointError",
+    "ConfigurationError",
+    "DataError",
+    "FederatedError",
+    "LostPeerError",
+    "TrainingError",
+]
 
 
 class FederatedError(Exception):
@@ -24,3 +31,7 @@ class CheckpointError(FederatedError, RuntimeError):
 
 class TrainingError(FederatedError, RuntimeError):
     """Training cannot go on: a loss or a weight is not finite, or a client's step failed."""
+
+
+class LostPeerError(TrainingError):
+    """Another process of the run is gone: killed, or its machine or network failed."""

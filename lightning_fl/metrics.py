@@ -8,21 +8,28 @@ equations 11 and 12.
 import math
 import re
 import statistics
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.messages import sendable
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 __all__ = [
     "ClientMetrics",
     "GainSummary",
     "LoggedValue",
     "MetricSummary",
+    "curve_name",
     "default_metric",
     "direction_is_known",
     "gains",
     "higher_is_better",
     "incentivized_participation_rate",
+    "lightning_names",
     "metric_name",
     "monitored_metric",
     "reward_standard_deviation",
@@ -30,6 +37,9 @@ __all__ = [
     "summarize",
     "summarize_gains",
 ]
+
+#: Of a table in a notebook; of more, the first and the last are shown.
+_MOST_ROWS = 60
 
 # Names whose direction the field agrees on. A torchmetrics object states its own.
 _LOWER = ("loss", "error", "err", "rmse", "mse", "mae", "mape", "perplexity", "nll", "brier", "ece", "distance")
@@ -56,9 +66,14 @@ _HIGHER = (
 )
 
 
+@sendable
 @dataclass(frozen=True)
 class LoggedValue:
-    """One name's value for one client. ``weight`` is the number of samples behind it."""
+    """One name's value for one client. ``weight`` is the number of samples behind it.
+
+    A value that was logged with ``on_step=True, on_epoch=True`` is ``forked``: Lightning has it as ``NAME_epoch`` and,
+    of the ``last`` batch, as ``NAME_step`` too.
+    """
 
     value: float
     weight: float
@@ -66,6 +81,39 @@ class LoggedValue:
     to_logger: bool = True
     prog_bar: bool = False
     steps: tuple[tuple[int, float], ...] = ()
+    forked: bool = False
+    last: float | None = None
+
+    def to_plain(self) -> list[Any]:
+        """For a message."""
+        steps = [list(pair) for pair in self.steps] if self.steps else None
+        return [
+            self.value,
+            self.weight,
+            self.higher_is_better,
+            self.to_logger,
+            self.prog_bar,
+            steps,
+            self.forked,
+            self.last,
+        ]
+
+    @classmethod
+    def from_plain(cls, content: list[Any]) -> "LoggedValue":
+        """Out of a message."""
+        value, weight, higher_is_better, to_logger, prog_bar, steps, forked, last = content
+        logged = object.__new__(cls)  # past the assignments of a frozen class, which take longer than all the rest
+        logged.__dict__.update(
+            value=value,
+            weight=weight,
+            higher_is_better=higher_is_better,
+            to_logger=to_logger,
+            prog_bar=prog_bar,
+            steps=() if steps is None else tuple((step, at) for step, at in steps),
+            forked=forked,
+            last=last,
+        )
+        return logged
 
 
 @dataclass(frozen=True)
@@ -80,6 +128,8 @@ class MetricSummary:
         higher_is_better: the direction that ``worst`` assumes.
         to_logger: whether it is shown as a curve (``self.log(logger=False)`` is not).
         prog_bar: whether it is shown in the progress display.
+        forked: whether Lightning has it as ``NAME_step`` and ``NAME_epoch``, too.
+        last: the mean over clients of their last batches' values, where it is forked and they have one.
     """
 
     mean: float
@@ -89,6 +139,8 @@ class MetricSummary:
     higher_is_better: bool
     to_logger: bool = True
     prog_bar: bool = False
+    forked: bool = False
+    last: float | None = None
 
     @classmethod
     def of(cls, clients: dict[int, float], *, higher_is_better: bool, to_logger: bool = True) -> "MetricSummary":
@@ -141,7 +193,36 @@ class GainSummary:
     clients: dict[int, float]
 
 
-ClientMetrics = dict[str, MetricSummary]
+class ClientMetrics(dict[str, MetricSummary]):
+    """Metric -> its summary over clients; a table in a notebook.
+
+    Args:
+        summaries: metric -> summary.
+        names: client -> its name, where clients have some.
+    """
+
+    def __init__(self, summaries: Mapping[str, MetricSummary] | None = None, names: Sequence[str] = ()) -> None:
+        super().__init__(summaries or {})
+        self.names = names
+
+    def to_frame(self) -> "DataFrame":
+        """A row per client, then the mean, the worst, the best and the standard deviation; a column per metric."""
+        from pandas import DataFrame, Series  # a second to import
+
+        clients = sorted({client for metric in self.values() for client in metric.clients})
+        labels = {client: self.names[client] if client < len(self.names) else client for client in clients}
+        columns = {
+            name: Series(
+                {labels[client]: metric.clients[client] for client in clients if client in metric.clients}
+                | {"average": metric.mean, "worst": metric.worst, "best": metric.best, "standard deviation": metric.std}
+            )
+            for name, metric in self.items()
+        }
+        frame = DataFrame(columns, index=[*labels.values(), "average", "worst", "best", "standard deviation"])
+        return frame.rename_axis("client")
+
+    def _repr_html_(self) -> str:
+        return self.to_frame().to_html(float_format="{:.4g}".format, na_rep="-", max_rows=_MOST_ROWS)
 
 
 def metric_name(name: str, split: str) -> str:
@@ -158,6 +239,31 @@ def default_metric(names: Iterable[str]) -> str | None:
     return next((name for name in logged if "loss" in name), logged[0] if logged else None)
 
 
+def curve_name(logged: Collection[str], name: str) -> str:
+    """The name that a metric goes by in a run: NAME for Lightning's ``NAME_epoch``, which is the same value."""
+    stem = name.removesuffix("_epoch")
+    return stem if name not in logged and stem in logged else name
+
+
+def lightning_names(metrics: Mapping[str, MetricSummary], *, steps: bool, single: bool = False) -> dict[str, float]:
+    """Means over clients by the names that Lightning's Trainer has for them.
+
+    Args:
+        metrics: name -> summary over clients.
+        steps: with ``NAME_step``, which ``callback_metrics`` have of training only.
+        single: forked ones are ``NAME_step`` and ``NAME_epoch`` alone, as loggers see them; else NAME as well.
+    """
+    found: dict[str, float] = {}
+    for name, metric in metrics.items():
+        if not (single and metric.forked):
+            found[name] = metric.mean
+        if metric.forked:
+            found[f"{name}_epoch"] = metric.mean
+            if steps and metric.last is not None:
+                found[f"{name}_step"] = metric.last
+    return found
+
+
 def monitored_metric(logged: Collection[str], monitor: str | None, default: str | None, owner: str) -> str:
     """The metric to go by: the one that was named, else a default.
 
@@ -170,10 +276,11 @@ def monitored_metric(logged: Collection[str], monitor: str | None, default: str 
     Raises:
         ConfigurationError: it is not logged.
     """
-    name = monitor or default
+    name = curve_name(logged, monitor) if monitor else default
     if name is None or name not in logged:
         raise ConfigurationError(
-            f"{owner}.monitor={name!r} is not logged in validation. Logged are: {', '.join(logged) or 'no metrics'}."
+            f"{owner}.monitor={monitor or default!r} is not logged in validation. Logged are:"
+            f" {', '.join(logged) or 'no metrics'}."
         )
     return name
 
@@ -206,13 +313,17 @@ def _names_lower(name: str) -> bool | None:
     return False if any(word.startswith(_HIGHER) for word in words) else None
 
 
-def summarize(reports: Mapping[int, Mapping[str, LoggedValue]]) -> ClientMetrics:
+def summarize(reports: Mapping[int, Mapping[str, LoggedValue]], client_names: Sequence[str] = ()) -> ClientMetrics:
     """What clients logged -> one :class:`MetricSummary` per name.
 
     A metric that is NaN for some client (nothing to measure) leaves that client out; NaN for all stays NaN.
+
+    Args:
+        reports: client -> name -> value.
+        client_names: client -> its name, for tables.
     """
     names = list(dict.fromkeys(name for values in reports.values() for name in values))
-    summaries = {}
+    summaries = ClientMetrics(names=client_names)
     for name in names:
         logged = {client: values[name] for client, values in reports.items() if name in values}
         clients = {client: value.value for client, value in logged.items()}
@@ -221,7 +332,13 @@ def summarize(reports: Mapping[int, Mapping[str, LoggedValue]]) -> ClientMetrics
         summary = MetricSummary.of(
             clients, higher_is_better=better, to_logger=any(value.to_logger for value in logged.values())
         )
-        summaries[name] = replace(summary, prog_bar=any(value.prog_bar for value in logged.values()))
+        last = [value.last for value in logged.values() if value.last is not None]
+        summaries[name] = replace(
+            summary,
+            prog_bar=any(value.prog_bar for value in logged.values()),
+            forked=any(value.forked for value in logged.values()),
+            last=_mean(last) if last else None,
+        )
     return summaries
 
 

@@ -28,19 +28,18 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from lightning_fl.checkpoint import model_checkpoint, save_atomically
-from lightning_fl.data.module import FederatedDataModule, Split
-from lightning_fl.data.partitioned import BATCH_HOOKS
+from lightning_fl.data.module import BATCH_HOOKS, FederatedDataModule, Split
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.probes.client_scores import default_score
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.errors import CheckpointError, ConfigurationError, DataError, TrainingError
 from lightning_fl.functional.pifl import importance_weights, mixture_weights
+from lightning_fl.lightning_types import is_overridden
 from lightning_fl.metrics import ClientMetrics, MetricSummary, monitored_metric, summarize
 from lightning_fl.run import Run
 from lightning_fl.seeding import generator

@@ -13,7 +13,7 @@ from rich.text import Text
 from lightning_fl.callbacks.progress import leading_metric
 from lightning_fl.data.module import Split
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.metrics import ClientMetrics, GainSummary, MetricSummary, metric_name
+from lightning_fl.metrics import GainSummary, MetricSummary, metric_name
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
@@ -25,7 +25,7 @@ MOST_ROWS = 30
 
 
 def client_table(
-    metrics: ClientMetrics,
+    metrics: Mapping[str, MetricSummary],
     names: Sequence[str],
     num_samples: Mapping[int, int] | None = None,
     title: str | Text = "",

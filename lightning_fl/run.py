@@ -1,28 +1,32 @@
 """Everything around a run: processes, data, module, checkpoint; and putting back what was there before."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 from lightning_fl.arguments import check_arguments
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
-from lightning_fl.checkpoint import class_path, load_checkpoint, resolve_checkpoint
+from lightning_fl.checkpoint import class_path, load_state, resolve_checkpoint, with_client_files
 from lightning_fl.data.module import FederatedDataModule
-from lightning_fl.engine.batches.client import BatchFactory
+from lightning_fl.engine.batches.client import BatchFactory, LoaderBatches
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.turn.compilation import CompiledSteps
+from lightning_fl.engine.turn.lazy_layers import give_shapes
 from lightning_fl.engine.turn.loop import LocalLoop
+from lightning_fl.engine.turn.module_callbacks import module_callbacks
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer, keep_metrics_local
 from lightning_fl.engine.turn.surroundings import Surroundings
-from lightning_fl.engine.weights.flat import FlatModule, Weights
-from lightning_fl.errors import CheckpointError, ConfigurationError
+from lightning_fl.engine.weights.flat import Entry, FlatModule, Weights
+from lightning_fl.errors import CheckpointError, DataError, LostPeerError
+from lightning_fl.fingerprint import check_same, data_of, layout_of, settings_of
 from lightning_fl.run_log import versions
 from lightning_fl.surface import TrainerSurface
 
@@ -56,28 +60,44 @@ class Run:
         self._ckpt_path = ckpt_path
 
     def __enter__(self) -> None:
-        trainer, stage = self._trainer, self._stage
-        trainer.launch()
-        trainer.run_log.start(trainer.fabric)
-        # A resumed run may have found nothing better than the run it goes on from.
-        before = [] if trainer.ckpt_path is None else [Path(trainer.ckpt_path).parent.parent]
-        own = [Path(trainer.log_dir), *before]
-        path = resolve_checkpoint(self._ckpt_path, trainer.fabric, trainer.default_root_dir, own)
-        state = None if path is None else load_checkpoint(path)
-        goes_on = stage != "fit" and trainer.module is self._arguments[0] and bool(trainer.models)
-        trainer.begin(trainer.federation.for_evaluation() if goes_on else Federation())
         self._rng = _collect_rng_states()
         self._deterministic = torch.are_deterministic_algorithms_enabled()
+        _limit_processes(self._trainer, self._arguments[1])
+        self._trainer.launch()
+        try:
+            self._begin()
+        except BaseException as error:
+            self._trainer.strategy.fail(error)
+            raise
+
+    def _begin(self) -> None:
+        trainer, stage = self._trainer, self._stage
+        trainer.strategy.begin_work()
+        if trainer.processes.several:
+            check_same(trainer.strategy, settings_of(trainer, stage, self._arguments[0], self._ckpt_path), "recipe")
+        # A resumed run may have found nothing better than the run it goes on from.
+        resumed = [] if trainer.ckpt_path is None else [Path(trainer.ckpt_path).parent.parent]
+        before = [Path(trainer.log_dir)] if trainer.run_log.started else []
+        trainer.run_log.start(trainer.fabric, fits=stage == "fit")
+        own = [Path(trainer.log_dir), *before, *resumed]
+        path = resolve_checkpoint(self._ckpt_path, trainer.fabric, trainer.default_root_dir, own)
+        state = None if path is None else load_state(path, trainer.fabric)
+        goes_on = stage != "fit" and trainer.module is self._arguments[0] and bool(trainer.models)
+        trainer.begin(trainer.federation.for_evaluation() if goes_on else Federation())
         if trainer.deterministic:
             torch.use_deterministic_algorithms(True)
         try:
-            around = _set_up(trainer, stage, self._steps, self._arguments[1])
+            layout = [] if state is None else state.get("layout", [])
+            around = _set_up(trainer, stage, self._steps, self._arguments[1], layout)
             trainer.resumes_fit = stage == "fit" and state is not None
             if stage == "fit":
                 trainer.call("on_fit_start")
             if state is not None:
                 assert path is not None
+                assert trainer.datamodule is not None
                 _check_fits(trainer, state, path)
+                names = trainer.datamodule.client_names()
+                state = with_client_files(state, path, trainer.processes, names, trainer.strategy.rank_names)
                 trainer.load_state_dict(state, weights_only=stage != "fit")
                 trainer.ckpt_path = around.ckpt_path = os.fspath(path)
                 if trainer.resumes_fit:
@@ -87,17 +107,33 @@ class Run:
             raise
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        try:
+            self._end(error)
+        except BaseException as late:
+            self._trainer.strategy.fail(late)
+            raise
+
+    def _end(self, error: BaseException | None) -> None:
         trainer = self._trainer
+        trainer.strategy.end_work()
         self._steps.end()
         if error is not None:
+            if isinstance(error, LostPeerError) and trainer.fitting:
+                error.args = (f"{error} {_how_to_go_on(trainer)}",)
+            trainer.strategy.fail(error)  # first of all: the others wait
             trainer.call("on_exception", error)
+            if trainer.module is not None:
+                _tell_callbacks(trainer.module, "on_exception", error)
             if trainer.datamodule is not None:
                 trainer.datamodule.on_exception(error)
+        if hasattr(trainer, "loop"):
+            trainer.loop.optimization.end_run()
         if error is None and trainer.num_clients:
             trainer.loop.flat.load(trainer.client_model(0))
         if trainer.datamodule is not None:
             trainer.datamodule.teardown(self._stage)
         if trainer.module is not None:
+            _tell_callbacks(trainer.module, "teardown", self._stage)
             trainer.module.teardown(self._stage)
         if error is None and trainer.is_global_zero:
             assert trainer.datamodule is not None
@@ -109,6 +145,14 @@ class Run:
         trainer.fitting = False
         torch.use_deterministic_algorithms(self._deterministic)
         _set_rng_states(self._rng)
+
+
+def _tell_callbacks(module: LightningModule, hook: str, *args: Any) -> None:
+    """Call a hook of the callbacks that a module brings, where the module has none or is called by itself."""
+    shim = module._trainer
+    if isinstance(shim, ModuleTrainer):
+        for callback in shim.watching.get(hook, ()):
+            getattr(callback, hook)(shim, module, *args)
 
 
 def _check_fits(trainer: TrainerSurface, state: dict[str, Any], path: Path) -> None:
@@ -129,8 +173,17 @@ def _check_fits(trainer: TrainerSurface, state: dict[str, Any], path: Path) -> N
         )
 
 
-def _set_up(trainer: TrainerSurface, stage: str, steps: CompiledSteps, datamodule: FederatedDataModule) -> Surroundings:
-    """Make the engine's parts for a module and data, in the order in which Lightning calls their hooks."""
+def _set_up(
+    trainer: TrainerSurface,
+    stage: str,
+    steps: CompiledSteps,
+    datamodule: FederatedDataModule,
+    layout: Sequence[Entry] = (),
+) -> Surroundings:
+    """Make the engine's parts for a module and data, in the order in which Lightning calls their hooks.
+
+    ``layout`` is that of a checkpoint whose module got parts in ``on_train_start``.
+    """
     settings, federation, fabric, processes = trainer.settings, trainer.federation, trainer.fabric, trainer.processes
     factory = BatchFactory(datamodule, fabric.device, settings.channels_last, trainer.hooks)
     trainer.batch_factory = factory
@@ -138,7 +191,6 @@ def _set_up(trainer: TrainerSurface, stage: str, steps: CompiledSteps, datamodul
     check_arguments(module, datamodule)
     steps.check(fabric.device)
     trainer.call("setup", stage)
-    datamodule.trainer = trainer  # type: ignore[assignment]
     around = Surroundings(
         federated=trainer,
         datamodule=datamodule,
@@ -151,12 +203,18 @@ def _set_up(trainer: TrainerSurface, stage: str, steps: CompiledSteps, datamodul
     )
     shim = ModuleTrainer(module, fabric, settings, federation, processes, around)
     shim.set_stage(*_STAGES[stage])
+    datamodule.see_trainer(shim)
+    shim.watching = module_callbacks(module)
     trainer.module, trainer.datamodule = module, datamodule
-    with fabric.rank_zero_first(local=True):
-        if fabric.local_rank == 0:
-            datamodule.prepare_data()
-            shim.call_hook("prepare_data")
+    if fabric.local_rank == 0:
+        datamodule.prepare_data()
+        shim.call_hook("prepare_data")
+    if processes.several:
+        trainer.strategy.wait_for_all()
     datamodule.setup(stage)
+    processes.pinned = datamodule.pinned
+    if processes.several:
+        check_same(trainer.strategy, data_of(datamodule), "data set")
     processes.client_ranks = trainer.strategy.place_clients(
         datamodule.num_clients, datamodule.client_sizes(), pinned=datamodule.pinned, block=settings.stacked_clients
     )
@@ -164,13 +222,22 @@ def _set_up(trainer: TrainerSurface, stage: str, steps: CompiledSteps, datamodul
     shim.call_hook("setup", stage)
     shim.call_hook("configure_model")
     if stage == "fit":
-        federation.num_samples = _exchange_sizes(factory, processes)
+        federation.num_samples = _exchange_sizes(trainer, factory, processes)
     keep_metrics_local(module)
     module.to(fabric.device)
     fabric._precision.convert_module(module)
     if stage == "fit":
+        give_shapes(shim, factory, datamodule, processes, settings)
+    if stage == "fit":
         shim.call_hook("on_fit_start")
-    flat = FlatModule(module)
+    flat = FlatModule(module, layout)
+    if stage != "fit" and flat.missing():
+        rank_zero_warn(
+            f"the checkpoint has {', '.join(map(repr, flat.missing()))}, made in on_train_start of its run, which the"
+            f" module has not in {stage}: they are left out. Make them in __init__ or configure_model."
+        )
+    if processes.several:
+        check_same(trainer.strategy, layout_of(flat.weights, module), "model")
     _agree_on(trainer, flat.weights)
     federation.begin(flat, processes.num_clients)
     steps.begin()
@@ -186,20 +253,37 @@ def _set_up(trainer: TrainerSurface, stage: str, steps: CompiledSteps, datamodul
         hooks=trainer.hooks,
         learner=trainer.strategy,
     )
+    if stage == "fit":
+        trainer.loop.open_validation_data()
     return around
 
 
-def _exchange_sizes(factory: BatchFactory, processes: Processes) -> list[int]:
+def _exchange_sizes(trainer: TrainerSurface, factory: BatchFactory, processes: Processes) -> list[int]:
+    """Every client's number of training samples, its weight in the averages."""
     sizes: dict[int, int] = {}
+    settings, data = trainer.settings, trainer.datamodule
+    assert data is not None
     for client in processes.hosted:
         batches = factory.batches(client, "train")
         assert batches is not None
+        given = data.given_samples(client)
+        if not batches.num_samples and given is not None:
+            batches.num_samples = given
         if not batches.num_samples:
-            raise ConfigurationError(
-                f"client {client}'s training data have no length: define __len__ on its data set, since a"
-                " client's weight in the average is its number of samples."
+            # An endless stream is read as far as a turn goes.
+            steps = settings.local_steps
+            bound = None if steps is None or batches.epoch_length() else steps * settings.accumulate_grad_batches
+            rank_zero_info(
+                f"{data.client_names()[client]}: the training data have no length and are read"
+                f" {'once' if bound is None else f'as far as {bound} batches'} to count them; Silos(num_samples=...)"
+                " spares this, and trainer.local_steps is needed if they have no end."
             )
-        sizes[client] = batches.num_samples
+            cast(LoaderBatches, batches).count((settings.seed, "number of samples", client), bound)
+        if not batches.num_samples:
+            raise DataError(
+                f"client {client} ({data.client_names()[client]}) has no training samples: its loader gives no batches."
+            )
+        sizes[client] = batches.num_samples if given is None else given
     return list(processes.exchange(sizes).values())
 
 
@@ -218,8 +302,26 @@ def _agree_on(trainer: TrainerSurface, weights: Weights) -> None:
     """Rank zero's initial weights on every rank: a module may have been made with another seed there."""
     if trainer.processes.several:
         for vector in weights.vectors.values():
-            wide = vector.float() if vector.dtype == torch.bfloat16 else vector
-            vector.copy_(trainer.fabric.broadcast(wide.cpu()))
+            trainer.strategy.broadcast_bytes_(vector, 0)
+
+
+def _how_to_go_on(trainer: TrainerSurface) -> str:
+    """What is to be done after another rank was lost."""
+    checkpoint = trainer.callback(ModelCheckpoint)
+    if checkpoint is None or checkpoint.last_round is None:
+        return "No checkpoint of this run is there to go on from: begin anew."
+    path = Path(trainer.log_dir) / "checkpoints" / "last.ckpt"
+    return f"To go on from round {checkpoint.last_round}, start all ranks again with --ckpt_path {path}."
+
+
+def _limit_processes(trainer: TrainerSurface, datamodule: Any) -> None:
+    """Start no more processes than there are clients, where their number is known before the data are read."""
+    try:
+        clients = datamodule.num_clients
+    except Exception:  # the contract: known after setup at the latest, and whatever happens before
+        return
+    if isinstance(clients, int) and clients > 0:
+        trainer.strategy.limit_processes(-(-clients // trainer.stacked_clients), f"there are {clients} clients")
 
 
 def _about(trainer: TrainerSurface, stage: str) -> dict[str, Any]:

@@ -5,14 +5,14 @@ import json
 import math
 import os
 import platform
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning.fabric import Fabric
-from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.atomic import write_whole
@@ -20,6 +20,7 @@ from lightning_fl.data.module import Split
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.federation import Federation
 from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.lightning_types import AnyLogger
 from lightning_fl.metrics import MetricSummary, metric_name
 
 if TYPE_CHECKING:
@@ -27,25 +28,35 @@ if TYPE_CHECKING:
 
 __all__ = ["RunLog", "versions"]
 
+T = TypeVar("T")
+
+#: The file by which ranks see whether they share a run's folder.
+_TOKEN = ".run"
+
 
 class RunLog:
     """Writes a run's record. Everything happens on rank zero; other ranks know the folder and write nothing.
 
-    A trainer writes into one folder, ``version_N`` below its root, with N above all that exist: nothing is ever
-    overwritten. A resumed run gets a folder of its own, with the curves of the rounds before copied into it.
+    A fit and the evaluations after it write into one folder, ``version_N`` below its root, with N above all that exist:
+    nothing is ever overwritten. On machines that share no folder each rank has one of the same name, for what its
+    clients keep. A resumed run gets a folder of its own, with the curves of the rounds before copied into it, and so
+    does every further fit of a trainer.
 
     Args:
         logger: True for TensorBoard and CSV, False for none, or loggers.
         root: where run folders are made.
     """
 
-    def __init__(self, logger: bool | Logger | list[Logger], root: str) -> None:
+    def __init__(self, logger: bool | AnyLogger | list[AnyLogger], root: str) -> None:
         self._logger = logger
         self._root = Path(root)
         self._directory: Path | None = None
         self._writes = False
+        self._fitted = False
         self.loggers: list[Any] = []
         self.summary: dict[str, Any] = {}
+        #: The same on all ranks of a run and of no other; empty where one process needs none.
+        self.token = ""
         #: Shown in TensorBoard's HPARAMS tab; the command line sets the resolved recipe.
         self.hyperparameters: dict[str, Any] = {}
 
@@ -55,25 +66,27 @@ class RunLog:
         assert self._directory is not None, "the run's folder is made when a run starts"
         return self._directory
 
-    def start(self, fabric: Fabric) -> None:
-        """Make the run's folder and loggers, once. To be called on every rank.
+    @property
+    def started(self) -> bool:
+        """Whether there is a folder."""
+        return self._directory is not None
+
+    def start(self, fabric: Fabric, *, fits: bool) -> None:
+        """Make the run's folder and loggers, where there are none yet. To be called on every rank.
+
+        Args:
+            fabric: of the run.
+            fits: a fit begins, which does not write over an earlier one.
 
         Raises:
             ConfigurationError: the folder cannot be written, seen before anything is trained.
         """
-        if self._directory is not None:
+        before, self._fitted = self._fitted, self._fitted or fits
+        if self.started and not (fits and before):
             return
-        problem = None
-        directory: Path | None = None
-        if fabric.is_global_zero:
-            try:
-                directory = _next_version(self._root)
-            except OSError as error:
-                problem = f"trainer.default_root_dir={os.fspath(self._root)!r} cannot be written: {error}."
-        directory, problem = fabric.broadcast((directory, problem))
-        if problem is not None or directory is None:
-            raise ConfigurationError(f"{problem} Free some space or give another folder.")
-        self._directory = directory
+        if self.started:
+            self.summary = {}
+        self._directory, self.token = _make_folders(self._root, fabric)
         self._writes = fabric.is_global_zero
         self.loggers = self._make_loggers() if self._writes else []
 
@@ -260,20 +273,79 @@ def _scalars(federation: Federation, split: Split, names: Sequence[str] | None) 
     return scalars
 
 
-def _next_version(root: Path) -> Path:
+def _next_number(root: Path) -> int:
     root.mkdir(parents=True, exist_ok=True)
     taken = [int(name[8:]) for name in os.listdir(root) if name.startswith("version_") and name[8:].isdigit()]
-    number = max(taken, default=-1) + 1
-    while True:
-        directory = root / f"version_{number}"
+    return max(taken, default=-1) + 1
+
+
+def _make_folder(directory: Path, token: str) -> bool:
+    """Make a run's folder with a file that bears its token; whether it was not there before."""
+    try:
+        directory.mkdir()
+    except FileExistsError:  # another run took it meanwhile
+        return False
+    (directory / _TOKEN).write_text(token)
+    return True
+
+
+def _make_folders(root: Path, fabric: Fabric) -> tuple[Path, str]:
+    """The run's folder on every rank, of one name, and its token.
+
+    Rank zero makes it; a rank that does not see it has a disk of its own, and makes one there.
+
+    Raises:
+        ConfigurationError: a folder cannot be written, on all ranks.
+    """
+    strategy: Any = fabric.strategy
+    rank, several = fabric.global_rank, fabric.world_size > 1
+
+    def together(action: Callable[[], T]) -> list[T]:
+        """What each rank does and finds."""
+        problem, found = "", None
         try:
-            directory.mkdir()
-        except FileExistsError:  # another run took it meanwhile
-            number += 1
-            continue
-        with tempfile.TemporaryFile(dir=directory) as probe:
-            probe.write(b"x")
-        return directory
+            found = action()
+        except OSError as error:
+            problem = f"trainer.default_root_dir={os.fspath(root)!r} cannot be written: {error}."
+        of_ranks = strategy.exchange({rank: (problem, found)})
+        for other, (text, _) in of_ranks.items():
+            if text:
+                who = f"{strategy.rank_names[other]}: " if several else ""
+                raise ConfigurationError(f"{who}{text} Free some space or give another folder.")
+        return [value for _, value in of_ranks.values()]
+
+    def claim(directory: Path, turn: int) -> bool | None:
+        """Whether this rank, if it is its turn, made the folder; ``None`` where it is another run's."""
+        if turn != (0 if rank == 0 else 1 if fabric.local_rank == 0 else 2):
+            return False
+        return _make_folder(directory, token) or (False if _bears(directory, token) else None)
+
+    def end_claim(directory: Path, made: bool, taken: bool) -> None:
+        if made:
+            (directory / _TOKEN).unlink()
+        if made and taken:
+            directory.rmdir()
+
+    (token, *_) = together(lambda: secrets.token_hex(8))
+    number = 0
+    while True:
+        number = max(number, *together(lambda: _next_number(root)))
+        directory = root / f"version_{number}"
+        # One after another: rank zero, the first rank of each machine, all others, which may share what was made.
+        claims = [together(partial(claim, directory, turn)) for turn in range(3 if several else 1)]
+        taken = any(found is None for of_turn in claims for found in of_turn)
+        together(partial(end_claim, directory, any(of_turn[rank] for of_turn in claims), taken))
+        if not taken:
+            return directory, token if several else ""
+        number += 1
+
+
+def _bears(directory: Path, token: str) -> bool:
+    """Whether a folder was made by this run."""
+    try:
+        return (directory / _TOKEN).read_text() == token
+    except OSError:
+        return False
 
 
 def _metric_record(metric: MetricSummary, names: Sequence[str]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.engine.weights.local_parameters import LocalParameters
-from lightning_fl.errors import CheckpointError
+from lightning_fl.errors import CheckpointError, ConfigurationError
 from lightning_fl.metrics import ClientMetrics, GainSummary
 from lightning_fl.run_log import RunLog
 from lightning_fl.seeding import generator
@@ -144,6 +144,7 @@ class TrainerSurface:
     gains = _Of[dict[Split, dict[str, GainSummary]]]("federation")
     models_are_final = _Of[bool]("federation")
     interrupted_by = _Of[int | None]("federation")
+    trainable = _Of[dict[str, bool]]("federation")
 
     fitting = _Of[bool]("round")
     round_work = _Of[LocalWork | None]("round", "work")
@@ -268,6 +269,7 @@ class TrainerSurface:
             "module": class_path(self.module),
             "seed": self.seed,
             **self.federation.state_dict(self.processes),
+            "layout": self.loop.flat.layout() if self.loop.flat.late else [],
             "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks()},
         }
 
@@ -323,12 +325,19 @@ class TrainerSurface:
 
     def launch(self) -> None:
         """Start the processes (once). ``fit`` and the others do it; call it earlier to share the work before them."""
+        if self._launched and self.fabric.world_size > 1 and not torch.distributed.is_initialized():
+            raise ConfigurationError(
+                "this trainer's other processes ended with lightning_fl.federate: make another trainer for a further"
+                " run. What it measured and its models are there."
+            )
         if not self._launched:
             if self.num_threads is not None and self.fabric.device.type == "cpu":
                 os.environ["OMP_NUM_THREADS"] = str(self.num_threads)  # Fabric's launcher leaves a set value alone
                 torch.set_num_threads(self.num_threads)
             self.fabric.launch()
             self._launched = True
+        elif not self.strategy.connected:  # a run that failed took leave of the other ranks
+            self.strategy.setup_environment()
 
     def begin(self, federation: Federation) -> None:
         """A run begins: what it knows is a federation's state; module, data and the engine's parts follow."""
@@ -337,30 +346,3 @@ class TrainerSurface:
         self.processes = Processes(self.strategy, self.fabric.device)
         self.module, self.datamodule, self.stacked = None, None, None
         self.resumes_fit, self.should_stop, self.ckpt_path = False, False, None
-
-    # -- where a run is, in the words that users' data modules ask Lightning's trainer with -----------------------
-
-    @property
-    def training(self) -> bool:
-        """A client trains."""
-        return self.loop.module_trainer.training
-
-    @property
-    def validating(self) -> bool:
-        """A client's model is evaluated on its validation data."""
-        return self.loop.module_trainer.validating
-
-    @property
-    def testing(self) -> bool:
-        """A client's model is evaluated on its test data."""
-        return self.loop.module_trainer.testing
-
-    @property
-    def predicting(self) -> bool:
-        """A client's model predicts."""
-        return self.loop.module_trainer.predicting
-
-    @property
-    def evaluating(self) -> bool:
-        """Validation or test."""
-        return self.loop.module_trainer.evaluating

@@ -2,10 +2,12 @@
 
 import os
 import time
+from collections.abc import Mapping
+from datetime import timedelta
+from html import escape
 from typing import Any, Literal
 
 import torch
-from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
@@ -33,7 +35,8 @@ from lightning_fl.engine.round.training import train_round
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import ClientMetrics, summarize
+from lightning_fl.lightning_types import AnyLogger
+from lightning_fl.metrics import ClientMetrics, lightning_names, summarize
 from lightning_fl.run import Run
 from lightning_fl.run_log import RunLog
 from lightning_fl.seeding import run_seed
@@ -56,6 +59,8 @@ class FederatedTrainer(TrainerSurface):
         num_nodes: machines.
         precision: "32", "bf16-mixed", "bf16-true" or "64".
         plugins: Fabric plugins (cluster environment, checkpoint IO).
+        timeout: seconds that processes wait for each other, at the start and in every exchange (a client's turn or an
+            evaluation of another process may lie between); ``None`` for the strategy's, 1800.
         max_rounds: rounds of the run.
         local_epochs: passes over a client's data per round (E). 1 if neither this nor ``local_steps`` is given.
         local_steps: optimiser steps per client and round (tau), instead of epochs.
@@ -103,11 +108,12 @@ class FederatedTrainer(TrainerSurface):
         num_nodes: int = 1,
         precision: PrecisionName = "32",
         plugins: list[Any] | None = None,
+        timeout: float | None = None,
         max_rounds: int = 100,
         local_epochs: int | None = None,
         local_steps: int | None = None,
         callbacks: list[Callback] | Callback | None = None,
-        logger: bool | Logger | list[Logger] = True,
+        logger: bool | AnyLogger | list[AnyLogger] = True,
         default_root_dir: str | os.PathLike[str] | None = None,
         check_val_every_n_rounds: int = 1,
         gradient_clip_val: float | None = None,
@@ -154,6 +160,8 @@ class FederatedTrainer(TrainerSurface):
         self.callbacks: list[Callback] = complete_callbacks(callbacks, enable_progress_bar, enable_checkpointing)
         self.fabric = make_fabric(strategy, accelerator, devices, num_nodes, precision, plugins)
         self.strategy: FederatedStrategy = self.fabric.strategy  # type: ignore[assignment]
+        if timeout is not None:
+            self.strategy.timeout = timedelta(seconds=timeout)
         self.run_log = RunLog(logger, self.default_root_dir)
         self.begin(Federation())
 
@@ -193,6 +201,7 @@ class FederatedTrainer(TrainerSurface):
         with Run(self, "fit", module, datamodule, ckpt_path):
             self.fitting = True
             self.loop.call("on_train_start")
+            self.loop.take_in()
             self.stacked = StackedLoop(self.loop) if self.stacked_clients > 1 else None
             started = time.perf_counter() - self.wall_time_seconds
             logs = [(self.run_log, name, LOGGERS) for name in ("log_round", "log_steps")]
@@ -220,7 +229,7 @@ class FederatedTrainer(TrainerSurface):
         with self.profiler.profile(AGGREGATION):  # less what happens in the clients' turns, which is timed there
             train_round(self.loop, cohort, self.stacked)
         self.call("on_aggregate_end")
-        self.metrics["train"] = summarize({client: report.metrics for client, report in self.client_reports.items()})
+        self.metrics["train"] = self._summary(self.client_reports)
         self.current_round += 1
         self.evaluated_this_round = self.evaluates_after(self.current_round)
         if self.evaluated_this_round:
@@ -307,29 +316,49 @@ class FederatedTrainer(TrainerSurface):
     def _evaluate(self, split: Split) -> ClientMetrics:
         with timed_evaluation(self.profiler):
             if not self.loop.evaluates(split):
-                return {}
+                return ClientMetrics()
             word = "validation" if split == "val" else split
             self.loop.call(f"on_{word}_start")
             reports: dict[int, ClientReport] = {}
             for client in self.hosted_clients:
                 if client in self.absent_clients:
                     continue
-                report = self.loop.evaluate(client, self.client_model(client), split)
+                report = self.loop.evaluate(client, self.client_model(client), split, own=True)
                 if report is not None:
                     reports[client] = report
             self.loop.call(f"on_{word}_end")
             reports = self.processes.exchange(reports)
             self.evaluated_samples[split] = {client: report.num_samples for client, report in reports.items()}
-            metrics = summarize({client: report.metrics for client, report in reports.items()})
+            metrics = self._summary(reports)
             means = self.federation.latest_means()
-            means.update({name: torch.tensor(metric.mean) for name, metric in metrics.items()})
+            found = lightning_names(metrics, steps=False)
+            means.update({name: torch.tensor(mean) for name, mean in found.items()})
             self.call("on_evaluate_end", split, metrics)
             return metrics
+
+    def _summary(self, reports: Mapping[int, ClientReport]) -> ClientMetrics:
+        assert self.datamodule is not None
+        values = {client: report.metrics for client, report in reports.items()}
+        return summarize(values, self.datamodule.client_names())
 
     def _curve_names(self) -> list[str] | None:
         """The clients' names where each has curves of its own."""
         assert self.datamodule is not None
         return self.datamodule.client_names() if self.logs_clients else None
+
+    def _repr_html_(self) -> str:
+        """In a notebook: what was run, how far, the latest metrics of every client, and the run's folder."""
+        strategy, done = type(self.strategy).__name__, self.current_round
+        what = "" if self.module is None else f"{type(self.module).__name__} by "
+        on = f" on {self.num_clients} clients" if self.num_clients else ""
+        lines = [f"<b>FederatedTrainer</b>: {what}{strategy}{on}, round {done} of {self.max_rounds}"]
+        words: dict[Split, str] = {"test": "test", "val": "validation", "train": "training"}
+        measured = next((split for split in words if self.metrics.get(split)), None)
+        if measured is not None:
+            lines.append(f"{words[measured]}: {self.metrics[measured]._repr_html_()}")
+        if self.run_log.started:
+            lines.append(f"run: <code>{escape(self.log_dir)}</code>")
+        return "<br>".join(lines)
 
     def _report_profile(self) -> None:
         """Print where the time went and write ``profile.csv`` on rank zero, where rounds were timed."""

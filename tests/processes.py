@@ -81,6 +81,11 @@ class Process:
         _read([self], lambda: words in self.out)
         assert words in self.out, f"it ended without printing {words!r}\n{self}"
 
+    def until_it_says(self, words: str) -> None:
+        """Wait until its standard error holds the words."""
+        _read([self], lambda: words in self.err)
+        assert words in self.err, f"it ended without saying {words!r}\n{self}"
+
     def until_it_connects(self, server: socket.socket) -> socket.socket:
         """Wait until it, or a process that it started, connects to a socket."""
         connections: list[socket.socket] = []

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from learners import Everything
 from meeting import Meeting
+from states_tiny import StatefulModule
 from tier_tiny import CornerModule, FailingTurns, MixedClients
 from tiny import FolderSilo, TinyClients, TinyModule
 
@@ -45,6 +46,8 @@ def callbacks(algorithm: str = "drflm") -> list[Any]:
     """An algorithm with state that crosses rounds."""
     if algorithm == "drflm":
         return [DROClientSampling(step_size=0.05), LocalMixup(alpha=0.4)]
+    if algorithm == "states":
+        return [UniformSampling(cohort_size=2)]
     if algorithm in ("stacked", "learner"):
         return [UniformSampling(cohort_size=5), PersonalLayers(layers=["linear.bias"])]
     if algorithm == "fedcollab":
@@ -100,6 +103,8 @@ def federation(algorithm: str) -> tuple[Any, Any]:
         return CornerModule(), MixedClients()
     if algorithm in ("stacked", "learner"):
         return TinyModule(norm=True), TinyClients((24, 10, 18, 7, 3, 16, 24))
+    if algorithm == "states":
+        return StatefulModule(), TinyClients()
     return TinyModule(dropout=0.2, norm=True), TinyClients()
 
 

@@ -196,3 +196,21 @@ def test_a_metric_to_go_by_is_logged():
         monitored_metric(["a", "b"], "c", "a", "Owner")
     with pytest.raises(ConfigurationError, match=r"Owner\.monitor=None is not logged .* Logged are: no metrics"):
         monitored_metric([], None, None, "Owner")
+
+
+def test_metrics_are_a_frame_of_clients_and_summaries():
+    reports = {
+        0: {"loss": LoggedValue(1.0, 1), "acc": LoggedValue(0.25, 1)},
+        2: {"loss": LoggedValue(3.0, 1), "acc": LoggedValue(0.75, 1)},
+        1: {"loss": LoggedValue(2.0, 1)},
+    }
+    frame = summarize(reports, ["north", "south", "west <b>"]).to_frame()
+    rows = ["north", "south", "west <b>", "average", "worst", "best", "standard deviation"]
+    assert frame.index.tolist() == rows
+    assert frame["loss"].tolist() == [1, 2, 3, 2, 3, 1, pytest.approx((2 / 3) ** 0.5)]
+    assert frame["acc"].fillna(-1).tolist() == [0.25, -1, 0.75, 0.5, 0.25, 0.75, 0.25]
+    html = summarize(reports, ["north", "south", "west <b>"])._repr_html_()
+    assert "west &lt;b&gt;" in html
+    assert "<td>-</td>" in html
+    assert summarize(reports).to_frame().index.tolist()[:3] == [0, 1, 2]
+    assert summarize({}).to_frame().empty

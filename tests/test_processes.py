@@ -99,6 +99,14 @@ def test_two_processes_give_the_bits_of_one(command: tuple[str, ...], tmp_path: 
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["version_0"]
 
 
+def test_states_of_all_kinds_do_not_depend_on_the_processes(tmp_path: Path, two_ranks: TwoRanks) -> None:
+    """Optimisers from ``__init__``, groups that hooks add, a module made in ``on_train_start``, metrics' states."""
+    one = in_this_process(tmp_path, TinyClients(), "states")
+    ranks = two_ranks("--algorithm", "states")
+    assert [rank["weights"] for rank in ranks] == [digest(one.models[0])] * 2
+    assert {name for client in one.client_store("metric_states").values() for name in client} == {"best"}
+
+
 def test_a_profile_of_two_processes_tells_their_waiting_and_changes_no_bit(tmp_path: Path, two_ranks: TwoRanks) -> None:
     one = in_this_process(tmp_path, TinyClients())
     ranks = two_ranks("--profile")

@@ -71,5 +71,68 @@ def test_unclear_data_are_refused() -> None:
         lightning_fl.federate(TinyModule(), Whole(), **QUIET)
     with pytest.raises(ConfigurationError, match="have their clients already: leave out num_clients"):
         lightning_fl.federate(TinyModule(), TinyClients(), num_clients=2, **QUIET)
-    with pytest.raises(ConfigurationError, match="data is a int: give one LightningDataModule per silo"):
+    with pytest.raises(
+        ConfigurationError, match="data is a int: give a list with one LightningDataModule, loader or data set per silo"
+    ):
         lightning_fl.federate(TinyModule(), 3, num_clients=2, **QUIET)  # type: ignore[arg-type]
+
+
+def test_one_loader_or_data_set_per_silo() -> None:
+    """By name, too; a data set is cut inside its client, a loader has training samples alone."""
+    loaders = {"north": DataLoader(regression_set(12, seed=1), batch_size=4), "south": regression_set(20, seed=2)}
+    trainer = lightning_fl.federate(TinyModule(), loaders, **QUIET)
+    assert trainer.datamodule is not None
+    assert trainer.datamodule.client_names() == ["north", "south"]
+    assert trainer.num_samples == [12, 16]
+    assert list(trainer.metrics["test"]["test_loss"].clients) == [1]
+
+    trainer = lightning_fl.federate(
+        TinyModule(), list(loaders.values()), num_samples=[3, 1], batch_size=2, collate_fn=_stacked, **QUIET
+    )
+    assert trainer.num_samples == [3, 1]
+
+
+def _stacked(rows: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+    return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+
+def test_lists_of_samples_and_of_silos_are_told_apart() -> None:
+    rows = list(regression_set(30, seed=1))
+    trainer = lightning_fl.federate(TinyModule(), rows, num_clients=2, **QUIET)
+    assert trainer.num_samples == [12, 12]
+    trainer = lightning_fl.federate(TinyModule(), [rows[:10], rows[10:]], **QUIET)
+    assert trainer.num_samples == [8, 16]
+    trainer = lightning_fl.federate(TinyModule(), [list(row) for row in rows], num_clients=2, **QUIET)
+    assert trainer.num_samples == [12, 12]
+
+    for data, message in (
+        (rows, "say how the data are cut into clients"),
+        ([list(row) for row in rows], "data is a list of lists, which may be samples or one list of samples per silo"),
+        ([regression_set(5, seed=1), rows[0]], "data is a list of TensorDataset, tuple: give one data module, loader"),
+        ({"train": rows, "val": rows}, "data is a dict of train, val, which are splits: give silos by name"),
+        (DataLoader(rows), "data is a DataLoader: give a list with one LightningDataModule, loader or data set"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            lightning_fl.federate(TinyModule(), data, **QUIET)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="have their clients already: leave out num_clients"):
+        lightning_fl.federate(TinyModule(), [regression_set(5, seed=1), regression_set(5, seed=2)], num_clients=2)
+    with pytest.raises(ConfigurationError, match="data is a TinyClients: give batch_size, num_samples to it"):
+        lightning_fl.federate(TinyModule(), TinyClients(), batch_size=3, num_samples=[1, 2, 3])
+    with pytest.raises(
+        ConfigurationError, match="num_samples is for silos: clients that are cut from one data set are"
+    ):
+        lightning_fl.federate(TinyModule(), rows, num_clients=2, num_samples=[1, 2])  # type: ignore[arg-type]
+
+
+def test_a_collation_for_one_data_set() -> None:
+    """With one of one's own the same as with torch's."""
+    results = []
+    for collate in (None, _stacked):
+        module = TinyModule()
+        lightning_fl.federate(module, regression_set(30, seed=1), num_clients=2, collate_fn=collate, **QUIET)
+        results.append(weights_of(module))
+    assert results[0][0].shape == results[1][0].shape
+    with pytest.raises(
+        ConfigurationError, match="collate_fn is for a data set, and data is a Whole, whose loaders col"
+    ):
+        lightning_fl.federate(TinyModule(), Whole(), num_clients=2, collate_fn=_stacked)

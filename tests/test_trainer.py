@@ -1,9 +1,11 @@
 """The round loop against a plain one, and what the trainer refuses."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from lightning.pytorch import LightningModule
@@ -12,7 +14,7 @@ from tiny import TinyClients, TinyModule, same_bits, weights_of
 from torch import Tensor, nn
 
 from lightning_fl import Collaboration, ConfigurationError, FederatedTrainer, TrainingError
-from lightning_fl.callbacks import Callback, DROClientSampling
+from lightning_fl.callbacks import Callback, DROClientSampling, PersonalLayers
 from lightning_fl.cohort import Cohort, Participant
 
 
@@ -380,3 +382,79 @@ def test_a_second_fit_starts_anew() -> None:
     run.fit(second, TinyClients())
     assert same_bits(weights_of(first), weights_of(second))
     assert run.current_round == 3
+
+
+def files_of(folder):
+    return {file: file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def test_a_second_fit_of_one_trainer_writes_into_a_folder_of_its_own(tmp_path):
+    def trainer_in(folder):
+        return FederatedTrainer(max_rounds=2, accelerator="cpu", devices=1, default_root_dir=tmp_path / folder, seed=3)
+
+    twice, once = trainer_in("twice"), trainer_in("once")
+    twice.fit(TinyModule(), TinyClients())
+    twice.test(twice.module, TinyClients())
+    first, kept = Path(twice.log_dir), files_of(Path(twice.log_dir))
+    twice.fit(TinyModule(0.01), TinyClients(seed=1))
+    once.fit(TinyModule(0.01), TinyClients(seed=1))
+    assert [first.name, Path(twice.log_dir).name] == ["version_0", "version_1"]
+    assert files_of(first) == kept
+    for name in ("checkpoints/last.ckpt", "checkpoints/best.ckpt", "metrics.csv", "summary.json"):
+        assert (Path(twice.log_dir) / name).is_file()
+    assert twice.models[0].equal(once.models[0])
+    summaries = [json.loads((Path(one.log_dir) / "summary.json").read_text()) for one in (twice, once)]
+    for summary in summaries:
+        del summary["wall_time_seconds"]
+    assert summaries[0] == summaries[1]
+    tables = [pandas.read_csv(Path(one.log_dir) / "metrics.csv") for one in (twice, once)]
+    pandas.testing.assert_frame_equal(*tables)
+
+    twice.settings = dataclasses.replace(twice.settings, max_rounds=3)
+    twice.fit(TinyModule(0.01), TinyClients(seed=1), ckpt_path="last")  # the second fit's, not the first's
+    assert twice.current_round == 3
+    assert twice.ckpt_path == str(tmp_path / "twice" / "version_1" / "checkpoints" / "last.ckpt")
+    assert Path(twice.log_dir).name == "version_2"
+
+
+def test_an_evaluation_before_a_fit_leaves_the_fit_its_folder(tmp_path):
+    trainer = FederatedTrainer(max_rounds=1, accelerator="cpu", devices=1, default_root_dir=tmp_path)
+    trainer.validate(TinyModule(), TinyClients())
+    trainer.fit(TinyModule(), TinyClients())
+    assert Path(trainer.log_dir).name == "version_0"
+    trainer.fit(TinyModule(), TinyClients())
+    assert Path(trainer.log_dir).name == "version_1"
+
+
+def test_who_watches_a_client_s_start_sees_what_it_starts_from(tmp_path):
+    class Watcher(Callback):
+        def __init__(self):
+            self.seen = []
+
+        def on_client_start(self, trainer, client):
+            here = trainer.client_weights().clone()
+            assert here.equal(trainer.client_model(client))
+            held = torch.cat([parameter.detach().flatten() for parameter in trainer.module.parameters()])
+            self.seen.append((trainer.current_round, client, held))
+            with torch.no_grad():  # undone before the first step
+                for parameter in trainer.module.parameters():
+                    parameter.fill_(torch.nan)
+
+    def fit(*callbacks):
+        trainer = FederatedTrainer(
+            max_rounds=2,
+            accelerator="cpu",
+            devices=1,
+            callbacks=[PersonalLayers(layers=["linear.bias"]), *callbacks],
+            default_root_dir=tmp_path,
+            logger=False,
+            enable_progress_bar=False,
+        )
+        trainer.fit(TinyModule(), TinyClients())
+        return trainer
+
+    watcher = Watcher()
+    watched, alone = fit(watcher), fit()
+    assert [seen[:2] for seen in watcher.seen] == [(r, c) for r in range(2) for c in range(3)]
+    assert not any(torch.equal(seen[2], watcher.seen[3][2]) for seen in watcher.seen[4:])  # personal layers differ
+    assert watched.models[0].equal(alone.models[0])

@@ -82,7 +82,10 @@ class Callback:
         raise NotImplementedError
 
     def on_client_start(self, trainer: _Trainer, client: int) -> None:
-        """Before a client's local steps."""
+        """Before a client's local steps; ``trainer.client_weights()`` are those that it starts from.
+
+        The module holds them; what is changed in them is undone before the first step.
+        """
 
     def around_training_step(
         self,

@@ -5,17 +5,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.checkpoint import export_models, save_atomically
+from lightning_fl.checkpoint import export_models, remove_old_client_files, save_state
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.learner import changes
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import ClientMetrics, default_metric
+from lightning_fl.metrics import ClientMetrics, curve_name, default_metric
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["ModelCheckpoint"]
+
+#: What clients kept in the best round: client -> name -> value.
+_STORE = "best_round"
 
 
 class ModelCheckpoint(Callback):
@@ -23,7 +26,8 @@ class ModelCheckpoint(Callback):
 
     A run goes on from either with ``ckpt_path="last"`` or ``"best"``, to the same result as if it had not stopped.
     After fit the best round's models (the last round's where nothing is monitored) are written to ``models/``, one
-    ordinary Lightning checkpoint per shared model and per client.
+    ordinary Lightning checkpoint per shared model and per client. Where clients' data belong to their ranks (``Silos``
+    in several processes), what a client keeps for itself, and its model, are written by its own rank.
 
     Args:
         every_n_rounds: rounds between two ``last.ckpt``; 0 for the end only.
@@ -51,13 +55,14 @@ class ModelCheckpoint(Callback):
         self.save_models = save_models
         self.best_value: float | None = None
         self.best_round: int | None = None
+        self.last_round: int | None = None
         self._best: dict[str, Any] | None = None
         self._improved = False
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
         """A new fit starts without a best round."""
         if stage == "fit":
-            self.best_value = self.best_round = self._best = None
+            self.best_value = self.best_round = self._best = self.last_round = None
             self._improved = False
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
@@ -82,9 +87,14 @@ class ModelCheckpoint(Callback):
                 "models": [model.clone().state_dict() for model in trainer.models],
                 "collaboration": trainer.collaboration.state_dict(),
             }
+            stores = {name: of for name, of in trainer.client_stores.items() if name != _STORE}
+            trainer.client_stores[_STORE] = {
+                client: kept
+                for client in trainer.hosted_clients
+                if (kept := {name: of[client] for name, of in stores.items() if client in of})
+            }
         state = trainer.state_dict()
-        if improved and self._best is not None:
-            self._best["client_stores"] = state["client_stores"]  # the state holds this very dict
+        if improved:
             self._save(trainer, state, "best")
         if due:
             self._save(trainer, state, "last")
@@ -94,21 +104,49 @@ class ModelCheckpoint(Callback):
         state = trainer.state_dict()
         if trainer.current_round:
             self._save(trainer, state, "last")
+            self._remove_old_files(trainer)
         if not self.save_models:
             return
         models, collaboration = trainer.models, trainer.collaboration
         stores, number = state["client_stores"], trainer.current_round
         if self.best_round is not None and self._best is not None and not trainer.models_are_final:
             models, collaboration = self.best_models(trainer)
-            stores, number = self._best["client_stores"], self.best_round
+            stores, number = self._stores_of_best(stores), self.best_round
         exported = trainer.federation.with_models(models, collaboration, stores, number)
         exported.client_stores = {**stores, "final_models": self._final_models(trainer, exported)}
-        if not trainer.is_global_zero:
+        private = trainer.processes.private
+        if not (private or trainer.is_global_zero):
             return
         assert trainer.module is not None
         assert trainer.datamodule is not None
-        names, directory = trainer.datamodule.client_names(), Path(trainer.log_dir) / "models"
-        export_models(exported, trainer.module, trainer.loop.flat, names, directory)
+        export_models(
+            exported,
+            trainer.module,
+            trainer.loop.flat,
+            trainer.datamodule.client_names(),
+            Path(trainer.log_dir) / "models",
+            shared=trainer.is_global_zero,
+            clients=trainer.hosted_clients if private else None,
+        )
+
+    def _stores_of_best(self, stores: dict[str, dict[int, Any]]) -> dict[str, dict[int, Any]]:
+        """Name -> client -> what it kept in the best round."""
+        assert self._best is not None
+        if "client_stores" in self._best:  # from a checkpoint of before; no round since has been better
+            return self._best["client_stores"]
+        of_best: dict[str, dict[int, Any]] = {}
+        for client, kept in stores.get(_STORE, {}).items():
+            for name, value in kept.items():
+                of_best.setdefault(name, {})[client] = value
+        return of_best
+
+    @staticmethod
+    def _remove_old_files(trainer: TrainerSurface) -> None:
+        """Nobody goes on from clients' files that rank zero's checkpoints, whole by now, do not name."""
+        if trainer.processes.private:
+            trainer.processes.of_ranks(None)
+            for name in ("last", "best"):
+                remove_old_client_files(Path(trainer.log_dir) / "checkpoints", name, trainer.processes)
 
     @staticmethod
     def _final_models(trainer: TrainerSurface, exported: Federation) -> dict[int, Any]:
@@ -117,7 +155,7 @@ class ModelCheckpoint(Callback):
         if not changes(trainer.strategy, "evaluation_weights"):
             return final
         own = {client: trainer.loop.client_model(client, exported).state_dict() for client in trainer.hosted_clients}
-        return trainer.strategy.exchange(own) | final
+        return (own if trainer.processes.private else trainer.strategy.exchange(own)) | final
 
     def best_models(self, trainer: TrainerSurface) -> tuple[list[Weights], Collaboration]:
         """The shared models of the best round and who used which."""
@@ -129,10 +167,9 @@ class ModelCheckpoint(Callback):
             models.append(model)
         return models, Collaboration.from_state_dict(self._best["collaboration"])
 
-    def best_client_store(self, name: str) -> dict[int, Any]:
-        """What clients kept under a name in the best round."""
-        assert self._best is not None
-        return dict(self._best["client_stores"].get(name, {}))
+    def best_client_store(self, trainer: TrainerSurface, name: str) -> dict[int, Any]:
+        """What hosted clients kept under a name in the best round."""
+        return dict(self._stores_of_best(trainer.client_stores).get(name, {}))
 
     def state_dict(self) -> dict[str, Any]:
         """The best round so far, with its models: a resumed run must not forget it."""
@@ -144,12 +181,16 @@ class ModelCheckpoint(Callback):
         self._best = state["best"]
 
     def _save(self, trainer: TrainerSurface, state: dict[str, Any], name: str) -> None:
-        if trainer.is_global_zero:
-            save_atomically(state, Path(trainer.log_dir) / "checkpoints" / f"{name}.ckpt")
+        assert trainer.datamodule is not None
+        names, folder = trainer.datamodule.client_names(), Path(trainer.log_dir) / "checkpoints"
+        save_state(state, folder, name, trainer.processes, names, trainer.run_log.token)
+        if name == "last":
+            self.last_round = trainer.current_round
 
     def _monitored(self, metrics: ClientMetrics) -> tuple[float, bool]:
         name = self.monitor or default_metric(metrics) or ""
         base, _, aggregate = name.rpartition("/")
+        name, base = curve_name(metrics, name), curve_name(metrics, base)
         if name in metrics:
             metric, value = metrics[name], metrics[name].mean
         elif aggregate in ("mean", "worst") and base in metrics:
@@ -157,7 +198,7 @@ class ModelCheckpoint(Callback):
             value = metric.mean if aggregate == "mean" else metric.worst
         else:
             raise ConfigurationError(
-                f"ModelCheckpoint.monitor={name!r} is not logged in validation. Logged are: {', '.join(metrics)} (each"
-                " also as NAME/worst)."
+                f"ModelCheckpoint.monitor={self.monitor!r} is not logged in validation. Logged are:"
+                f" {', '.join(metrics)} (each also as NAME/worst)."
             )
         return value, metric.higher_is_better if self.mode == "auto" else self.mode == "max"

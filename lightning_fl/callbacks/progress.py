@@ -1,9 +1,11 @@
-"""The progress of a fit: a live display on a terminal, plain lines anywhere else."""
+"""The progress of a fit: a live display on a terminal and in a notebook, plain lines anywhere else."""
 
+import io
 import math
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +19,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import ClientMetrics, MetricSummary, default_metric
+from lightning_fl.metrics import MetricSummary, curve_name, default_metric
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["ProgressDisplay", "RoundClock", "leading_metric"]
@@ -25,16 +27,17 @@ __all__ = ["ProgressDisplay", "RoundClock", "leading_metric"]
 _REFRESH_SECONDS = 0.1
 _PLAIN_SECONDS = 10.0
 _MOST_METRICS = 4
+_CELL = '<pre style="white-space:pre-wrap;line-height:normal">{code}</pre>'
 
 
 class ProgressDisplay(Callback):
     """Rounds, the client at work, losses, the worst client by name, elapsed and remaining time, on standard output.
 
-    On a terminal one display is redrawn in place, at most ten times a second and without a thread of its own (so that
-    data loaders may fork at any time); what is printed meanwhile appears above it. Anywhere else (a file, a pipe, a
-    batch system) plain lines without control codes are written: the first and the last round, and between them a line
-    when a hundredth of all rounds or ten seconds have passed since the last one. Rank zero alone shows anything. A run
-    that ends with an exception takes the display down first.
+    On a terminal and in a notebook one display is redrawn in place, at most ten times a second and without a thread of
+    its own (so that data loaders may fork at any time); what is printed meanwhile appears above it. Anywhere else (a
+    file, a pipe, a batch system) plain lines without control codes are written: the first and the last round, and
+    between them a line when a hundredth of all rounds or ten seconds have passed since the last one. Rank zero alone
+    shows anything. A run that ends with an exception takes the display down first.
 
     Args:
         every_n_rounds: of the rounds that are due for a plain line, keep those divisible by this number.
@@ -47,7 +50,7 @@ class ProgressDisplay(Callback):
         if every_n_rounds < 1:
             raise ConfigurationError(f"ProgressDisplay.every_n_rounds={every_n_rounds}: give a number of at least 1.")
         self.every_n_rounds = every_n_rounds
-        self._live: Live | None = None
+        self._live: Live | _NotebookDisplay | None = None
         self._clock: RoundClock | None = None
         self._next_refresh = 0.0
         self._line_round, self._line_time = 0, 0.0
@@ -103,7 +106,7 @@ class ProgressDisplay(Callback):
         if self._live is not None:
             self._live.update(self._renderable(trainer, ended=True))
             self._stop()
-            Console().print(text, highlight=False, markup=False)
+            _print_plain(text)
         else:
             self._stop()
             _print_plain(text)
@@ -125,7 +128,10 @@ class ProgressDisplay(Callback):
         self._names = trainer.datamodule.client_names()
         self._line_round, self._line_time, self._next_refresh = trainer.current_round, now, 0.0
         console = Console()
-        if console.is_interactive:
+        if console.is_jupyter:
+            self._live = _NotebookDisplay()
+            self._refresh(trainer)
+        elif console.is_interactive:
             self._live = Live(console=console, auto_refresh=False, vertical_overflow="visible")
             self._live.start()
             self._refresh(trainer)
@@ -195,7 +201,8 @@ class ProgressDisplay(Callback):
         texts: list[str] = []
         checkpoint = trainer.callback(ModelCheckpoint)
         monitor = None if checkpoint is None else checkpoint.monitor
-        train, validation = trainer.metrics.get("train", {}), trainer.metrics.get("val", {})
+        train: Mapping[str, MetricSummary] = trainer.metrics.get("train", {})
+        validation: Mapping[str, MetricSummary] = trainer.metrics.get("val", {})
         for metrics, wanted in ((train, None), (validation, monitor)):
             name = leading_metric(metrics, wanted)
             if name is not None:
@@ -211,6 +218,32 @@ class ProgressDisplay(Callback):
         if len(self._names) > 1 and not math.isnan(metric.worst):
             text += f" (worst {metric.worst:.4g}: {self._names[metric.worst_client]})"
         return text
+
+
+class _NotebookDisplay:
+    """A cell's output that is drawn anew, as much of rich's ``Live`` as is asked for; rich's own needs ipywidgets."""
+
+    _COLUMNS = 100
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def update(self, renderable: Group, *, refresh: bool = False) -> None:
+        """Show something in place of what was there."""
+        from IPython.display import HTML, display
+
+        console = Console(
+            file=io.StringIO(), record=True, width=self._COLUMNS, force_jupyter=False, color_system="truecolor"
+        )
+        console.print(renderable)
+        html = HTML(console.export_html(inline_styles=True, code_format=_CELL))
+        if self._handle is None:
+            self._handle = display(html, display_id=True)
+        else:
+            self._handle.update(html)
+
+    def stop(self) -> None:
+        """Leave what is there."""
 
 
 class RoundClock:
@@ -247,7 +280,7 @@ class RoundClock:
         return max(0.0, pace * rounds_left - (now - self._ends[-1]))
 
 
-def leading_metric(metrics: ClientMetrics, monitor: str | None = None) -> str | None:
+def leading_metric(metrics: Mapping[str, MetricSummary], monitor: str | None = None) -> str | None:
     """The metric to show first: the monitored one, else the first that is a loss, else the first; ``None`` for none.
 
     Args:
@@ -255,7 +288,7 @@ def leading_metric(metrics: ClientMetrics, monitor: str | None = None) -> str | 
         monitor: a name, also as "NAME/mean" or "NAME/worst".
     """
     if monitor is not None:
-        for name in (monitor, monitor.rpartition("/")[0]):
+        for name in (curve_name(metrics, monitor), curve_name(metrics, monitor.rpartition("/")[0])):
             if name in metrics:
                 return name
     return default_metric(metrics)

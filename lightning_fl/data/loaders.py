@@ -1,8 +1,13 @@
-"""A user's ``DataLoader``: found in a data module, checked, and made anew over a part of its data."""
+"""A user's loader: found in a data module, checked, and made anew over a part of its data."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.combined_loader import _SUPPORTED_MODES
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -15,32 +20,154 @@ from torch.utils.data import (
     default_collate,
 )
 
-from lightning_fl.data.graphs import is_graph_collater
+from lightning_fl.data.graphs import is_graph, is_graph_collater
 from lightning_fl.data.module import Split
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.lightning_types import is_overridden
 
-__all__ = ["find_loader", "has_plain_batches", "is_shuffled", "loader_like", "sampled_dataset"]
+__all__ = [
+    "Loader",
+    "as_loader",
+    "collate",
+    "combined",
+    "combined_size",
+    "divisible_loader",
+    "find_loader",
+    "has_plain_batches",
+    "holds_several",
+    "is_dataset",
+    "is_loader",
+    "is_shuffled",
+    "loader_like",
+    "make_loader",
+    "sampled_dataset",
+]
+
+#: One ``DataLoader``, or anything else that gives batches, in Lightning's own wrapping.
+Loader = DataLoader | CombinedLoader
 
 
-def find_loader(datamodule: LightningDataModule, split: Split) -> DataLoader | None:
+def is_loader(value: object) -> bool:
+    """Whether something gives batches of its own making, as opposed to samples (:func:`is_dataset`)."""
+    if isinstance(value, DataLoader | CombinedLoader) or _is_web_loader(value):
+        return True
+    sample = isinstance(value, torch.Tensor | Mapping | str | bytes) or is_graph(value)
+    return isinstance(value, Iterable) and not sample and not is_dataset(value)
+
+
+def is_dataset(value: object) -> bool:
+    """Whether something is a data set: torch's, or what has a length and samples by number, such as a list.
+
+    Of Hugging Face the ``Dataset`` is one by its length, the ``IterableDataset`` by its class.
+    """
+    if isinstance(value, DataLoader | CombinedLoader | torch.Tensor | Mapping | str | bytes) or is_graph(value):
+        return False
+    if isinstance(value, Dataset):
+        return not _is_web_loader(value)
+    return hasattr(value, "__getitem__") and hasattr(value, "__len__")
+
+
+def _is_web_loader(value: object) -> bool:
+    """Whether it is a ``WebLoader`` of webdataset: a pipeline, by its class a data set, that begins with a loader."""
+    pipeline = getattr(value, "pipeline", None) if isinstance(value, IterableDataset) else None
+    return isinstance(pipeline, list) and bool(pipeline) and isinstance(pipeline[0], DataLoader)
+
+
+def holds_several(value: object) -> bool:
+    """Whether a list, tuple or mapping is one of loaders or data sets, not of samples."""
+    parts = list(value.values()) if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else []
+    return bool(parts) and all(
+        isinstance(part, DataLoader | CombinedLoader | Dataset) or is_loader(part) or holds_several(part)
+        for part in parts
+    )
+
+
+def combined(loaders: Any, split: Split) -> CombinedLoader:
+    """Loaders as Lightning combines them: in training all at once, the short ones anew; else one after another."""
+    return CombinedLoader(loaders, "max_size_cycle" if split == "train" else "sequential")
+
+
+def combined_size(loader: CombinedLoader, sizes: list[Any]) -> float:
+    """Batches or samples in one pass over combined loaders of these sizes: infinite where one ``None`` makes it so."""
+    known: list[Any] = [float("inf") if size is None else size for size in sizes]
+    return _SUPPORTED_MODES[loader._mode]["fn"](known)
+
+
+def find_loader(datamodule: LightningDataModule, split: Split) -> Loader | None:
     """The data module's own loader of a split; ``None`` where it has none. Call its ``setup`` before.
 
     Raises:
-        ConfigurationError: if it returns several loaders or something else.
+        ConfigurationError: if it returns something that gives no batches.
     """
     hook = f"{split}_dataloader"
     if not is_overridden(hook, datamodule):
         return None
-    loader = getattr(datamodule, hook)()
-    if isinstance(loader, list | tuple) and len(loader) <= 1:
-        loader = loader[0] if loader else None
-    if loader is None or isinstance(loader, DataLoader):
-        return loader
-    raise ConfigurationError(
-        f"{type(datamodule).__name__}.{hook}() returned a {type(loader).__name__}"
-        + (f" of {len(loader)}" if isinstance(loader, list | tuple | dict) else "")
-        + ": a client has one DataLoader per split. Return one, over a ConcatDataset where there are several data sets."
-    )
+    return as_loader(getattr(datamodule, hook)(), split, f"{type(datamodule).__name__}.{hook}() returned")
+
+
+def as_loader(given: Any, split: Split, source: str) -> Loader | None:
+    """What a data module returns for a split as Lightning reads it: any iterable gives batches, a list has several.
+
+    Args:
+        given: a loader, any iterable, or a list, tuple or dict of such; ``None`` or an empty one for no data.
+        split: of the loader.
+        source: for errors, such as "train_dataloader() returned".
+
+    Raises:
+        ConfigurationError: something gives no batches, or can be iterated only once, or the mode is not for training.
+    """
+    if isinstance(given, DataLoader):
+        return given
+    if given is None or (isinstance(given, list | tuple | dict) and not given):
+        return None
+    if type(given).__name__ == "CombinedLoader" and not isinstance(given, CombinedLoader):  # pytorch_lightning's
+        given = CombinedLoader(given.iterables, given._mode)
+    loader = given if isinstance(given, CombinedLoader) else combined(given, split)
+    if not loader.flattened:
+        return None
+    if split == "train" and loader._mode == "sequential":
+        raise ConfigurationError(
+            f"{source} a CombinedLoader in the mode 'sequential', in which Lightning does not train: choose min_size,"
+            " max_size or max_size_cycle, or one DataLoader over a ConcatDataset."
+        )
+    for part in loader.flattened:
+        _check_iterable(part, source if part is given else f"{source} a {type(given).__name__} with")
+    return loader
+
+
+def _check_iterable(loader: Any, source: str) -> None:
+    iterable = isinstance(loader, Iterable) or (hasattr(loader, "__getitem__") and hasattr(loader, "__len__"))
+    if isinstance(loader, torch.Tensor | str | bytes) or not iterable:
+        raise ConfigurationError(
+            f"{source} a {type(loader).__name__}, which gives no batches: give a DataLoader or another iterable of"
+            " batches. A list, tuple or dict is one of loaders."
+        )
+    # What begins anew may be its own iterator; these of Python's own do not.
+    if isinstance(loader, Iterator) and type(loader).__module__ in ("builtins", "itertools"):
+        raise ConfigurationError(
+            f"{source} a {type(loader).__name__}, which can be read only once: a client reads its data every round."
+            " Give an object whose __iter__ begins anew, such as a DataLoader over an IterableDataset."
+        )
+
+
+def divisible_loader(datamodule: LightningDataModule, split: Split) -> DataLoader | None:
+    """The data module's one ``DataLoader`` of a split, whose samples can be divided among clients.
+
+    Raises:
+        ConfigurationError: if it returns several loaders or something else.
+    """
+    loader = find_loader(datamodule, split)
+    if isinstance(loader, CombinedLoader):
+        given = loader.iterables
+        if isinstance(given, list | tuple) and len(given) == 1 and isinstance(given[0], DataLoader):
+            return given[0]
+        raise ConfigurationError(
+            f"{type(datamodule).__name__}.{split}_dataloader() returned a {type(given).__name__}"
+            + (f" of {len(given)}" if isinstance(given, list | tuple | dict) else "")
+            + ", which cannot be divided among clients: return one DataLoader, over a ConcatDataset where there are"
+            " several data sets, or give each client its own data with Silos."
+        )
+    return loader
 
 
 def is_shuffled(loader: DataLoader) -> bool:
@@ -101,6 +228,36 @@ def sampled_dataset(loader: DataLoader, split: Split, *, replace_order: bool, re
             f"{where} has a {type(sampler).__name__} of its own, which cannot be divided among clients: {mend}."
         )
     return dataset
+
+
+def collate(samples: list[Any]) -> Any:
+    """PyG's collation for samples that are or hold graphs, torch's for all others."""
+    first = samples[0]
+    parts = first.values() if isinstance(first, Mapping) else first if isinstance(first, tuple | list) else (first,)
+    if any(is_graph(part) for part in parts):
+        from torch_geometric.loader.dataloader import Collater
+
+        return Collater(samples)(samples)
+    return default_collate(samples)
+
+
+def make_loader(
+    dataset: Any, *, batch_size: int, shuffle: bool, drop_last: bool, collate_fn: Callable[[list[Any]], Any]
+) -> DataLoader:
+    """A loader over a data set, in whose own order a stream comes. Its generator is its own, for the engine to seed.
+
+    ``drop_last`` never leaves out the only batch.
+    """
+    length = None if isinstance(dataset, IterableDataset) else len(dataset)
+    known = length if length is not None else sized_len(dataset)
+    return DataLoader(
+        dataset,
+        batch_size=batch_size,
+        shuffle=shuffle and bool(length),
+        drop_last=drop_last and (known is None or known > batch_size),
+        collate_fn=collate_fn,
+        generator=torch.Generator(),
+    )
 
 
 def loader_like(loader: DataLoader, dataset: Dataset, *, batch_size: int, shuffle: bool, drop_last: bool) -> DataLoader:

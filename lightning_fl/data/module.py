@@ -4,23 +4,30 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, Dataset
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import Dataset
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.errors import ConfigurationError, DataError
 
-__all__ = ["SPLITS", "FederatedDataModule", "Split"]
+__all__ = ["BATCH_HOOKS", "SPLITS", "FederatedDataModule", "Split"]
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
+
+#: Hooks of a data module that act on a batch.
+BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class FederatedDataModule(LightningDataModule, ABC):
     """Data of several clients, each opened only on the rank that hosts it.
 
     A subclass says how many clients there are and returns, for one client and one split, a dataset (batched, packed
-    and shuffled by the engine) or a ``DataLoader`` (used as it is). Lightning's hooks keep their meaning:
-    ``prepare_data`` runs in one process per machine (download, convert, cache), ``setup`` in every process.
+    and shuffled by the engine), or a ``DataLoader`` or any other iterable of batches (used as it is), or a list, tuple
+    or dict of them (combined as Lightning does: in training at once, else one after another). Lightning's hooks keep
+    their meaning: ``prepare_data`` runs in one process per machine (download, convert, cache), ``setup`` in every
+    process.
 
     Args:
         batch_size: samples in a local training step.
@@ -53,13 +60,30 @@ class FederatedDataModule(LightningDataModule, ABC):
         """Number of clients N. Known after ``prepare_data`` and ``setup`` at the latest."""
 
     @abstractmethod
-    def client_data(self, client: int, split: Split) -> Dataset | DataLoader | None:
+    def client_data(self, client: int, split: Split) -> Any:
         """The data of one client (``0..N-1``) in one split; ``None`` where it has none.
 
         Called by the hosting rank only.
         A ``torch.utils.data.Subset`` of one dataset that all clients share costs no memory per client: the shared
         dataset is packed once.
         """
+
+    def see_trainer(self, trainer: Any) -> None:
+        """Make the trainer known as ``self.trainer``, also to the data modules that clients' data come from.
+
+        Args:
+            trainer: what modules see as ``self.trainer``.
+        """
+        self.trainer = trainer
+
+    def client_datamodule(self, client: int | None, stage: str) -> LightningDataModule:
+        """The data module that a client's data come from, as the client's module sees it; this one, unless it has own.
+
+        Args:
+            client: a hosted client; ``None`` where this rank hosts none.
+            stage: "fit" or "test": what it is made ready for.
+        """
+        return self
 
     def client_names(self) -> list[str]:
         """A short name for each client, for tables and pictures."""
@@ -71,8 +95,23 @@ class FederatedDataModule(LightningDataModule, ABC):
         return None
 
     def num_samples(self, split: Split) -> list[int]:
-        """Samples of every client in a split. Opens the data of every client: for use in one process."""
+        """Samples of every client in a split. Opens the data of every client: for use in one process.
+
+        Raises:
+            DataError: a client's data have no length.
+        """
         return [_count(self.client_data(client, split)) for client in range(self.num_clients)]
+
+    def given_samples(self, client: int) -> int | None:
+        """Training samples that a client counts for in the averages, where that is given; ``None``: they are counted.
+
+        Of data without a length, which are then not read for it.
+        """
+        return None
+
+    def transfer_hooks(self, client: int) -> LightningDataModule:
+        """The data module whose hooks (``on_after_batch_transfer`` and the like) a client's batches go through."""
+        return self
 
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> Dataset:
         """The samples of a client that was not in a run, from a file of its own, as the run's clients saw theirs.
@@ -98,8 +137,13 @@ class FederatedDataModule(LightningDataModule, ABC):
         return {"source": self.source, "num_clients": self.num_clients}
 
 
-def _count(data: Dataset | DataLoader | None) -> int:
+def _count(data: Any) -> int:
     if data is None:
         return 0
-    dataset = data.dataset if isinstance(data, DataLoader) else data
-    return len(dataset)  # type: ignore[arg-type]
+    parts = data.flattened if isinstance(data, CombinedLoader) else [data]
+    lengths = [sized_len(part if isinstance(part, Dataset) else getattr(part, "dataset", part)) for part in parts]
+    if None in lengths:
+        raise DataError(
+            f"a {type(data).__name__} tells no number of samples: a run counts them, in trainer.num_samples."
+        )
+    return sum(length or 0 for length in lengths)

@@ -1,27 +1,31 @@
 """One data set, or the data of an ordinary ``LightningDataModule``, shared out among simulated clients."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from lightning_fl.data.loaders import find_loader, has_plain_batches, is_shuffled, loader_like, sampled_dataset
-from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
+from lightning_fl.data.loaders import (
+    divisible_loader,
+    has_plain_batches,
+    is_shuffled,
+    loader_like,
+    make_loader,
+    sampled_dataset,
+)
+from lightning_fl.data.module import BATCH_HOOKS, SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition import Partitioner
 from lightning_fl.data.partition.sizes import check_fractions
 from lightning_fl.data.shared import cut_splits
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.lightning_types import AnyDataModule, is_overridden
 from lightning_fl.seeding import run_seed, seed_default_generators
 
-__all__ = ["BATCH_HOOKS", "Partitioned"]
-
-#: Hooks of a data module that act on a batch.
-BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+__all__ = ["Partitioned"]
 
 
 class Partitioned(FederatedDataModule):
@@ -43,6 +47,8 @@ class Partitioned(FederatedDataModule):
         shuffle: a fresh order every round; ``None`` for what the training loader does, or true for a data set.
         drop_last: leave out a last training batch that is not full; ``None`` for what the training loader does, or
             false for a data set.
+        collate_fn: makes a batch of a list of samples, for a data set whose samples torch's and PyG's own collation
+            cannot put together.
 
     Raises:
         ConfigurationError: if an argument is out of range, or the data module's loaders cannot be divided.
@@ -51,7 +57,7 @@ class Partitioned(FederatedDataModule):
 
     def __init__(
         self,
-        data: LightningDataModule | Dataset,
+        data: AnyDataModule | Dataset,
         partitioner: Partitioner,
         *,
         split: tuple[float, float, float] = (0.8, 0.1, 0.1),
@@ -60,6 +66,7 @@ class Partitioned(FederatedDataModule):
         eval_batch_size: int | None = None,
         shuffle: bool | None = None,
         drop_last: bool | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         super().__init__(
             batch_size=32 if batch_size is None else batch_size,
@@ -70,7 +77,12 @@ class Partitioned(FederatedDataModule):
         check_fractions(split)
         if isinstance(data, FederatedDataModule):
             raise ConfigurationError(f"data is a {type(data).__name__}, which has clients already: use it as it is.")
-        if isinstance(data, IterableDataset) or not (isinstance(data, LightningDataModule) or hasattr(data, "__len__")):
+        if collate_fn is not None and isinstance(data, AnyDataModule):
+            raise ConfigurationError(
+                f"collate_fn is for a data set, and data is a {type(data).__name__}, whose loaders collate as they are"
+                " told: give it to those."
+            )
+        if isinstance(data, IterableDataset) or not (isinstance(data, AnyDataModule) or hasattr(data, "__len__")):
             raise ConfigurationError(
                 f"data is a {type(data).__name__} without a length, which cannot be divided among clients: give a"
                 " map-style data set or a LightningDataModule, or each client a data module of its own, with Silos."
@@ -79,6 +91,7 @@ class Partitioned(FederatedDataModule):
         self.partitioner = partitioner
         self.split = tuple(split)
         self.split_seed = split_seed
+        self._collate = collate_fn
         self._given = {
             "batch_size": batch_size,
             "eval_batch_size": eval_batch_size,
@@ -91,14 +104,14 @@ class Partitioned(FederatedDataModule):
         self._loaders: dict[Split, DataLoader] = {}  # the data module's loaders whose settings clients keep
         self._indices: list[dict[Split, Tensor]] = []
         self._kept: dict[tuple[int, Split], Dataset | DataLoader] = {}
-        if isinstance(data, LightningDataModule):
+        if isinstance(data, AnyDataModule):
             for hook in BATCH_HOOKS:
                 if is_overridden(hook, data):
                     setattr(self, hook, getattr(data, hook))
 
     def prepare_data(self) -> None:
         """The data module's own."""
-        if isinstance(self.data, LightningDataModule):
+        if isinstance(self.data, AnyDataModule):
             self.data.prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
@@ -110,7 +123,7 @@ class Partitioned(FederatedDataModule):
         if self._indices:
             return
         seed = run_seed() if self.split_seed is None else self.split_seed
-        if isinstance(self.data, LightningDataModule):
+        if isinstance(self.data, AnyDataModule):
             self._open(self.data, seed)
         else:
             self._datasets["train"] = self.data
@@ -131,7 +144,6 @@ class Partitioned(FederatedDataModule):
 
     def _open(self, datamodule: LightningDataModule, seed: int) -> None:
         """Take over the data sets and settings of the data module's loaders."""
-        datamodule.trainer = self.trainer
         given = self._given
         for split in SPLITS:
             if split == "train" or (split == "test" and is_overridden("test_dataloader", datamodule)):
@@ -139,7 +151,7 @@ class Partitioned(FederatedDataModule):
                 with isolate_rng(include_cuda=False):
                     seed_default_generators(seed, "setup")
                     datamodule.setup("fit" if split == "train" else "test")
-            loader = find_loader(datamodule, split)
+            loader = divisible_loader(datamodule, split)
             if loader is None:
                 if split == "train":
                     raise ConfigurationError(
@@ -179,18 +191,29 @@ class Partitioned(FederatedDataModule):
         if (client, split) not in self._kept:
             source: Split = split if split in self._datasets else "train"  # where it was cut from
             subset, loader = _subset(self._datasets[source], indices), self._loaders.get(source)
-            if loader is None or has_plain_batches(loader):
+            training = split == "train"
+            options: dict[str, Any] = {
+                "batch_size": self.batch_size if training else self.eval_batch_size,
+                "shuffle": training and self.shuffle,
+                "drop_last": training and self.drop_last,
+            }
+            if self._collate is not None:
+                self._kept[client, split] = make_loader(subset, collate_fn=self._collate, **options)
+            elif loader is None or has_plain_batches(loader):
                 self._kept[client, split] = subset
             else:
-                training = split == "train"
-                self._kept[client, split] = loader_like(
-                    loader,
-                    subset,
-                    batch_size=self.batch_size if training else self.eval_batch_size,
-                    shuffle=training and self.shuffle,
-                    drop_last=training and self.drop_last,
-                )
+                self._kept[client, split] = loader_like(loader, subset, **options)
         return self._kept[client, split]
+
+    def see_trainer(self, trainer: Any) -> None:
+        """Make the trainer known to the data module that is divided."""
+        super().see_trainer(trainer)
+        if isinstance(self.data, AnyDataModule):
+            self.data.trainer = trainer
+
+    def client_datamodule(self, client: int | None, stage: str) -> LightningDataModule:
+        """The data module that was divided, if it is one."""
+        return self.data if isinstance(self.data, AnyDataModule) else self
 
     def client_names(self) -> list[str]:
         """The names of the groups, where each group is a client."""
@@ -217,7 +240,7 @@ class Partitioned(FederatedDataModule):
 
     def teardown(self, stage: str | None = None) -> None:
         """The data module's own."""
-        if isinstance(self.data, LightningDataModule):
+        if isinstance(self.data, AnyDataModule):
             self.data.teardown(stage)  # type: ignore[arg-type]
 
     def _set_up(self) -> list[dict[Split, Tensor]]:

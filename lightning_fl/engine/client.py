@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from lightning_fl.engine.weights.flat import Span, Weights, combined, inner_product
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.messages import sendable
 from lightning_fl.metrics import LoggedValue
 
 __all__ = ["ClientReport", "ClientState", "ClientTurn", "ClientUpdate", "LocalWork", "packed", "unpacked"]
@@ -33,8 +34,12 @@ class ClientState:
         global_step: its optimiser steps so far.
         rounds_seen: rounds that its per-round schedulers have been stepped for.
         optimizers: optimiser states, where ``optimizer_state="keep"``.
-        groups: hyper-parameters of the parameter groups (learning rates, momenta), where there are schedulers.
+        groups: hyper-parameters of the parameter groups (learning rates, momenta), where there are schedulers or
+            groups that hooks have added.
+        parameters: names of the parameters in each group of each optimiser, where optimisers are kept or hooks have
+            added groups.
         schedulers: scheduler states.
+        batches: that it trained on so far.
     """
 
     global_step: int = 0
@@ -42,12 +47,15 @@ class ClientState:
     optimizers: list[dict[str, Any]] = field(default_factory=list)
     groups: list[list[dict[str, Any]]] = field(default_factory=list)
     schedulers: list[dict[str, Any]] = field(default_factory=list)
+    batches: int = 0
+    parameters: list[list[list[str]]] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
         return asdict(self)
 
 
+@sendable
 @dataclass(frozen=True)
 class ClientReport:
     """What a client tells of its turn: numbers only, never samples.
@@ -57,6 +65,7 @@ class ClientReport:
         num_steps: optimiser steps.
         metrics: what the module logged.
         error: why the turn failed, where it did; the rest is then empty.
+        trainable: parameters that hooks have frozen (``False``) or unfrozen in the turn.
         scale: of the client's weight in the average, see :class:`ClientUpdate`.
         numbers: for the strategy's server.
     """
@@ -67,6 +76,19 @@ class ClientReport:
     error: str | None = None
     scale: float = 1.0
     numbers: dict[str, float] = field(default_factory=dict)
+    trainable: dict[str, bool] = field(default_factory=dict)
+
+    def to_plain(self) -> list[Any]:
+        """For a message."""
+        metrics = {name: logged.to_plain() for name, logged in self.metrics.items()}
+        return [self.num_samples, self.num_steps, metrics, self.error, self.scale, self.numbers, self.trainable]
+
+    @classmethod
+    def from_plain(cls, content: list[Any]) -> "ClientReport":
+        """Out of a message."""
+        num_samples, num_steps, metrics, error, scale, numbers, trainable = content
+        logged = {name: LoggedValue.from_plain(value) for name, value in metrics.items()}
+        return cls(num_samples, num_steps, logged, error, scale, numbers, trainable)
 
 
 @dataclass

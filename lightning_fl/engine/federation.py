@@ -1,6 +1,6 @@
 """The state of a federation: what a round changes and a checkpoint keeps."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.engine.weights.local_parameters import LocalParameters, shared_bytes
 from lightning_fl.engine.weights.weighted_sum import mixture
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import ClientMetrics, GainSummary
+from lightning_fl.metrics import ClientMetrics, GainSummary, lightning_names
 
 __all__ = ["STRATEGY", "Federation", "Round"]
 
@@ -47,6 +47,7 @@ class Federation:
         means: metric -> its latest mean over clients, as modules and schedulers read it.
         models_are_final: the models are not those of a round (fine-tuned ones, each client's best).
         interrupted_by: the signal that ended the fit early.
+        trainable: parameters that the module's hooks have frozen (``False``) or unfrozen in clients' turns.
     """
 
     models: list[Weights] = field(default_factory=list)
@@ -67,6 +68,7 @@ class Federation:
     means: dict[str, Tensor] = field(default_factory=dict)
     models_are_final: bool = False
     interrupted_by: int | None = None
+    trainable: dict[str, bool] = field(default_factory=dict)
 
     def begin(self, flat: FlatModule, num_clients: int) -> None:
         """One model for all clients, the module's present weights; where there are models already, they stay."""
@@ -75,6 +77,31 @@ class Federation:
             self._collaboration = Collaboration.fedavg(self.num_samples or [1] * num_clients)
             self.communication.begin(self.models[0])
         self.communication.model_bytes = shared_bytes(flat, self.personal)
+
+    def lay_out(self, flat: FlatModule, moved: Callable[[Weights], Weights]) -> None:
+        """Take up a new layout of the module before the first turn.
+
+        Args:
+            flat: the module.
+            moved: makes weights of the new layout of those of the old one.
+        """
+        self.models = [moved(model) for model in self.models]
+        self.communication.begin(self.models[0])
+        self.keep_local(flat, [] if self.personal is None else self.personal.patterns)
+
+    def freeze(self, flat: FlatModule, turns: Sequence[Mapping[str, bool]]) -> None:
+        """Freeze and unfreeze for all what hooks did so to in the turns of a round.
+
+        A parameter is trained from now on if somebody trained it at the end of its turn.
+
+        Args:
+            flat: the module.
+            turns: for each turn of the round, on whatever rank, what it changed.
+        """
+        flags = {name: flag for changed in turns for name, flag in changed.items()}
+        now = {name: flag or any(name not in changed for changed in turns) for name, flag in sorted(flags.items())}
+        flat.set_trainable(now)
+        self.trainable |= now
 
     def for_evaluation(self) -> "Federation":
         """What an evaluation of these models goes on with: the same, without what only further training reads."""
@@ -170,16 +197,18 @@ class Federation:
 
     def latest_means(self) -> dict[str, Tensor]:
         """Metric -> its latest mean over clients, in training and in evaluations."""
-        for name, metric in self.metrics.get("train", {}).items():
-            self.means[name] = torch.tensor(metric.mean)
+        means = lightning_names(self.metrics.get("train", {}), steps=True)
+        self.means.update({name: torch.tensor(mean) for name, mean in means.items()})
         return self.means
 
     # -- the checkpoint --------------------------------------------------------------------------------------------
 
     def state_dict(self, processes: Processes) -> dict[str, Any]:
-        """All that training goes on from, as plain values and tensors, the same on every rank. Called on every rank."""
-        states = processes.exchange({client: state.state_dict() for client, state in self.client_states.items()})
-        names = sorted({name for of_rank in processes.of_ranks(list(self.client_stores)) for name in of_rank})
+        """All that training goes on from, as plain values and tensors. Called on every rank.
+
+        It is the same on all, except for what clients keep where that is private to their ranks.
+        """
+        clients, stores = self._of_clients(processes)
         return {
             "round": self.current_round,
             "num_clients": self.collaboration.num_clients,
@@ -189,12 +218,32 @@ class Federation:
             "personal_layers": [] if self.personal is None else self.personal.patterns,
             "absent_clients": sorted(self.absent_clients),
             "resting_clients": sorted(self.resting_clients),
-            "clients": states,
-            "client_stores": {name: processes.exchange(self.client_store(name)) for name in names},
+            "clients": clients,
+            "client_stores": stores,
             "model_states": {model: packed(kept) for model, kept in self.model_states.items()},
             "communication": self.communication.state_dict(self.models),
+            "trainable": dict(self.trainable),
             "callback_metrics": {name: float(value) for name, value in self.latest_means().items()},
         }
+
+    def _of_clients(self, processes: Processes) -> tuple[dict[int, Any], dict[str, dict[int, Any]]]:
+        """Client -> its state, and name -> client -> what it keeps: of hosted clients, or of all where that is told."""
+        hosted = sorted({*self.client_states, *(client for of in self.client_stores.values() for client in of)})
+        kept: dict[int, dict[str, Any]] = {}
+        for client in hosted:
+            state = self.client_states.get(client)
+            stores = {name: of[client] for name, of in self.client_stores.items() if client in of}
+            kept[client] = {"state": None if state is None else state.state_dict(), "stores": stores}
+        if not processes.private:
+            kept = processes.exchange(kept)
+        names = sorted({name for of_client in kept.values() for name in of_client["stores"]})
+        return (
+            {client: found["state"] for client, found in kept.items() if found["state"] is not None},
+            {
+                name: {c: found["stores"][name] for c, found in kept.items() if name in found["stores"]}
+                for name in names
+            },
+        )
 
     def load_state_dict(
         self, state: dict[str, Any], flat: FlatModule, processes: Processes, *, weights_only: bool = False
@@ -216,6 +265,8 @@ class Federation:
         self._collaboration = Collaboration.from_state_dict(state["collaboration"])
         self.current_round = state["round"]
         self.keep_local(flat, state.get("personal_layers", []))
+        self.trainable = dict(state.get("trainable", {}))
+        flat.set_trainable(self.trainable)
         self.absent_clients = set(state.get("absent_clients", ()))
         hosted = set(processes.hosted)
         self.client_stores = {

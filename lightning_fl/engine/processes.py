@@ -41,12 +41,14 @@ class Processes:
 
     Attributes:
         client_ranks: the rank of every client, known when the data are set up.
+        pinned: clients' data belong to their ranks, which no other opens.
     """
 
     def __init__(self, transport: Transport, device: torch.device) -> None:
         self.transport = transport
         self.device = device
         self.client_ranks: list[int] = []
+        self.pinned = False
 
     @property
     def num_clients(self) -> int:
@@ -62,6 +64,11 @@ class Processes:
     def several(self) -> bool:
         """Whether there are other ranks."""
         return self.transport.world_size > 1
+
+    @property
+    def private(self) -> bool:
+        """Whether what a client keeps for itself stays on its rank: there are others, and its data are its own."""
+        return self.several and self.pinned
 
     @property
     def hosted(self) -> list[int]:

@@ -261,7 +261,9 @@ class _TimedBatches:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._batches, name)
-        if name not in ("once", "shuffled", "some", "singly"):
+        if name == "loaders":
+            return [self if loader is self._batches else _TimedBatches(loader, self._profiler) for loader in found]
+        if name not in ("once", "shuffled", "passes", "some", "singly"):
             return found
         made = self._profiler.timed(DATA, found)
         return lambda *args, **kwargs: self._profiler.iterate(DATA, made(*args, **kwargs))

@@ -65,13 +65,15 @@ def _faults_of_value(value: object, path: str, bases: Mapping[str, type]) -> Ite
 
 
 def _faults_of_class(entry: Mapping[str, Any], path: str, bases: Mapping[str, type]) -> Iterator[str]:
+    from lightning_fl.lightning_types import EITHER_NAME  # imports torch
+
     name = entry["class_path"]
     base = bases.get(re.sub(r"\[\d+\]", "", path))
     found = _find_class(name, list(bases.values()) if base is None else [base])
     if isinstance(found, str):
         yield f"{path}.class_path={name!r}: {found}."
         return
-    if base is not None and isinstance(found, type) and not issubclass(found, base):
+    if base is not None and isinstance(found, type) and not issubclass(found, EITHER_NAME.get(base, base)):
         yield f"{path}.class_path={name!r}: it is not a subclass of {base.__module__}.{base.__qualname__}."
         return
     for key in entry:

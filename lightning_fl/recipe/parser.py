@@ -13,7 +13,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from typing import get_args
 
+import yaml
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
 from jsonargparse.typing import restricted_number_type
 
@@ -22,6 +24,7 @@ from lightning_fl.errors import ConfigurationError
 from lightning_fl.recipe.faults import find_faults
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.recipe.settings import collect_settings
+from lightning_fl.recipe.strategy_names import with_strategy_class, with_strategy_class_before_its_arguments
 from lightning_fl.shipped import find_recipe
 
 __all__ = ["USAGE", "add_arguments", "make_parser", "parse"]
@@ -37,16 +40,18 @@ class _RecipeFile(ActionConfigFile):
 
     def __call__(self, parser: ArgumentParser, cfg: Namespace, values: str, option_string: str | None = None) -> None:
         path = find_recipe(values)
-        load_recipe(path)  # refuses what is not YAML, with file and line
-        super().__call__(parser, cfg, os.fspath(path), option_string)
+        recipe = load_recipe(path)  # refuses what is not YAML, with file and line
+        spelt_out = with_strategy_class(recipe)
+        super().__call__(
+            parser, cfg, os.fspath(path) if spelt_out is recipe else yaml.safe_dump(spelt_out), option_string
+        )
 
 
 def add_arguments(parser: ArgumentParser, command: str) -> None:
     """Add the keys of a recipe. Imports torch."""
     _import_short_names()
-    from lightning.pytorch import LightningModule
-
     from lightning_fl.data.module import FederatedDataModule
+    from lightning_fl.lightning_types import AnyModule
     from lightning_fl.trainer import FederatedTrainer
 
     parser.add_argument(
@@ -54,7 +59,7 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
     )
     parser.add_argument("--seed_everything", type=Seed, default=0, help="Seed of everything that is random.")
     parser.add_class_arguments(FederatedTrainer, "trainer", fail_untyped=False)
-    parser.add_subclass_arguments(LightningModule, "model", required=True, fail_untyped=False)
+    parser.add_subclass_arguments(get_args(AnyModule), "model", required=True, fail_untyped=False)
     parser.add_subclass_arguments(FederatedDataModule, "data", required=True, fail_untyped=False)
     if command == "fit":
         parser.add_argument("--ckpt_path", type=str | None, default=None, help="Go on from last, best or a file.")
@@ -76,6 +81,7 @@ def parse(command: str, parser: ArgumentParser, words: Sequence[str]) -> Namespa
         ConfigurationError: all that is wrong, one fault a line.
         ArgumentError: the parser's, where the reason lies in an error of ours.
     """
+    words = with_strategy_class_before_its_arguments(words)
     try:
         return parser.parse_args(words)
     except ArgumentError as error:
@@ -126,7 +132,7 @@ def _explain(error: ArgumentError, command: str, parser: ArgumentParser, argumen
     from lightning_fl.data import FederatedDataModule, Partitioner
     from lightning_fl.strategies import FederatedStrategy
 
-    settings = collect_settings(arguments)
+    settings = with_strategy_class(collect_settings(arguments))
     keys = [*parser.get_defaults(skip_validation=True).keys(branches=False), "config", "print_config", "help"]
     bases = {
         "model": LightningModule,

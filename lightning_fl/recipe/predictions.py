@@ -3,14 +3,16 @@
 import contextlib
 import re
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
+from lightning_fl.data.loaders import is_dataset
 from lightning_fl.data.module import Split
 from lightning_fl.data.targets import dataset_targets
 from lightning_fl.errors import ConfigurationError, DataError
@@ -42,9 +44,12 @@ def write_predictions(trainer: "FederatedTrainer", outputs: Mapping[int, list[An
     for client, batches in outputs.items():
         if batches:
             data = trainer.datamodule.client_data(client, split)
+            several = isinstance(batches[0], list)  # a list for each of several loaders
+            outputs_of_client = list(chain(*batches)) if several else batches
             dataset = data.dataset if isinstance(data, DataLoader) else data
+            known = not several and is_dataset(dataset) and not isinstance(dataset, IterableDataset)
             file = re.sub(r"[^A-Za-z0-9._-]+", "_", names[client])
-            prediction_table(dataset, batches).to_csv(folder / f"{file}.csv", index=False)
+            prediction_table(dataset if known else None, outputs_of_client).to_csv(folder / f"{file}.csv", index=False)
     return folder
 
 
@@ -52,7 +57,8 @@ def prediction_table(dataset: Any, batches: list[Any]) -> pd.DataFrame:
     """One row per sample.
 
     Args:
-        dataset: n samples; of a ``Subset`` the rows bear their index in the data set below it.
+        dataset: n samples; of a ``Subset`` the rows bear their index in the data set below it. ``None`` where there is
+            no one data set: of several loaders, or of a stream.
         batches: outputs of ``predict_step`` in the order of the samples: tensors [B] or [B, T], or dicts of them.
 
     Returns:
@@ -63,7 +69,10 @@ def prediction_table(dataset: Any, batches: list[Any]) -> pd.DataFrame:
     Raises:
         ConfigurationError: ``predict_step`` does not return tensors with one row per sample.
     """
-    count = len(dataset)
+    joined = _joined(batches)
+    count = (
+        max((len(values) for values in joined.values() if values.ndim), default=0) if dataset is None else len(dataset)
+    )
     base, indices = (
         (dataset.dataset, list(dataset.indices)) if type(dataset) is Subset else (dataset, list(range(count)))
     )
@@ -71,9 +80,10 @@ def prediction_table(dataset: Any, batches: list[Any]) -> pd.DataFrame:
     smiles = getattr(base, "smiles", None)
     if smiles is not None:
         table["smiles"] = [smiles[index] for index in indices]
-    with contextlib.suppress(DataError):
-        table |= _columns("target", dataset_targets(dataset))
-    for name, values in _joined(batches).items():
+    if dataset is not None:
+        with contextlib.suppress(DataError):
+            table |= _columns("target", dataset_targets(dataset))
+    for name, values in joined.items():
         if values.ndim == 0 or len(values) != count:
             raise ConfigurationError(
                 f"predict_step returned values of shape {list(values.shape)} for {count} samples: return one row per"

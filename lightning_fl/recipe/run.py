@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-#: How long a rank that failed waits for rank zero to end it, before it reports its own error.
-_RANK_ZERO_SECONDS = 10.0
+#: How long a rank that failed waits for its machine's first to end it, before it reports the error itself.
+_FIRST_RANK_SECONDS = 5.0
 
 
 def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
@@ -58,7 +58,7 @@ def _fit(
     ckpt_path: str | None,
     arguments: Sequence[str],
 ) -> int:
-    from lightning.pytorch.utilities.model_helpers import is_overridden
+    from lightning_fl.lightning_types import is_overridden
 
     trainer.fit(module, data, ckpt_path=ckpt_path)
     if trainer.interrupted_by is not None:
@@ -105,8 +105,7 @@ def _predict(
     ckpt_path: str,
     arguments: Sequence[str],
 ) -> int:
-    from lightning.pytorch.utilities.model_helpers import is_overridden
-
+    from lightning_fl.lightning_types import is_overridden
     from lightning_fl.recipe.predictions import write_predictions
 
     if not is_overridden("predict_step", module) and not is_overridden("forward", module):
@@ -136,12 +135,11 @@ def _print_report(trainer: "FederatedTrainer") -> None:
 
 
 def _end_together(trainer: "FederatedTrainer", error: BaseException) -> None:
-    """See that all ranks end, with one report of the error: rank zero's, or that of the rank that has it alone."""
-    if trainer.is_global_zero:
-        # Processes that this one started would wait for it in vain; under torchrun or SLURM the launcher ends them.
+    """See that all ranks end, with one report of the error on every machine: its first rank's, who knows it by now."""
+    if trainer.fabric.local_rank == 0:
+        # Processes that this one started have nothing more to say; under torchrun or SLURM the launcher ends them.
         for process in getattr(trainer.strategy.launcher, "procs", []):
             process.kill()
     elif isinstance(error, Exception):
-        # If rank zero failed too, it ends this process meanwhile: the same error, or a broken connection, goes unsaid.
-        time.sleep(_RANK_ZERO_SECONDS)
+        time.sleep(_FIRST_RANK_SECONDS)
         print(f"on rank {trainer.fabric.global_rank}:", file=sys.stderr)

@@ -1,28 +1,37 @@
 """The base of all federated strategies: Fabric's distributed strategy, synchronising once a round between clients."""
 
 import atexit
-import logging
+import inspect
+import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from datetime import timedelta
 from math import isfinite
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed
 from lightning.fabric.accelerators import CPUAccelerator
-from lightning.fabric.strategies import DDPStrategy
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.strategies import STRATEGY_REGISTRY, DDPStrategy
 from lightning.fabric.strategies.registry import _StrategyRegistry
 from lightning.fabric.utilities.distributed import _destroy_dist_connection
-from lightning_utilities.core import rank_zero
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
+from torch.distributed import Store
 
 from lightning_fl.engine.learner import Learner, ModelUpdate
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.engine.weights.local_parameters import averaged_spans
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
-from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
+from lightning_fl.messages import MessageError, decode, encode
 from lightning_fl.strategies.fork_launcher import ForkLauncher
+from lightning_fl.strategies.peers import Peers
+from lightning_fl.strategies.rendezvous import Place, meet
 
 __all__ = ["FederatedStrategy"]
 
@@ -32,18 +41,10 @@ T = TypeVar("T")
 _GATHERED = 1 << 18
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without Fabric's five lines on processes that nobody asked for."""
-    loggers = [logging.getLogger("lightning.fabric.utilities.distributed"), rank_zero.log]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.WARNING)
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+#: Bytes of a message that go with its length, and of all ranks' messages that are gathered at once.
+_FIRST_BYTES = 1 << 12
+_AT_ONCE = 1 << 26
+_LENGTH_BYTES = 8
 
 
 class FederatedStrategy(Learner, DDPStrategy):
@@ -53,7 +54,7 @@ class FederatedStrategy(Learner, DDPStrategy):
     clients are placed on ranks and their weights averaged once a round, with the same bits on any number of processes
     of the same kind of device.
 
-    An algorithm is a subclass that registers :attr:`name` and overrides the steps of
+    An algorithm is a subclass that gives itself a :attr:`name` and overrides the steps of
     :class:`~lightning_fl.engine.learner.Learner` that it changes: :meth:`correct_gradient_` on the client, say, or
     :meth:`aggregate` on the server.
 
@@ -72,20 +73,32 @@ class FederatedStrategy(Learner, DDPStrategy):
         start_method: how Fabric starts the other processes: "popen" runs the script again, "spawn" and "fork" start
             the function that was launched.
         process_group_backend: "gloo", "nccl", ...; ``None`` chooses by device.
+        timeout: how long ranks wait for each other, at the start and in every exchange: seconds or a ``timedelta``.
         **unknown: refused.
 
     Raises:
         ConfigurationError: there is no such argument.
     """
 
-    #: The name under which the strategy registers with Fabric, lower case.
+    #: The name under which the strategy registers with Fabric as soon as it is defined, lower case.
     name: str | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Register a class that gives itself a name.
+
+        Raises:
+            ConfigurationError: the name is not in lower case, or another strategy has it.
+        """
+        super().__init_subclass__(**kwargs)
+        if cls.__dict__.get("name") is not None:
+            cls.register_strategies(STRATEGY_REGISTRY)
 
     def __init__(
         self,
         *,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
         process_group_backend: str | None = None,
+        timeout: float | timedelta = 1800.0,
         **unknown: Any,
     ) -> None:
         # Not handed on to DDPStrategy, whose options a recipe would otherwise fill in with their defaults.
@@ -97,15 +110,34 @@ class FederatedStrategy(Learner, DDPStrategy):
             )
         super().__init__(start_method=start_method, process_group_backend=process_group_backend)
         self._backward_sync_control = None
+        self.timeout = timeout
+        self._peers: Peers | None = None
+        self._store: Store | None = None
+        self._barriers = 0
+        self._launched = False
 
     @classmethod
     def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
-        """Register ``name`` and, for notebooks and tests, ``name_spawn`` and ``name_fork``."""
-        assert cls.name is not None
-        assert cls.name == cls.name.lower()
-        for suffix, start_method in (("", "popen"), ("_spawn", "spawn"), ("_fork", "fork")):
+        """Register ``name`` and, where the constructor takes a ``start_method``, ``name_spawn`` and ``name_fork``."""
+        name = cls.name
+        if name is None or name != name.lower():
+            raise ConfigurationError(f"{cls.__name__}.name={name!r}: give the strategy a name in lower case.")
+        present = strategy_registry[name]["strategy"] if name in strategy_registry else cls
+        if (present.__module__, present.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ConfigurationError(
+                f"{cls.__name__}.name={name!r}: {present.__module__}.{present.__qualname__} has this name; choose"
+                " another one."
+            )
+        parameters = inspect.signature(cls.__init__).parameters
+        takes = "start_method" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        methods = {"": "popen", "_spawn": "spawn", "_fork": "fork"} if takes else {"": "popen"}
+        for suffix, start_method in methods.items():
             strategy_registry.register(
-                cls.name + suffix, cls, description=f"{cls.__name__}: {start_method}", start_method=start_method
+                name + suffix,
+                cls,
+                description=f"{cls.__name__}: {start_method}",
+                override=True,  # a class that is defined again, as in a notebook
+                **({"start_method": start_method} if takes else {}),
             )
 
     # -- Fabric's side: nothing is synchronised inside a client's steps -------------------------------------------
@@ -131,7 +163,7 @@ class FederatedStrategy(Learner, DDPStrategy):
             sys.platform == "linux"
             and self.root_device.type == "cpu"
             and self.num_nodes == 1
-            and self._start_method == "popen"
+            and self._start_method in ("popen", "fork")
             and self.cluster_environment is not None
             and not self.cluster_environment.creates_processes_externally
         )
@@ -157,17 +189,161 @@ class FederatedStrategy(Learner, DDPStrategy):
         self.parallel_devices = CPUAccelerator.get_parallel_devices(num_processes)
         self._launcher = ForkLauncher(self.cluster_environment, num_processes) if num_processes > 1 else None
 
+    # -- who else is there ----------------------------------------------------------------------------------------
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long ranks wait for each other, at the start and in every exchange. It is assigned in seconds as well.
+
+        Raises:
+            ConfigurationError: what is assigned is not positive.
+        """
+        assert self._timeout is not None
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, value: float | timedelta) -> None:
+        seconds = value.total_seconds() if isinstance(value, timedelta) else value
+        if not (isinstance(seconds, int | float) and isfinite(seconds) and seconds > 0):
+            raise ConfigurationError(f"timeout={value!r}: give a positive number of seconds.")
+        self._timeout = timedelta(seconds=seconds)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the ranks can speak with each other; one alone can."""
+        return self.world_size == 1 or torch.distributed.is_initialized()
+
+    @property
+    def rank_names(self) -> list[str]:
+        """Every rank and its machine, as errors name them."""
+        if self._peers is None:
+            return [f"rank {rank}" for rank in range(self.world_size)]
+        return [self._peers.name(rank) for rank in range(self.world_size)]
+
+    def limit_processes(self, most: int, reason: str) -> None:
+        """Start no more processes on this machine than are of use; to be called before Fabric launches.
+
+        Args:
+            most: processes.
+            reason: to be said, where there would be more.
+        """
+        environment, number = self.cluster_environment, self.num_processes
+        if self.num_nodes > 1 or not isinstance(environment, LightningEnvironment) or self._launched:
+            return
+        if (
+            environment.creates_processes_externally
+        ):  # by this package in another process, which has said so, or by hand
+            most = int(os.environ.get("WORLD_SIZE", number))
+        elif most < number:
+            rank_zero_warn(f"trainer.devices={number} is lowered to {most}: {reason}.")
+        if most < number:
+            assert self.parallel_devices is not None
+            forks = isinstance(self._launcher, ForkLauncher)
+            self.parallel_devices, self._launcher = self.parallel_devices[:most], None
+            if forks and most > 1:
+                self._launcher = ForkLauncher(environment, most)
+            elif not forks:
+                self._configure_launcher()
+
     def setup_environment(self) -> None:
         """Start the process group where there is more than one process."""
+        self._launched = True
         if self.num_nodes * self.num_processes > 1:
-            with _quiet() if isinstance(self._launcher, ForkLauncher) else nullcontext():
-                super().setup_environment()
-            # Fabric does this for NCCL alone; a Gloo group left to the interpreter's exit can abort the process.
-            atexit.unregister(_destroy_dist_connection)
-            atexit.register(_destroy_dist_connection)
+            super().setup_environment()
         else:
             assert self.accelerator is not None
             self.accelerator.setup_device(self.root_device)
+
+    def _setup_distributed(self) -> None:
+        """Wait for the other ranks, saying for whom, and start the process group."""
+        self._set_world_ranks()
+        self._process_group_backend = self._get_process_group_backend()
+        environment = self.cluster_environment
+        if torch.distributed.is_initialized():  # by the script
+            return
+        assert environment is not None
+        os.environ["MASTER_ADDR"] = environment.main_address
+        os.environ["MASTER_PORT"] = str(environment.main_port)
+        place = Place(
+            address=environment.main_address,
+            port=environment.main_port,
+            rank=self.global_rank,
+            world_size=self.world_size,
+            num_nodes=self.num_nodes,
+            local_rank=self.local_rank,
+            served=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        )
+        self._store, self._peers = meet(place, self.timeout)
+        self._barriers = 0
+        # Registered before the group's own end, so that it comes after it: a rank is there until its group has ended.
+        atexit.register(self._peers.leave)
+        with self._together():
+            torch.distributed.init_process_group(
+                self._process_group_backend,
+                store=self._store,
+                rank=self.global_rank,
+                world_size=self.world_size,
+                timeout=self.timeout,
+                device_id=self.root_device if self.root_device.type != "cpu" else None,
+            )
+        # Fabric does this for NCCL alone; a Gloo group left to the interpreter's exit can abort the process.
+        atexit.unregister(_destroy_dist_connection)
+        atexit.register(_destroy_dist_connection)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Around what all ranks do together: where it breaks, the error says why, as far as that is known."""
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            if self._peers is None or isinstance(error, FederatedError):
+                raise
+            raise self._peers.reason(error) from None
+
+    def fail(self, error: BaseException) -> None:
+        """Tell all other ranks what ends this one, and leave them: whoever waits for this rank gets the error.
+
+        A later run of this process meets them anew.
+        """
+        peers, self._peers = self._peers, None
+        if peers is None:
+            return
+        peers.end_work()
+        peers.tell(error)
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        peers.leave()
+        atexit.unregister(peers.leave)
+
+    def begin_work(self) -> None:
+        """This thread computes from now on: an error of another rank ends that too, not only what ranks do together."""
+        if self._peers is not None:
+            self._peers.begin_work()
+
+    def end_work(self) -> None:
+        """This thread has computed what it had to: another rank's error leaves it alone."""
+        if self._peers is not None:
+            self._peers.end_work()
+
+    def wait_for_all(self) -> None:
+        """A barrier for what may take hours on some rank: a download, say. It has no time limit.
+
+        Raises:
+            FederatedError: another rank failed meanwhile.
+        """
+        if self._peers is None or self._store is None:
+            return self.barrier()
+        self._barriers += 1
+        key, pause = f"barrier/{self._barriers}", 0.001
+        self._store.add(key, 1)
+        while True:
+            if self._peers.error is not None:
+                raise self._peers.error
+            with self._together():
+                if self._store.add(key, 0) >= self.world_size:
+                    return None
+            time.sleep(pause)
+            pause = min(2 * pause, 0.2)
 
     # -- placing clients on ranks --------------------------------------------------------------------------------
 
@@ -204,38 +380,124 @@ class FederatedStrategy(Learner, DDPStrategy):
             load[rank] += of_blocks[place]
         return [ranks[client // block] for client in range(num_clients)]
 
+    # -- what ranks tell each other: the only doors, and nothing that comes in by them is unpickled ---------------
+
     def exchange(self, of_hosted_clients: Mapping[int, T]) -> dict[int, T]:
         """What every rank knows of the clients it hosts, brought together on all ranks in the order of clients.
 
         Values are plain numbers, strings, lists, dicts or CPU tensors: small things, never samples.
+
+        Raises:
+            ConfigurationError: a value is of another kind.
+            TrainingError: another rank's message cannot be read.
         """
         merged = dict(of_hosted_clients)
         if self.world_size > 1:
-            gathered: list[dict[int, T]] = [{} for _ in range(self.world_size)]
-            torch.distributed.all_gather_object(gathered, dict(of_hosted_clients))
-            merged = {client: value for part in gathered for client, value in part.items()}
+            messages, own = self._gathered(_message(merged)), self.global_rank
+            parts = [merged if rank == own else self._read(sent, rank) for rank, sent in enumerate(messages)]
+            for rank, part in enumerate(parts):
+                if not isinstance(part, dict) or not all(isinstance(client, int) for client in part):
+                    raise TrainingError(f"{self.rank_names[rank]} sent something else than values of clients.")
+            merged = {client: value for part in parts for client, value in part.items()}
         return dict(sorted(merged.items()))
+
+    def broadcast(self, obj: T, src: int = 0) -> T:
+        """A value of one rank's on all ranks: plain values and CPU tensors, as in :meth:`exchange`.
+
+        Raises:
+            ConfigurationError: the value is of another kind.
+            TrainingError: the message cannot be read.
+        """
+        if self.world_size == 1:
+            return obj
+        own = self.global_rank == src
+        message = _message(obj) if own else b""
+        length = torch.tensor([len(message)], device=self._message_device)
+        with self._together():
+            torch.distributed.broadcast(length, src=src)
+        count = int(length.item())
+        self._check_length(count, src)
+        content = self._broadcast_message(message, count, src)
+        return obj if own else self._read(content, src)
 
     def all_reduce(self, tensor: Tensor, group: Any | None = None, reduce_op: Any = "mean") -> Tensor:
         """Fabric's, without the barrier before it: a sum or maximum waits for all ranks by itself.
 
         Small tensors are gathered by Gloo, which takes one message where its sum takes several.
         """
-        if reduce_op not in ("sum", "max") or not torch.distributed.is_initialized():
-            return super().all_reduce(tensor, group, reduce_op)
-        size = torch.distributed.get_world_size(group)
-        if torch.distributed.get_backend(group) == "gloo" and size * tensor.numel() <= _GATHERED:
-            gathered = [torch.empty_like(tensor) for _ in range(size)]
-            torch.distributed.all_gather(gathered, tensor.contiguous(), group=group)
-            together = torch.stack(gathered)
-            return together.sum(0) if reduce_op == "sum" else together.amax(0)
-        operation = torch.distributed.ReduceOp.SUM if reduce_op == "sum" else torch.distributed.ReduceOp.MAX
-        torch.distributed.all_reduce(tensor, op=operation, group=group)
-        return tensor
+        with self._together():
+            if reduce_op not in ("sum", "max") or not torch.distributed.is_initialized():
+                return super().all_reduce(tensor, group, reduce_op)
+            size = torch.distributed.get_world_size(group)
+            if torch.distributed.get_backend(group) == "gloo" and size * tensor.numel() <= _GATHERED:
+                gathered = [torch.empty_like(tensor) for _ in range(size)]
+                torch.distributed.all_gather(gathered, tensor.contiguous(), group=group)
+                together = torch.stack(gathered)
+                return together.sum(0) if reduce_op == "sum" else together.amax(0)
+            operation = torch.distributed.ReduceOp.SUM if reduce_op == "sum" else torch.distributed.ReduceOp.MAX
+            torch.distributed.all_reduce(tensor, op=operation, group=group)
+            return tensor
 
     def broadcast_bytes_(self, vector: Tensor, src: int) -> None:
         """Overwrite a vector on every rank by that of rank ``src``, bit for bit, whatever its dtype."""
-        torch.distributed.broadcast(vector.view(torch.uint8), src=src)  # bytes: no backend knows all dtypes
+        with self._together():
+            torch.distributed.broadcast(vector.view(torch.uint8), src=src)  # bytes: no backend knows all dtypes
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Fabric's."""
+        with self._together():
+            super().barrier(*args, **kwargs)
+
+    @property
+    def _message_device(self) -> torch.device:
+        return self.root_device if torch.distributed.get_backend() == "nccl" else torch.device("cpu")
+
+    def _gathered(self, message: bytes) -> list[np.ndarray]:
+        """The messages of all ranks: small ones with their lengths, once more where one is larger."""
+        head = np.frombuffer(len(message).to_bytes(_LENGTH_BYTES, "little") + message[:_FIRST_BYTES], np.uint8)
+        heads = self._gathered_rows(head, _LENGTH_BYTES + _FIRST_BYTES)
+        lengths = [int.from_bytes(row[:_LENGTH_BYTES].tobytes(), "little") for row in heads]
+        for rank, length in enumerate(lengths):
+            self._check_length(length, rank)
+        if max(lengths) <= _FIRST_BYTES:
+            rows = [row[_LENGTH_BYTES:] for row in heads]
+        elif self.world_size * max(lengths) <= _AT_ONCE:
+            rows = self._gathered_rows(np.frombuffer(message, np.uint8), max(lengths))
+        else:
+            rows = [self._broadcast_message(message, length, rank) for rank, length in enumerate(lengths)]
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
+    def _gathered_rows(self, content: np.ndarray, width: int) -> list[np.ndarray]:
+        """The bytes of all ranks, filled up to one width."""
+        own = torch.zeros(width, dtype=torch.uint8)
+        own.numpy()[: len(content)] = content
+        rows = torch.empty(self.world_size, width, dtype=torch.uint8, device=self._message_device)
+        with self._together():
+            torch.distributed.all_gather(list(rows.unbind()), own.to(rows.device))
+        return list(rows.cpu().numpy())
+
+    def _broadcast_message(self, message: bytes, length: int, src: int) -> np.ndarray:
+        content = torch.empty(length, dtype=torch.uint8)
+        if self.global_rank == src:
+            content.numpy()[:] = np.frombuffer(message, np.uint8)
+        content = content.to(self._message_device)
+        with self._together():
+            torch.distributed.broadcast(content, src=src)
+        return content.cpu().numpy()
+
+    def _check_length(self, length: int, rank: int) -> None:
+        """Refuse what would not fit into this machine, before any memory is taken for it."""
+        most = _most_bytes()
+        if not 0 <= length <= most:
+            raise TrainingError(
+                f"{self.rank_names[rank]} announced a message of {length} bytes; this machine takes at most {most}."
+            )
+
+    def _read(self, message: np.ndarray, rank: int) -> Any:
+        try:
+            return decode(message.data)
+        except MessageError as error:
+            raise TrainingError(f"{self.rank_names[rank]} sent a message that cannot be read: {error}") from error
 
     # -- for a loop of one's own ---------------------------------------------------------------------------------
 
@@ -274,3 +536,15 @@ class FederatedStrategy(Learner, DDPStrategy):
             0, flat.weights, total.value(1.0), num_clients=self.world_size, spans=averaged_spans(flat, None)
         )
         flat.load(self.aggregate(update))
+
+
+def _message(value: Any) -> bytes:
+    try:
+        return encode(value)
+    except MessageError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _most_bytes() -> int:
+    """Half of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if hasattr(os, "sysconf") else 1 << 33

@@ -8,14 +8,20 @@ import atexit
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from lightning.fabric.utilities.distributed import _destroy_dist_connection
 
 if TYPE_CHECKING:
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
-__all__ = ["ForkLauncher", "end_fork"]
+__all__ = ["ForkLauncher", "end_fork", "forks_end_here"]
+
+#: What Fabric reads ranks from.
+_ENVIRONMENT = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
 class ForkedProcess:
@@ -36,6 +42,11 @@ class ForkedProcess:
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def send_signal(self, number: int) -> None:
         """Send a signal, if it still runs."""
@@ -79,6 +90,39 @@ class ForkLauncher(_SubprocessScriptLauncher):
                 self.procs = []
                 return
             self.procs.append(ForkedProcess(pid))
+
+
+@contextmanager
+def forks_end_here(is_rank_zero: Callable[[], bool], launcher: ForkLauncher) -> Iterator[None]:
+    """End the forks of a launcher with the block: in a notebook they must not go on to what follows its cell.
+
+    Afterwards this process is as it was, so that others may be started from it. An error of rank zero's is raised; it
+    has those of the others by then.
+
+    Args:
+        is_rank_zero: whether this is the process that goes on.
+        launcher: starts the forks inside of the block.
+    """
+    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    try:
+        yield
+    except BaseException:
+        if not is_rank_zero():
+            end_fork(0)  # another code would make Fabric end rank zero, and the notebook with it
+        for process in launcher.procs:
+            process.kill()
+        raise
+    else:
+        if not is_rank_zero():
+            end_fork(0)
+        for process in launcher.procs:
+            process.wait()
+    finally:
+        _destroy_dist_connection()
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def end_fork(code: int) -> NoReturn:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule
 from reference import Clients, Linear, OneClient, assert_same_weights, federated_trainer, make, samples, train_both
 from rounding import rounding
 from torch import Tensor, nn
@@ -15,8 +14,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader as GraphLoader
 from torch_geometric.nn import global_add_pool
 
-from lightning_fl.data.silos import Silos
-from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.errors import ConfigurationError
 
 
 class Structured(Dataset):
@@ -116,17 +114,6 @@ def test_iterable_data(tmp_path: Path) -> None:
     data = Clients((10,), data=lambda client, split: DataLoader(Stream(10), batch_size=4))
     own, _, reference, _ = train_both(Linear, tmp_path, data=data)
     assert_same_weights(own, reference)
-
-
-def test_data_without_a_length_are_refused(tmp_path: Path) -> None:
-    class Endless(IterableDataset):
-        def __iter__(self) -> Any:
-            return iter(samples(0, 4))
-
-    with pytest.raises(ConfigurationError, match="client 0's training data have no length: define __len__ on its data"):
-        federated_trainer(tmp_path, max_rounds=1, local_steps=1).fit(
-            Linear(), Clients((4,), data=lambda client, split: Endless())
-        )
 
 
 def test_collation_that_leaves_a_batch_out(tmp_path: Path) -> None:
@@ -314,40 +301,6 @@ def test_dataloader_iter_is_refused(name: str, tmp_path: Path) -> None:
     module = type("Iterates", (Linear,), {name: step})()
     with pytest.raises(ConfigurationError, match=rf"Iterates.{name} takes 'dataloader_iter': a federated client hands"):
         federated_trainer(tmp_path, max_rounds=1).fit(module, Clients())
-
-
-@pytest.mark.parametrize("name", ["validation_step", "test_step", "predict_step"])
-def test_a_required_dataloader_idx_is_refused(name: str, tmp_path: Path) -> None:
-    def step(self: Any, batch: Any, batch_idx: int, dataloader_idx: int) -> None: ...
-
-    module = type("Several", (Linear,), {name: step})()
-    message = (
-        rf"Several.{name} takes batch, batch_idx, dataloader_idx: a client has one DataLoader per split. Give data"
-    )
-    with pytest.raises(ConfigurationError, match=message):
-        federated_trainer(tmp_path, max_rounds=1).fit(module, Clients())
-
-
-class _SeveralLoaders(LightningDataModule):
-    def train_dataloader(self) -> Any:
-        return [DataLoader(samples(0, 4)), DataLoader(samples(1, 4))]
-
-
-def test_several_dataloaders_are_refused(tmp_path: Path) -> None:
-    message = r"_SeveralLoaders.train_dataloader\(\) returned a list of 2: a client has one DataLoader per split"
-    with pytest.raises(ConfigurationError, match=message):
-        federated_trainer(tmp_path, max_rounds=1).fit(Linear(), Silos([_SeveralLoaders()]))
-
-
-@pytest.mark.parametrize(
-    ("made", "kind"),
-    [(lambda: [DataLoader(samples(0, 4))] * 2, "list"), (lambda: {"a": DataLoader(samples(0, 4))}, "dict")],
-)
-def test_several_dataloaders_of_a_client_are_refused(made: Any, kind: str, tmp_path: Path) -> None:
-    data = Clients((4,), data=lambda client, split: made())
-    message = rf"client_data\(0, 'train'\) returned a {kind}.*: a client has one data set or DataLoader per split"
-    with pytest.raises((ConfigurationError, DataError), match=message):
-        federated_trainer(tmp_path, max_rounds=1).fit(Linear(), data)
 
 
 @pytest.mark.parametrize("data", [OneClient(Clients()), samples(0, 4), DataLoader(samples(0, 4))])

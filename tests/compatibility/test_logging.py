@@ -17,6 +17,7 @@ from torchmetrics import MeanMetric, Metric, MetricCollection, SumMetric
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryAveragePrecision, BinaryF1Score
 from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError, R2Score
 
+from lightning_fl.callbacks import ModelCheckpoint
 from lightning_fl.errors import TrainingError
 
 
@@ -515,6 +516,97 @@ def test_metrics_between_turns_are_means_over_clients(tmp_path: Path, three_clie
     assert seen[0] == pytest.approx({name: m.mean for name, m in trainer.metrics["train"].items()}, rel=1e-6)
     both = trainer.metrics["train"] | trainer.metrics["val"]
     assert seen[1] == pytest.approx({name: metric.mean for name, metric in both.items()}, rel=1e-6)
+
+
+class Names(Linear):
+    """Notes what the trainer shows of values that are logged on steps, on epochs, or on both."""
+
+    def __init__(self, on_step: bool, on_epoch: bool) -> None:
+        super().__init__()
+        self.logs: dict[str, Any] = {"on_step": on_step, "on_epoch": on_epoch, "prog_bar": True}
+        self.mae, self.seen = MeanAbsoluteError(), {"train": [], "val": []}  # type: ignore[var-annotated]
+
+    def look(self, split: str, *own: str) -> None:
+        """The names that this split logs: Lightning validates earlier, and no trainer forgets the other split's."""
+        shown = (self.trainer.callback_metrics, self.trainer.logged_metrics, self.trainer.progress_bar_metrics)
+        self.seen[split].append([{n: float(v) for n, v in m.items() if n.startswith(own)} for m in shown])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.mae(self.net(batch[0]), batch[1])
+        self.log("loss", loss, **self.logs)
+        self.log("mae", self.mae, **self.logs)
+        self.look("train", "loss", "mae")
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.look("train", "loss", "mae")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", self.loss(batch), **self.logs)
+
+    def on_validation_epoch_end(self) -> None:
+        self.look("val", "val")
+
+
+@pytest.mark.parametrize(("on_step", "on_epoch"), [(True, True), (True, False), (False, True)])
+def test_names_of_steps_and_epochs(on_step: bool, on_epoch: bool, tmp_path: Path) -> None:
+    own, trainer, reference, theirs = train_both(lambda: Names(on_step, on_epoch), tmp_path, epochs=2)
+    assert len(own.seen["train"]) == 8
+    kept = ("train", "val") if on_epoch else ("train",)  # of the last batch alone, a round keeps the mean
+    for split in kept:
+        for found, expected in zip(own.seen[split], reference.seen[split], strict=True):
+            assert found == [pytest.approx(shown, rel=1e-6) for shown in expected]
+    assert trainer.metrics["train"].keys() == {"loss", "mae", "train/loss"}  # one curve each
+    if on_epoch:
+        means = trainer.loop.module_trainer.callback_metrics
+        expected = {name: float(value) for name, value in theirs.callback_metrics.items()}
+        assert {name: float(means[name]) for name in expected} == pytest.approx(expected, rel=1e-6)
+
+
+def test_between_turns_names_are_means_over_clients(tmp_path: Path, three_clients: Clients) -> None:
+    module = make(lambda: Names(True, True))
+    trainer = federated_trainer(tmp_path, max_rounds=1)
+    trainer.fit(module, three_clients)
+    shown = trainer.loop.module_trainer.callback_metrics
+    turns = [of for of, _, _ in module.seen["train"] if "loss_epoch" in of]  # type: ignore[attr-defined]
+    for name in ("loss", "loss_epoch", "loss_step", "mae_epoch", "mae_step"):
+        assert float(shown[name]) == pytest.approx(sum(of[name] for of in turns) / 3), name
+    assert float(shown["val_epoch"]) == float(shown["val"]) == pytest.approx(trainer.metrics["val"]["val"].mean)
+    assert "val_step" not in shown
+
+
+@pytest.mark.parametrize("monitor", ["val_epoch", "val_epoch/worst"])
+def test_the_best_round_goes_by_lightnings_name(monitor: str, tmp_path: Path) -> None:
+    folders = []
+    for name in (monitor, monitor.replace("_epoch", "")):
+        checkpoint = ModelCheckpoint(monitor=name)
+        federated_trainer(tmp_path, max_rounds=2, enable_checkpointing=True, callbacks=[checkpoint]).fit(
+            make(lambda: Names(True, True)), Clients((8, 4))
+        )
+        folders.append((checkpoint.best_round, checkpoint.best_value))
+    assert folders[0] == folders[1]
+    assert folders[0][0] is not None
+
+
+def test_names_are_known_after_a_resumed_run(tmp_path: Path) -> None:
+    """A scheduler that goes by ``NAME_epoch`` goes on where it was."""
+
+    class Halves(Names):
+        def __init__(self) -> None:
+            super().__init__(True, True)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+            rates = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0, factor=0.5)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rates, "monitor": "loss_epoch"}}
+
+    whole, resumed = make(Halves), make(Halves)
+    federated_trainer(tmp_path / "whole", max_rounds=4).fit(whole, Clients((8, 4)))
+    for rounds, path in ((2, None), (4, "last")):
+        trainer = federated_trainer(tmp_path / "parts", max_rounds=rounds, enable_checkpointing=True)
+        trainer.fit(resumed, Clients((8, 4)), ckpt_path=path)
+    assert_same_weights(resumed, whole, moved=False)
 
 
 # -- the logger itself ----------------------------------------------------------------------------------------------

@@ -21,19 +21,6 @@ def test_lightnings_callbacks_are_refused(callback: pl.Callback, tmp_path: Path)
         federated_trainer(tmp_path, callbacks=[callback])
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_callbacks_that_the_module_brings_are_refused(several: bool, tmp_path: Path) -> None:
-    class Brings(Linear):
-        def configure_callbacks(self) -> Any:
-            return [EarlyStopping("val_loss"), LearningRateMonitor()] if several else EarlyStopping("val_loss")
-
-    named = "EarlyStopping, LearningRateMonitor" if several else "EarlyStopping"
-    with pytest.raises(
-        ConfigurationError, match=rf"Brings.configure_callbacks returns {named}: callbacks of Lightning"
-    ):
-        federated_trainer(tmp_path, max_rounds=1).fit(Brings(), Clients())
-
-
 def test_configure_sharded_model_is_refused(tmp_path: Path) -> None:
     class Shards(Linear):
         def configure_sharded_model(self) -> None: ...

@@ -102,6 +102,20 @@ class PlateauOnTraining(Scheduled):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "train_loss"}}
 
 
+class PlateauOnEpochName(Scheduled):
+    """The name that Lightning gives to what is logged on steps and on epochs."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer()
+        scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0, factor=0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "loss_epoch"}}
+
+
 class OwnStep(Plateau):
     """Halves the metric before the scheduler sees it."""
 
@@ -124,6 +138,7 @@ class OwnStep(Plateau):
         TwoSchedulers,
         Plateau,
         PlateauOnTraining,
+        PlateauOnEpochName,
         OwnStep,
     ],
 )

@@ -41,6 +41,36 @@ class Tied(Linear):
         self.net = nn.Sequential(first, nn.Tanh(), second, nn.Linear(3, 1))  # type: ignore[assignment]
 
 
+class SharesMemory(Linear):
+    """Two parameters that are different objects over the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight.data = self.first.weight.data
+        self.register_buffer("shown", self.first.weight.data)
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return nn.functional.mse_loss(self.net(self.second(self.first(x).tanh())), y)
+
+
+class SharesTransposed(SharesMemory):
+    """A decoder with the encoder's weights, transposed; a bias that is the other's in another shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 3)
+        self.second.weight = nn.Parameter(self.first.weight.t())
+        self.scale = nn.Parameter(self.first.bias.data.view(2, 2))
+
+    def loss(self, batch: Any) -> Tensor:
+        return super().loss(batch) + self.scale.square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.05)
+
+
 class Recurrent(Linear):
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +148,19 @@ class CompiledInPlace(Linear):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
-    [Normalised, Tied, Recurrent, Spectral, WeightNorm, Averages, Custom, Compiled, CompiledInPlace],
+    [
+        Normalised,
+        Tied,
+        SharesMemory,
+        SharesTransposed,
+        Recurrent,
+        Spectral,
+        WeightNorm,
+        Averages,
+        Custom,
+        Compiled,
+        CompiledInPlace,
+    ],
 )
 def test_layers(module: type[Linear], tmp_path: Path) -> None:
     own, _, reference, _ = train_both(module, tmp_path)
@@ -132,6 +174,53 @@ def test_tied_parameters_stay_tied(tmp_path: Path) -> None:
     first, _, second, _ = module.net  # type: ignore[misc]
     assert first.weight is second.weight
     assert module.net.state_dict()["0.weight"].data_ptr() == module.net.state_dict()["2.weight"].data_ptr()
+
+
+def test_memory_that_parameters_share_stays_shared(tmp_path: Path) -> None:
+    module = make(SharesTransposed)
+    federated_trainer(tmp_path, max_rounds=2).fit(module, Clients((4, 8)))
+    assert torch.equal(module.second.weight, module.first.weight.t())
+    assert module.second.weight.data_ptr() == module.first.weight.data_ptr()
+    assert torch.equal(module.scale.flatten(), module.first.bias)
+
+
+@pytest.mark.parametrize(
+    ("part", "names"),
+    [
+        (lambda weight: weight[1:], "'net.weight' and 'part'"),
+        (lambda weight: weight[:, 1:], "'net.weight' and 'part'"),
+        (lambda weight: weight[::2], "'part' and 'net.weight'"),
+    ],
+)
+def test_parameters_that_share_a_part_of_their_memory_are_refused(part: Any, names: str, tmp_path: Path) -> None:
+    class Overlaps(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(3, 4)
+            self.part = nn.Parameter(part(self.net.weight.data))
+
+    with pytest.raises(ConfigurationError, match=f"{names} share a part of their memory: .* Tie them whole"):
+        federated_trainer(tmp_path, max_rounds=1).fit(Overlaps(), Clients())
+
+
+def test_neighbours_in_one_memory_train_as_others(tmp_path: Path) -> None:
+    """Parameters that interleave, and constant buffers over the same memory."""
+
+    class Neighbours(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            both, table = torch.randn(1, 6), torch.arange(6.0)
+            self.even, self.odd = nn.Parameter(both[:, ::2]), nn.Parameter(both[:, 1::2])
+            self.register_buffer("table", table)
+            self.register_buffer("head", table[:3])
+            self.register_buffer("same", torch.ones(1).expand(3))
+
+        def loss(self, batch: Any) -> Tensor:
+            x, y = batch
+            return nn.functional.mse_loss(x @ (self.even + self.odd * self.head * self.same).T, y)
+
+    own, _, reference, _ = train_both(Neighbours, tmp_path)
+    assert_same_weights(own, reference, atol=2**-46)
 
 
 # -- averages over clients ------------------------------------------------------------------------------------------
@@ -344,16 +433,59 @@ def test_modes_of_submodules_survive_evaluation(tmp_path: Path) -> None:
 # -- refusals -------------------------------------------------------------------------------------------------------
 
 
-def test_lazy_parameters_are_refused(tmp_path: Path) -> None:
-    class Lazy(Linear):
+class Lazy(Linear):
+    """Layers whose shapes the first batch tells; a step that leaves traces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Dropout(0.5), nn.LazyLinear(1))  # type: ignore[assignment]
+        self.steps = 0
+        self.register_buffer("seen", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.steps += 1
+        self.seen += 1
+        self.log("seen", self.seen)
+        return self.loss(batch)
+
+
+def test_lazy_layers_get_their_shapes_before_training(tmp_path: Path) -> None:
+    """Nothing is trained by that: a module with these initial weights, made by hand, learns the same."""
+    modules, starts = [make(Lazy), make(Lazy)], []
+
+    class Starts(LeaveOut):
+        def on_fit_start(self, trainer: Any) -> None:
+            starts.append({name: value.clone() for name, value in trainer.module.state_dict().items()})
+
+    for module in modules:
+        torch.manual_seed(int(torch.randint(100, ())))  # the caller's generator does not matter
+        callbacks = [Starts([[0, 1]] * 2)]
+        federated_trainer(tmp_path, max_rounds=2, callbacks=callbacks).fit(module, Clients((8, 12)))
+    assert_same_weights(modules[0], modules[1], moved=False)
+    assert all(torch.equal(starts[0][name], starts[1][name]) for name in starts[0])
+    assert modules[0].steps == 2 * (2 + 3)
+    assert starts[0]["net.1.running_mean"].tolist() == [0.0] * 4
+    assert float(starts[0]["seen"]) == 0.0
+    plain = make(Lazy)
+    plain.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+    plain.load_state_dict(starts[0])
+    federated_trainer(tmp_path, max_rounds=2).fit(plain, Clients((8, 12)))
+    assert_same_weights(modules[0], plain, moved=False)
+
+
+def test_lazy_layers_that_a_batch_does_not_show_are_refused(tmp_path: Path) -> None:
+    class Unused(Linear):
         def __init__(self) -> None:
             super().__init__()
-            self.net = nn.LazyLinear(1)
+            self.other = nn.LazyLinear(1)
 
+    message = r"parameters 'other.weight', 'other.bias' have no shape yet .*: training_step does not use 'other.weight'"
+    with pytest.raises(ConfigurationError, match=rf"{message}. Run one batch through the module before fit"):
+        federated_trainer(tmp_path, max_rounds=1).fit(Unused(), Clients())
     with pytest.raises(
-        ConfigurationError, match=r"parameter 'net.weight' has no shape yet \(a lazy module\): run one batch"
+        ConfigurationError, match=r"parameter 'other.weight' has no shape yet \(a lazy module\): run one"
     ):
-        federated_trainer(tmp_path, max_rounds=1).fit(Lazy(), Clients())
+        federated_trainer(tmp_path).validate(Unused(), Clients())
 
 
 @pytest.mark.parametrize(

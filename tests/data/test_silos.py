@@ -1,3 +1,4 @@
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -5,6 +6,7 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import (
     DataLoader,
     IterableDataset,
@@ -181,8 +183,9 @@ def test_any_single_loader_is_taken_as_it_is():
     for loader in (DataLoader(Stream()), DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 20, 5))):
         assert Silos([Loader(loader)]).client_data(0, "train") is loader
     assert Silos([Loader(None)]).client_data(0, "train") is None
-    with pytest.raises(ConfigurationError, match=r"train_dataloader\(\) returned a dict of 1: a client has one"):
-        Silos([Loader({"a": DataLoader(DATA)})]).client_data(0, "train")
+    several = Silos([Loader({"a": DataLoader(DATA), "b": DataLoader(DATA)})]).client_data(0, "train")
+    assert isinstance(several, CombinedLoader)
+    assert len(next(iter(several))[0]) == 2
 
 
 def test_refuses_to_change_what_cannot_be_changed():
@@ -196,12 +199,12 @@ def test_refuses_to_change_what_cannot_be_changed():
 
 
 def test_refuses_wrong_lists():
-    with pytest.raises(ConfigurationError, match="one data module per client"):
+    with pytest.raises(ConfigurationError, match="one data module, loader or data set per client"):
         Silos([])
     module = Recorder()
     with pytest.raises(ConfigurationError, match="one object twice"):
         Silos([module, Recorder(), module])
-    with pytest.raises(ConfigurationError, match=r"names=.* for 2 data modules"):
+    with pytest.raises(ConfigurationError, match=r"names=.* for 2 clients"):
         Silos([Recorder(), Recorder()], names=["one"])
     with pytest.raises(ConfigurationError, match="all different"):
         Silos([Recorder(), Recorder()], names=["one", "one"])
@@ -211,13 +214,14 @@ def test_refuses_wrong_lists():
         Silos([Recorder()], batch_size=0)
 
 
-def test_refuses_batch_hooks_it_would_not_call():
+def test_each_client_s_batches_go_through_its_own_hooks():
     class Hooked(Recorder):
         def on_after_batch_transfer(self, batch, dataloader_idx):
             return batch
 
-    with pytest.raises(ConfigurationError, match="Hooked overrides on_after_batch_transfer"):
-        Silos([Hooked()])
+    hooked = Hooked()
+    silos = Silos([Recorder(), hooked, DataLoader(DATA)])
+    assert [silos.transfer_hooks(client) for client in range(3)] == [silos.datamodules[0], hooked, silos]
 
 
 def test_recipe():
@@ -227,3 +231,84 @@ def test_recipe():
     recipe = {"data": {"class_path": "lightning_fl.data.silos.Silos", "init_args": {"datamodules": [one, one]}}}
     silos = parser.instantiate_classes(parser.parse_string(yaml.safe_dump(recipe))).data
     assert silos.num_samples("train") == [3, 3]
+
+
+# -- what else a client may bring -----------------------------------------------------------------------------------
+
+
+def test_a_data_set_is_cut_inside_its_client():
+    silos = Silos([DATA, TensorDataset(torch.arange(10.0))], split=(0.6, 0.2, 0.2))
+    parts = [[silos.client_data(c, split).indices for split in ("train", "val", "test")] for c in range(2)]
+    assert [[len(part) for part in of_client] for of_client in parts] == [[12, 4, 4], [6, 2, 2]]
+    assert sorted(chain(*parts[0])) == list(range(20))
+    again = Silos([TensorDataset(torch.arange(7.0)), TensorDataset(torch.arange(10.0))], split=(0.6, 0.2, 0.2))
+    assert again.client_data(1, "train").indices == parts[1][0]  # whatever the others have
+    other = Silos([DATA], split=(0.6, 0.2, 0.2), split_seed=5)
+    assert other.client_data(0, "train").indices != parts[0][0]
+
+
+def test_a_loader_and_a_stream_are_training_data_alone():
+    loader, stream = DataLoader(DATA, batch_size=4), Stream()
+    silos = Silos([loader, stream])
+    assert [silos.client_data(client, "train") for client in range(2)] == [loader, stream]
+    assert [silos.client_data(client, split) for client in range(2) for split in ("val", "test")] == 4 * [None]
+
+
+def test_data_by_split():
+    loader = DataLoader(DATA, batch_size=4)
+    silos = Silos({"north": {"train": DATA, "validation": loader, "test": None}, "south": {"train": loader}})
+    assert silos.client_names() == ["north", "south"]
+    assert silos.client_data(0, "train") is DATA
+    assert silos.client_data(0, "val") is loader
+    assert silos.client_data(0, "test") is None
+    assert silos.client_data(1, "val") is None
+    several = Silos([{"train": DATA, "val": [loader, DATA]}], eval_batch_size=5).client_data(0, "val")
+    assert [part.batch_size for part in several.flattened] == [5, 5]
+
+
+def test_a_collation_of_one_s_own():
+    silos = Silos([list("abcdefghij"), DataLoader(DATA)], batch_size=4, shuffle=False, collate_fn="".join)
+    train = silos.client_data(0, "train")
+    letters = "".join("abcdefghij"[index] for index in train.dataset.indices)
+    assert list(train) == [letters[:4], letters[4:]]
+    with pytest.raises(ConfigurationError, match="collate_fn is for data sets, and every client brings a data module"):
+        Silos([DataLoader(DATA), Recorder()], collate_fn=list)
+
+
+def test_refuses_what_no_client_can_bring():
+    loader = DataLoader(DATA)
+    with pytest.raises(ConfigurationError, match=r"client_0: the data are a tuple of 2 loaders .* by a dict, such as"):
+        Silos([(loader, DataLoader(DATA)), Recorder()])
+    with pytest.raises(ConfigurationError, match=r"client_0: the data are a dict of fit, val: give it by split, such"):
+        Silos([{"fit": loader, "val": loader}, Recorder()])
+    with pytest.raises(ConfigurationError, match="client_1: the val data are a int: give a LightningDataModule"):
+        Silos([loader, {"train": DATA, "val": 3}])
+    with pytest.raises(
+        ConfigurationError, match="datamodules is a dict of train, val, which are splits: give the clie"
+    ):
+        Silos({"train": loader, "val": DATA})
+    with pytest.raises(ConfigurationError, match="datamodules is a TensorDataset: give a list with one data module"):
+        Silos(DATA)
+    with pytest.raises(ConfigurationError, match=r"names=\['a'\]: datamodules is a dict, which has the names already"):
+        Silos({"north": loader}, names=["a"])
+    for wrong in ([1], [1, 0], [1, 2.5], {"client_0": 1}):
+        with pytest.raises(
+            ConfigurationError, match=r"num_samples=.*: give a whole number above 0 for each of the 2 c"
+        ):
+            Silos([loader, Recorder()], num_samples=wrong)
+
+
+def test_numbers_of_samples_are_those_of_the_data():
+    silos = Silos([DataLoader(DATA), {"train": [DATA, DataLoader(DATA)]}, Recorder(size=3)])
+    assert silos.num_samples("train") == [20, 40, 3]
+    with pytest.raises(DataError, match="a Stream tells no number of samples: a run counts them, in trainer.num_sampl"):
+        Silos([Stream()]).num_samples("train")
+
+
+def test_an_error_of_a_data_module_names_its_client():
+    class Fails(Recorder):
+        def setup(self, stage):
+            raise FileNotFoundError("scans.csv")
+
+    with pytest.raises(FileNotFoundError, match=r"scans.csv\nThis came from Fails.setup of west"):
+        Silos([Recorder(), Fails()], names=["east", "west"]).client_data(1, "train")

@@ -1,12 +1,13 @@
 """A picture of what the clients learned, over rounds."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.figures.plots.run import Curve, draw_learning_curves
 from lightning_fl.callbacks.progress import leading_metric
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import MetricSummary
+from lightning_fl.metrics import MetricSummary, curve_name
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["LearningCurves"]
@@ -37,16 +38,16 @@ class LearningCurves(Callback):
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
         """Keep the round's values."""
-        train = trainer.metrics.get("train", {})
+        train: Mapping[str, MetricSummary] = trainer.metrics.get("train", {})
         name = leading_metric(train)
         if name is not None:
             self._record(trainer.current_round, name, train[name])
-        validation = trainer.metrics.get("val", {}) if trainer.evaluated_this_round else {}
+        validation: Mapping[str, MetricSummary] = trainer.metrics.get("val", {}) if trainer.evaluated_this_round else {}
         if not validation:
             return
         name = leading_metric(validation, self.monitor)
         assert name is not None
-        if self.monitor is not None and self.monitor != name:
+        if self.monitor is not None and curve_name(validation, self.monitor) != name:
             raise ConfigurationError(
                 f"LearningCurves.monitor={self.monitor!r} is not logged in validation. Logged are:"
                 f" {', '.join(validation)}."

@@ -18,7 +18,7 @@ from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
 from lightning_fl.callbacks.rewards.tier_bidding import TierBidding
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN
-from lightning_fl.metrics import metric_name
+from lightning_fl.metrics import ClientMetrics, metric_name
 from lightning_fl.surface import TrainerSurface
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _of_tokens(trainer: TrainerSurface, tiers: TierBidding) -> "dict[str, Figure
 def _of_validation(trainer: TrainerSurface) -> "dict[str, Figure]":
     """The leading metric of the clients' own models, and of their local training."""
     assert trainer.datamodule is not None
-    metrics = trainer.metrics.get("val", {})
+    metrics = trainer.metrics.get("val") or ClientMetrics()
     own = [name for name in metrics if not name.startswith("val/local/")]
     # Accuracy and the like before a loss: the figures of the paper are of accuracy.
     leading = next((name for name in own if metrics[name].higher_is_better), own[0] if own else None)

@@ -78,7 +78,7 @@ class FineTuning(Callback):
         if checkpoint is None or checkpoint.best_round is None:
             return {client: trainer.client_model(client) for client in clients}
         models, collaboration = checkpoint.best_models(trainer)
-        personal = checkpoint.best_client_store("personal_layers")
+        personal = checkpoint.best_client_store(trainer, "personal_layers")
         starts = {}
         for client in clients:
             starts[client] = mixture(collaboration.personalisation[client].tolist(), models)

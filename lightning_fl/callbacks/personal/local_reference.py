@@ -106,7 +106,7 @@ class LocalReference(Callback):
         sizes = trainer.strategy.exchange({trainer.fabric.global_rank: len(trainer.client_store(_STORE))})
         if not any(sizes.values()):
             rank_zero_warn("LocalReference: the checkpoint holds no local models; it is of a run without them.")
-            return {}
+            return ClientMetrics()
         reports: dict[int, Any] = {}
         for client in trainer.hosted_clients:
             if client not in trainer.absent_clients:
@@ -118,7 +118,7 @@ class LocalReference(Callback):
     def _from_run(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> ClientMetrics:
         assert trainer.datamodule is not None
         figures, names = self._figures.get(split, {}), trainer.datamodule.client_names()
-        found: ClientMetrics = {}
+        found = ClientMetrics(names=names)
         for name, metric in metrics.items():
             clients = figures.get(metric_name(name, split))
             if clients is None:

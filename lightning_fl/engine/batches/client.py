@@ -3,25 +3,38 @@
 import copy
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.data import sized_len
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
     Subset,
-    default_collate,
 )
 
-from lightning_fl.data.graphs import is_graph, is_graph_dataset
-from lightning_fl.data.loaders import has_plain_batches
+from lightning_fl.data.graphs import is_graph_dataset
+from lightning_fl.data.loaders import (
+    as_loader,
+    collate,
+    combined,
+    combined_size,
+    has_plain_batches,
+    holds_several,
+    is_dataset,
+    make_loader,
+)
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.batches.packing import pack_dataset
 from lightning_fl.engine.batches.packs import Pack
@@ -29,15 +42,34 @@ from lightning_fl.engine.hooks import Hooks
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.seeding import derive_seed, seed_default_generators
 
-__all__ = ["BatchFactory", "ClientBatches", "PackedBatches", "SizedBatch"]
+__all__ = ["BatchFactory", "ClientBatches", "LoaderBatches", "PackedBatches", "SizedBatch", "guess_batch_size"]
 
 #: A batch and its number of samples, ``None`` where only the batch itself tells.
 SizedBatch = tuple[Any, int | None]
 
 
+def guess_batch_size(batch: Any) -> int:
+    """The size of a batch as Lightning finds it; 1, with a warning, where there is no tensor to tell."""
+    try:
+        return extract_batch_size(batch)
+    except MisconfigurationException:
+        if "batch" not in _warned:
+            _warned.add("batch")
+            rank_zero_warn(
+                f"a batch, a {type(batch).__name__}, holds no tensor that tells its size: it counts as one sample. Give"
+                " self.log(..., batch_size=...) in the step, and Silos(num_samples=...) for the clients' weights."
+            )
+        return 1
+
+
+#: What has been warned of in this process.
+_warned: set[str] = set()
+
+
 class ClientBatches(ABC):
     """One client's data in one split."""
 
+    #: 0 where it is not known.
     num_samples: int
     #: Whether a batch lies on the device already.
     on_device: bool = False
@@ -54,6 +86,15 @@ class ClientBatches(ABC):
     def shuffled(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[SizedBatch]:
         """``num_batches`` batches in the training order, pass after pass; every draw comes from ``seed_path``."""
 
+    @property
+    def loaders(self) -> "Sequence[ClientBatches]":
+        """The loaders that are read one after another, each with batches numbered from 0; usually one, itself."""
+        return (self,)
+
+    def share(self, loader: "ClientBatches", num_samples: int | None) -> int | None:
+        """How many of ``num_samples`` samples, ``None`` for all, come from one of the :attr:`loaders`."""
+        return num_samples
+
     def some(self, seed_path: tuple[int | str, ...], num_samples: int | None) -> Iterator[SizedBatch]:
         """Batches of ``num_samples`` samples, those of :meth:`once` where there are no more or it is ``None``.
 
@@ -64,7 +105,7 @@ class ClientBatches(ABC):
             yield batch, size
             if num_samples is None or batch is None:  # an empty batch, which the step is not given
                 continue
-            given += extract_batch_size(batch) if size is None else size
+            given += guess_batch_size(batch) if size is None else size
             if given >= num_samples:
                 return
 
@@ -222,28 +263,33 @@ def _groups(sizes: list[int], at_once: int) -> Iterator[list[int]]:
 
 
 class LoaderBatches(ClientBatches):
-    """A ``DataLoader``, kept alive across rounds; its generators are seeded before every pass."""
+    """A loader, kept alive across rounds; its generators are seeded before every pass.
 
-    def __init__(self, loader: DataLoader) -> None:
+    Args:
+        loader: a ``DataLoader``, Lightning's ``CombinedLoader``, or any iterable that begins anew every time.
+    """
+
+    def __init__(self, loader: Any) -> None:
         self._loader = loader
-        streamed = isinstance(loader.dataset, IterableDataset)
-        counted: Any = loader.dataset if streamed or loader.batch_size is None else loader.sampler
-        try:
-            self.num_samples = len(counted)  # a sampler may leave samples out
-        except TypeError:
-            self.num_samples = 0  # a stream without a length
+        self._parts: list[Any] = loader.flattened if isinstance(loader, CombinedLoader) else [loader]
+        sizes = [_num_samples(part) for part in self._parts]
+        total = combined_size(loader, sizes) if isinstance(loader, CombinedLoader) else sizes[0]
+        # 0 where a stream tells no length
+        self.num_samples = 0 if total is None or None in sizes else int(total)
+        self._gave_batches = False
 
     def epoch_length(self) -> int | None:
         """The loader's own length."""
-        try:
-            return len(self._loader)
-        except TypeError:
-            return None
+        lengths = [sized_len(part) for part in self._parts]
+        if not isinstance(self._loader, CombinedLoader):
+            return lengths[0]
+        length = combined_size(self._loader, lengths)
+        return None if length == float("inf") else int(length)
 
     def once(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
         """One pass, in the loader's own order."""
         self._seed((*seed_path, 0))
-        return ((batch, getattr(batch, "num_graphs", None)) for batch in self._loader)
+        return self._pass()
 
     def shuffled(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[SizedBatch]:
         """Pass after pass, in the loader's own order."""
@@ -251,26 +297,150 @@ class LoaderBatches(ClientBatches):
         for epoch in itertools.count():
             self._seed((*seed_path, epoch))
             before = given
-            for batch in self._loader:
+            for batch in self._pass():
                 given += 1
-                yield batch, getattr(batch, "num_graphs", None)
+                yield batch
                 if given == num_batches:
                     return
             if given == before:  # an empty loader
                 return
 
+    def passes(
+        self, seed_path: tuple[int | str, ...], num_passes: int, before_last: Callable[[int, bool], None]
+    ) -> Iterator[SizedBatch]:
+        """Whole passes over a loader whose length shows only at its end; each batch is fetched one early, therefore.
+
+        Args:
+            seed_path: every draw comes from it.
+            num_passes: how many.
+            before_last: called before the last batch of each pass is given, with the number of batches given before it
+                in all passes, and whether it is the last one of all.
+        """
+        given = 0
+        for epoch in range(num_passes):
+            self._seed((*seed_path, epoch))
+            batches = self._pass()
+            batch = next(batches, None)
+            while batch is not None:
+                following = next(batches, None)
+                if following is None:
+                    before_last(given, epoch == num_passes - 1)
+                yield batch
+                given, batch = given + 1, following
+
+    def count(self, seed_path: tuple[int | str, ...], num_batches: int | None) -> None:
+        """Make ``num_samples`` known where no length tells it: the data are read once.
+
+        Args:
+            seed_path: of the pass; global generators are left alone.
+            num_batches: batches that are read, of a stream that may be endless; ``None`` for all.
+        """
+        with isolate_rng(include_cuda=False):
+            batches = itertools.islice(self.once(seed_path), num_batches)
+            self.num_samples = sum(
+                guess_batch_size(batch) if size is None else size for batch, size in batches if batch is not None
+            )
+
+    def _pass(self) -> Iterator[SizedBatch]:
+        """The loader from its beginning."""
+        several = isinstance(self._loader, CombinedLoader)
+        gave = False
+        for item in self._loader:
+            gave = self._gave_batches = True
+            batch = item[0] if several else item
+            yield batch, getattr(batch, "num_graphs", None)
+        if self._gave_batches and not gave:
+            raise DataError(
+                f"the {type(self._loader).__name__} gave batches once, and none when it was iterated again: its"
+                " __iter__ must begin anew every time, since a client reads its data every round."
+            )
+
     def _seed(self, path: tuple[int | str, ...]) -> None:
-        seed = derive_seed(*path, "loader")  # type: ignore[arg-type]
-        loader: Any = self._loader
-        inner = getattr(loader.batch_sampler, "sampler", None)
-        holders: tuple[Any, ...] = (loader, loader.sampler, loader.batch_sampler, inner)
-        for holder in holders:
-            own = getattr(holder, "generator", None)
-            if isinstance(own, torch.Generator):
-                own.manual_seed(seed)
-            if hasattr(holder, "set_epoch"):
-                holder.set_epoch(seed & 0x7FFF_FFFF)
+        for number, loader in enumerate(self._parts):
+            seed = derive_seed(*path, "loader", *([number] if number else []))  # type: ignore[arg-type]
+            sampler, batch_sampler = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
+            inner = getattr(batch_sampler, "sampler", None)
+            holders: tuple[Any, ...] = (loader, sampler, batch_sampler, inner)
+            for holder in holders:
+                own = getattr(holder, "generator", None)
+                if isinstance(own, torch.Generator):
+                    own.manual_seed(seed)
+                if hasattr(holder, "set_epoch"):
+                    holder.set_epoch(seed & 0x7FFF_FFFF)
         seed_default_generators(*path, "loader")  # type: ignore[arg-type]
+
+
+def _num_samples(loader: Any) -> int | None:
+    """The samples in one pass over a loader; ``None`` where nothing tells."""
+    if isinstance(loader, DataLoader):
+        # A sampler may leave samples out; a data set that is not put into batches is asked itself.
+        streamed = isinstance(loader.dataset, IterableDataset)
+        return sized_len(loader.dataset if streamed or loader.batch_size is None else loader.sampler)
+    return sized_len(getattr(loader, "dataset", None))
+
+
+class LoadersInTurn(ClientBatches):
+    """Several loaders that are read one after another, as validation and test data may have them.
+
+    Args:
+        loaders: at least one.
+    """
+
+    def __init__(self, loaders: Sequence[ClientBatches]) -> None:
+        self._loaders = list(loaders)
+        self.num_samples = sum(loader.num_samples for loader in loaders)
+
+    @property
+    def loaders(self) -> Sequence[ClientBatches]:
+        """All of them."""
+        return self._loaders
+
+    def epoch_length(self) -> int | None:
+        """Batches of all."""
+        lengths = [loader.epoch_length() for loader in self._loaders]
+        return None if None in lengths else sum(length or 0 for length in lengths)
+
+    def once(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
+        """One pass over each."""
+        for number, loader in enumerate(self._loaders):
+            yield from self._on_device(loader, loader.once((*seed_path, number)))
+
+    def shuffled(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[SizedBatch]:
+        """Pass after pass, in their own order."""
+        for epoch in itertools.count():
+            given = 0
+            for batch in itertools.islice(self.once((*seed_path, epoch)), num_batches):
+                given += 1
+                yield batch
+            num_batches -= given
+            if not given or not num_batches:
+                return
+
+    def some(self, seed_path: tuple[int | str, ...], num_samples: int | None) -> Iterator[SizedBatch]:
+        """Of each loader its share."""
+        for number, loader in enumerate(self._loaders):
+            yield from self._on_device(loader, loader.some((*seed_path, number), self.share(loader, num_samples)))
+
+    def singly(self, seed_path: tuple[int | str, ...], num_samples: int | None) -> Iterator[SizedBatch]:
+        """Of each loader its share."""
+        for number, loader in enumerate(self._loaders):
+            yield from self._on_device(loader, loader.singly((*seed_path, number), self.share(loader, num_samples)))
+
+    def share(self, loader: ClientBatches, num_samples: int | None) -> int | None:
+        """In proportion to their samples, rounded up."""
+        if num_samples is None or not self.num_samples:
+            return num_samples
+        return -(-num_samples * loader.num_samples // self.num_samples)
+
+    def _on_device(self, loader: ClientBatches, batches: Iterator[SizedBatch]) -> Iterator[SizedBatch]:
+        for batch in batches:
+            self.on_device = loader.on_device  # of the batch that is given next
+            yield batch
+
+
+def _in_turn(loaders: Sequence[ClientBatches | None]) -> ClientBatches | None:
+    held = [loader for loader in loaders if loader is not None]
+    return (held[0] if held else None) if len(held) < 2 else LoadersInTurn(held)
 
 
 class BatchFactory:
@@ -296,19 +466,18 @@ class BatchFactory:
         self._channels_last = channels_last
         self._packs: dict[int, tuple[Any, Pack | None]] = {}
         self._made: dict[tuple[int, Split], ClientBatches | None] = {}
+        self._loaders: dict[tuple[int, Split], Any] = {}
 
     def batches(self, client: int, split: Split) -> ClientBatches | None:
         """A client's batches in one split, ``None`` where it has no such data; made once.
 
         Raises:
-            ConfigurationError: the data module returned several data sets or loaders.
             DataError: a client has no training samples.
         """
         key = (client, split)
         if key not in self._made:
-            data = self._data.client_data(client, split)
-            _refuse_several(data, f"{type(self._data).__name__}.client_data({client}, {split!r})")
-            made = self._make(data, split)
+            source = f"{type(self._data).__name__}.client_data({client}, {split!r}) returned"
+            made = self._make(self._data.client_data(client, split), split, source)
             if made is not None and made.num_samples == 0 and made.epoch_length() == 0:
                 made = None
             if made is None and split == "train":
@@ -321,33 +490,65 @@ class BatchFactory:
             self._made[key] = made
         return self._made[key]
 
-    def _make(self, data: Dataset | DataLoader | None, split: Split) -> ClientBatches | None:
-        module = self._data
-        if data is None:
+    def loader(self, client: int, split: Split) -> Any:
+        """What a client's module is shown as its loader of a split, ``None`` where it has no such data.
+
+        The data module's own loader, or one made over the client's data set, with an order of its own.
+        """
+        batches = self.batches(client, split)
+        if batches is None:
             return None
-        if isinstance(data, DataLoader):
-            options = _plain_options(data)
-            if options is None:
-                return LoaderBatches(data)
-            packed = self._packed(data.dataset, **options)
-            return packed or LoaderBatches(data)
-        batch_size = module.batch_size if split == "train" else module.eval_batch_size
-        shuffle, drop_last = split == "train" and module.shuffle, split == "train" and module.drop_last
-        stream = isinstance(data, IterableDataset)
-        packed = None if stream else self._packed(data, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last)
-        if packed is not None:
-            return packed
-        length = len(data) if hasattr(data, "__len__") else None
-        return LoaderBatches(
-            DataLoader(
-                data,
-                batch_size=batch_size,
-                shuffle=shuffle and not stream and bool(length),
-                drop_last=drop_last and (length is None or length > batch_size),
-                collate_fn=_collate,
-                generator=torch.Generator(),
-            )
-        )
+        key = (client, split)
+        if key not in self._loaders:
+            data: Any = self._data.client_data(client, split)
+            self._loaders[key] = self._shown(data, split)
+        return self._loaders[key]
+
+    def _shown(self, data: Any, split: Split) -> Any:
+        """Loaders in place of data sets, in the form in which the data module gave them."""
+        if holds_several(data):
+            return self._loaders_of(data, split)
+        return self._loader_of(data, split) if is_dataset(data) else data
+
+    def _make(self, data: Any, split: Split, source: str) -> ClientBatches | None:
+        if holds_several(data) and split == "train":
+            data = combined(self._loaders_of(data, split), split)
+        elif holds_several(data):
+            return _in_turn([self._make(part, split, source) for part in combined(data, split).flattened])
+        if is_dataset(data):
+            options = self._options(split)
+            stream = isinstance(data, IterableDataset)
+            return (None if stream else self._packed(data, **options)) or LoaderBatches(self._loader_of(data, split))
+        loader = as_loader(data, split, source)
+        if not isinstance(loader, CombinedLoader):
+            return None if loader is None else self._of_loader(loader)
+        parts = loader.flattened
+        if loader.iterables is parts[0]:  # one iterable, not in a list
+            return self._of_loader(parts[0])
+        if split == "train" or loader._mode != "sequential":
+            return LoaderBatches(loader)
+        return _in_turn(list(map(self._of_loader, parts)))
+
+    def _of_loader(self, loader: Any) -> ClientBatches:
+        """The batches of one loader, without it where they can be packed."""
+        options = _plain_options(loader) if isinstance(loader, DataLoader) else None
+        return (None if options is None else self._packed(loader.dataset, **options)) or LoaderBatches(loader)
+
+    def _options(self, split: Split) -> dict[str, Any]:
+        module, training = self._data, split == "train"
+        return {
+            "batch_size": module.batch_size if training else module.eval_batch_size,
+            "shuffle": training and module.shuffle,
+            "drop_last": training and module.drop_last,
+        }
+
+    def _loader_of(self, data: Any, split: Split) -> DataLoader:
+        """The engine's own loader over a data set."""
+        return make_loader(data, collate_fn=collate, **self._options(split))
+
+    def _loaders_of(self, data: Any, split: Split) -> Any:
+        """A list, tuple or dict with a loader in place of every data set."""
+        return tree_map(lambda part: self._loader_of(part, split) if is_dataset(part) else part, data)
 
     def _packed(self, dataset: Any, **options: Any) -> PackedBatches | None:
         indices: Tensor | None = None
@@ -375,15 +576,6 @@ class BatchFactory:
         return PackedBatches(pack, None if indices is None else indices.to(self._device), **options)
 
 
-def _refuse_several(data: Any, source: str) -> None:
-    parts = list(data.values()) if isinstance(data, Mapping) else data if isinstance(data, list | tuple) else []
-    if isinstance(data, Mapping) or any(isinstance(part, DataLoader | Dataset) for part in parts):
-        raise ConfigurationError(
-            f"{source} returned a {type(data).__name__} of {len(parts)}: a client has one data set or DataLoader per"
-            " split; join data sets with torch.utils.data.ConcatDataset."
-        )
-
-
 def _plain_options(loader: DataLoader) -> dict[str, Any] | None:
     """Batch size, order and drop_last of a loader that does nothing else; ``None`` for any other."""
     sampler = loader.sampler
@@ -405,14 +597,3 @@ def _plain_options(loader: DataLoader) -> dict[str, Any] | None:
         "shuffle": type(sampler) is RandomSampler,
         "drop_last": bool(loader.drop_last),
     }
-
-
-def _collate(samples: list[Any]) -> Any:
-    """PyG's collation for samples that are or hold graphs, torch's for all others."""
-    first = samples[0]
-    parts = first.values() if isinstance(first, Mapping) else first if isinstance(first, tuple | list) else (first,)
-    if any(is_graph(part) for part in parts):
-        from torch_geometric.loader.dataloader import Collater
-
-        return Collater(samples)(samples)
-    return default_collate(samples)

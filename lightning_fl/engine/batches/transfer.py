@@ -6,11 +6,12 @@ import torch
 from lightning.fabric.plugins.precision import MixedPrecision, Precision
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from lightning_fl.data.module import BATCH_HOOKS, FederatedDataModule
 from lightning_fl.engine.batches.packs import channels_last
+from lightning_fl.lightning_types import is_overridden
 
 __all__ = ["BatchTransfer"]
 
@@ -20,7 +21,7 @@ class BatchTransfer:
 
     Args:
         module: the user's module.
-        datamodule: the user's data.
+        data: of all clients; each client's batches go through the hooks of its own data module.
         device: where batches go.
         precision: Fabric's.
         channels_last: whether images get the channels-last memory format.
@@ -29,7 +30,7 @@ class BatchTransfer:
     def __init__(
         self,
         module: LightningModule,
-        datamodule: Any,
+        data: FederatedDataModule,
         device: torch.device,
         precision: Precision,
         *,
@@ -38,25 +39,39 @@ class BatchTransfer:
         self._device = device
         self._channels_last = channels_last
         self._convert = None if isinstance(precision, MixedPrecision) or type(precision) is Precision else precision
-        names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-        self.hooks: dict[str, Any] = {}
-        for name in names:
-            # As in Lightning, the data module's hook comes before the module's.
-            owner = next((part for part in (datamodule, module) if is_overridden(name, part)), None)
-            if owner is not None:
-                self.hooks[name] = getattr(owner, name)
+        self._module = module
+        self._data = data
+        self._hooks_of: dict[int, dict[str, Any]] = {}
 
-    def __call__(self, batch: Any, on_device: bool) -> Any:
-        """The batch as the step gets it; ``on_device`` says that it lies there already."""
-        hooks = self.hooks
+    def hooks(self, client: int) -> dict[str, Any]:
+        """The hooks that a hosted client's batches go through, by their names."""
+        if client not in self._hooks_of:
+            # As in Lightning, the data module's hook comes before the module's.
+            parts = (self._data.transfer_hooks(client), self._module)
+            owners = {name: next((part for part in parts if is_overridden(name, part)), None) for name in BATCH_HOOKS}
+            self._hooks_of[client] = {name: getattr(owner, name) for name, owner in owners.items() if owner is not None}
+        return self._hooks_of[client]
+
+    def __call__(self, batch: Any, on_device: bool, client: int, dataloader_idx: int = 0) -> Any:
+        """The batch as the step gets it.
+
+        Args:
+            batch: of the client's loader.
+            on_device: whether it lies there already.
+            client: whose.
+            dataloader_idx: which of the client's loaders, where evaluation reads several.
+        """
+        hooks = self._hooks_of.get(client)
+        if hooks is None:
+            hooks = self.hooks(client)
         if "on_before_batch_transfer" in hooks:
-            batch = hooks["on_before_batch_transfer"](batch, 0)
+            batch = hooks["on_before_batch_transfer"](batch, dataloader_idx)
         if "transfer_batch_to_device" in hooks:
-            batch = hooks["transfer_batch_to_device"](batch, self._device, 0)
+            batch = hooks["transfer_batch_to_device"](batch, self._device, dataloader_idx)
         elif not on_device:
             batch = move_data_to_device(batch, self._device)
         if "on_after_batch_transfer" in hooks:
-            batch = hooks["on_after_batch_transfer"](batch, 0)
+            batch = hooks["on_after_batch_transfer"](batch, dataloader_idx)
         if self._convert is not None:
             batch = self._to_precision(batch)
         if self._channels_last:

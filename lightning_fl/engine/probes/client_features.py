@@ -1,6 +1,7 @@
 """What the client discriminators of a run see: features and encoded targets of every client's training samples."""
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import torch
@@ -143,4 +144,4 @@ def _samples(loop: LocalLoop, client: int, encoder: nn.Module | None) -> tuple[T
         data = loop.data.client_data(client, "train")
         smiles = dataset_smiles(data.dataset if isinstance(data, DataLoader) else data)
     path = (loop.settings.seed, "client features", client)
-    return client_samples(batches, path, transfer=loop.move, encoder=encoder, smiles=smiles)
+    return client_samples(batches, path, transfer=partial(loop.move, client=client), encoder=encoder, smiles=smiles)

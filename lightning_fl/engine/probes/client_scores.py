@@ -73,7 +73,12 @@ class ClientScores:
         if personal is not None and own is not None:
             model = personal.insert_(model.clone(), own)
         with metric_states(loop.module):
-            report = loop.evaluate(client, model, self._split, batches.some(path, self._num_samples))
+            report = loop.evaluate(
+                client,
+                model,
+                self._split,
+                lambda loader: loader.some(path, batches.share(loader, self._num_samples)),
+            )
         assert report is not None
         name = monitored_metric(report.metrics, self._monitor, default_score(report.metrics), self._owner)
         logged = report.metrics[name]

@@ -70,7 +70,7 @@ class HeldOutLoss:
             TrainingError: it is not finite, or ``training_step`` gives none.
         """
         losses: list[Tensor] = []
-        sizes: list[int] = []
+        sizes: list[float] = []
         with torch.no_grad(), closing(self._losses(client, weights)) as found:
             for loss, size in found:
                 losses.append(loss)
@@ -90,7 +90,7 @@ class HeldOutLoss:
             TrainingError: one is not finite, or ``training_step`` gives none.
         """
         losses: list[Tensor] = []
-        sizes: list[int] = []
+        sizes: list[float] = []
         with torch.no_grad(), closing(self._losses(client, weights, singly=True)) as found:
             for loss, size in found:
                 losses.append(loss)
@@ -119,7 +119,7 @@ class HeldOutLoss:
         total = torch.zeros(sum(lengths), dtype=torch.float64, device=loop.processes.device)
         parts = total.split(lengths)
         losses: list[Tensor] = []
-        sizes: list[int] = []
+        sizes: list[float] = []
         with torch.enable_grad(), closing(self._losses(client, weights)) as found:
             for loss, size in found:
                 losses.append(loss.detach())
@@ -135,7 +135,7 @@ class HeldOutLoss:
             raise TrainingError(f"the gradient of the loss of {self._whose(client)} is not finite. {_MEND}")
         return total
 
-    def _mean(self, client: int, losses: list[Tensor], sizes: list[int]) -> float:
+    def _mean(self, client: int, losses: list[Tensor], sizes: list[float]) -> float:
         if not losses:
             raise TrainingError(
                 f"training_step gave no loss for {self._whose(client)}: return one for held-out batches too, or choose"
@@ -152,7 +152,9 @@ class HeldOutLoss:
             f"{self._loop.name_of(client)} on its {self._split} data in round {self._loop.federation.current_round + 1}"
         )
 
-    def _losses(self, client: int, weights: Weights, singly: bool = False) -> Generator[tuple[Tensor, int], None, None]:
+    def _losses(
+        self, client: int, weights: Weights, singly: bool = False
+    ) -> Generator[tuple[Tensor, float], None, None]:
         """The loss of every batch, or of every sample, with its number of samples."""
         loop = self._loop
         shim = loop.module_trainer
@@ -162,14 +164,14 @@ class HeldOutLoss:
         given = batches.singly if singly else batches.some
         with self._turn(client, weights, path):
             for index, (batch, size) in enumerate(given(path, self._num_samples)):
-                batch = loop.move(batch, batches.on_device)
+                batch = loop.move(batch, batches.on_device, client)
                 if batch is None:
                     continue
                 shim.batch_idx = index
-                shim.collector.batch, shim.collector.batch_size = batch, size
+                shim.collector.begin_step(batch, size)
                 loss = loop.loss(loop.step("training_step", batch, index))
                 if loss is not None:
-                    yield loss, shim.collector._current_batch_size()
+                    yield loss, shim.collector.step_size()
 
     @contextmanager
     def _turn(self, client: int, weights: Weights, path: tuple[int | str, ...]) -> Iterator[None]:

@@ -19,9 +19,10 @@ from lightning_fl.engine.round.server import next_model
 from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.engine.stacked.turns import StackedTurns
 from lightning_fl.engine.turn.loop import LocalLoop
+from lightning_fl.engine.turn.module_checks import place_of
 from lightning_fl.engine.weights.flat import SoleContribution, Weights, check_finite, combined
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
-from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
 
 __all__ = ["train_round"]
 
@@ -288,6 +289,9 @@ def _train_cohort(
             hook(client)
     reports = loop.processes.exchange(reports)
     _judge_failures(loop, cohort, reports, failure)
+    changed = [report.trainable for report in reports.values() if report.error is None]
+    if any(changed):
+        federation.freeze(loop.flat, changed)
     of_client: dict[int, list[ClientReport]] = {}
     for place, report in reports.items():
         of_client.setdefault(cohort.participants[place].client, []).append(report)
@@ -298,6 +302,9 @@ def _train_cohort(
 
 def _in_words(loop: LocalLoop, error: Exception) -> str:
     text = f"{type(error).__name__}: {error}"
+    place = "" if isinstance(error, FederatedError) else place_of(error, loop.module)
+    if place:
+        text = f"{text.removesuffix('.')}{place}."
     text += "" if text.endswith((".", "!", "?")) else "."
     if loop.settings.channels_last and "view size is not compatible" in text:
         text += " Images are laid out as trainer.channels_last says; set it to false where the module needs `view`."

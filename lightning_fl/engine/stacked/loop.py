@@ -21,7 +21,7 @@ from lightning_fl.engine.client import ClientReport, ClientTurn
 from lightning_fl.engine.stacked.stackable import explain, outside_draws, refuse_kept_tensors, refuse_unstackable
 from lightning_fl.engine.stacked.trainer import StackedTrainer
 from lightning_fl.engine.stacked.weights import StackedWeights
-from lightning_fl.engine.turn.amounts import ends_step, turn_report
+from lightning_fl.engine.turn.amounts import turn_report
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.results import LogCollector
 from lightning_fl.engine.weights.flat import Weights
@@ -56,7 +56,7 @@ class _Row:
     steps: list[list[_Batch]]
     collector: LogCollector
     losses: list[float] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
+    sizes: list[float] = field(default_factory=list)
     draws: dict[str, Any] | None = None  # where its default generators are, once something may have drawn from them
 
 
@@ -80,7 +80,10 @@ class StackedLoop:
         self._losses: list[tuple[list[_Row], Tensor]] = []
         self._step_was_checked = False
         #: Whether the module or the data see each client's batch before it is stacked.
-        self._visits_batches = bool(self._loop.move.hooks) or self._loop.overridden("on_train_batch_start")
+        self._hooks = loop.move.hooks
+        self._visits_batches = any(map(self._hooks, loop.processes.hosted)) or self._loop.overridden(
+            "on_train_batch_start"
+        )
         # The optimiser is looked at before any client's turn: one step a round stands for the client's own number.
         self._view.begin_step(estimated_stepping_batches={loop.settings.max_rounds})
         with self._view.instead_of_shim():
@@ -121,25 +124,27 @@ class StackedLoop:
 
     def _rows(self, turns: Sequence[ClientTurn]) -> list[_Row]:
         """What every client does in its turn."""
-        loop, accumulate = self._loop, self._settings.accumulate_grad_batches
+        loop = self._loop
         rows = []
         for turn in turns:
             batches = loop.factory.batches(turn.client, "train")
             assert isinstance(batches, PackedBatches)
             assert isinstance(batches.pack, TensorPack)
-            total, epoch_length, planned = loop.amount_of_work(batches, None)
+            length = loop.turn_length(batches, None)
             path = loop.path(turn.client, "train")
             layout = tuple((tensor.shape[1:], tensor.dtype) for tensor in batches.pack.tensors)
             steps: list[list[_Batch]] = []
             begins = True
-            for index, (samples, targets) in enumerate(batches.picks(path, total)):
+            for index, (samples, targets) in enumerate(batches.picks(path, int(length.total))):
                 if begins:
                     steps.append([])
                 steps[-1].append(_Batch(index, samples, targets, (index, len(samples), layout)))
-                begins = ends_step(index, total, epoch_length, accumulate)
+                begins = length.ends_step(index)
             collector = LogCollector(self._settings.log_every_n_steps)
             self._shim.replay(collector)
-            rows.append(_Row(turn, batches.pack, batches.num_samples, total, planned, steps, collector))
+            rows.append(
+                _Row(turn, batches.pack, batches.num_samples, int(length.total), int(length.steps), steps, collector)
+            )
         return rows
 
     def _begin(self, rows: Sequence[_Row]) -> StackedWeights:
@@ -175,8 +180,7 @@ class StackedLoop:
         """One batch of some clients: loss, gradients, and what was logged."""
         index, size = batches[0].index, len(batches[0].samples)
         for row in rows:
-            row.sizes.append(size)
-            row.collector.batch_size, row.collector.step = size, row.turn.state.global_step + step
+            row.collector.begin_step(None, size, row.turn.state.global_step + step)
         if self._visits_batches:
             visited = [self._visit(weights, *each, step) for each in zip(rows, places, batches, strict=True)]
             batch = self._stack(visited)
@@ -193,6 +197,9 @@ class StackedLoop:
         for entry, values in zip(self._view.logged, logged, strict=True):
             for row, value in zip(rows, values.unbind(0), strict=True):
                 row.collector.log(entry.hook, entry.name, value, **entry.options)
+        given = any(entry.options.get("batch_size") is not None for entry in self._view.logged)
+        for row in rows:
+            row.sizes.append(row.collector.step_size() if given else size)
 
     def _gather(self, rows: Sequence[_Row], batches: Sequence[_Batch]) -> list[Tensor]:
         """The clients' batches as one: tensors [n, size, ...]."""
@@ -203,7 +210,7 @@ class StackedLoop:
             samples = torch.cat([batch.samples for batch in batches])
             shape = (len(batches), len(batches[0].samples))
             tensors = [tensor.index_select(0, samples).unflatten(0, shape) for tensor in rows[0].pack.tensors]
-        return self._loop.move(tensors, True)
+        return self._loop.move(tensors, True, rows[0].turn.client)
 
     def _visit(self, weights: StackedWeights, row: _Row, place: int, batch: _Batch, step: int) -> Any:
         """One client's batch after the hooks that see it: those of its transfer, and ``on_train_batch_start``."""
@@ -215,7 +222,7 @@ class StackedLoop:
         last = {batch.index == row.total - 1}
         of_one: dict[str, set[Any]] = {"client": {row.turn.client}, "batch_idx": {batch.index}, "is_last_batch": last}
         self._view.begin_step(**self._facts([row], step), **of_one)
-        moved = loop.move(_samples(row.pack, batch), True)
+        moved = loop.move(_samples(row.pack, batch), True, row.turn.client)
         if loop.overridden("on_train_batch_start"):
             weights.give(place)
             if loop.call("on_train_batch_start", moved, batch.index) == -1:
@@ -238,8 +245,9 @@ class StackedLoop:
             for batch in batches
         }
         if len(layouts) > 1 or None in next(iter(layouts)):
+            hooks = self._hooks(self._loop.processes.hosted[0])
             raise ConfigurationError(
-                f"after {', '.join(self._loop.move.hooks)} batches of as many samples are no lists of tensors of the"
+                f"after {', '.join(hooks)} batches of as many samples are no lists of tensors of the"
                 " same shapes, so that those of several clients cannot be stacked. Set trainer.stacked_clients=1."
             )
         return [torch.stack(column) for column in zip(*batches, strict=True)]
@@ -322,6 +330,7 @@ class StackedLoop:
         for row in rows:
             state = row.turn.state
             state.global_step += len(row.steps)
+            state.batches += row.total
             state.rounds_seen = self._loop.federation.current_round
             try:
                 metrics = row.collector.reduce(row.num_samples)

@@ -14,7 +14,18 @@ from lightning_fl.errors import ConfigurationError
 __all__ = ["Logged", "StackedTrainer"]
 
 #: Never the same for two clients.
-_OF_ONE_CLIENT = frozenset({"client", "callback_metrics"})
+_OF_ONE_CLIENT = frozenset(
+    {
+        "client",
+        "callback_metrics",
+        "logged_metrics",
+        "progress_bar_metrics",
+        "train_dataloader",
+        "val_dataloaders",
+        "fit_loop",
+        "batches_before",
+    }
+)
 
 
 @dataclass(frozen=True)

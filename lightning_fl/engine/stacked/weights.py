@@ -33,6 +33,9 @@ def why_not_stackable(optimizer: Optimizer, flat: FlatModule) -> str | None:
         )
     if any(flat_runs(_trained(group), flat) is None for group in optimizer.param_groups):
         return "its optimiser has parameters that are not the module's, or not float32 or float64"
+    places = [flat.place(parameter) for group in optimizer.param_groups for parameter in _trained(group)]
+    if len(set(places)) < len(places):
+        return "two of its optimiser's parameters are different objects that share their memory"
     return None
 
 

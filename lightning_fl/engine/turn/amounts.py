@@ -2,29 +2,66 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.errors import TrainingError
 from lightning_fl.metrics import LoggedValue
 
-__all__ = ["ends_step", "turn_report"]
+__all__ = ["TurnLength", "turn_report"]
 
 
-def ends_step(index: int, total: int, epoch_length: int | None, accumulate: int) -> bool:
-    """Whether the optimiser steps after a batch.
+@dataclass
+class TurnLength:
+    """How long a turn is. Of data without a length it shows as the turn goes on.
 
     Args:
-        index: the batch's, in the turn.
-        total: batches in the turn.
-        epoch_length: batches in an epoch, where the work is given in epochs.
         accumulate: batches per step; fewer at the end of the turn and of an epoch.
+        total: batches in the turn; infinite until they are known.
+        epoch_length: batches in an epoch, where the work is given in epochs and their length is known.
+        steps: of the optimiser in the turn; infinite where they are not known.
+        epochs: in the turn.
     """
-    place = index % epoch_length if epoch_length else index
-    return (place + 1) % accumulate == 0 or index == total - 1 or place + 1 == epoch_length
+
+    accumulate: int
+    total: float
+    epoch_length: int | None
+    steps: float
+    epochs: int = 1
+    _begin: int = 0  # of the present epoch where its length is not known
+    _last: int = -1  # its last batch, once that is known
+
+    def end_epoch(self, index: int, last: bool) -> None:
+        """Data without a length: the batch that comes is the last of its epoch, or of the turn."""
+        self._last = index
+        if last:
+            self.total = index + 1
+
+    def begins_step(self, index: int) -> bool:
+        """Whether a batch is the first whose gradient counts in a step; in every epoch that starts anew.
+
+        Args:
+            index: the batch's, in the turn; asked for in ascending order.
+        """
+        return self._place(index) % self.accumulate == 0
+
+    def ends_step(self, index: int) -> bool:
+        """Whether the optimiser steps after a batch."""
+        place = self._place(index)
+        ended = (place + 1) % self.accumulate == 0 or index == self.total - 1
+        return ended or place + 1 == self.epoch_length or index == self._last
+
+    def _place(self, index: int) -> int:
+        """The batch's number in its epoch."""
+        if self.epoch_length:
+            return index % self.epoch_length
+        if 0 <= self._last < index:
+            self._begin, self._last = index, -1
+        return index - self._begin
 
 
 def turn_report(
-    num_samples: int, num_steps: int, metrics: dict[str, LoggedValue], losses: Sequence[float], sizes: Sequence[int]
+    num_samples: int, num_steps: int, metrics: dict[str, LoggedValue], losses: Sequence[float], sizes: Sequence[float]
 ) -> ClientReport:
     """The report of a turn, with the mean loss as ``train/loss`` unless the module logged that.
 

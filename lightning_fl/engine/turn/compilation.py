@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
 from torchmetrics import Metric, MetricCollection
 
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.lightning_types import is_overridden
 
 __all__ = ["CompileSettings", "CompiledSteps", "compile_faults"]
 

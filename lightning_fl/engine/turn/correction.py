@@ -6,8 +6,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_fl.engine.weights.flat import FlatModule, Weights
+from lightning_fl.engine.weights.flat import FlatModule, Place, Weights
 from lightning_fl.engine.weights.local_parameters import LocalParameters, averaged_spans
+from lightning_fl.errors import ConfigurationError
 
 __all__ = ["Correction", "GradientCorrection"]
 
@@ -31,14 +32,19 @@ class GradientCorrection:
         self._flat = flat
         self._correct_ = correct_
         self._gradient = Weights({dtype: torch.zeros_like(vector) for dtype, vector in flat.weights.floating()})
-        self._averaged = {(span.dtype, span.begin) for span in averaged_spans(flat, personal)}
-        self._of_optimizer: dict[int, tuple[list[nn.Parameter], list[torch.Tensor]]] = {}
+        self._personal = personal
+        self._of_optimizer: dict[tuple[int, ...], tuple[list[nn.Parameter], list[torch.Tensor]]] = {}
 
     def apply_(self, optimizer: Optimizer) -> None:
-        """Change the gradients of those parameters that an optimiser is about to step."""
-        if id(optimizer) not in self._of_optimizer:
-            self._of_optimizer[id(optimizer)] = self._views(optimizer)
-        parameters, views = self._of_optimizer[id(optimizer)]
+        """Change the gradients of those parameters that an optimiser is about to step.
+
+        Raises:
+            ConfigurationError: two of them are different objects that share their memory.
+        """
+        groups = (id(optimizer), *[len(group["params"]) for group in optimizer.param_groups])  # hooks may add some
+        if groups not in self._of_optimizer:
+            self._of_optimizer[groups] = self._views(optimizer)
+        parameters, views = self._of_optimizer[groups]
         for parameter, view in zip(parameters, views, strict=True):
             if parameter.grad is None:
                 view.zero_()
@@ -52,9 +58,18 @@ class GradientCorrection:
     def _views(self, optimizer: Optimizer) -> tuple[list[nn.Parameter], list[torch.Tensor]]:
         """An optimiser's averaged parameters and their parts of the gradient."""
         parameters, views = [], []
+        averaged = {(span.dtype, span.begin) for span in averaged_spans(self._flat, self._personal)}
+        taken: set[Place] = set()
         for parameter in (one for group in optimizer.param_groups for one in group["params"]):
             place = self._flat.place(parameter)
-            if place is not None and (place.dtype, place.begin) in self._averaged:
+            if place is not None and (place.dtype, place.begin) in averaged:
+                if place in taken:
+                    raise ConfigurationError(
+                        "two parameters of the optimiser are different objects that share their memory, and the"
+                        " strategy changes the gradient of what lies there: tie them as one object (b.weight ="
+                        " a.weight)."
+                    )
+                taken.add(place)
                 vector = self._gradient.vectors[place.dtype]
                 parameters.append(parameter)
                 views.append(vector[place.begin : place.begin + parameter.numel()].view(parameter.shape))

@@ -108,6 +108,8 @@ class FlatOptimizer:
     def __init__(self, optimizer: Optimizer, groups: Sequence[Sequence[FlatRun]]) -> None:
         self._optimizer = optimizer
         self._groups = groups
+        #: Hooks may add groups, or parameters to one, in the middle of a turn.
+        self._known = [(group["params"], len(group["params"])) for group in optimizer.param_groups]
         self._twin = copy.copy(optimizer)  # of its class, with the settings that its constructor left in it
         self._twin.state = defaultdict(dict)
         self._twin.param_groups = [{"params": [run.flat for run in runs]} for runs in groups]
@@ -141,7 +143,7 @@ class FlatOptimizer:
 
     def step(self) -> bool:
         """Take a step by the parameters' gradients; ``False``, and nothing done, where it must be taken one by one."""
-        if not all(run.gather() for runs in self._groups for run in runs):
+        if self.outdated or not all(run.gather() for runs in self._groups for run in runs):
             return False
         for twin, group in zip(self._twin.param_groups, self._optimizer.param_groups, strict=True):
             flat = twin["params"]
@@ -149,6 +151,15 @@ class FlatOptimizer:
             twin["params"] = flat
         self._twin.step()
         return True
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the optimiser's groups are no longer those that it had."""
+        groups = self._optimizer.param_groups
+        return len(groups) != len(self._known) or any(
+            group["params"] is not parameters or len(parameters) != count
+            for group, (parameters, count) in zip(groups, self._known, strict=True)
+        )
 
     def release(self) -> None:
         """Give the optimiser its state, as if it had taken the steps itself."""
@@ -193,12 +204,15 @@ def _has_hooks(optimizer: Optimizer) -> bool:
 
 
 def flat_runs(parameters: Sequence[Tensor], flat: FlatModule) -> list[FlatRun] | None:
-    """A group's parameters as runs of the flat vectors; ``None`` where one is frozen, in halves or not the module's."""
+    """A group's parameters as runs of the flat vectors.
+
+    ``None`` where one is frozen, in halves, not the module's, or laid out in memory in another order than its own.
+    """
     places = [flat.place(parameter) for parameter in parameters]
     runs: list[FlatRun] = []
     begin = 0
     for number, (parameter, place) in enumerate(zip(parameters, places, strict=True)):
-        if place is None or place.dtype not in _DTYPES or not parameter.requires_grad:
+        if place is None or place.dtype not in _DTYPES or not parameter.requires_grad or not parameter.is_contiguous():
             return None
         following = places[number + 1] if number + 1 < len(places) else None
         if following is not None and (following.dtype, following.begin) == (place.dtype, place.end):

@@ -1,21 +1,29 @@
 """One client's turn: its local training steps, or the evaluation of its model, on the process's one module."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.fabric.plugins.precision import Precision
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from lightning.pytorch.utilities.model_helpers import _ModuleMode, is_overridden
+from lightning.pytorch.utilities.model_helpers import _ModuleMode
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from lightning_fl.cohort import Participant
 from lightning_fl.data.module import FederatedDataModule, Split
-from lightning_fl.engine.batches.client import BatchFactory, ClientBatches, SizedBatch
+from lightning_fl.engine.batches.client import (
+    BatchFactory,
+    ClientBatches,
+    LoaderBatches,
+    PackedBatches,
+    SizedBatch,
+)
 from lightning_fl.engine.batches.transfer import BatchTransfer
 from lightning_fl.engine.client import ClientReport, ClientState, ClientTurn, LocalWork, unpacked
 from lightning_fl.engine.federation import STRATEGY, Federation, Round
@@ -23,15 +31,18 @@ from lightning_fl.engine.hooks import Hook, Hooks
 from lightning_fl.engine.learner import Learner, changes
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
-from lightning_fl.engine.turn.amounts import ends_step, turn_report
+from lightning_fl.engine.turn.amounts import TurnLength, turn_report
+from lightning_fl.engine.turn.attributes import AttributeWatch
 from lightning_fl.engine.turn.correction import Correction
-from lightning_fl.engine.turn.module_checks import refuse_hooks, takes_batch_index
-from lightning_fl.engine.turn.module_trainer import ModuleTrainer
+from lightning_fl.engine.turn.metric_states import MetricStates
+from lightning_fl.engine.turn.module_checks import check_dataloader_idx, refuse_hooks, takes_batch_index
+from lightning_fl.engine.turn.module_trainer import ModuleTrainer, keep_metrics_local
 from lightning_fl.engine.turn.optimization import Optimization
 from lightning_fl.engine.weights.flat import FlatModule, Span, Weights
 from lightning_fl.engine.weights.local_parameters import averaged_spans
 from lightning_fl.errors import ConfigurationError, TrainingError
-from lightning_fl.seeding import generator, seed_default_generators
+from lightning_fl.lightning_types import is_overridden
+from lightning_fl.seeding import derive_seed, generator, seed_default_generators
 
 __all__ = ["LocalLoop"]
 
@@ -40,6 +51,8 @@ _STAGES: dict[Split, tuple[TrainerFn, RunningStage, str]] = {
     "test": (TrainerFn.TESTING, RunningStage.TESTING, "test"),
 }
 
+#: How some of a loader's batches are read.
+Reading = Callable[[ClientBatches], Iterator[SizedBatch]]
 
 #: What a strategy may do in its own way inside of a client's turn, or for one.
 _STEPS = (
@@ -64,6 +77,8 @@ _HOOKS_OF_RUN: dict[str, tuple[TrainerFn, RunningStage]] = {
     "on_predict_start": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
     "on_predict_end": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
 }
+#: Those of them that a fit calls in every round.
+_HOOKS_OF_ROUND = frozenset({"on_validation_start", "on_validation_end"})
 
 
 class LocalLoop:
@@ -113,12 +128,14 @@ class LocalLoop:
         self.learner = learner
         self._overridden: dict[str, bool] = {}  # asked for in every step
         refuse_hooks(module)
+        module_trainer.find_loader = self._loader
         self._precision: Precision = module_trainer.precision_plugin.plugin
         self.optimization = Optimization(module_trainer, flat, settings, federation)
         self._step_takes_index = {
             name: takes_batch_index(module, name)
             for name in ("training_step", "validation_step", "test_step", "predict_step")
         }
+        self._checked_loaders: set[tuple[str, bool]] = set()
         self._around: list[Hook] = hooks.of("around_training_step")
         self._after_step: list[Hook] = hooks.of("on_client_step_end")
         #: The steps that the strategy does in its own way.
@@ -126,6 +143,54 @@ class LocalLoop:
         federation.communication.extra_vectors = len(learner.extra_vectors)
         self.move = BatchTransfer(module, data, processes.device, self._precision, channels_last=settings.channels_last)
         self._mode = _ModuleMode()
+        self.metric_states = MetricStates(module, federation)
+        self._attributes = AttributeWatch(module, processes.num_clients, self.name_of)
+
+    def take_in(self) -> None:
+        """Lay the module out anew where a hook of the run has given it parameters or buffers; on every rank alike.
+
+        Called before the first turn. Rank zero's values of what is new hold on every rank.
+
+        Raises:
+            ConfigurationError: the ranks' modules have got different parts, or a run that goes on from a checkpoint
+                lacks some of that checkpoint's.
+        """
+        new = self.processes.of_ranks(self.flat.new_tensors()) if self.processes.several else [self.flat.new_tensors()]
+        if any(of_rank != new[0] for of_rank in new):
+            raise ConfigurationError(
+                f"on_train_start gave the module other parameters on other processes ({'; '.join(map(str, new))}): make"
+                " the same on all of them."
+            )
+        if new[0]:
+            moved = self.flat.take_in()
+            if self.processes.several:
+                for vector in self.flat.weights.vectors.values():
+                    self.processes.transport.broadcast_bytes_(vector, 0)
+            if moved is not None:
+                self.federation.lay_out(self.flat, moved)
+            self.optimization.look_at_parameters()
+        keep_metrics_local(self.module)
+        self.metric_states = MetricStates(self.module, self.federation)
+        missing = self.flat.missing()
+        if missing:
+            raise ConfigurationError(
+                f"the checkpoint has '{missing[0]}', which the module has not by the end of on_train_start: give the"
+                " checkpoint of a run with the same model."
+            )
+
+    def refuse_new(self, where: str) -> None:
+        """Refuse parameters and buffers that the module has got when clients already train.
+
+        Raises:
+            TrainingError: naming them.
+        """
+        new = self.flat.new_tensors()
+        if new:
+            raise TrainingError(
+                f"{', '.join(map(repr, new))} appeared {where}: clients average what the module holds when training"
+                " starts. Make it in __init__, configure_model, on_fit_start or on_train_start, frozen where it is to"
+                " be trained later."
+            )
 
     def begin_turn(self, participant: Participant) -> ClientTurn:
         """A hosted participant's turn, after the hooks that watch its start."""
@@ -134,7 +199,11 @@ class LocalLoop:
         start = federation.shared_model(client) if given is None else federation.models[given]
         state = federation.client_states.setdefault(client, ClientState())
         self.round.participant = participant
-        self.hooks.call("on_client_start", client)
+        watchers = self.hooks.of("on_client_start")
+        if watchers:
+            self.load(client, start, own=True)
+        for hook in watchers:
+            hook(client)
         turn = self._turn(client, given, start, state, federation)
         if "begin_client" in self.own_steps:
             self.learner.begin_client(turn)
@@ -179,6 +248,10 @@ class LocalLoop:
         """
         correct_ = partial(self.learner.correct_gradient_, turn) if "correct_gradient_" in self.own_steps else None
         report = self.train(turn.client, turn.start, turn.state, correct_=correct_)
+        if report.trainable and self.own_steps:  # what the turn trained, not what it began with
+            before = self.flat.set_trainable(report.trainable)
+            turn.spans = self.averaged_spans()
+            self.flat.set_trainable(before)
         turn.optimizers = list(self.module_trainer.optimizers)
         return report
 
@@ -221,54 +294,82 @@ class LocalLoop:
         Raises:
             TrainingError: a loss is NaN or infinite.
         """
+        trainable = self.flat.trainable()
+        try:
+            self.metric_states.begin(client)
+            report = self._train(client, start, state, purpose, own, work, correct_)
+            self.metric_states.end(client, keep=own)
+        finally:  # what hooks freeze and unfreeze holds for all from the next round on
+            changed = self.flat.frozen_since(trainable)
+            if changed:
+                self.flat.set_trainable({name: not flag for name, flag in changed.items()})
+        return replace(report, trainable=changed) if changed else report
+
+    def _train(
+        self,
+        client: int,
+        start: Weights,
+        state: ClientState,
+        purpose: str,
+        own: bool,
+        work: LocalWork | None,
+        correct_: Correction | None,
+    ) -> ClientReport:
         settings, shim = self.settings, self.module_trainer
         path = self.path(client, purpose)
         batches = self.batches(client, "train")
-        total, epoch_length, steps = self.amount_of_work(batches, work)
+        length = self.turn_length(batches, work)
         self.load(client, start, own)
         by_strategy = own and "client_loss" in self.own_steps
         generators = self._seed(*path)
         shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
-        shim.begin_turn(client, state.global_step)
-        shim.num_training_batches = total
+        shim.begin_turn(client, state.global_step, batches_before=state.batches)
+        shim.num_training_batches = length.total
         accumulate = settings.accumulate_grad_batches
-        shim.estimated_stepping_batches = settings.max_rounds * steps
+        shim.estimated_stepping_batches = settings.max_rounds * length.steps
+        if own:
+            self._attributes.begin("train")
         self.optimization.begin(state, correct_)
-        self.call("on_train_epoch_start")
+        if self.overridden("on_train_epoch_start"):
+            self.call("on_train_epoch_start")
+            self.refuse_new(f"in on_train_epoch_start of {self.name_of(client)}")
+        if own:
+            self._attributes.started("train", client)
 
         losses: list[Tensor] = []
-        sizes: list[int] = []
-        for index, (batch, size) in enumerate(batches.shuffled(path, total)):
-            batch = self.move(batch, batches.on_device)
+        sizes: list[float] = []
+        for index, (batch, size) in enumerate(self._training_batches(batches, path, length)):
+            batch = self.move(batch, batches.on_device, client)
+            shim.batch_idx, shim.is_last_batch = index, index == length.total - 1
             if batch is None:  # as in Lightning: the loader's collation left every sample out
                 continue
-            shim.batch_idx, shim.is_last_batch = index, index == total - 1
-            shim.collector.batch, shim.collector.batch_size, shim.collector.step = batch, size, shim.global_step
+            shim.collector.begin_step(batch, size, shim.global_step)
             if self.overridden("on_train_batch_start") and self.call("on_train_batch_start", batch, index) == -1:
                 break
-            place = index % epoch_length if epoch_length else index  # accumulation starts anew in every epoch
-            stepping = ends_step(index, total, epoch_length, accumulate)
+            first, stepping = length.begins_step(index), length.ends_step(index)
 
             def compute(batch: Any = batch, index: int = index) -> tuple[Tensor | None, STEP_OUTPUT]:
                 output = self._training_output(batch, index, generators)
                 return self.loss(output, by_strategy), output
 
-            loss, output = self.optimization.step(compute, index, first=place % accumulate == 0, stepping=stepping)
+            loss, output = self.optimization.step(compute, index, first=first, stepping=stepping)
             if loss is not None:
                 losses.append(loss.detach())
-                sizes.append(shim.collector._current_batch_size())
+                sizes.append(shim.collector.step_size())
             if self.overridden("on_train_batch_end"):
                 self.call("on_train_batch_end", _batch_outputs(output, accumulate), batch, index)
             if stepping and own:
                 for hook in self._after_step:
                     hook(client, shim.global_step - state.global_step)
         self.call("on_train_epoch_end")
+        self.refuse_new(f"in the turn of {self.name_of(client)}")
         self.optimization.end(state)
+        state.batches += shim.batch_idx + 1
         shim.end_turn()
         return self._training_report(client, batches, losses, sizes, state)
 
     def _training_report(
-        self, client: int, batches: ClientBatches, losses: list[Tensor], sizes: list[int], state: ClientState
+        self, client: int, batches: ClientBatches, losses: list[Tensor], sizes: list[float], state: ClientState
     ) -> ClientReport:
         steps = self.module_trainer.global_step - state.global_step
         state.global_step = self.module_trainer.global_step
@@ -285,19 +386,23 @@ class LocalLoop:
             if values is not None:
                 personal.insert_(self.flat.weights, values)
 
-    def amount_of_work(self, batches: ClientBatches, work: LocalWork | None) -> tuple[int, int | None, int]:
-        """Batches in the turn, batches in an epoch where the work is given in epochs, optimiser steps in the turn."""
+    def turn_length(self, batches: ClientBatches, work: LocalWork | None) -> TurnLength:
+        """How much a client trains in a turn on its batches."""
         accumulate = self.settings.accumulate_grad_batches
         work = work or self.round.work or LocalWork(self.settings.local_steps, self.settings.local_epochs)
         if work.steps is not None:
-            return work.steps * accumulate, None, work.steps
-        length = batches.epoch_length()
+            return TurnLength(accumulate, work.steps * accumulate, None, work.steps)
+        length, epochs = batches.epoch_length(), work.epochs
         if length is None:
-            raise ConfigurationError(
-                "a client's DataLoader has no length, so an epoch has none either: set trainer.local_steps."
-            )
-        epochs = work.epochs
-        return length * epochs, length, -(-length // accumulate) * epochs
+            return TurnLength(accumulate, math.inf, None, math.inf, epochs)
+        return TurnLength(accumulate, length * epochs, length, -(-length // accumulate) * epochs, epochs)
+
+    def _training_batches(
+        self, batches: ClientBatches, path: tuple[int | str, ...], length: TurnLength
+    ) -> Iterator[SizedBatch]:
+        if length.total == math.inf:
+            return cast(LoaderBatches, batches).passes(path, length.epochs, length.end_epoch)
+        return batches.shuffled(path, int(length.total))
 
     def _training_output(self, batch: Any, index: int, generators: Sequence[torch.Generator]) -> STEP_OUTPUT:
         """``training_step`` inside the callbacks that change what it is given (mixup)."""
@@ -359,19 +464,20 @@ class LocalLoop:
         length = batches.epoch_length()
         count = num_batches if length is None else min(num_batches, length)
         self.load(client, weights, own=True)
+        self.metric_states.begin(client)
         generators = self._seed(*path)
         shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
         shim.begin_turn(client, self._global_step(client))
-        total, samples = 0.0, 0
+        total, samples = 0.0, 0.0
         with torch.no_grad():
             for index, (batch, size) in enumerate(batches.shuffled(path, count)):
-                batch = self.move(batch, batches.on_device)
-                shim.collector.batch, shim.collector.batch_size = batch, size
+                batch = self.move(batch, batches.on_device, client)
+                shim.collector.begin_step(batch, size)
                 loss = self.loss(self._training_output(batch, index, generators))
                 if loss is None:
                     continue
-                size = shim.collector._current_batch_size()
-                total, samples = total + float(loss) * size, samples + size
+                weight = shim.collector.step_size()
+                total, samples = total + float(loss) * weight, samples + weight
         shim.end_turn()
         shim.collector.reduce(samples)
         if not samples:
@@ -388,7 +494,7 @@ class LocalLoop:
         return self.overridden(f"{_STAGES[split][2]}_step")
 
     def evaluate(
-        self, client: int, weights: Weights, split: Split, samples: Iterator[SizedBatch] | None = None
+        self, client: int, weights: Weights, split: Split, read: Reading | None = None, *, own: bool = False
     ) -> ClientReport | None:
         """A client's held-out data under ``weights``; ``None`` where it has none.
 
@@ -396,47 +502,60 @@ class LocalLoop:
             client: a hosted client.
             weights: of the model that is evaluated.
             split: whose step is taken; training data are validated.
-            samples: batches of the split instead of all, outside the run's own validations.
+            read: the batches of a loader that are taken instead of all, outside the run's own validations.
+            own: whether it is one of the run's own evaluations, which the client's metrics ("best so far") count.
         """
         batches = self.batches(client, split)
         if batches is None:
             return None
         fn, stage, word = _STAGES["val" if split == "train" else split]
         shim = self.module_trainer
-        shim.set_stage(TrainerFn.FITTING if self.round.fitting and samples is None else fn, stage)
-        setattr(shim, f"num_{stage.dataloader_prefix}_batches", [batches.epoch_length() or float("inf")])
+        shim.set_stage(TrainerFn.FITTING if self.round.fitting and read is None else fn, stage)
         if self.round.fitting:
             self.call("on_validation_model_zero_grad")
-        for _ in self._evaluation_turn(client, weights, batches, split, word, samples):
+        for _ in self._evaluation_turn(client, weights, batches, split, word, read):
             pass
-        return ClientReport(batches.num_samples, 0, shim.collector.reduce(batches.num_samples))
+        if self.round.fitting:
+            self.refuse_new(f"in the {word} of {self.name_of(client)}")
+        sizes = [loader.num_samples for loader in batches.loaders]
+        report = ClientReport(sum(sizes), 0, shim.collector.reduce(sum(sizes), sizes))
+        self.metric_states.end(client, keep=own)
+        return report
 
-    def predict(
-        self, client: int, weights: Weights, split: Split, samples: Iterator[SizedBatch] | None = None
-    ) -> list[Any]:
-        """``predict_step``'s output for every batch of a client's split, or of some samples of it, on the CPU."""
+    def predict(self, client: int, weights: Weights, split: Split) -> list[Any]:
+        """``predict_step``'s output for every batch of a client's split, on the CPU; a list per loader if several."""
         batches = self.batches(client, split)
         if batches is None:
             return []
         self.module_trainer.set_stage(TrainerFn.PREDICTING, RunningStage.PREDICTING)
-        self.module_trainer.num_predict_batches = [batches.epoch_length() or float("inf")]
-        outputs = self._evaluation_turn(client, weights, batches, split, "predict", samples)
-        return [move_data_to_device(output, "cpu") for output in outputs]
+        outputs: list[list[Any]] = [[] for _ in batches.loaders]
+        for number, output in self._evaluation_turn(client, weights, batches, split, "predict"):
+            outputs[number].append(move_data_to_device(output, "cpu"))
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def _evaluation_turn(
         self,
         client: int,
         weights: Weights,
         batches: ClientBatches,
-        split: str,
+        split: Split,
         word: str,
-        samples: Iterator[SizedBatch] | None = None,
-    ) -> Iterator[Any]:
-        shim = self.module_trainer
+        read: Reading | None = None,
+    ) -> Iterator[tuple[int, Any]]:
+        """The number of the loader and the step's output, for every batch."""
+        shim, loaders = self.module_trainer, batches.loaders
+        several = len(loaders) > 1
+        self._check_loaders(word, several, len(loaders))
+        stage = shim.state.stage
+        assert stage is not None
+        lengths = [loader.epoch_length() for loader in loaders]
+        setattr(shim, f"num_{stage.dataloader_prefix}_batches", [math.inf if n is None else n for n in lengths])
         path = self.path(client, split)
         self.flat.load(weights)
+        self.metric_states.begin(client)
         seed_default_generators(*path)
-        shim.begin_turn(client, self._global_step(client))
+        shim.begin_turn(client, self._global_step(client), evaluated=split)
+        self._attributes.begin(word)
         self._mode.capture(self.module)
         if self.overridden(f"on_{word}_model_eval"):
             self.call(f"on_{word}_model_eval")
@@ -445,17 +564,20 @@ class LocalLoop:
         try:
             with torch.no_grad():
                 self.call(f"on_{word}_epoch_start")
-                for index, (batch, size) in enumerate(batches.once(path) if samples is None else samples):
-                    batch = self.move(batch, batches.on_device)
-                    shim.collector.batch, shim.collector.batch_size = batch, size
-                    shim.batch_idx = index
-                    if self.overridden(f"on_{word}_batch_start"):
-                        self.call(f"on_{word}_batch_start", batch, index)
-                    output = self.step(f"{word}_step", batch, index)
-                    if self.overridden(f"on_{word}_batch_end"):
-                        self.call(f"on_{word}_batch_end", output, batch, index)
-                    yield output
-                shim.collector.batch = shim.collector.batch_size = None
+                self._attributes.started(word, client)
+                for number, loader in enumerate(loaders):
+                    which = (number,) if several else ()
+                    shim.collector.begin_loader(number if several else None)
+                    given = loader.once((*path, *which)) if read is None else read(loader)
+                    known, seen = loader.num_samples > 0, 0.0
+                    for index, (batch, size) in enumerate(given):
+                        yield number, self._evaluate_batch(client, loader, word, batch, size, index, which)
+                        if not known:
+                            seen += shim.collector.step_size()
+                    if not known:  # a stream: its samples are known once it is read
+                        loader.num_samples = int(seen)
+                shim.collector.begin_loader(None)
+                shim.collector.begin_step(None, None)
                 self.call(f"on_{word}_epoch_end")
         finally:
             if self.overridden(f"on_{word}_model_train"):
@@ -463,6 +585,46 @@ class LocalLoop:
             else:
                 self._mode.restore(self.module)
             shim.end_turn()
+
+    def _evaluate_batch(
+        self,
+        client: int,
+        loader: ClientBatches,
+        word: str,
+        batch: Any,
+        size: int | None,
+        index: int,
+        which: tuple[int, ...],
+    ) -> Any:
+        """The step on one batch, between its hooks; ``which`` is the loader's number where there are several."""
+        shim = self.module_trainer
+        batch = self.move(batch, loader.on_device, client, *which)
+        shim.collector.begin_step(batch, size)
+        shim.batch_idx = index
+        if self.overridden(f"on_{word}_batch_start"):
+            self.call(f"on_{word}_batch_start", batch, index, *which)
+        output = self.step(f"{word}_step", batch, index, *which)
+        if self.overridden(f"on_{word}_batch_end"):
+            self.call(f"on_{word}_batch_end", output, batch, index, *which)
+        return output
+
+    def open_validation_data(self) -> None:
+        """Open the hosted clients' validation data, so that what they cannot be read by is said before training.
+
+        Raises:
+            ConfigurationError: a client's loaders do not fit ``validation_step``.
+        """
+        if not (self.settings.check_val_every_n_rounds and self.evaluates("val")):
+            return
+        for client in self.processes.hosted:
+            batches = self.batches(client, "val")
+            if batches is not None:
+                self._check_loaders("validation", len(batches.loaders) > 1, len(batches.loaders))
+
+    def _check_loaders(self, word: str, several: bool, num_loaders: int) -> None:
+        if (word, several) not in self._checked_loaders:
+            check_dataloader_idx(self.module, word, num_loaders)
+            self._checked_loaders.add((word, several))
 
     def _global_step(self, client: int) -> int:
         state = self.federation.client_states.get(client)
@@ -473,6 +635,14 @@ class LocalLoop:
     def batches(self, client: int, split: Split) -> Any:
         """A client's batches, after callbacks (label noise) saw them."""
         return self.factory.batches(client, split)
+
+    def _loader(self, client: int, split: Split) -> Any:
+        """A client's loader of a split, as its module sees it; what it draws depends on the turn alone."""
+        loader = self.factory.loader(client, split)
+        draws = getattr(loader, "generator", None)
+        if isinstance(draws, torch.Generator) and isinstance(self.batches(client, split), PackedBatches):
+            draws.manual_seed(derive_seed(*self.path(client, f"{split} loader")))
+        return loader
 
     def averaged_spans(self) -> list[Span]:
         """The parameters that clients train and share: all but frozen ones and personal layers."""
@@ -487,24 +657,33 @@ class LocalLoop:
         return f"client {client} ({self.data.client_names()[client]})"
 
     def overridden(self, name: str) -> bool:
-        """Whether the user's module defines this hook."""
+        """Whether the user's module, or a callback that it brings, defines this hook."""
         if name not in self._overridden:
-            self._overridden[name] = is_overridden(name, self.module)
+            self._overridden[name] = is_overridden(name, self.module) or name in self.module_trainer.watching
         return self._overridden[name]
 
     def call(self, name: str, *args: Any) -> Any:
         """A hook of the module's, if it defines it, with ``self.log`` knowing where it is called from."""
         if not self.overridden(name):
             return None
-        if name in _HOOKS_OF_RUN:
-            fn, stage = _HOOKS_OF_RUN[name]
-            self.module_trainer.set_stage(TrainerFn.FITTING if self.round.fitting else fn, stage)
-            self.module_trainer.begin_hook_of_run()
-        return self.module_trainer.call_hook(name, *args)
+        if name not in _HOOKS_OF_RUN:
+            return self.module_trainer.call_hook(name, *args)
+        fn, stage = _HOOKS_OF_RUN[name]
+        self.module_trainer.set_stage(TrainerFn.FITTING if self.round.fitting else fn, stage)
+        self.module_trainer.begin_hook_of_run()
+        if name == "on_train_start":  # which may draw the weights of what it makes
+            seed_default_generators(self.settings.seed, name)
+        if name not in _HOOKS_OF_ROUND:
+            return self.module_trainer.call_hook(name, *args)
+        with self.metric_states.hook_of_round():
+            returned = self.module_trainer.call_hook(name, *args)
+        if self.round.fitting:
+            self.refuse_new(f"in {name}")
+        return returned
 
-    def step(self, name: str, batch: Any, index: int) -> Any:
-        """``training_step`` or another one of the module's."""
-        arguments = (batch, index) if self._step_takes_index[name] else (batch,)
+    def step(self, name: str, batch: Any, index: int, *which: int) -> Any:
+        """``training_step`` or another one of the module's; ``which``: the loader's number where there are several."""
+        arguments = (batch, index, *which) if self._step_takes_index[name] else (batch, *which)
         with self._forward_context():
             return self.module_trainer.call_hook(name, *arguments)
 

@@ -1,14 +1,28 @@
 """What of a module has no place in a federated turn, refused before training."""
 
 import inspect
-from collections.abc import Sequence
+import os
+import sysconfig
+import traceback
 
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.loops.utilities import _verify_dataloader_idx_requirement
+from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.lightning_types import is_overridden
 
-__all__ = ["refuse_hooks", "takes_batch_index"]
+__all__ = ["check_dataloader_idx", "place_of", "refuse_hooks", "takes_batch_index"]
+
+_OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
+
+_STAGES = {
+    "validation": RunningStage.VALIDATING,
+    "test": RunningStage.TESTING,
+    "predict": RunningStage.PREDICTING,
+}
 
 
 def refuse_hooks(module: LightningModule) -> None:
@@ -22,39 +36,77 @@ def refuse_hooks(module: LightningModule) -> None:
             f"{type(module).__name__}.configure_sharded_model is not called: Lightning has dropped it for"
             " configure_model. Rename it."
         )
-    if not is_overridden("configure_callbacks", module):
-        return
-    made = module.configure_callbacks()
-    callbacks = list(made) if isinstance(made, Sequence) else [made]
-    if callbacks:
-        raise ConfigurationError(
-            f"{type(module).__name__}.configure_callbacks returns {', '.join(type(c).__name__ for c in callbacks)}:"
-            " callbacks of Lightning's Trainer do not run in a federated round. Return [] there and give"
-            " trainer.callbacks what the run needs; see docs/lightning-support.md."
-        )
 
 
 def takes_batch_index(module: LightningModule, name: str) -> bool:
-    """Whether a step of the module's takes the batch's index.
+    """Whether a step of the module's takes the batch's index, which is given by its place, as Lightning does.
 
     Raises:
         ConfigurationError: it takes something that a client cannot give.
     """
     parameters = inspect.signature(getattr(module, name)).parameters
+    positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if "dataloader_iter" in parameters:
         raise ConfigurationError(
             f"{type(module).__name__}.{name} takes 'dataloader_iter': a federated client hands over batches. Define"
             f" {name}(self, batch, batch_idx)."
         )
-    required = [
-        p
-        for p in parameters.values()
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    if len(required) > 2:
+    by_name = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if by_name:
         raise ConfigurationError(
-            f"{type(module).__name__}.{name} takes {', '.join(p.name for p in required)}: a client has one DataLoader"
-            f" per split. Give {required[2].name} a default value, or leave it out."
+            f"{type(module).__name__}.{name} takes {', '.join(by_name)} by name only: a batch and its index are given"
+            " by their places. Give it a default value."
+        )
+    required = [p for p in positional if p.default is p.empty]
+    if len(required) > 2 + (name != "training_step" and "dataloader_idx" in parameters):
+        raise ConfigurationError(
+            f"{type(module).__name__}.{name} takes {', '.join(p.name for p in required)}: a client gives it"
+            f" a batch and its index. Give {required[2].name} a default value, or leave it out."
         )
     variadic = any(parameter.kind == parameter.VAR_POSITIONAL for parameter in parameters.values())
-    return variadic or len(parameters) >= 2
+    return variadic or len(positional) >= 2
+
+
+def place_of(error: BaseException, module: object) -> str:
+    """Where in the user's code an error was raised: ``" (model.py, line 12, in training_step)"``, or nothing.
+
+    It is the innermost line outside of installed packages, or else of the package that the module's class is from.
+    """
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OWN)]
+    users = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<frozen", "<string"))]
+    if not users:
+        package = type(module).__module__.split(".")[0]
+        users = [frame for frame in frames if f"{os.sep}{package}" in frame.filename]
+    if not users:
+        return ""
+    frame = users[-1]
+    inside = os.path.relpath(frame.filename)
+    path = frame.filename if inside.startswith(os.pardir) else inside
+    return f" ({path}, line {frame.lineno}, in {frame.name})"
+
+
+def check_dataloader_idx(module: LightningModule, word: str, num_loaders: int) -> None:
+    """Hold a step and the hooks around its batches against a client's number of loaders, by Lightning's own rule.
+
+    Args:
+        module: the user's.
+        word: "validation", "test" or "predict".
+        num_loaders: that are read one after another.
+
+    Raises:
+        ConfigurationError: several loaders and a step without ``dataloader_idx``, or one and a step that needs it.
+    """
+    hooks = (f"{word}_step", f"on_{word}_batch_start", f"on_{word}_batch_end")
+    several = num_loaders > 1
+    try:
+        _verify_dataloader_idx_requirement(hooks, several, _STAGES[word], module)
+    except RuntimeError as error:
+        lacking = next(
+            hook for hook in hooks if is_param_in_hook_signature(getattr(module, hook), "dataloader_idx") != several
+        )
+        held = f"{num_loaders} loaders" if several else "one loader"
+        mend = "Add dataloader_idx=0 to its arguments" if several else "Give dataloader_idx a default value"
+        raise ConfigurationError(
+            f"{type(module).__name__}.{lacking} {'lacks' if several else 'needs'} dataloader_idx, and a client has"
+            f" {held} in this split. {mend}, as under Lightning's Trainer."
+        ) from error

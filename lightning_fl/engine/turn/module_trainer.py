@@ -6,29 +6,35 @@ This object answers them for the one client whose turn it is. A client's local w
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
-from lightning.fabric.plugins import Precision
+from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningModule
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 from lightning.pytorch.utilities import GradClipAlgorithmType
-from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
+from lightning_fl.data.module import Split
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
+from lightning_fl.engine.turn.client_datamodule import ClientDataModule
+from lightning_fl.engine.turn.module_loops import EvaluationLoop, FitLoop
+from lightning_fl.engine.turn.module_strategy import ModulePrecision, ModuleStrategy
 from lightning_fl.engine.turn.results import LogCollector
 from lightning_fl.engine.turn.surroundings import Surroundings
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.engine.turn.trainer_attributes import FixedList, Setting, refusal, refuse_outside_of_a_turn
+from lightning_fl.lightning_types import is_overridden
+from lightning_fl.metrics import lightning_names
 
 __all__ = ["ModuleTrainer", "keep_metrics_local"]
 
@@ -65,92 +71,6 @@ class _BetweenTurns:
                 collector.log(*args, **kwargs)
 
 
-class _ModulePrecision:
-    """``trainer.precision_plugin``: Fabric's plugin with Lightning's ``clip_gradients``."""
-
-    def __init__(self, precision: Precision) -> None:
-        self.plugin = precision
-
-    def clip_gradients(
-        self,
-        optimizer: Optimizer,
-        clip_val: float = 0.0,
-        gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
-    ) -> None:
-        """Clip the gradients of the optimiser's parameters by norm or by value; 0 leaves them alone."""
-        if clip_val <= 0:
-            return
-        parameters = list(self.plugin.main_params(optimizer))
-        if gradient_clip_algorithm == GradClipAlgorithmType.VALUE:
-            torch.nn.utils.clip_grad_value_(parameters, clip_val)
-        else:
-            torch.nn.utils.clip_grad_norm_(parameters, clip_val)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.plugin, name)
-
-
-class _ModuleStrategy:
-    """``trainer.strategy``: one client, one process."""
-
-    def __init__(self, trainer: "ModuleTrainer") -> None:
-        self._trainer = trainer
-        self._wrapped: list[LightningOptimizer] | None = None
-
-    @property
-    def lightning_module(self) -> LightningModule:
-        return self._trainer.model
-
-    @property
-    def root_device(self) -> torch.device:
-        return self._trainer.model.device
-
-    @property
-    def optimizers(self) -> list[Optimizer]:
-        return self._trainer.optimizers
-
-    @property
-    def _lightning_optimizers(self) -> list[LightningOptimizer]:
-        if self._wrapped is None:
-            self._wrapped = []
-            for optimizer in self._trainer.optimizers:
-                wrapped = LightningOptimizer._to_lightning_optimizer(optimizer, self)  # type: ignore[arg-type]
-                if not self._trainer.model.automatic_optimization:
-                    wrapped._on_after_step = self._trainer.count_step
-                self._wrapped.append(wrapped)
-        return self._wrapped
-
-    def forget_optimizers(self) -> None:
-        self._wrapped = None
-
-    def backward(self, loss: Tensor, optimizer: Optimizer | None = None, *args: Any, **kwargs: Any) -> Tensor:
-        trainer = self._trainer
-        trainer.call_hook("on_before_backward", loss)
-        trainer.call_hook("backward", loss, *args, **kwargs)
-        trainer.call_hook("on_after_backward")
-        return loss
-
-    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        def closure_then_hooks() -> Any:
-            result = closure()
-            self._trainer.before_optimizer_step(optimizer)
-            return result
-
-        return self._trainer.precision_plugin.optimizer_step(optimizer, closure=closure_then_hooks, **kwargs)
-
-    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        return tensor
-
-    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        return tensor
-
-    def barrier(self, name: str | None = None) -> None:
-        """Clients wait for each other between rounds only."""
-
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        return obj
-
-
 def keep_metrics_local(module: LightningModule) -> None:
     """Let no ``torchmetrics.Metric`` synchronise over processes: what other ranks hold are other clients' values."""
     for submodule in module.modules():
@@ -160,6 +80,10 @@ def keep_metrics_local(module: LightningModule) -> None:
 
 def _never() -> bool:
     return False
+
+
+def _no_loader(client: int, split: Split) -> None:
+    """No client has its turn yet."""
 
 
 def _nothing(optimizer: Optimizer) -> None:
@@ -180,18 +104,29 @@ class ModuleTrainer:
         around: what else is known of the run.
     """
 
-    barebones = False
+    barebones = Setting(False)
     sanity_checking = False
-    fast_dev_run = False
-    min_epochs = None
-    min_steps = None
-    max_steps = -1
-    max_time = None
-    reload_dataloaders_every_n_epochs = 0
-    limit_train_batches = limit_val_batches = limit_test_batches = limit_predict_batches = 1.0
-    overfit_batches = 0.0
-    num_sanity_val_steps = 0
-    num_sanity_val_batches: list[float] = []  # noqa: RUF012 - a module only reads it
+    fast_dev_run = Setting(False, "max_rounds")
+    min_epochs = Setting(0, "max_rounds")
+    min_steps = Setting(None, "max_rounds")
+    max_steps = Setting(-1, "max_rounds")
+    max_time = Setting(None, "max_rounds")
+    max_epochs = Setting(lambda self: self._settings.max_rounds, "max_rounds")
+    reload_dataloaders_every_n_epochs = Setting(0)
+    limit_train_batches = Setting(1.0, "local_steps")
+    limit_val_batches = Setting(1.0, "check_val_every_n_rounds")
+    limit_test_batches = limit_predict_batches = Setting(1.0)
+    overfit_batches = Setting(0.0, "local_steps")
+    num_sanity_val_steps = Setting(0)
+    num_sanity_val_batches = Setting(lambda self: [])
+    val_check_interval = Setting(1.0, "check_val_every_n_rounds")
+    check_val_every_n_epoch = Setting(lambda self: self._settings.check_val_every_n_rounds, "check_val_every_n_rounds")
+    gradient_clip_val = Setting(lambda self: self._settings.gradient_clip_val, "gradient_clip_val")
+    accumulate_grad_batches = Setting(lambda self: self._settings.accumulate_grad_batches, "accumulate_grad_batches")
+    # Modules divide by it: where no steps are logged (0), Lightning's default.
+    log_every_n_steps = Setting(lambda self: self._settings.log_every_n_steps or 50, "log_every_n_steps")
+    enable_autolog_hparams = Setting(False)  # loggers show the recipe
+    distributed_sampler_kwargs = Setting(None)  # a client's loader is read by one process
     progress_bar_callback = None
     scaler = None
     interrupted = False
@@ -215,8 +150,8 @@ class ModuleTrainer:
         self.lightning_module = module
         module.trainer = self  # type: ignore[assignment]  # reaches modules inside the module, too
         self.state = TrainerState(status=TrainerStatus.RUNNING)
-        self.precision_plugin = _ModulePrecision(fabric._precision)
-        self.strategy = _ModuleStrategy(self)
+        self.precision_plugin = ModulePrecision(fabric._precision)
+        self.strategy = ModuleStrategy(self, fabric)
         self.collector = LogCollector(settings.log_every_n_steps)
         self.optimizers: list[Optimizer] = []
         self.lr_scheduler_configs: list[LRSchedulerConfig] = []
@@ -225,14 +160,26 @@ class ModuleTrainer:
         self.batch_idx = 0
         self.is_last_batch = False
         self.num_training_batches: float = float("inf")
-        self.num_val_batches: list[float] = []
+        self._num_val_batches: list[float] | None = []
         self.num_test_batches: list[float] = []
         self.num_predict_batches: list[float] = []
         self._estimated_stepping_batches: float | None = None
         self._between_turns = _BetweenTurns()
+        self.fit_loop = FitLoop(self)
+        self.validate_loop = EvaluationLoop(self, "validate_loop", "val", "val")
+        self.test_loop = EvaluationLoop(self, "test_loop", "test", "test")
+        self.predict_loop = EvaluationLoop(self, "predict_loop", "test", "predict")
+        #: A client's loader of a split, ``None`` where it has none; the engine's loop, which takes turns, says how.
+        self.find_loader: Callable[[int, Split], Any] = _no_loader
+        self._took_turns = False
+        self._evaluated_split: Split = "test"
+        #: Batches that the client trained on in the turns before.
+        self.batches_before = 0
         self.should_stop = False
         #: What happens between the gradients and the optimiser's step: the module's hook and clipping.
         self.before_optimizer_step: Callable[[Optimizer], None] = _nothing
+        #: Hook -> the module's own callbacks that define it.
+        self.watching: dict[str, list[Any]] = {}
         self._logger_connector = _LoggerConnector()
         self._accelerator_connector = _Distributed()
 
@@ -251,10 +198,7 @@ class ModuleTrainer:
     @property
     def estimated_stepping_batches(self) -> float:
         if self._estimated_stepping_batches is None:
-            raise ConfigurationError(
-                "self.trainer.estimated_stepping_batches belongs to a client: read it in configure_optimizers, or later"
-                " in a client's turn."
-            )
+            refuse_outside_of_a_turn("estimated_stepping_batches")
         return self._estimated_stepping_batches
 
     @estimated_stepping_batches.setter
@@ -266,22 +210,90 @@ class ModuleTrainer:
         return self._federation.current_round
 
     @property
-    def max_epochs(self) -> int:
-        return self._settings.max_rounds
-
-    @property
-    def check_val_every_n_epoch(self) -> int:
-        return self._settings.check_val_every_n_rounds
-
-    val_check_interval = 1.0
-
-    @property
     def federated(self) -> Any:
         return self._around.federated
 
     @property
     def datamodule(self) -> Any:
-        return self._around.datamodule
+        federated = self._around.datamodule
+        if federated is None or not self._processes.client_ranks:
+            return federated
+        client = self.client if self.client is not None else next(iter(self._processes.hosted), None)
+        fit = self.state.fn in (TrainerFn.FITTING, TrainerFn.VALIDATING)
+        return ClientDataModule(federated.client_datamodule(client, "fit" if fit else "test"), federated, self)
+
+    # -- a client's loaders --------------------------------------------------------------------------------------
+
+    def loader(self, split: Split, name: str) -> Any:
+        """The client's own loader of a split; ``None`` where it has no such data.
+
+        Args:
+            split: whose samples.
+            name: what the module asked for below ``self.trainer``, for the message.
+
+        Raises:
+            ConfigurationError: no client has its turn.
+        """
+        if self.client is None:
+            refuse_outside_of_a_turn(name)
+        return self.find_loader(self.client, split)
+
+    def _loader_of_stage(self, split: Split, name: str, *stages: TrainerFn) -> Any:
+        if self.state.fn not in stages or (self.client is None and not self._took_turns):
+            return None
+        return self.loader(split, name)
+
+    @property
+    def train_dataloader(self) -> Any:
+        return self._loader_of_stage("train", "train_dataloader", TrainerFn.FITTING)
+
+    @property
+    def val_dataloaders(self) -> Any:
+        if self.state.fn == TrainerFn.FITTING and not self.uses("val"):
+            return None
+        split = self._evaluated_split if self.validating and self.client is not None else "val"
+        return self._loader_of_stage(split, "val_dataloaders", TrainerFn.FITTING, TrainerFn.VALIDATING)
+
+    @property
+    def test_dataloaders(self) -> Any:
+        return self._loader_of_stage("test", "test_dataloaders", TrainerFn.TESTING)
+
+    @property
+    def predict_dataloaders(self) -> Any:
+        return self._loader_of_stage(self.predicted_split, "predict_dataloaders", TrainerFn.PREDICTING)
+
+    @property
+    def predicted_split(self) -> Split:
+        """The split that the client predicts; its test data unless it does."""
+        return self._evaluated_split if self.predicting else "test"
+
+    def uses(self, split: Split) -> bool:
+        """Whether the run reads data of a split: a fit reads validation data where it validates."""
+        return split != "val" or self.state.fn != TrainerFn.FITTING or self.enable_validation
+
+    @property
+    def num_val_batches(self) -> list[float]:
+        if self._num_val_batches is None:
+            loader = self.val_dataloaders if self.in_training_turn else None
+            found = [] if loader is None else CombinedLoader(loader, "sequential").flattened
+            self._num_val_batches = [sized_len(each) or float("inf") for each in found]
+        return self._num_val_batches
+
+    @num_val_batches.setter
+    def num_val_batches(self, batches: list[float]) -> None:
+        self._num_val_batches = batches
+
+    @property
+    def in_training_turn(self) -> bool:
+        """A client has its turn to train."""
+        return self.client is not None and self.training
+
+    @property
+    def val_check_batch(self) -> float | None:
+        return self.num_training_batches if self.in_training_turn else None
+
+    def init_module(self, empty_init: bool | None = None) -> AbstractContextManager:
+        return self._fabric.init_module(empty_init)
 
     @property
     def logger(self) -> Any:
@@ -302,7 +314,7 @@ class ModuleTrainer:
 
     @property
     def callbacks(self) -> list[Any]:
-        return self._around.callbacks
+        return FixedList(self._around.callbacks)
 
     @property
     def checkpoint_callback(self) -> Any:
@@ -336,7 +348,7 @@ class ModuleTrainer:
     def callback_metrics(self) -> dict[str, Tensor]:
         """The latest means over clients; within a turn, what the client logged until now comes first."""
         means = self._federation.latest_means()
-        return means if self.client is None else means | self.collector.so_far()
+        return means if self.client is None else means | self._so_far()
 
     @property
     def logged_metrics(self) -> dict[str, Tensor]:
@@ -347,12 +359,33 @@ class ModuleTrainer:
         return {name: float(value) for name, value in self._logged_with("prog_bar").items()}
 
     def _logged_with(self, destination: str) -> dict[str, Tensor]:
-        every = [item for metrics in self._federation.metrics.values() for item in metrics.items()]
-        return {name: torch.tensor(metric.mean) for name, metric in every if getattr(metric, destination)}
+        found: dict[str, Tensor] = {}
+        for metrics in self._federation.metrics.values():
+            wanted = {name: metric for name, metric in metrics.items() if getattr(metric, destination)}
+            means = lightning_names(wanted, steps=True, single=True)
+            found |= {name: torch.tensor(mean) for name, mean in means.items()}
+        return found if self.client is None else found | self._so_far(destination)
 
-    def begin_turn(self, client: int, global_step: int) -> None:
-        """A client's turn begins: what is logged from now on is its own."""
-        self.client, self.global_step = client, global_step
+    def _so_far(self, destination: str | None = None) -> dict[str, Tensor]:
+        ended = (self.model._current_fx_name or "").endswith("_epoch_end")
+        return self.collector.so_far(training=self.training, ended=ended, destination=destination)
+
+    def begin_turn(
+        self, client: int, global_step: int, *, batches_before: int = 0, evaluated: Split | None = None
+    ) -> None:
+        """A client's turn begins: what is logged from now on is its own.
+
+        Args:
+            client: whose.
+            global_step: its optimiser steps so far.
+            batches_before: that it trained on so far.
+            evaluated: the split that it is evaluated on, where it is.
+        """
+        self.client, self.global_step, self.batches_before = client, global_step, batches_before
+        self.batch_idx, self.is_last_batch, self._took_turns = -1, False, True
+        self._evaluated_split = evaluated or "test"
+        if evaluated is None:
+            self._num_val_batches = None  # counted when asked for
         self.collector.begin()
         self.replay(self.collector)
 
@@ -366,7 +399,7 @@ class ModuleTrainer:
 
     def begin_hook_of_run(self) -> None:
         """A hook of the run (``on_validation_start``) begins: what it logs is kept for the turns that follow."""
-        self.client = None
+        self.client, self._took_turns = None, True
         self._between_turns.begin(self._moment)
 
     @property
@@ -401,22 +434,15 @@ class ModuleTrainer:
 
     # -- devices and settings ------------------------------------------------------------------------------------
 
-    @property
-    def world_size(self) -> int:
-        return self._fabric.world_size
-
-    num_devices = property(lambda self: self._fabric.strategy.num_processes)
-    num_nodes = property(lambda self: self._fabric.strategy.num_nodes)
-    global_rank = property(lambda self: self._fabric.global_rank)
+    # A client's turn takes place in one process. Modules scale learning rates by these numbers and cut data by them,
+    # which must not depend on how many processes there are; the others tell the process.
+    world_size = num_devices = num_nodes = 1
+    global_rank = 0
     local_rank = property(lambda self: self._fabric.local_rank)
     node_rank = property(lambda self: self._fabric.node_rank)
     is_global_zero = property(lambda self: self._fabric.is_global_zero)
     accelerator = property(lambda self: self._fabric.accelerator)
     precision = property(lambda self: self._fabric._precision.precision)
-    gradient_clip_val = property(lambda self: self._settings.gradient_clip_val)
-    accumulate_grad_batches = property(lambda self: self._settings.accumulate_grad_batches)
-    # Modules divide by it: where no steps are logged (0), Lightning's default.
-    log_every_n_steps = property(lambda self: self._settings.log_every_n_steps or 50)
     ckpt_path = property(lambda self: self._around.ckpt_path)
     profiler = property(lambda self: self._around.profiler)
 
@@ -430,9 +456,11 @@ class ModuleTrainer:
         return [device.index or 0 for device in getattr(self._fabric.strategy, "parallel_devices", None) or []]
 
     def call_hook(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Run a method of the module's, with ``self.log`` knowing where it is called from."""
+        """Run a method of the module's, after its callbacks'; ``self.log`` knows where it is called from."""
         before, self.model._current_fx_name = self.model._current_fx_name, name
         try:
+            for callback in self.watching.get(name, ()):
+                getattr(callback, name)(self, self.model, *args, **kwargs)
             return getattr(self.model, name)(*args, **kwargs)
         finally:
             self.model._current_fx_name = before
@@ -452,7 +480,4 @@ class ModuleTrainer:
         self.strategy.forget_optimizers()
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"self.trainer.{name} has no meaning in a federated run. docs/lightning-support.md lists what a module"
-            " may read; test for it with hasattr(self.trainer, ...) if the module also runs under Lightning's Trainer."
-        )
+        raise AttributeError(refusal(name, vars(self).get("_around") and self._around.federated))

@@ -14,9 +14,7 @@ from lightning.pytorch.core.optimizer import (
     _MockOptimizer,
     _validate_multiple_optimizers_support,
     _validate_optimizers_attached,
-    _validate_scheduler_api,
 )
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.types import STEP_OUTPUT, LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
@@ -27,8 +25,10 @@ from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.correction import Correction, GradientCorrection
 from lightning_fl.engine.turn.flat_optimizer import FlatOptimizer
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
+from lightning_fl.engine.turn.pristine import PristineOptimizers
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.lightning_types import is_overridden, own_lightning
 
 __all__ = ["STEP_HOOKS", "Optimization"]
 
@@ -73,13 +73,21 @@ class Optimization:
         self._federation = federation
         self._flat_module = flat
         self._flat: FlatOptimizer | None = None
+        self._flat_before: FlatOptimizer | None = None
+        self._flat_is_due = False
+        self._correct_: Correction | None = None
         self._correction: GradientCorrection | None = None
+        self._pristine = PristineOptimizers()
+        self._group_sizes: list[list[int]] = []
         self._module = module
-        self._parameters = list(module.parameters())
+        self.look_at_parameters()
         self._validated = False
         self._shim = module_trainer
         module_trainer.before_optimizer_step = self._before_step
-        self._own = {name: is_overridden(name, module) for name in (*STEP_HOOKS, "lr_scheduler_step")}
+        self._own = {
+            name: is_overridden(name, module) or name in module_trainer.watching
+            for name in (*STEP_HOOKS, "lr_scheduler_step")
+        }
         # Lightning clears gradients between forward and backward. Nobody sees the difference without these hooks, and
         # the forward pass gets the gradients' memory, still in the cache.
         self._clears_early = not (self._own["on_before_zero_grad"] or self._own["optimizer_zero_grad"])
@@ -91,6 +99,15 @@ class Optimization:
                         f" {type(module).__name__} optimises manually, so do this in its training_step."
                     )
 
+    def look_at_parameters(self) -> None:
+        """Note the module's parameters; to be called again where it gets others before the first turn."""
+        self._parameters = list(self._module.parameters())
+        self._names = {id(parameter): name for name, parameter in self._module.named_parameters()}
+
+    def end_run(self) -> None:
+        """Leave optimisers that the module goes on holding as they were when the run began."""
+        self._pristine.restore()
+
     # -- a turn --------------------------------------------------------------------------------------------------
 
     def begin(self, state: ClientState, correct_: Correction | None = None) -> None:
@@ -100,12 +117,13 @@ class Optimization:
             state: of the client.
             correct_: changes the gradient of the averaged parameters before every step.
         """
-        self._correction = (
-            None if correct_ is None else GradientCorrection(self._flat_module, self._federation.personal, correct_)
-        )
+        self._correct_, self._correction = correct_, None
         optimizers, schedulers = self.configure()
         for parameter in self._parameters:
             parameter.grad = None
+        if state.parameters:
+            self._regroup(optimizers, state)
+        self._group_sizes = _group_sizes(optimizers)
         if state.optimizers:
             for optimizer, saved in zip(optimizers, state.optimizers, strict=True):
                 optimizer.load_state_dict(saved)
@@ -116,7 +134,8 @@ class Optimization:
                 for group, saved_group in zip(optimizer.param_groups, saved_groups, strict=True):
                     group.update(saved_group)
         self._shim.take_optimizers(optimizers, schedulers)
-        self._flat = self._flat_optimizer(optimizers)
+        self._flat_before, self._flat = self._flat or self._flat_before, None
+        self._flat_is_due = True  # when the first step is taken: hooks may change groups until then
         if schedulers and self._module.automatic_optimization:
             with warnings.catch_warnings():
                 # A fresh optimiser took its steps in the rounds before.
@@ -132,16 +151,53 @@ class Optimization:
         if self._settings.optimizer_state == "keep":
             self._release()
             state.optimizers = [optimizer.state_dict() for optimizer in optimizers]
+        first_kept = state.optimizers and not state.parameters
+        if first_kept or _group_sizes(optimizers) != self._group_sizes:
+            state.parameters = self._named_groups(optimizers)
         if schedulers:
             state.schedulers = [dict(config.scheduler.state_dict()) for config in schedulers]
+        if schedulers or state.parameters:
             state.groups = [
                 [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
                 for optimizer in optimizers
             ]
 
+    def _named_groups(self, optimizers: Sequence[Optimizer]) -> list[list[list[str]]]:
+        """The names of the parameters in each group; nothing where an optimiser has others than the module's."""
+        names = [[[self._name(one) for one in group["params"]] for group in made.param_groups] for made in optimizers]
+        if any(name is None for of_optimizer in names for of_group in of_optimizer for name in of_group):
+            return []
+        return names  # type: ignore[return-value]
+
+    def _name(self, parameter: Tensor) -> str | None:
+        return self._names.get(id(parameter))
+
+    def _regroup(self, optimizers: Sequence[Optimizer], state: ClientState) -> None:
+        """Give optimisers the groups that the client's last turn left: hooks add groups once, as in Lightning.
+
+        Raises:
+            ConfigurationError: the module no longer has one of the parameters.
+        """
+        own = dict(self._module.named_parameters())
+        for optimizer, groups, values in zip(optimizers, state.parameters, state.groups, strict=True):
+            made = {tuple(map(self._name, group["params"])): group for group in optimizer.param_groups}
+            if list(made) == [tuple(names) for names in groups]:
+                continue
+            missing = [name for names in groups for name in names if name not in own]
+            if missing:
+                raise ConfigurationError(
+                    f"the client's optimiser goes on with the parameter '{missing[0]}', which the module no longer has:"
+                    " make it before training starts, in every run."
+                )
+            optimizer.param_groups.clear()
+            for names, saved in zip(groups, values, strict=True):
+                hyper_parameters = made.get(tuple(names), saved)
+                optimizer.add_param_group({**hyper_parameters, "params": [own[name] for name in names]})
+
     def configure(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
-        """What the module's ``configure_optimizers`` makes."""
+        """What the module's ``configure_optimizers`` makes, as it was when the run began where it is not new."""
         module = self._module
+        self._pristine.restore()
         made: Any = self._shim.call_hook("configure_optimizers")
         optimizers, schedulers, monitor = (
             ([made], [], None)  # Lightning's check, against a protocol, takes longer than loading the weights
@@ -156,9 +212,18 @@ class Optimization:
         if not self._validated:  # the same for every client: once a run
             _validate_multiple_optimizers_support(optimizers, module)
             _validate_optimizers_attached(optimizers, configs)
-            _validate_scheduler_api(configs, module)
+            own_lightning(module, "core.optimizer")._validate_scheduler_api(configs, module)
             self._validated = True
+        if self._flat_module.late:
+            self._leave_out_late_parameters(optimizers)
+        self._pristine.check(optimizers, configs)
         return optimizers, configs
+
+    def _leave_out_late_parameters(self, optimizers: Sequence[Optimizer]) -> None:
+        """Under Lightning's Trainer optimisers are made before ``on_train_start``, and know nothing that it makes."""
+        late = set(self._flat_module.late)
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["params"] = [parameter for parameter in group["params"] if self._name(parameter) not in late]
 
     # -- a step --------------------------------------------------------------------------------------------------
 
@@ -193,6 +258,8 @@ class Optimization:
                 self._backward(loss)
             return loss.detach()
 
+        if stepping and self._flat_is_due:
+            self._flat, self._flat_is_due = self._flat_optimizer(optimizer), False
         if not stepping:
             closure()
         elif self._flat is not None:
@@ -215,22 +282,28 @@ class Optimization:
                 self._step_schedulers("step", self._shim.global_step)
         return result[-1]
 
-    def _flat_optimizer(self, optimizers: Sequence[Optimizer]) -> FlatOptimizer | None:
+    def _flat_optimizer(self, optimizer: Optimizer) -> FlatOptimizer | None:
         """The flat form of the turn's optimiser, where nobody sees the difference."""
         if (
             not self._module.automatic_optimization
-            or len(optimizers) != 1
+            or len(self._shim.optimizers) != 1
             or self._own["optimizer_step"]
             or type(self._shim.precision_plugin.plugin).optimizer_step is not Precision.optimizer_step
         ):
             return None
-        return FlatOptimizer.of(optimizers[0], self._flat_module, earlier=self._flat)
+        return FlatOptimizer.of(optimizer, self._flat_module, earlier=self._flat_before)
 
     def _flat_step(self, flat: FlatOptimizer, optimizer: Optimizer) -> None:
         if flat.step():
             optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
             return
-        self._release()  # a parameter without a gradient is left as it is: from here on one by one
+        outdated = flat.outdated
+        self._release()
+        self._flat = self._flat_optimizer(optimizer) if outdated else None
+        if self._flat is not None and self._flat.step():
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+            return
+        self._flat = None  # a parameter without a gradient is left as it is: from here on one by one
         optimizer.step()
 
     def _release(self) -> None:
@@ -257,7 +330,9 @@ class Optimization:
             self._shim.call_hook("on_after_backward")
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        if self._correction is not None:
+        if self._correct_ is not None:
+            if self._correction is None:
+                self._correction = GradientCorrection(self._flat_module, self._federation.personal, self._correct_)
             self._correction.apply_(optimizer)
         if self._own["on_before_optimizer_step"]:
             self._shim.call_hook("on_before_optimizer_step", optimizer)
@@ -307,3 +382,7 @@ class Optimization:
             raise ConfigurationError(text)
         rank_zero_warn(f"{text} It is left as it is.", category=RuntimeWarning)
         return None
+
+
+def _group_sizes(optimizers: Sequence[Optimizer]) -> list[list[int]]:
+    return [[len(group["params"]) for group in optimizer.param_groups] for optimizer in optimizers]

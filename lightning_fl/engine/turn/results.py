@@ -1,13 +1,15 @@
 """What a module logs during one client's turn, reduced to one number per name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from torchmetrics import Metric
 
+from lightning_fl.engine.batches.client import guess_batch_size
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import LoggedValue
 
@@ -20,10 +22,19 @@ class _Entry:
     to_logger: bool
     prog_bar: bool
     on_step: bool
+    on_epoch: bool
+    loader: int | None = None  # whose samples alone the values are of, where several loaders are read
     metric: Metric | None = None
+    computed: float | None = None  # the metric's value, once its loader is read
     values: list[Tensor] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     at_steps: list[int] = field(default_factory=list)
+    last: Tensor | None = None
+
+    @property
+    def forked(self) -> bool:
+        """Whether Lightning has it as NAME_step and NAME_epoch, too."""
+        return self.on_step and self.on_epoch
 
 
 class LogCollector:
@@ -41,24 +52,72 @@ class LogCollector:
         self.batch: Any = None
         self.batch_size: int | None = None
         self.step = 0
+        self._loader: int | None = None
+        self._sizes: list[float] = []  # that the module gave in the present step
+        self._size_of_loss: float | None = None
         self._entries: dict[str, _Entry] = {}
 
-    def so_far(self) -> dict[str, Tensor]:
-        """What was logged until now, reduced; metrics go on counting."""
+    def begin_step(self, batch: Any, batch_size: int | None, step: int | None = None) -> None:
+        """A step on a batch begins, of so many samples; ``None`` where only the batch itself tells."""
+        self.batch, self.batch_size = batch, batch_size
+        if step is not None:
+            self.step = step
+        self._size_of_loss = None
+        if self._sizes:
+            self._sizes = []
+
+    def step_size(self) -> float:
+        """Samples of the present step, the weight of its loss.
+
+        What the module gave with the value that has "loss" in its name, the first of them, or else with the first
+        value; else what is known of the batch; else what Lightning finds in it; else 1.
+        """
+        if self._size_of_loss is not None:
+            return self._size_of_loss
+        if self._sizes:
+            return self._sizes[0]
+        return self._current_batch_size(needed=False)
+
+    def begin_loader(self, number: int | None) -> None:
+        """The batches that follow are of one of several loaders, or the last of these is read (``None``).
+
+        What was logged for the loader before is computed, as Lightning does: a ``Metric`` object goes on counting.
+        """
+        for name, entry in self._entries.items():
+            if entry.metric is not None and entry.loader is not None and entry.loader == self._loader:
+                entry.computed = _single(name, entry.metric.compute())
+        self._loader = number
+
+    def so_far(self, *, training: bool, ended: bool, destination: str | None = None) -> dict[str, Tensor]:
+        """What was logged until now, as and when Lightning's Trainer shows it; metrics go on counting.
+
+        Args:
+            training: ``callback_metrics`` have single steps of training only.
+            ended: the steps are over, so that the epoch's values are there.
+            destination: "to_logger" or "prog_bar", where each value has one name; ``None`` for ``callback_metrics``.
+        """
         found: dict[str, Tensor] = {}
         for name, entry in self._entries.items():
-            if entry.metric is not None:
-                found[name] = entry.metric.compute()
-            else:
-                values = torch.stack(entry.values).double()
-                found[name] = _reduce(entry.reduce_fx, values, values.new_tensor(entry.weights)).float()
+            if destination is not None and not getattr(entry, destination):
+                continue
+            values: dict[str, Tensor] = {}  # of the epoch last, which NAME alone then has
+            if entry.on_step and entry.last is not None and (training or destination is not None):
+                values["step"] = entry.last
+            if entry.on_epoch and ended:
+                values["epoch"] = _so_far(entry)
+            for of, value in values.items():
+                if entry.forked:
+                    found[f"{name}_{of}"] = value
+                if destination is None or not entry.forked:
+                    found[name] = value
         return found
 
     def begin(self) -> None:
         """Forget the last client's values, also those of a turn that failed before :meth:`reduce`."""
         self._reset_metrics()
         self._entries.clear()
-        self.batch, self.batch_size, self.step = None, None, 0
+        self.begin_step(None, None, 0)
+        self._loader = None
 
     def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
         """Lightning calls this between hooks; a turn ends with :meth:`reduce` instead."""
@@ -75,44 +134,67 @@ class LogCollector:
         on_epoch: bool,
         reduce_fx: str | Callable[[Tensor], Any],
         batch_size: int | None,
+        add_dataloader_idx: bool = True,
         **_: Any,
     ) -> None:
         """Keep one value. The signature is that of Lightning's result collection.
 
-        The remaining arguments have no meaning here: clients never synchronise inside a round (``sync_dist``), have
-        one loader per split (``add_dataloader_idx``), and values are detached (``enable_graph``).
+        The remaining arguments have no meaning here: clients never synchronise inside a round (``sync_dist``), and
+        values are detached (``enable_graph``).
+
+        Raises:
+            ConfigurationError: two loaders' values have one name.
         """
+        if batch_size is not None:
+            self._sizes.append(batch_size)
+            if self._size_of_loss is None and "loss" in name.lower():
+                self._size_of_loss = batch_size
+        if self._loader is not None and add_dataloader_idx:
+            name = f"{name}/dataloader_idx_{self._loader}"
         entry = self._entries.get(name)
         if entry is None:
-            entry = self._entries[name] = _Entry(reduce_fx, logger, prog_bar, on_step)
+            entry = self._entries[name] = _Entry(reduce_fx, logger, prog_bar, on_step, on_epoch, self._loader)
+        elif entry.loader != self._loader and self._loader is not None:
+            raise ConfigurationError(
+                f"self.log({name!r}, add_dataloader_idx=False) is called for loaders {entry.loader} and {self._loader}:"
+                " give each loader's value a name of its own, or leave add_dataloader_idx out."
+            )
         if isinstance(value, Metric):
-            entry.metric = value
+            entry.metric, entry.last = value, value._forward_cache
             if self._keeps_step(on_step) and value._forward_cache is not None:
                 entry.values.append(value._forward_cache.detach())
                 entry.at_steps.append(self.step)
             return
         entry.values.append(value)
-        entry.weights.append(float(batch_size if batch_size is not None else self._current_batch_size()))
+        entry.last = value
+        if batch_size is None:  # as in Lightning, which asks a batch for its size only where a mean needs it
+            batch_size = self._current_batch_size(needed=on_epoch and _name(reduce_fx) in _MEANS)
+        entry.weights.append(float(batch_size))
         entry.at_steps.append(self.step)
 
-    def reduce(self, num_samples: float) -> dict[str, LoggedValue]:
-        """One :class:`LoggedValue` per name; ``num_samples`` stands behind a ``Metric`` object's value.
+    def reduce(self, num_samples: float, of_loaders: Sequence[float] = ()) -> dict[str, LoggedValue]:
+        """One :class:`LoggedValue` per name.
+
+        Args:
+            num_samples: stands behind a ``Metric`` object's value.
+            of_loaders: the same of each loader, where several were read.
 
         Raises:
             ConfigurationError: a ``Metric`` object's value is not one number, or ``reduce_fx`` is unknown.
         """
         reduced = {}
         for name, entry in self._entries.items():
-            better, weight = None, float(num_samples)
+            better, weight = None, float(num_samples if entry.loader is None else of_loaders[entry.loader])
             if entry.metric is not None:
-                number = _single(name, entry.metric.compute())
+                number = _single(name, entry.metric.compute()) if entry.computed is None else entry.computed
                 better = entry.metric.higher_is_better
             else:
-                values = torch.stack(entry.values).double()
-                weights = torch.tensor(entry.weights, dtype=torch.float64, device=values.device)
-                number = _single(name, _reduce(entry.reduce_fx, values, weights))
+                number = _single(name, _reduced(entry))
                 weight = sum(entry.weights)
-            reduced[name] = LoggedValue(number, weight, better, entry.to_logger, entry.prog_bar, self._steps(entry))
+            last = float(entry.last) if entry.forked and entry.last is not None else None
+            reduced[name] = LoggedValue(
+                number, weight, better, entry.to_logger, entry.prog_bar, self._steps(entry), entry.forked, last
+            )
         self._reset_metrics()  # when all are computed: those of a MetricCollection share their states
         return reduced
 
@@ -130,12 +212,12 @@ class LogCollector:
         pairs = zip(entry.at_steps, entry.values, strict=True)
         return tuple((step, float(value)) for step, value in pairs if step % self._every_n_steps == 0)
 
-    def _current_batch_size(self) -> int:
+    def _current_batch_size(self, needed: bool = True) -> int:
         if self.batch_size is None:
             if self.batch is None:
                 return 1  # logged outside a step, e.g. in on_train_epoch_end
-            from lightning.pytorch.utilities.data import extract_batch_size
-
+            if not needed:
+                return guess_batch_size(self.batch)
             self.batch_size = extract_batch_size(self.batch)
         return self.batch_size
 
@@ -149,9 +231,27 @@ def _single(name: str, value: Any) -> float:
     return float(value)
 
 
+def _reduced(entry: _Entry) -> Tensor:
+    values = torch.stack(entry.values).double()
+    return _reduce(entry.reduce_fx, values, torch.tensor(entry.weights, dtype=torch.float64, device=values.device))
+
+
+def _so_far(entry: _Entry) -> Tensor:
+    if entry.metric is None:
+        return _reduced(entry).float()
+    return entry.metric.compute() if entry.computed is None else torch.tensor(entry.computed)
+
+
+_MEANS = ("mean", "avg")
+
+
+def _name(reduce_fx: str | Callable[[Tensor], Any]) -> str:
+    return reduce_fx.lower() if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "")
+
+
 def _reduce(reduce_fx: str | Callable[[Tensor], Any], values: Tensor, weights: Tensor) -> Tensor:
-    name = reduce_fx.lower() if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "")
-    if name in ("mean", "avg"):
+    name = _name(reduce_fx)
+    if name in _MEANS:
         return (values * weights).sum() / weights.sum()
     if name == "sum":
         return values.sum()

@@ -3,10 +3,10 @@
 Loading, saving and averaging a model are then single vector operations, whatever the module looks like.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
-from typing import NamedTuple, Protocol
+from math import inf, prod
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from lightning_fl.errors import ConfigurationError, TrainingError
 
 __all__ = [
+    "Entry",
     "FlatModule",
     "Place",
     "SoleContribution",
@@ -161,48 +162,58 @@ class _Slot:
         )
 
 
+#: A parameter or buffer of a layout: name, name of its dtype, where it begins, shape.
+Entry = tuple[str, str, int, list[int]]
+
+
 class FlatModule:
     """Lays a module's parameters and buffers out in flat vectors that they view from then on.
 
-    Tied parameters and buffers stay tied, frozen ones stay frozen. A buffer that user code replaces by assignment
-    (``self.ema = ...``) is copied back into its place by :meth:`collect`; what was assigned stays as it is.
+    Tied parameters and buffers stay tied, also where they are different objects that share their memory; frozen ones
+    stay frozen. A buffer that user code replaces by assignment (``self.ema = ...``) is copied back into its place by
+    :meth:`collect`; what was assigned stays as it is.
+
+    Args:
+        module: the module.
+        layout: of a run that this one goes on from (:meth:`layout`); parts of it that the module has not yet keep
+            their places. Not heeded where the module does not fit it.
 
     Raises:
-        ConfigurationError: a parameter is uninitialised (lazy), complex or sparse.
+        ConfigurationError: a parameter is uninitialised (lazy), complex or sparse, or shares a part of its memory with
+            another one.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, layout: Sequence[Entry] = ()) -> None:
         self.module = module
-        held = list(_tensors(module))
-        for name, _, _, tensor in held:
-            if is_lazy(tensor):
-                raise ConfigurationError(
-                    f"parameter '{name}' has no shape yet (a lazy module): run one batch through the module before"
-                    " fit, so that every parameter exists."
-                )
-            if tensor.is_complex() or tensor.layout != torch.strided:
-                raise ConfigurationError(
-                    f"'{name}' is {'complex' if tensor.is_complex() else tensor.layout}: only dense real tensors can be"
-                    " averaged; hold it as a real tensor, or outside the module's parameters and buffers."
-                )
-        sizes: dict[torch.dtype, int] = {}
-        offsets: dict[int, int] = {}  # by the tensor's id: a tied one has one place in the vector
+        self.late: list[str] = []  # names of what :meth:`take_in` has added
+        self._lay_out(layout)
+
+    def _lay_out(self, layout: Sequence[Entry]) -> None:
+        held = list(_tensors(self.module))
+        _refuse(held)
+        keys = _memory(held)
+        begins, sizes = _given_places(held, keys, layout) or _new_places(held, keys)
+        self._entries = list(layout) if layout and sizes == _sizes(layout) else []
         self._places: dict[int, Place] = {}
-        for _, _, _, tensor in held:
-            if id(tensor) not in offsets:
-                offsets[id(tensor)] = offset = sizes.get(tensor.dtype, 0)
-                step = max(1, _ALIGNMENT_BYTES // tensor.element_size())
-                sizes[tensor.dtype] = end = offset + -(-tensor.numel() // step) * step
-                self._places[id(tensor)] = Place(tensor.dtype, offset, end)
         device = held[0][3].device if held else torch.device("cpu")
         self.weights = Weights({dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in sizes.items()})
+        orders: dict[tuple[Any, ...], set[tuple[Any, ...]]] = {}
+        for _, _, _, tensor in held:
+            orders.setdefault(keys[id(tensor)], set()).add((tensor.shape, tensor.stride()))
         self._slots: list[_Slot] = []
         for name, owner, key, tensor in held:
-            offset = offsets[id(tensor)]
-            view = self.weights.vectors[tensor.dtype][offset : offset + tensor.numel()].view(tensor.shape)
+            begin = begins[keys[id(tensor)]]
+            self._places[id(tensor)] = Place(tensor.dtype, begin, begin + _room(tensor.numel(), tensor.dtype))
+            vector = self.weights.vectors[tensor.dtype]
+            if len(orders[keys[id(tensor)]]) == 1:
+                view = vector[begin : begin + tensor.numel()].view(tensor.shape)
+            else:  # the same memory in different shapes or orders
+                view = vector.as_strided(tensor.shape, tensor.stride(), begin)
             view.copy_(tensor.detach())
-            tensor.data = view
-            self._slots.append(_Slot(name, owner, key, tensor, view, offset, view.data_ptr(), view.stride()))
+            self._slots.append(_Slot(name, owner, key, tensor, view, begin, view.data_ptr(), view.stride()))
+        for slot in self._slots:
+            slot.tensor.data = slot.view
+        self._watch()
 
     def spans(self) -> list[Span]:
         """Every parameter, then every buffer; a tied one under each of its names, at the same place."""
@@ -244,6 +255,214 @@ class FlatModule:
                     slot.tensor.data = view
                     slot.owner[slot.key] = slot.tensor
         return self.weights
+
+    # -- what the module gets later --------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Note what tells, without a walk through the module, that it has got something new."""
+        modules = list(self.module.modules())
+        self._dicts = [held for one in modules for held in (one._parameters, one._buffers)]
+        self._count = sum(map(len, self._dicts))
+        self._children = [(one._modules, tuple(one._modules.values())) for one in modules if one._modules]
+        self._empty = [(held, key) for held in self._dicts for key, tensor in held.items() if tensor is None]
+
+    def new_tensors(self) -> list[str]:
+        """Names of parameters and buffers that the module has got since it was laid out."""
+        if (
+            sum(map(len, self._dicts)) == self._count
+            and all(tuple(held.values()) == known for held, known in self._children)
+            and all(held.get(key) is None for held, key in self._empty)
+        ):
+            return []
+        known = {(id(slot.owner), slot.key) for slot in self._slots}
+        new = [name for name, owner, key, _ in _tensors(self.module) if (id(owner), key) not in known]
+        if not new:  # a module without tensors, such as a metric
+            self._watch()
+        return new
+
+    def take_in(self) -> Callable[[Weights], Weights] | None:
+        """Lay the module out anew, with what it has got since.
+
+        Returns:
+            What makes weights of this layout of those of the layout before, with the module's present values of what
+            is new; ``None`` where the layout had places for it already.
+        """
+        self.collect()
+        before = {(id(slot.owner), slot.key): slot for slot in self._slots}
+        new = self.new_tensors()
+        self._lay_out(self._entries)
+        self.late += [name for name in new if name not in self.late]
+        moved = [(before[key], slot) for slot in self._slots if (key := (id(slot.owner), slot.key)) in before]
+        if self._entries:
+            return None
+
+        def moved_into_place(weights: Weights) -> Weights:
+            result = self.weights.clone()
+            for old, slot in moved:
+                part = weights.vectors[old.view.dtype][old.begin : old.begin + old.view.numel()]
+                result.vectors[slot.view.dtype][slot.begin : slot.begin + slot.view.numel()] = part
+            return result
+
+        return moved_into_place
+
+    def layout(self) -> list[Entry]:
+        """Where everything lies, as plain values: what :class:`FlatModule` takes as ``layout``."""
+        own = [(slot.name, str(slot.view.dtype)[6:], slot.begin, list(slot.view.shape)) for slot in self._slots]
+        names = {name for name, *_ in own}
+        return own + [entry for entry in self._entries if entry[0] not in names]
+
+    def missing(self) -> list[str]:
+        """Names of the layout that this one goes on from, and that the module has not."""
+        own = {slot.name for slot in self._slots}
+        return [name for name, *_ in self._entries if name not in own]
+
+    # -- what is trained -------------------------------------------------------------------------------------------
+
+    def trainable(self) -> list[bool]:
+        """For each parameter and buffer whether it asks for a gradient."""
+        return [slot.tensor.requires_grad for slot in self._slots]
+
+    def set_trainable(self, names: Mapping[str, bool]) -> dict[str, bool]:
+        """Freeze and unfreeze parameters by their names; returns what they were before, where that differs."""
+        before: dict[str, bool] = {}
+        for slot in self._slots:
+            flag = names.get(slot.name)
+            if flag is not None and slot.tensor.requires_grad != flag:
+                before[slot.name] = not flag
+                slot.tensor.requires_grad_(flag)
+        return before
+
+    def frozen_since(self, before: Sequence[bool]) -> dict[str, bool]:
+        """Parameters that were frozen (``False``) or unfrozen (``True``) since :meth:`trainable` gave ``before``."""
+        now = self.trainable()
+        if now == before:
+            return {}
+        return {slot.name: flag for slot, flag, old in zip(self._slots, now, before, strict=True) if flag != old}
+
+
+_Held = Sequence[tuple[str, dict[str, Tensor | None], str, Tensor]]
+_Places = tuple[dict[tuple[Any, ...], int], dict[torch.dtype, int]]
+
+
+def _refuse(held: _Held) -> None:
+    for name, _, _, tensor in held:
+        if is_lazy(tensor):
+            raise ConfigurationError(
+                f"parameter '{name}' has no shape yet (a lazy module): run one batch through the module before"
+                " fit, so that every parameter exists."
+            )
+        if tensor.is_complex() or tensor.layout != torch.strided:
+            raise ConfigurationError(
+                f"'{name}' is {'complex' if tensor.is_complex() else tensor.layout}: only dense real tensors can be"
+                " averaged; hold it as a real tensor, or outside the module's parameters and buffers."
+            )
+
+
+def _memory(held: _Held) -> dict[int, tuple[Any, ...]]:
+    """A tensor's id -> what is equal for those that lie in the same memory.
+
+    Raises:
+        ConfigurationError: a parameter lies in a part of the memory of another one.
+    """
+    keys: dict[int, tuple[Any, ...]] = {}
+    of_storage: dict[int, dict[tuple[Any, ...], tuple[str, Tensor]]] = {}
+    for name, _, _, tensor in held:
+        if id(tensor) in keys:
+            continue
+        if not tensor.numel():
+            keys[id(tensor)] = (id(tensor),)
+            continue
+        storage = tensor.untyped_storage().data_ptr()
+        begin = tensor.storage_offset() * tensor.element_size()
+        extent = tensor.numel() if _is_dense(tensor) else (tensor.shape, tensor.stride())
+        key = (storage, begin, tensor.dtype, extent)
+        keys[id(tensor)] = key
+        of_storage.setdefault(storage, {}).setdefault(key, (name, tensor))
+    for parts in of_storage.values():
+        if len(parts) > 1:
+            _refuse_overlaps(sorted(parts.values(), key=lambda part: part[1].data_ptr()))
+    return keys
+
+
+def _refuse_overlaps(parts: Sequence[tuple[str, Tensor]]) -> None:
+    """Refuse parameters that lie partly in another tensor's memory; buffers, mostly constant, are copied apart."""
+    reached: list[tuple[int, str, Tensor]] = []
+    for name, tensor in parts:
+        begin, end = tensor.data_ptr(), tensor.data_ptr() + _extent(tensor)
+        reached = [one for one in reached if one[0] > begin]
+        for _, other, earlier in reached:
+            if (isinstance(tensor, nn.Parameter) or isinstance(earlier, nn.Parameter)) and _overlap(tensor, earlier):
+                raise ConfigurationError(
+                    f"'{other}' and '{name}' share a part of their memory: in a federated model a parameter has a place"
+                    " of its own, or all of it with another one. Tie them whole (b.weight = a.weight), or clone one."
+                )
+        reached.append((end, name, tensor))
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has every entry of its memory once, in whatever order (a transposed one, say)."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes from a tensor's first entry to the end of its last."""
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (steps + 1) * tensor.element_size()
+
+
+def _overlap(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors of one storage have an entry in common."""
+
+    def entries(tensor: Tensor) -> Tensor:
+        places = torch.arange(_extent(tensor) // tensor.element_size())
+        used = places.as_strided(tensor.shape, tensor.stride()).flatten() * tensor.element_size() + tensor.data_ptr()
+        return used.unsqueeze(1).add(torch.arange(tensor.element_size())).flatten()
+
+    return bool(torch.isin(entries(first), entries(second)).any())
+
+
+def _room(count: int, dtype: torch.dtype) -> int:
+    """Entries that a tensor takes, with the gap to the next."""
+    step = max(1, _ALIGNMENT_BYTES // dtype.itemsize)
+    return -(-count // step) * step
+
+
+def _new_places(held: _Held, keys: Mapping[int, tuple[Any, ...]]) -> _Places:
+    """One behind the other: where each memory begins, and the sizes of the vectors."""
+    begins: dict[tuple[Any, ...], int] = {}
+    sizes: dict[torch.dtype, int] = {}
+    for _, _, _, tensor in held:
+        key = keys[id(tensor)]
+        if key not in begins:
+            begins[key] = sizes.get(tensor.dtype, 0)
+            sizes[tensor.dtype] = begins[key] + _room(tensor.numel(), tensor.dtype)
+    return begins, sizes
+
+
+def _given_places(held: _Held, keys: Mapping[int, tuple[Any, ...]], layout: Sequence[Entry]) -> _Places | None:
+    """The places of a layout; ``None`` where the module does not fit it."""
+    entries = {name: (getattr(torch, dtype), begin, tuple(shape)) for name, dtype, begin, shape in layout}
+    begins: dict[tuple[Any, ...], int] = {}
+    for name, _, _, tensor in held:
+        dtype, begin, shape = entries.get(name, (None, 0, ()))
+        if dtype is not tensor.dtype or shape != tensor.shape or begins.setdefault(keys[id(tensor)], begin) != begin:
+            return None
+    return (begins, _sizes(layout)) if held and layout else None
+
+
+def _sizes(layout: Sequence[Entry]) -> dict[torch.dtype, int]:
+    sizes: dict[torch.dtype, int] = {}
+    for _, name, begin, shape in layout:
+        dtype = getattr(torch, name)
+        sizes[dtype] = max(sizes.get(dtype, 0), begin + _room(prod(shape), dtype))
+    return sizes
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, dict[str, Tensor | None], str, Tensor]]:

@@ -486,11 +486,24 @@ def test_a_client_without_training_data_is_refused(empty):
         factory.batches(1, "train")
 
 
-@pytest.mark.parametrize("several", [[numbers(3), numbers(2)], (DataLoader(numbers(3)),), {"a": numbers(3)}])
-def test_several_data_sets_of_a_client_are_refused(several):
-    message = rf"Given.client_data\(0, 'train'\) returned a {type(several).__name__} of {len(several)}: .*ConcatDataset"
-    with pytest.raises(ConfigurationError, match=message):
-        made(several)
+def test_several_data_sets_of_a_client_are_combined_as_lightning_does():
+    """In training side by side, the short one anew; in evaluation one after another."""
+    parts = {"a": numbers(6), "b": DataLoader(numbers(2), batch_size=1)}
+    training = made(parts, batch_size=2, shuffle=False)
+    assert (training.num_samples, training.epoch_length()) == (6, 3)
+    assert [(batch["a"][1].tolist(), batch["b"][1].tolist()) for batch, _ in training.shuffled(PATH, 4)] == [
+        ([0, 1], [0]),
+        ([2, 3], [1]),
+        ([4, 5], [0]),
+        ([0, 1], [0]),
+    ]
+    evaluation = made(parts, "val", eval_batch_size=4)
+    assert [(part.num_samples, part.epoch_length()) for part in evaluation.loaders] == [(6, 2), (2, 2)]
+    assert seen(evaluation.once(PATH)) == [[0, 1, 2, 3], [4, 5], [0], [1]]
+    assert (evaluation.num_samples, evaluation.epoch_length()) == (8, 4)
+    assert [len(batch) for batch in seen(evaluation.some(PATH, 4))] == [3, 1]  # in proportion
+    alone = made([numbers(3)], "val")
+    assert isinstance(alone, PackedBatches)
 
 
 def test_collation_is_torch_s():

@@ -146,6 +146,17 @@ def hooked(module):
     return optimizer
 
 
+def test_parameters_that_share_their_memory(tmp_path):
+    class Shares(Plain):
+        def __init__(self):
+            super().__init__()
+            *_, last = self.parameters()
+            self.shared = nn.Parameter(last.data)
+
+    with pytest.raises(ConfigurationError, match="two of its optimiser's parameters are different objects that share"):
+        fit(tmp_path, 3, Shares())
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [

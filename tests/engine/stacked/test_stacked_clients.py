@@ -327,7 +327,7 @@ def test_an_error_of_the_step_fails_its_group(tmp_path):
     plain = fit(tmp_path, 1, Particular(), **settings)
     assert plain.survivors == set(range(7))
     assert "three samples" in plain.client_reports[7].error
-    assert "stacked_clients" not in plain.client_reports[7].error
+    assert "trainer.stacked_clients" not in plain.client_reports[7].error
     together = fit(tmp_path, 3, Particular(), **settings)
     assert together.survivors == set(range(6))
     assert together.client_reports[6].error == together.client_reports[7].error

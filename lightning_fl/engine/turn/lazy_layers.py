@@ -1,0 +1,108 @@
+"""Lazy layers (``nn.LazyLinear``) get their shapes before training, from the first batch of a client."""
+
+import copy
+from itertools import chain
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch.nn.parameter import UninitializedBuffer, is_lazy
+
+from lightning_fl.data.module import FederatedDataModule
+from lightning_fl.engine.batches.client import BatchFactory
+from lightning_fl.engine.batches.transfer import BatchTransfer
+from lightning_fl.engine.processes import Processes
+from lightning_fl.engine.settings import Settings
+from lightning_fl.engine.turn.module_checks import takes_batch_index
+from lightning_fl.engine.turn.module_trainer import ModuleTrainer
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.seeding import seed_default_generators
+
+__all__ = ["give_shapes"]
+
+
+def give_shapes(
+    shim: ModuleTrainer,
+    factory: BatchFactory,
+    data: FederatedDataModule,
+    processes: Processes,
+    settings: Settings,
+) -> None:
+    """Where parameters have no shape yet, run ``training_step`` on a copy of the module, without gradients.
+
+    The copy is in eval mode, and nothing else of the module changes. Initial values are drawn from the run's seed;
+    those of rank zero hold.
+
+    Args:
+        shim: of the module, which is on its device.
+        factory: the clients' batches.
+        data: of all clients.
+        processes: every rank takes the first client that it hosts.
+        settings: of the run.
+
+    Raises:
+        ConfigurationError: on every rank, where it cannot be done on one, or the shapes differ between ranks.
+    """
+    module = shim.model
+    if not _lazy(module):
+        return
+    problem, shapes = "", {}
+    try:
+        shapes = _shapes(shim, factory, data, processes, settings)
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}".rstrip(".")
+    found = processes.of_ranks((problem, shapes))
+    names = ", ".join(map(repr, _lazy(module) or shapes))
+    for rank, (text, of_rank) in enumerate(found):
+        if text or of_rank != found[0][1]:
+            reason = text or f"the shapes are {of_rank} on process {rank} and {found[0][1]} on process 0"
+            raise ConfigurationError(
+                f"parameters {names} have no shape yet (lazy layers), and a first batch does not tell it: {reason}. Run"
+                " one batch through the module before fit, so that every parameter exists."
+            )
+
+
+def _lazy(module: LightningModule) -> dict[str, Tensor]:
+    return {name: one for name, one in chain(module.named_parameters(), module.named_buffers()) if is_lazy(one)}
+
+
+def _shapes(
+    shim: ModuleTrainer,
+    factory: BatchFactory,
+    data: FederatedDataModule,
+    processes: Processes,
+    settings: Settings,
+) -> dict[str, list[int]]:
+    """Give the module's lazy parameters and buffers shapes and values; returns the shapes."""
+    module = shim.model
+    if not processes.hosted:
+        raise ConfigurationError("this process hosts no client: lower trainer.devices")
+    if not module.automatic_optimization:
+        raise ConfigurationError("the module optimises manually, so that its step cannot be tried")
+    client = processes.hosted[0]
+    seed_default_generators(settings.seed, "lazy layers")
+    batches = factory.batches(client, "train")
+    if batches is None:
+        raise ConfigurationError(f"client {client} has no training data")
+    batch, size = next(iter(batches.once((settings.seed, 0, client, "lazy layers"))))
+    lazy = [one for one in module.buffers() if is_lazy(one)]  # which torch does not copy
+    made_anew = {id(one): UninitializedBuffer(device=one.device, dtype=one.dtype) for one in lazy}  # type: ignore[call-arg]
+    twin = copy.deepcopy(module, made_anew).eval()
+    twin.trainer = shim  # type: ignore[assignment]
+    twin._current_fx_name = "training_step"
+    precision = shim.precision_plugin.plugin
+    move = BatchTransfer(twin, data, processes.device, precision, channels_last=settings.channels_last)
+    shim.begin_turn(client, 0)
+    shim.collector.begin_step(batch, size)
+    with torch.no_grad(), precision.forward_context():
+        arguments = (move(batch, batches.on_device, client), 0)
+        twin.training_step(*arguments[: 1 + takes_batch_index(module, "training_step")])
+    shim.collector.begin()
+    shim.end_turn()
+    made = dict(chain(twin.named_parameters(), twin.named_buffers()))
+    for name, tensor in _lazy(module).items():
+        if is_lazy(made[name]):
+            raise ConfigurationError(f"training_step does not use {name!r}")
+        tensor.materialize(made[name].shape, made[name].device, made[name].dtype)  # type: ignore[attr-defined]
+        tensor.data.copy_(made[name])
+    return {name: list(made[name].shape) for name in sorted(made)}

@@ -1,0 +1,168 @@
+"""What torchmetrics metrics count beyond a turn ("best so far") is each client's own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, train_both
+from torch import Tensor
+from torchmetrics.wrappers import MinMaxMetric
+
+from lightning_fl.callbacks.callback import Callback
+
+
+class Best(Linear):
+    """As in the Lightning-Hydra-Template: a metric of each validation, and the best value until now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.val_loss = torchmetrics.MeanMetric()
+        self.best = torchmetrics.MinMetric()
+        self.seen: dict[tuple[int, int], float] = {}
+
+    def on_train_start(self) -> None:
+        self.val_loss.reset()
+        self.best.reset()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        loss = self.loss(batch) * (1 + (self.current_epoch + self.key()) % 2)  # now better, now worse
+        self.val_loss(loss)
+        self.log("val_loss", self.val_loss, on_step=False, on_epoch=True)
+
+    def key(self) -> int:
+        return getattr(self.trainer, "client", 0)
+
+    def on_validation_epoch_end(self) -> None:
+        self.best(self.val_loss.compute())
+        self.seen[self.current_epoch, self.key()] = float(self.best.compute())
+        self.log("best", self.best.compute(), sync_dist=True)
+
+
+class Counts(Best):
+    """Metrics that nobody resets: of batches of training, of lists of values, of extremes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = torchmetrics.SumMetric()
+        self.values = torchmetrics.CatMetric()
+        self.extremes = MinMaxMetric(torchmetrics.MeanMetric())
+        self.all = torchmetrics.MetricCollection({"mean": torchmetrics.MeanMetric(), "max": torchmetrics.MaxMetric()})
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.batches.update(1)
+        self.all.update(loss.detach())
+        return loss
+
+    def on_validation_epoch_end(self) -> None:
+        super().on_validation_epoch_end()
+        value = self.val_loss.compute()
+        self.values.update(value)
+        self.extremes.update(value)
+        found = [self.batches.compute(), self.values.compute().sum(), *self.extremes.compute().values()]
+        found += self.all.compute().values()
+        self.seen[self.current_epoch, self.key()] += sum(10.0**k * float(one) for k, one in enumerate(found))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [Best, Counts])
+def test_one_client_is_lightnings_run(module: type[Best], tmp_path: Path) -> None:
+    own, _, reference, _ = train_both(module, tmp_path, epochs=4)
+    assert own.seen == reference.seen
+    assert float(own.best.compute()) == float(reference.best.compute())  # as the last turn left it
+
+
+@pytest.mark.parametrize("module", [Best, Counts])
+def test_every_client_has_its_own(module: type[Best], tmp_path: Path) -> None:
+    together, others = make(module), make(module)
+    clients = Clients((8, 8, 8))
+    federated_trainer(tmp_path, max_rounds=3, callbacks=[LeaveOut([[0, 1, 2]] * 3)]).fit(together, clients)
+    for client in range(3):
+        values = [together.seen[epoch, client] for epoch in range(3)]
+        assert module is not Best or values == sorted(values, reverse=True)
+    federated_trainer(tmp_path, max_rounds=3, callbacks=[LeaveOut([[2, 0, 1]] * 3)]).fit(others, clients)
+    assert others.seen == together.seen
+    assert_same_weights(together, others, moved=False)
+    assert len({together.seen[2, client] for client in range(3)}) == 3
+
+
+class _StopAfterTwo(LeaveOut):
+    def on_round_end(self, trainer: Any) -> None:
+        trainer.should_stop = trainer.current_round == 2
+
+
+@pytest.mark.parametrize("module", [Best, Counts])
+def test_a_resumed_run_goes_on(module: type[Best], tmp_path: Path) -> None:
+    whole, first, second = make(module), make(module), make(module)
+    data = Clients((8, 12))
+    federated_trainer(tmp_path / "whole", max_rounds=4).fit(whole, data)
+    stop = _StopAfterTwo([[0, 1]] * 4)
+    settings: dict[str, Any] = {"max_rounds": 4, "enable_checkpointing": True}
+    federated_trainer(tmp_path / "cut", **settings, callbacks=[stop]).fit(first, data)
+    federated_trainer(tmp_path / "cut", **settings).fit(second, data, ckpt_path="last")
+    assert first.seen | second.seen == whole.seen
+
+
+def test_logged_metrics_leave_nothing_behind(tmp_path: Path) -> None:
+    class Logged(Best):
+        def on_validation_epoch_end(self) -> None: ...
+
+    trainer = federated_trainer(tmp_path, max_rounds=2)
+    trainer.fit(make(Logged), Clients((8, 8)))
+    assert "metric_states" not in trainer.federation.client_stores
+
+
+def test_evaluations_of_callbacks_do_not_count(tmp_path: Path) -> None:
+    class Looks(Callback):
+        def on_round_end(self, trainer: Any) -> None:
+            for client in (1, 0):
+                trainer.loop.evaluate(client, trainer.models[0], "train")
+
+    own, watched = make(Best), make(Best)
+    clients = Clients((8, 8))
+    federated_trainer(tmp_path, max_rounds=3).fit(own, clients)
+    seen: dict[Any, float] = {}
+    trainer = federated_trainer(tmp_path, max_rounds=3, callbacks=[Looks()])
+    trainer.fit(watched, clients)
+    stores = trainer.client_store("metric_states")
+    for client in (0, 1):
+        seen[client] = float(stores[client]["best"]["min_value"])
+        assert seen[client] == own.seen[2, client]
+
+
+def test_what_a_hook_of_the_run_resets_is_reset_for_all(tmp_path: Path) -> None:
+    class Resets(Best):
+        def on_validation_start(self) -> None:
+            self.best.reset()
+
+        def on_validation_epoch_end(self) -> None:
+            self.best(self.val_loss.compute())
+            self.seen[self.current_epoch, self.key()] = float(self.best.compute()) - float(self.val_loss.compute())
+
+    module = make(Resets)
+    federated_trainer(tmp_path, max_rounds=3).fit(module, Clients((8, 8, 8)))
+    assert set(module.seen.values()) == {0.0}
+
+
+def test_a_failed_turn_does_not_count(tmp_path: Path) -> None:
+    class Fails(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.batches = torchmetrics.SumMetric()
+            self.seen: list[tuple[int, int]] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.batches.update(1)
+            if self.trainer.client == 0 and self.current_epoch == 1 and batch_idx == 1:
+                raise ValueError("no")
+            return self.loss(batch)
+
+        def on_train_epoch_end(self) -> None:
+            self.seen.append((self.trainer.client, int(self.batches.compute())))
+
+    module = make(Fails)
+    federated_trainer(tmp_path, max_rounds=3, on_client_error="skip").fit(module, Clients((8, 8)))
+    assert module.seen == [(0, 2), (1, 2), (1, 4), (0, 4), (1, 6)]
+    assert torch.isfinite(module.net.weight).all()

@@ -1,0 +1,224 @@
+"""Callbacks of Lightning's that a module brings along in ``configure_callbacks``."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import pytorch_lightning
+import torch
+from lightning.pytorch import callbacks as lightning_callbacks
+from reference import Clients, Linear, assert_same_weights, federated_trainer, make, train_both
+from torch import Tensor, nn
+
+from lightning_fl.errors import ConfigurationError, TrainingError
+
+_HOOKS = [name for name in vars(pl.Callback) if name.startswith("on_") and "checkpoint" not in name]
+_HOOKS += ["setup", "teardown"]
+
+
+def _noting(name: str) -> Any:
+    def hook(self: Any, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
+        assert trainer is pl_module.trainer
+        given = [*args, *kwargs.values()]
+        kinds = ["str" if isinstance(one, str) else type(one).__name__ for one in given]
+        pl_module.calls.append((f"callback {name}", trainer.current_epoch, *kinds))
+
+    return hook
+
+
+#: Notes its calls, and what it is given, in the module.
+_Watcher: Any = type("_Watcher", (pl.Callback,), {name: _noting(name) for name in _HOOKS})
+
+
+class Watched(Linear):
+    """Its own hooks come after the callback's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+
+    def configure_callbacks(self) -> Any:
+        return _Watcher()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None: ...
+
+    def on_train_epoch_start(self) -> None:
+        self.calls.append("module on_train_epoch_start")
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.calls.append("module on_before_optimizer_step")
+
+
+def test_a_callback_that_watches_sees_what_it_sees_under_lightning(tmp_path: Path) -> None:
+    own, _, reference, _ = train_both(Watched, tmp_path, epochs=2)
+
+    def known(calls: list[Any]) -> list[Any]:
+        """Validation, and what is counted by epochs, comes at other times: docs/lightning-support.md."""
+        kept = [call for call in calls if "validation" not in call[0] and "train_epoch_end" not in call[0]]
+        return [call for call in kept if call[0][9:] not in ("on_train_end", "on_fit_end", "teardown")]
+
+    for own_call, call in zip(known(own.calls), known(reference.calls), strict=True):
+        assert own_call == call
+    names = {call[0] for call in own.calls}
+    assert names == {call[0] for call in reference.calls}
+    assert_same_weights(own, reference, atol=2**-46)
+
+
+def test_a_callback_is_called_in_each_clients_turn(tmp_path: Path) -> None:
+    seen = []
+
+    class Notes(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            seen.append((trainer.client, batch_idx, sorted(outputs)))
+            pl_module.log("rows", float(len(batch[0])))
+
+        def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            seen.append((trainer.client, "validated"))
+
+    class Brings(Linear):
+        def configure_callbacks(self) -> Any:
+            return [Notes()]
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None: ...
+
+    trainer = federated_trainer(tmp_path, max_rounds=1)
+    trainer.fit(make(Brings), Clients((4, 5)))
+    assert seen == [
+        (0, 0, ["loss"]),
+        (1, 0, ["loss"]),
+        (1, 1, ["loss"]),
+        (0, "validated"),
+        (1, "validated"),
+    ]
+    assert trainer.metrics["train"]["rows"].mean == pytest.approx((4 + (4 * 4 + 1) / 5) / 2, abs=0.3)
+
+
+def test_lambda_callbacks_and_those_of_pytorch_lightning(tmp_path: Path) -> None:
+    seen = []
+
+    class Other(pytorch_lightning.Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            seen.append(f"other {trainer.client}")
+
+    class Brings(Linear):
+        def configure_callbacks(self) -> Any:
+            note = lightning_callbacks.LambdaCallback(
+                on_train_epoch_start=lambda trainer, module: seen.append(f"lambda {trainer.client}")
+            )
+            return [note, Other()]
+
+    federated_trainer(tmp_path, max_rounds=1).fit(make(Brings), Clients((4, 4)))
+    assert seen == ["lambda 0", "other 0", "lambda 1", "other 1"]
+
+
+class _Unfreezes(lightning_callbacks.BaseFinetuning):
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.backbone)
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.backbone, optimizer, lr=0.01)
+
+
+class Finetuned(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Linear(3, 3)
+
+    def configure_callbacks(self) -> Any:
+        return _Unfreezes()
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return nn.functional.mse_loss(self.net(self.backbone(x)), y)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam([one for one in self.parameters() if one.requires_grad], lr=0.05)
+
+
+def test_base_finetuning(tmp_path: Path) -> None:
+    own, _, reference, _ = train_both(Finetuned, tmp_path, epochs=4)
+    assert_same_weights(own, reference, atol=2**-46)
+    assert not torch.equal(own.backbone.weight, make(Finetuned).backbone.weight)
+    several = make(Finetuned)
+    federated_trainer(tmp_path, max_rounds=3).fit(several, Clients((4, 8)))
+    assert not torch.equal(several.backbone.weight, make(Finetuned).backbone.weight)
+
+
+def _brings(callback: Any) -> type[Linear]:
+    class Brings(Linear):
+        def configure_callbacks(self) -> Any:
+            return [callback]
+
+    return Brings
+
+
+@pytest.mark.parametrize(
+    ("callback", "instead"),
+    [
+        (lightning_callbacks.EarlyStopping("val_loss"), "self.trainer.should_stop"),
+        (pytorch_lightning.callbacks.EarlyStopping("val_loss"), "self.trainer.should_stop"),
+        (lightning_callbacks.ModelCheckpoint(), "lightning_fl.callbacks.ModelCheckpoint"),
+        (lightning_callbacks.OnExceptionCheckpoint("."), "lightning_fl.callbacks.ModelCheckpoint"),
+        (lightning_callbacks.LearningRateMonitor(), "self.log the rate"),
+        (lightning_callbacks.DeviceStatsMonitor(), "trainer.profile"),
+        (lightning_callbacks.Timer(), "trainer.max_rounds"),
+        (lightning_callbacks.TQDMProgressBar(), "trainer.enable_progress_bar"),
+        (lightning_callbacks.RichModelSummary(), "print it before fit"),
+    ],
+)
+def test_what_the_run_does_in_its_own_way_is_left_out(callback: Any, instead: str, tmp_path: Path) -> None:
+    own, plain = make(_brings(callback)), make(Linear)
+    name = type(callback).__name__
+    with pytest.warns(UserWarning, match=rf"Brings.configure_callbacks returns {name} \(.*{instead}.*\): left out"):
+        federated_trainer(tmp_path, max_rounds=1).fit(own, Clients())
+    federated_trainer(tmp_path, max_rounds=1).fit(plain, Clients())
+    assert_same_weights(own, plain)
+
+
+class _Remembers(pl.Callback):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("callback", "why"),
+    [
+        (lightning_callbacks.StochasticWeightAveraging(0.1), "cannot work in a federated round: hold the average in"),
+        (lightning_callbacks.EMAWeightAveraging(), "cannot work in a federated round: hold the average in"),
+        (
+            lightning_callbacks.GradientAccumulationScheduler({0: 2}),
+            "cannot work in a federated round: set trainer.accumulate_grad_batches",
+        ),
+        (lightning_callbacks.BackboneFinetuning(), "cannot work in a federated round: unfreeze and add_param_group"),
+        (lightning_callbacks.ModelPruning("l1_unstructured"), "cannot work in a federated round: prune before fit"),
+        (lightning_callbacks.BatchSizeFinder(), "cannot work in a federated round: set the batch size"),
+        (lightning_callbacks.LearningRateFinder(), "cannot work in a federated round: set the rate"),
+        (_Remembers(), r"keeps a state \(state_dict\) that would be one for all clients"),
+        (torch, "which is no callback of Lightning's"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_training(callback: Any, why: str, tmp_path: Path) -> None:
+    name = type(callback).__name__
+    with pytest.raises(ConfigurationError, match=rf"Brings.configure_callbacks returns {name}, which {why}|{why}"):
+        federated_trainer(tmp_path, max_rounds=1).fit(_brings(callback)(), Clients())
+
+
+def test_callbacks_hear_of_an_error(tmp_path: Path) -> None:
+    seen = []
+
+    class Hears(pl.Callback):
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            seen.append(type(exception).__name__)
+
+        def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            seen.append(stage)
+
+    class Fails(_brings(Hears())):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            raise ValueError("no")
+
+    with pytest.raises(TrainingError):
+        federated_trainer(tmp_path, max_rounds=1).fit(Fails(), Clients())
+    assert seen == ["TrainingError", "fit"]

@@ -1,0 +1,241 @@
+"""Optimisers and schedulers that a module makes in its ``__init__``: still each client's own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, samples, train_both
+from torch.optim import lr_scheduler
+
+from lightning_fl.errors import ConfigurationError
+
+
+class Held(Linear):
+    """An optimiser from ``__init__``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizer = self.made()
+
+    def made(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.05)
+
+    def configure_optimizers(self) -> Any:
+        return self.optimizer
+
+
+class WithFrozen(Held):
+    def made(self) -> Any:
+        self.net.bias.requires_grad_(False)
+        return super().made()
+
+
+class Adadelta(Held):
+    def made(self) -> Any:
+        return torch.optim.Adadelta(self.parameters(), lr=1.0)
+
+
+class Adagrad(Held):
+    """Its constructor fills the state."""
+
+    def made(self) -> Any:
+        return torch.optim.Adagrad(self.parameters(), lr=0.1, initial_accumulator_value=0.1)
+
+
+class LBFGS(Held):
+    def made(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+
+class Counting(torch.optim.SGD):
+    """Slows down by a count of its own, which is no part of its state, and has another optimiser inside."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.count = 0
+        self.inner = torch.optim.SGD(self.param_groups[0]["params"], lr=0.05, momentum=0.9)
+
+    def step(self, closure: Any = None) -> Any:
+        loss = closure()
+        self.count += 1
+        self.param_groups[0]["lr"] = 0.1 / self.count
+        self.inner.step()
+        super().step()
+        return loss
+
+
+class OwnKind(Held):
+    def made(self) -> Any:
+        return Counting(self.parameters())
+
+
+class HeldScheduler(Held):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = self.made_scheduler()
+
+    def made(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+    def made_scheduler(self) -> Any:
+        return lr_scheduler.StepLR(self.optimizer, 1, 0.5)
+
+    def configure_optimizers(self) -> Any:
+        return [self.optimizer], [self.scheduler]
+
+
+class HeldSequence(HeldScheduler):
+    def made_scheduler(self) -> Any:
+        first = lr_scheduler.LinearLR(self.optimizer, 0.1, total_iters=2)
+        second = lr_scheduler.ExponentialLR(self.optimizer, 0.5)
+        return lr_scheduler.SequentialLR(self.optimizer, [first, second], milestones=[2])
+
+
+class SchedulerOfEveryTurn(HeldScheduler):
+    """A new scheduler at each call, over the optimiser from ``__init__``."""
+
+    def configure_optimizers(self) -> Any:
+        return [self.optimizer], [self.made_scheduler()]
+
+
+class ByHand(Held):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        optimizer.step()
+
+
+CASES = [
+    Held,
+    WithFrozen,
+    Adadelta,
+    Adagrad,
+    LBFGS,
+    OwnKind,
+    HeldScheduler,
+    HeldSequence,
+    SchedulerOfEveryTurn,
+    ByHand,
+]
+
+
+def equal_clients(num_clients: int = 2) -> Clients:
+    """Clients with the same data in the same order."""
+    return Clients([12] * num_clients, data=lambda _, split: samples(0, 12 if split == "train" else 5, split))
+
+
+class Ends(Linear):
+    """Mixed in: what every client's turn ended with."""
+
+    def on_train_epoch_end(self) -> None:
+        values = [value.clone() for value in self.state_dict().values()]
+        self.trainer.federated.client_store("ends")[self.trainer.client] = values
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["fresh", "keep"])
+@pytest.mark.parametrize("kind", CASES)
+def test_equal_clients_learn_the_same(kind: type[Held], state: Any, tmp_path: Path) -> None:
+    class Module(Ends, kind):  # type: ignore[misc, valid-type]
+        pass
+
+    trainer = federated_trainer(tmp_path, max_rounds=3, optimizer_state=state)
+    trainer.fit(make(Module), equal_clients())
+    first, second = (trainer.client_store("ends")[client] for client in (0, 1))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["fresh", "keep"])
+@pytest.mark.parametrize("kind", CASES)
+def test_the_order_of_clients_does_not_matter(kind: type[Held], state: Any, tmp_path: Path) -> None:
+    modules = [make(kind), make(kind)]
+    orders = [[0, 1, 2], [0, 1], [0, 1, 2]], [[2, 0, 1], [1, 0], [2, 0, 1]]
+    for module, cohorts in zip(modules, orders, strict=True):
+        trainer = federated_trainer(tmp_path, max_rounds=3, optimizer_state=state, callbacks=[LeaveOut(cohorts)])
+        trainer.fit(module, Clients((8, 8, 8)))
+    assert_same_weights(modules[0], modules[1], moved=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in CASES if kind is not OwnKind])
+def test_one_client_is_lightnings_run(kind: type[Held], tmp_path: Path) -> None:
+    """Without :class:`OwnKind`, whose count and inner optimiser no ``state_dict`` holds."""
+    own, _, reference, _ = train_both(kind, tmp_path)
+    assert_same_weights(own, reference, atol=2**-46)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["fresh", "keep"])
+@pytest.mark.parametrize("kind", CASES)
+def test_a_second_fit_starts_as_the_first(kind: type[Held], state: Any, tmp_path: Path) -> None:
+    module = make(kind)
+    start = {name: value.clone() for name, value in module.state_dict().items()}
+    ends = []
+    for _ in range(2):
+        module.load_state_dict(start)
+        federated_trainer(tmp_path, max_rounds=2, optimizer_state=state).fit(module, Clients((8, 8)))
+        ends.append({name: value.clone() for name, value in module.state_dict().items()})
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in start)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [HeldScheduler, Held])
+def test_a_resumed_run_goes_on(kind: type[Held], tmp_path: Path) -> None:
+    whole, first, second = make(kind), make(kind), make(kind)
+    data = Clients((8, 12))
+    settings: dict[str, Any] = {"optimizer_state": "keep", "enable_checkpointing": True}
+    federated_trainer(tmp_path / "whole", **settings, max_rounds=4).fit(whole, data)
+    federated_trainer(tmp_path / "cut", **settings, max_rounds=2).fit(first, data)
+    federated_trainer(tmp_path / "cut", **settings, max_rounds=4).fit(second, data, ckpt_path="last")
+    assert_same_weights(second, whole, moved=False)
+
+
+def test_an_optimiser_that_comes_back_later_is_refused(tmp_path: Path) -> None:
+    class Late(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls, self.kept = 0, None
+
+        def configure_optimizers(self) -> Any:
+            self.calls += 1
+            if self.calls == 2:
+                self.kept = torch.optim.SGD(self.parameters(), lr=0.1)
+            return self.kept or torch.optim.SGD(self.parameters(), lr=0.1)
+
+    with pytest.raises(
+        Exception, match=r"configure_optimizers returned the SGD of an earlier turn, which it had not returned at first"
+    ) as caught:
+        federated_trainer(tmp_path, max_rounds=1).fit(Late(), Clients((4, 4, 4)))
+    assert isinstance(caught.value.__cause__, ConfigurationError)
+
+
+def test_a_failed_turn_leaves_nothing_in_the_optimiser(tmp_path: Path) -> None:
+    class Fails(Held):
+        fails = True
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if self.fails and self.trainer.client == 0 and batch_idx == 2:
+                raise ValueError("no")
+            return super().training_step(batch, batch_idx)
+
+    module, alone = make(Fails), make(Held)
+    federated_trainer(tmp_path, max_rounds=1, on_client_error="skip").fit(module, Clients((12, 12)))
+    federated_trainer(tmp_path, max_rounds=1, callbacks=[LeaveOut([[1]])]).fit(alone, Clients((12, 12)))
+    assert_same_weights(module, alone, moved=False)
+
+
+def test_nothing_is_shared_with_the_saved_state(tmp_path: Path) -> None:
+    """The state that a client keeps is not changed by another client's steps."""
+    module = make(Held)
+    trainer = federated_trainer(tmp_path, max_rounds=2, optimizer_state="keep")
+    trainer.fit(module, Clients((4, 12)))
+    steps = [trainer.federation.client_states[client].optimizers[0]["state"][0]["step"] for client in (0, 1)]
+    assert [int(step) for step in steps] == [2, 6]
+    assert not module.optimizer.state  # as it was before the run

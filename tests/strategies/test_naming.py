@@ -1,0 +1,178 @@
+"""How a strategy is named: by its registered name, by its import path, with and without arguments of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lightning.fabric.strategies import STRATEGY_REGISTRY
+
+from lightning_fl import ConfigurationError, FederatedTrainer
+from lightning_fl.recipe.strategy_names import with_strategy_class, with_strategy_class_before_its_arguments
+from lightning_fl.strategies import FedAvg, FederatedStrategy
+
+FEDAVG = "lightning_fl.strategies.fedavg.FedAvg"
+
+
+class Passing(FedAvg):
+    name = "passing"
+
+    def __init__(self, rate: float = 0.1, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.rate = rate
+
+
+class Closed(FedAvg):
+    name = "closed"
+
+    def __init__(self, rate: float = 0.2) -> None:
+        super().__init__()
+        self.rate = rate
+
+
+class Needing(FedAvg):
+    name = "needing"
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+
+def made(strategy: Any) -> FederatedStrategy:
+    return FederatedTrainer(strategy=strategy, accelerator="cpu", devices=1, logger=False).strategy
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "rate", "start_method"),
+    [
+        ("passing", Passing, 0.1, "popen"),
+        ("Passing", Passing, 0.1, "popen"),
+        ("passing_fork", Passing, 0.1, "fork"),
+        ("closed", Closed, 0.2, "popen"),
+        (f"{__name__}.Passing", Passing, 0.1, "popen"),
+        (f"{__name__}.Closed", Closed, 0.2, "popen"),
+    ],
+)
+def test_a_name_or_an_import_path_makes_the_strategy(name, kind, rate, start_method):
+    strategy = made(name)
+    assert type(strategy) is kind
+    assert strategy.rate == rate
+    assert strategy._start_method == start_method
+
+
+def test_a_trainer_starts_no_function():
+    with pytest.raises(ConfigurationError, match="start_method='spawn' starts a function.*leave out start_method"):
+        FederatedTrainer(strategy="fedavg_spawn", accelerator="cpu", devices=2, logger=False)
+    assert type(made("fedavg_spawn")) is FedAvg
+
+
+def test_a_class_without_a_start_method_has_one_name():
+    assert "closed" in STRATEGY_REGISTRY
+    assert "closed_spawn" not in STRATEGY_REGISTRY
+
+
+def test_a_class_that_is_defined_again_takes_its_name_over():
+    def define():
+        class Again(FedAvg):
+            name = "again"
+
+        return Again
+
+    first, second = define(), define()
+    assert first is not second
+    assert type(made("again")) is second
+
+
+def test_a_name_belongs_to_one_class():
+    with pytest.raises(ConfigurationError, match=r"Other.name='fedavg': lightning_fl.strategies.fedavg.FedAvg has"):
+        type("Other", (FedAvg,), {"name": "fedavg"})
+    with pytest.raises(ConfigurationError, match=r"Other.name='Mine': give the strategy a name in lower case"):
+        type("Other", (FedAvg,), {"name": "Mine"})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ("fedvg", r"'fedvg' is not a federated strategy \(did you mean 'fedavg'\?\). Registered are: .*fedavg_spawn"),
+        ("ddp", "'ddp' is not a federated strategy"),
+        ("torch.nn.Linear", "'torch.nn.Linear' is not a federated strategy.*named by its module, as in my_package"),
+        ("no_such.Thing", "'no_such.Thing' cannot be imported: No module named 'no_such'"),
+        (f"{__name__}.Nothing", "cannot be imported: module .* has no attribute 'Nothing'"),
+        (
+            "needing",
+            r"'needing': .*missing 1 required .*'rate'. Give its arguments: in a recipe strategy: \{class_path",
+        ),
+        (3, "trainer.strategy is a int: give a name or a subclass"),
+    ],
+)
+def test_what_names_no_strategy_is_refused(strategy, message):
+    with pytest.raises(ConfigurationError, match=message):
+        made(strategy)
+
+
+def test_a_registered_name_is_a_class_path():
+    entry = {"class_path": "fedavg_spawn", "init_args": {"process_group_backend": "gloo"}}
+    settings = {"trainer": {"strategy": entry, "max_rounds": 3}, "model": {}}
+    arguments = {"start_method": "spawn", "process_group_backend": "gloo"}
+    spelt_out = {"trainer": {"strategy": {"class_path": FEDAVG, "init_args": arguments}, "max_rounds": 3}, "model": {}}
+    assert with_strategy_class(settings) == spelt_out
+    for unchanged in ({}, {"trainer": {"strategy": "fedavg"}}, {"trainer": {"strategy": {"class_path": "a.B"}}}):
+        assert with_strategy_class(unchanged) is unchanged
+
+
+def test_arguments_follow_a_name_on_the_command_line():
+    method = "--trainer.strategy.start_method"
+    assert with_strategy_class_before_its_arguments(["--trainer.strategy", "fedavg", method, "fork"]) == [
+        *("--trainer.strategy", "fedavg"),
+        *(f"--trainer.strategy={FEDAVG}", f"{method}=popen"),
+        *(method, "fork"),
+    ]
+    for words in (["--trainer.strategy", "fedavg"], ["--trainer.strategy", "a.B", "--trainer.strategy.c", "1"]):
+        assert with_strategy_class_before_its_arguments(words) == words
+
+
+WITHOUT = """
+from lightning_fl.strategies import FedAvg
+
+class Scaled(FedAvg):
+    name = "scaled"
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--trainer.strategy=fedavg", "--trainer.strategy.start_method=fork"], (FEDAVG, {"start_method": "fork"})),
+        (["--trainer.strategy.start_method=fork"], (FEDAVG, {"start_method": "fork"})),
+        (["--trainer.strategy=mine.Scaled", "--trainer.strategy.scale=2"], ("mine.Scaled", {"scale": 2.0})),
+        (["--config=named.yaml"], (FEDAVG, {"process_group_backend": "gloo"})),
+        (["--config=dotted.yaml", "--trainer.strategy.scale=3"], ("mine.Scaled", {"scale": 3.0})),
+    ],
+)
+def test_recipes_give_strategies_arguments(words, expected, tmp_path):
+    (tmp_path / "mine.py").write_text(WITHOUT)
+    for name, class_path, arguments in (
+        ("named", "fedavg", {"process_group_backend": "gloo"}),
+        ("dotted", "mine.Scaled", {"scale": 2}),
+    ):
+        recipe = {"trainer": {"strategy": {"class_path": class_path, "init_args": arguments}}}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
+    command = [
+        Path(sys.executable).with_name("lightning-fl"),
+        "fit",
+        "--config=fedavg_digits",
+        *words,
+        "--print_config",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    strategy = yaml.safe_load(done.stdout)["trainer"]["strategy"]
+    assert strategy["class_path"] == expected[0]
+    assert strategy["init_args"].items() >= expected[1].items()
