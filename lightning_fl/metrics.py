@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.messages import sendable
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -66,7 +65,6 @@ _HIGHER = (
 )
 
 
-@sendable
 @dataclass(frozen=True)
 class LoggedValue:
     """One name's value for one client. ``weight`` is the number of samples behind it.

@@ -97,6 +97,7 @@ def become(request: dict[str, Any], out: int, err: int) -> NoReturn:
     code: Any = 1
     try:
         os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell runs the tests behind it
         os.dup2(out, 1)
         os.dup2(err, 2)
         os.close(out)

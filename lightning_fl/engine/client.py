@@ -55,6 +55,9 @@ class ClientState:
         return asdict(self)
 
 
+sendable(LoggedValue)
+
+
 @sendable
 @dataclass(frozen=True)
 class ClientReport:

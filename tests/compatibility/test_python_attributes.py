@@ -74,6 +74,19 @@ class Average(Changes):
         self.value.mul_(0.9).add_(loss)
 
 
+class Window(Changes):
+    """A part of a tensor, whose entries lie apart; beside it tensors whose bytes tell nothing."""
+
+    def begin(self) -> None:
+        self.value = torch.zeros(4, 6)[:, 0]
+        self.imaginary = torch.zeros(3, dtype=torch.complex64).conj()
+        self.nowhere = torch.zeros(3, device="meta")
+        self.sparse = torch.eye(3).to_sparse()
+
+    def change(self, loss: Tensor) -> None:
+        self.value += loss
+
+
 class OfAnObject(Changes):
     class Meter:
         total = 0.0
@@ -115,7 +128,7 @@ class AtTheStart(Changes):
 
 
 @pytest.mark.parametrize(
-    "module", [Best, Counts, Grows, Average, OfAnObject, InADict, Appears, AnUnregisteredMetric, AtTheStart]
+    "module", [Best, Counts, Grows, Average, Window, OfAnObject, InADict, Appears, AnUnregisteredMetric, AtTheStart]
 )
 def test_what_a_turn_changes_is_named_once(module: type[Changes], tmp_path: Path) -> None:
     (text,) = shared_warnings(make(module), tmp_path)

@@ -144,11 +144,12 @@ def _seen(value: Any, depth: int) -> Any:
 
 
 def _seen_tensor(value: Tensor) -> Any:
-    if isinstance(value, nn.Parameter) or value.layout != torch.strided:
-        return None
+    if type(value) is not Tensor or value.layout != torch.strided or value.is_meta or value.is_quantized:
+        return None  # parameters, and what has no plain bytes
     if value.numel() > _MOST_ENTRIES:
         return value.shape, value.data_ptr(), value._version
-    return value.shape, value.dtype, bytes(value.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return value.shape, value.dtype, bytes(plain.reshape(-1).view(torch.uint8).numpy())
 
 
 def _first(values: Any) -> list[Any]:
