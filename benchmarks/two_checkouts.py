@@ -2,10 +2,10 @@
 
     uv run --group bench python benchmarks/two_checkouts.py OTHER_CHECKOUT [cnn|gnn|all] [--repeats 9] [--cpu-time]
 
-The arms of ``overhead.py`` that run the package are run in one process for each checkout, with one thread, by turns
-(here and there, then there and here), with the workloads that lie in the checkout's own ``benchmarks``. A ratio is
-taken within a repeat; its median is printed with the least and the largest. Both checkouts end with the same weights
-where the checksums are equal.
+The arms of ``overhead.py`` that run the package are run in a process for each checkout, with one thread, by turns
+(here and there, then there and here), with the workloads that lie in the checkout's own ``benchmarks``. Every repeat
+has two new processes. A ratio is taken within a repeat; its median is printed with the least and the largest. Both
+checkouts end with the same weights where the checksums are equal.
 """
 
 import argparse
@@ -89,27 +89,28 @@ def work(checkout: Path, task: str, cpu_time: bool) -> None:
 
 def compare(other: Path, task: str, repeats: int, cpu_time: bool) -> None:
     """Print a Markdown table of one task."""
-    workers = [Worker(checkout, task, cpu_time) for checkout in (HERE, other)]
-    print(f"\n### {task}\n\n| arm | here, ms | there, ms | here / there | least | largest | same weights |")
-    print("|---|---|---|---|---|---|---|")
-    for arm in [name for name in workers[0].arms if name in workers[1].arms]:
-        times: list[list[float]] = [[], []]
-        sums: list[set[float]] = [set(), set()]
-        for repeat in range(repeats + 1):
+    times: dict[str, list[list[float]]] = {}
+    sums: dict[str, list[set[float]]] = {}
+    for repeat in range(repeats):
+        # Where a process happens to lie in memory makes a tenth of its speed: each repeat has two new ones.
+        workers = [Worker(checkout, task, cpu_time) for checkout in (HERE, other)]
+        for arm in [name for name in workers[0].arms if name in workers[1].arms]:
             for side in (0, 1) if repeat % 2 else (1, 0):
                 milliseconds, checksum = workers[side].run(arm)
-                sums[side].add(checksum)
-                if repeat:  # the first one warms up
-                    times[side].append(milliseconds)
-        ratios = [a / b for a, b in zip(*times, strict=True)]
-        here, there = map(statistics.median, times)
+                times.setdefault(arm, [[], []])[side].append(milliseconds)
+                sums.setdefault(arm, [set(), set()])[side].add(checksum)
+        for worker in workers:
+            worker.close()
+    print(f"\n### {task}\n\n| arm | here, ms | there, ms | here / there | least | largest | same weights |")
+    print("|---|---|---|---|---|---|---|")
+    for arm, of_sides in times.items():
+        ratios = [a / b for a, b in zip(*of_sides, strict=True)]
+        here, there = map(statistics.median, of_sides)
         print(
             f"| {arm} | {here:.2f} | {there:.2f} | {statistics.median(ratios):.3f} | {min(ratios):.3f} |"
-            f" {max(ratios):.3f} | {'yes' if sums[0] == sums[1] else 'NO'} |",
+            f" {max(ratios):.3f} | {'yes' if sums[arm][0] == sums[arm][1] else 'NO'} |",
             flush=True,
         )
-    for worker in workers:
-        worker.close()
 
 
 def main() -> None:

@@ -43,10 +43,12 @@ class TurnLength:
         Args:
             index: the batch's, in the turn; asked for in ascending order.
         """
-        return self._place(index) % self.accumulate == 0
+        return self.accumulate == 1 or self._place(index) % self.accumulate == 0
 
     def ends_step(self, index: int) -> bool:
         """Whether the optimiser steps after a batch."""
+        if self.accumulate == 1:
+            return True
         place = self._place(index)
         ended = (place + 1) % self.accumulate == 0 or index == self.total - 1
         return ended or place + 1 == self.epoch_length or index == self._last

@@ -156,10 +156,12 @@ class FlatOptimizer:
     def outdated(self) -> bool:
         """Whether the optimiser's groups are no longer those that it had."""
         groups = self._optimizer.param_groups
-        return len(groups) != len(self._known) or any(
-            group["params"] is not parameters or len(parameters) != count
-            for group, (parameters, count) in zip(groups, self._known, strict=True)
-        )
+        if len(groups) != len(self._known):
+            return True
+        for place, (parameters, count) in enumerate(self._known):  # asked in every step: no generator
+            if groups[place]["params"] is not parameters or len(parameters) != count:
+                return True
+        return False
 
     def release(self) -> None:
         """Give the optimiser its state, as if it had taken the steps itself."""

@@ -178,14 +178,19 @@ class LocalLoop:
                 " checkpoint of a run with the same model."
             )
 
-    def refuse_new(self, where: str) -> None:
+    def refuse_new(self, where: str, client: int | None = None) -> None:
         """Refuse parameters and buffers that the module has got when clients already train.
+
+        Args:
+            where: they may have appeared.
+            client: whose turn it was.
 
         Raises:
             TrainingError: naming them.
         """
         new = self.flat.new_tensors()
         if new:
+            where += "" if client is None else f" of {self.name_of(client)}"
             raise TrainingError(
                 f"{', '.join(map(repr, new))} appeared {where}: clients average what the module holds when training"
                 " starts. Make it in __init__, configure_model, on_fit_start or on_train_start, frozen where it is to"
@@ -332,7 +337,7 @@ class LocalLoop:
         self.optimization.begin(state, correct_)
         if self.overridden("on_train_epoch_start"):
             self.call("on_train_epoch_start")
-            self.refuse_new(f"in on_train_epoch_start of {self.name_of(client)}")
+            self.refuse_new("in on_train_epoch_start", client)
         if own:
             self._attributes.started("train", client)
 
@@ -362,7 +367,7 @@ class LocalLoop:
                 for hook in self._after_step:
                     hook(client, shim.global_step - state.global_step)
         self.call("on_train_epoch_end")
-        self.refuse_new(f"in the turn of {self.name_of(client)}")
+        self.refuse_new("in the turn", client)
         self.optimization.end(state)
         state.batches += shim.batch_idx + 1
         shim.end_turn()
@@ -516,7 +521,7 @@ class LocalLoop:
         for _ in self._evaluation_turn(client, weights, batches, split, word, read):
             pass
         if self.round.fitting:
-            self.refuse_new(f"in the {word} of {self.name_of(client)}")
+            self.refuse_new(f"in the {word}", client)
         sizes = [loader.num_samples for loader in batches.loaders]
         report = ClientReport(sum(sizes), 0, shim.collector.reduce(sum(sizes), sizes))
         self.metric_states.end(client, keep=own)
