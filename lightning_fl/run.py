@@ -309,6 +309,8 @@ def _how_to_go_on(trainer: TrainerSurface) -> str:
     """What is to be done after another rank was lost."""
     checkpoint = trainer.callback(ModelCheckpoint)
     if checkpoint is None or checkpoint.last_round is None:
+        if trainer.resumes_fit:
+            return f"To go on from where this run did, start all ranks again with --ckpt_path {trainer.ckpt_path}."
         return "No checkpoint of this run is there to go on from: begin anew."
     path = Path(trainer.log_dir) / "checkpoints" / "last.ckpt"
     return f"To go on from round {checkpoint.last_round}, start all ranks again with --ckpt_path {path}."

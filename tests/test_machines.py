@@ -176,6 +176,21 @@ def test_a_killed_machine_is_named_and_the_run_goes_on_to_the_same_bits(
         assert record["log_dir"] == "runs/version_1"
 
 
+def test_a_machine_lost_before_a_resumed_run_saved_leaves_the_checkpoint_of_before(
+    tmp_path: Path, machines: StartNodes
+) -> None:
+    with reserved_port() as port:
+        whole(machines(port, "fit", "--rounds", 1, "--meet-in-round", 2))
+    with reserved_port() as port, meeting() as (server, environment):
+        words = ["fit", "--rounds", 3, "--ckpt-path", "last", "--meet-in-round", 2]
+        nodes = machines(port, *words, environments={1: environment})
+        with nodes[1].until_it_connects(server):
+            nodes[1].send_signal(signal.SIGKILL)
+        for line in errors([nodes[0], nodes[2]]):
+            assert line.startswith("error: rank 1 (")
+            assert line.endswith("start all ranks again with --ckpt_path runs/version_0/checkpoints/last.ckpt.")
+
+
 @pytest.mark.parametrize(
     ("rank", "where"),
     [(0, "data"), (1, "setup"), (2, "module"), (1, "on_evaluate_end"), (0, "on_fit_end")],
@@ -244,6 +259,14 @@ def test_who_never_comes_is_named(tmp_path: Path, machines: StartNodes) -> None:
         node.until_it_says(f"waiting for 2 of 3 machines (NODE_RANK 1, 2) at 127.0.0.1:{port} … 3 s")
         node.send_signal(signal.SIGINT)
         assert node.end().code == 130
+    with reserved_port() as port:  # those who came are told
+        nodes = machines(port, "fit", only=(0, 1))
+        nodes[1].until_it_says(f"waiting for 1 of 3 machines (NODE_RANK 2) at 127.0.0.1:{port}")
+        nodes[1].send_signal(signal.SIGINT)
+        (line,) = errors(nodes[:1])
+        assert line.startswith("error: rank 1 (")
+        assert line.endswith("): interrupted.")
+        assert nodes[1].end().code == 130
 
 
 def test_who_comes_with_another_recipe_or_other_data_is_refused(tmp_path: Path, machines: StartNodes) -> None:

@@ -22,7 +22,7 @@ from lightning_fl import errors
 from lightning_fl.errors import FederatedError, LostPeerError, TrainingError
 from lightning_fl.messages import MessageError, decode, encode
 
-__all__ = ["Channel", "Peers"]
+__all__ = ["Channel", "Peers", "text_of"]
 
 #: Bytes of a message between ranks on these connections, which are lines of text.
 _MOST_BYTES = 1 << 16
@@ -31,6 +31,13 @@ _MOST_CHARACTERS = 4000
 _PATIENCE = 5.0
 #: Seconds that a rank at work has to come to a collective, where it finds the error itself.
 _GRACE = 2.0
+
+
+def text_of(error: BaseException) -> str:
+    """What ends a rank, as the others say it."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted."
+    return str(error) if isinstance(error, FederatedError) else f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 class Channel:
@@ -151,11 +158,8 @@ class Peers:
         """Tell all others what ends this rank, unless one of them told it."""
         if str(error) == str(self._error) or self._process != os.getpid():
             return
-        kind = type(error).__name__
-        text = str(error) if isinstance(error, FederatedError) else f"{kind}: {error}".rstrip(": ")
-        if isinstance(error, KeyboardInterrupt):
-            text = "interrupted."
-        self._send_all(["error", kind, f"{self.name(self.rank)}: {text}"[:_MOST_CHARACTERS]])
+        text = f"{self.name(self.rank)}: {text_of(error)}"
+        self._send_all(["error", type(error).__name__, text[:_MOST_CHARACTERS]])
 
     def leave(self) -> None:
         """Say that this rank's part is done, and end the connections."""

@@ -16,7 +16,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.messages import MessageError, decode, encode
-from lightning_fl.strategies.peers import Channel, Peers
+from lightning_fl.strategies.peers import Channel, Peers, text_of
 
 __all__ = ["Place", "meet"]
 
@@ -116,8 +116,7 @@ def meet(place: Place, timeout: timedelta) -> tuple[Store, Peers]:
         peers = _connect(place, store, hosts)
     except BaseException as error:
         # The others wait as well. What serves the store for them ends a little later.
-        kind = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
-        text = f"rank {place.rank} ({socket.gethostname()}): {kind}{error}"
+        text = f"rank {place.rank} ({socket.gethostname()}): {text_of(error)}"
         with suppress(torch.distributed.DistError):
             if not store.check(["refused"]):
                 _tell(store, "refused", text)
