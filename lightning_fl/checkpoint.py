@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch
+import numpy as np
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
@@ -36,6 +37,16 @@ __all__ = [
     "save_atomically",
     "save_state",
     "with_client_files",
+]
+
+
+#: What numpy's numbers and arrays are made of again: learning rates are numpy's where a schedule is computed with it.
+_NUMPY: list[Any] = [
+    np.dtype,
+    np.ndarray,
+    np.float64(0).__reduce__()[0],
+    np.zeros(1).__reduce__()[0],
+    *{type(np.dtype(kind)) for kind in "?bhilqBHILQefdFD"},
 ]
 
 
@@ -79,7 +90,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{path}: there is no such checkpoint. Give a file, or 'last' or 'best'.")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(_NUMPY):
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(

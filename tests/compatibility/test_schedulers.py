@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, train_both
 from torch import Tensor
 from torch.optim import lr_scheduler
 
+from lightning_fl import FederatedTrainer
 from lightning_fl.errors import ConfigurationError, TrainingError
 
 
@@ -323,4 +325,35 @@ def test_resumed_run_goes_on_with_its_schedulers(tmp_path: Path) -> None:
     again = federated_trainer(tmp_path / "cut", max_rounds=4, enable_checkpointing=True)
     again.fit(second, Clients(), ckpt_path="last")
     assert first.rates + second.rates == whole.rates
+    assert_same_weights(second, whole, moved=False)
+
+
+class WithNumpy(lr_scheduler.LRScheduler):
+    """Computes rates with numpy, and keeps a table of them."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.table = np.linspace(0.1, 0.05, 100)
+        self.last = np.float32(0.0)
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[Any]:
+        self.last = np.float32(self.table[self.last_epoch])
+        return [self.table[self.last_epoch] for _ in self.optimizer.param_groups]
+
+
+@pytest.mark.parametrize("state", ["keep", "fresh"])
+def test_a_checkpoint_with_rates_of_numpy_is_gone_on_from(state: Any, tmp_path: Path) -> None:
+    class Rates(Linear):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+            return [optimizer], [{"scheduler": WithNumpy(optimizer), "interval": "step"}]
+
+    def trainer(rounds: int, folder: str) -> FederatedTrainer:
+        options: dict[str, Any] = {"optimizer_state": state, "enable_checkpointing": True}
+        return federated_trainer(tmp_path / folder, max_rounds=rounds, **options)
+
+    whole, first, second = make(Rates), make(Rates), make(Rates)
+    trainer(3, "whole").fit(whole, Clients((8, 12)))
+    trainer(1, "cut").fit(first, Clients((8, 12)))
+    trainer(3, "cut").fit(second, Clients((8, 12)), ckpt_path="last")
     assert_same_weights(second, whole, moved=False)
