@@ -66,6 +66,13 @@ class Failing(Callback):
         self._raise_in("teardown")
 
 
+class FailingStep(TinyModule):
+    """Raises in a client's first step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        raise OSError(GONE)
+
+
 class FailingModule(TinyModule):
     """Raises in one hook."""
 
@@ -73,7 +80,7 @@ class FailingModule(TinyModule):
         raise OSError(GONE)
 
 
-FailingModule.__name__ = TinyModule.__name__
+FailingModule.__name__ = FailingStep.__name__ = TinyModule.__name__
 
 
 class FailingSilo(FolderSilo):
@@ -115,7 +122,7 @@ def trainer_of(arguments: argparse.Namespace) -> FederatedTrainer:
 def main(arguments: argparse.Namespace) -> int:
     refuse_objects()
     trainer = trainer_of(arguments)
-    kind = FailingModule if arguments.fail == "module" else TinyModule
+    kind = {"module": FailingModule, "step": FailingStep}.get(arguments.fail, TinyModule)
     module = kind(dropout=0.2, norm=True, learning_rate=arguments.learning_rate)
     data: Any = silos(arguments.silos, arguments.fail == "data")
     if arguments.sizes:
@@ -147,7 +154,7 @@ if __name__ == "__main__":
     parser.add_argument("--timeout", type=float, default=600.0)
     parser.add_argument("--ckpt-path")
     parser.add_argument("--meet-in-round", type=int)
-    parser.add_argument("--fail", help="'data', 'module', or a hook of Failing's")
+    parser.add_argument("--fail", help="'data', 'module', 'step', or a hook of Failing's")
     parser.add_argument("--sizes", type=int, nargs="*", help="samples of clients whose data all machines have")
     code = exit_code(lambda: main(parser.parse_args()))
     print(os.environ.get("NODE_RANK"), "ends with", code, flush=True)

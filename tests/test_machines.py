@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from argparse import Namespace
@@ -220,6 +221,15 @@ def test_a_machine_at_work_ends_with_the_error_of_another(machines: StartNodes) 
             assert ended.code == 2
             assert "error: rank 1 (" in ended.err
             assert "is gone: its process ended without a word. No checkpoint of this run is there" in ended.err
+
+
+def test_a_machine_at_work_ends_with_the_error_of_another_s_client(machines: StartNodes) -> None:
+    with reserved_port() as port:
+        nodes = machines(port, "fit", of={2: ["--fail", "busy"], 1: ["--fail", "step"]})
+        for node, ended in enumerate(ends(nodes)):  # none waits for the turn that never ends
+            assert ended.code == 2
+            assert ("error: rank 1 (" in ended.err) == (node != 1)
+            assert re.search(rf"client 1 \(.*\) failed in round 1: OSError: {GONE}", ended.err)
 
 
 def test_data_that_all_machines_have_need_no_common_folder(tmp_path: Path, machines: StartNodes) -> None:

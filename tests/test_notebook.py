@@ -105,7 +105,8 @@ def test_several_processes_are_forked_for_a_call(outputs):
 
 def test_an_error_of_another_process_is_raised_and_the_kernel_lives_on(outputs):
     said = "".join(outputs[4]["stdout"])
-    assert "failed: client 1 (client_1) failed in round 1" in said
+    assert "failed: rank 1 (" in said
+    assert "client 1 (client_1) failed in round 1" in said
     assert "no such fever chart" in said
     assert len(outputs[5]["text/html"]) == 1
 

@@ -284,6 +284,8 @@ def _train_cohort(
         except Exception as error:
             reports[place] = ClientReport(error=_in_words(loop, error))
             failure = error if loop.settings.on_client_error == "fail" else None
+            if failure is not None and loop.processes.several:  # the others do not finish their turns for it
+                _judge_failures(loop, cohort, {place: reports[place]}, failure)
             continue
         for hook in after:  # the client's part in the sums stands: from here on nothing may leave it out
             hook(client)
