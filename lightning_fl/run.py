@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning_fl.arguments import check_arguments
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.checkpoint import class_path, load_state, resolve_checkpoint, with_client_files
-from lightning_fl.data.module import FederatedDataModule
+from lightning_fl.data.module import FederatedDataModule, known_clients
 from lightning_fl.engine.batches.client import BatchFactory, LoaderBatches
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
@@ -228,7 +228,6 @@ def _set_up(
     fabric._precision.convert_module(module)
     if stage == "fit":
         give_shapes(shim, factory, datamodule, processes, settings)
-    if stage == "fit":
         shim.call_hook("on_fit_start")
     flat = FlatModule(module, layout)
     if stage != "fit" and flat.missing():
@@ -318,11 +317,8 @@ def _how_to_go_on(trainer: TrainerSurface) -> str:
 
 def _limit_processes(trainer: TrainerSurface, datamodule: Any) -> None:
     """Start no more processes than there are clients, where their number is known before the data are read."""
-    try:
-        clients = datamodule.num_clients
-    except Exception:  # the contract: known after setup at the latest, and whatever happens before
-        return
-    if isinstance(clients, int) and clients > 0:
+    clients = known_clients(datamodule) if isinstance(datamodule, FederatedDataModule) else None
+    if clients:
         trainer.strategy.limit_processes(-(-clients // trainer.stacked_clients), f"there are {clients} clients")
 
 

@@ -33,6 +33,7 @@ from lightning_fl.metrics import ClientMetrics, GainSummary
 from lightning_fl.run_log import RunLog
 from lightning_fl.seeding import generator
 from lightning_fl.strategies.federated import FederatedStrategy
+from lightning_fl.strategies.fork_launcher import ForkLauncher
 from lightning_fl.version import __version__
 
 __all__ = ["TrainerSurface"]
@@ -325,7 +326,8 @@ class TrainerSurface:
 
     def launch(self) -> None:
         """Start the processes (once). ``fit`` and the others do it; call it earlier to share the work before them."""
-        if self._launched and self.fabric.world_size > 1 and not torch.distributed.is_initialized():
+        launcher = self.strategy.launcher
+        if isinstance(launcher, ForkLauncher) and launcher.ended:
             raise ConfigurationError(
                 "this trainer's other processes ended with lightning_fl.federate: make another trainer for a further"
                 " run. What it measured and its models are there."

@@ -305,3 +305,36 @@ def test_what_silos_keep_in_a_common_folder_goes_on_in_one_process(tmp_path: Pat
     module, _ = federation("drflm")
     trainer.fit(module, together(), ckpt_path="last")
     assert digest(trainer.models[0]) == digest(in_this_process(tmp_path, together()).models[0])
+
+
+SECOND_RUN = """
+import sys
+from lightning_fl import FederatedTrainer, TrainingError
+from lightning_fl.strategies.fork_launcher import end_fork
+from tiny import TinyClients, TinyModule
+
+class Failing(TinyModule):
+    def training_step(self, batch, batch_idx):
+        raise ValueError("no such fever chart")
+
+trainer = FederatedTrainer(accelerator="cpu", max_rounds=2, logger=False, seed=5, default_root_dir=sys.argv[1])
+trainer.strategy.fork_processes(2)
+try:
+    trainer.fit(Failing(), TinyClients())
+except TrainingError as error:
+    said = str(error)
+trainer.fit(TinyModule(), TinyClients())
+print(f"rank {trainer.fabric.global_rank} of {trainer.fabric.world_size}:", trainer.current_round, said, flush=True)
+if not trainer.is_global_zero:
+    end_fork(0)
+"""
+
+
+def test_forked_processes_meet_again_after_a_run_that_failed(
+    tmp_path: Path, start_warm: Callable[..., Process]
+) -> None:
+    process = start_warm("-c", SECOND_RUN, str(tmp_path), environment={"OMP_NUM_THREADS": "1"})
+    succeed(process)
+    said = sorted(line for line in process.out.splitlines() if line.startswith("rank "))
+    assert [line[:14] for line in said] == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
+    assert all("no such fever chart" in line for line in said)

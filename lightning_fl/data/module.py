@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl.errors import ConfigurationError, DataError
 
-__all__ = ["BATCH_HOOKS", "SPLITS", "FederatedDataModule", "Split"]
+__all__ = ["BATCH_HOOKS", "SPLITS", "FederatedDataModule", "Split", "known_clients"]
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
@@ -135,6 +135,14 @@ class FederatedDataModule(LightningDataModule, ABC):
     def describe(self) -> Mapping[str, Any]:
         """What the run's record says of the data: plain numbers, strings, lists and dicts."""
         return {"source": self.source, "num_clients": self.num_clients}
+
+
+def known_clients(datamodule: FederatedDataModule) -> int | None:
+    """N, where it is known before the data are read."""
+    try:
+        return datamodule.num_clients
+    except Exception:  # the contract: known after setup at the latest, and whatever happens before
+        return None
 
 
 def _count(data: Any) -> int:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from torch.nn.parameter import is_lazy
 
+from lightning_fl.data.module import known_clients
+
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
@@ -50,7 +52,7 @@ def choose_processes(
     if devices != "auto":
         strategy.fork_processes(strategy.num_processes)
         return None
-    cores, clients, size = len(os.sched_getaffinity(0)), _known_clients(data), _num_parameters(module)
+    cores, clients, size = len(os.sched_getaffinity(0)), known_clients(data), _num_parameters(module)
     blocks = clients and -(-clients // trainer.stacked_clients)  # whose clients stay together
     processes = min(cores, blocks or cores)
     if processes < 2 or not 0 < size <= _SMALL_MODEL:
@@ -68,14 +70,6 @@ def _has_this_process_to_itself(words: Sequence[str]) -> bool:
     return (
         sys.argv[1:] == ["fit", *words] and multiprocessing.parent_process() is None and threading.active_count() == 1
     )
-
-
-def _known_clients(data: "FederatedDataModule") -> int | None:
-    """N, where it is known before the data are read."""
-    try:
-        return data.num_clients
-    except Exception:  # the contract: known after setup at the latest, and whatever happens before
-        return None
 
 
 def _num_parameters(module: "LightningModule") -> int:

@@ -230,9 +230,7 @@ class FederatedStrategy(Learner, DDPStrategy):
         environment, number = self.cluster_environment, self.num_processes
         if self.num_nodes > 1 or not isinstance(environment, LightningEnvironment) or self._launched:
             return
-        if (
-            environment.creates_processes_externally
-        ):  # by this package in another process, which has said so, or by hand
+        if environment.creates_processes_externally:  # by this package elsewhere, which has said so, or by hand
             most = int(os.environ.get("WORLD_SIZE", number))
         elif most < number:
             rank_zero_warn(f"trainer.devices={number} is lowered to {most}: {reason}.")

@@ -67,9 +67,13 @@ class ForkLauncher(_SubprocessScriptLauncher):
     Args:
         cluster_environment: where ranks are read from.
         num_processes: with this one.
+
+    Attributes:
+        ended: the forks are gone, and this process goes on without them.
     """
 
     procs: list[Any]
+    ended = False
 
     def __init__(self, cluster_environment: "ClusterEnvironment", num_processes: int) -> None:
         super().__init__(cluster_environment, num_processes, num_nodes=1)
@@ -118,6 +122,7 @@ def forks_end_here(is_rank_zero: Callable[[], bool], launcher: ForkLauncher) -> 
         for process in launcher.procs:
             process.wait()
     finally:
+        launcher.ended = True
         _destroy_dist_connection()
         for name, value in before.items():
             os.environ.pop(name, None)

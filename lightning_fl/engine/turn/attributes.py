@@ -94,8 +94,7 @@ class AttributeWatch:
             rank_zero_warn(
                 f"{names} changed in the turn of {self._name_of(other)}: Python attributes are shared by the clients of"
                 " a process, in the order of their turns, and are not in checkpoints. Register it as a buffer, count"
-                " with a torchmetrics metric, or set it anew in"
-                f" on_{kind}_epoch_start."
+                f" with a torchmetrics metric, or set it anew in on_{kind}_epoch_start."
             )
 
     def _picture(self) -> _Picture:

@@ -155,7 +155,7 @@ class LocalLoop:
             ConfigurationError: the ranks' modules have got different parts, or a run that goes on from a checkpoint
                 lacks some of that checkpoint's.
         """
-        new = self.processes.of_ranks(self.flat.new_tensors()) if self.processes.several else [self.flat.new_tensors()]
+        new = self.processes.of_ranks(self.flat.new_tensors())
         if any(of_rank != new[0] for of_rank in new):
             raise ConfigurationError(
                 f"on_train_start gave the module other parameters on other processes ({'; '.join(map(str, new))}): make"
