@@ -15,7 +15,8 @@ from lightning_fl.arguments import check_arguments
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.checkpoint import class_path, load_state, resolve_checkpoint, with_client_files
 from lightning_fl.data.module import FederatedDataModule, known_clients
-from lightning_fl.engine.batches.client import BatchFactory, LoaderBatches
+from lightning_fl.engine.batches.factory import BatchFactory
+from lightning_fl.engine.batches.from_loaders import LoaderBatches
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.turn.compilation import CompiledSteps
@@ -24,7 +25,8 @@ from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.module_callbacks import module_callbacks
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer, keep_metrics_local
 from lightning_fl.engine.turn.surroundings import Surroundings
-from lightning_fl.engine.weights.flat import Entry, FlatModule, Weights
+from lightning_fl.engine.weights.flat import FlatModule, Weights
+from lightning_fl.engine.weights.layout import Entry
 from lightning_fl.errors import CheckpointError, DataError, LostPeerError
 from lightning_fl.fingerprint import check_same, data_of, layout_of, settings_of
 from lightning_fl.run_log import versions

@@ -15,7 +15,8 @@ from lightning_fl.checkpoint import class_path
 from lightning_fl.cohort import Participant
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import FederatedDataModule, Split
-from lightning_fl.engine.batches.client import BatchFactory, ClientBatches
+from lightning_fl.engine.batches.client import ClientBatches
+from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.client import ClientReport, ClientState, LocalWork
 from lightning_fl.engine.communication import CommunicationAccount
 from lightning_fl.engine.federation import Federation, Round

@@ -6,7 +6,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 
 from lightning_fl import FederatedDataModule
-from lightning_fl.engine.batches.client import BatchFactory
+from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.federation import Federation, Round
 from lightning_fl.engine.hooks import Hooks
 from lightning_fl.engine.learner import Learner

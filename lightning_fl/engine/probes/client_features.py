@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.model_helpers import _ModuleMode
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightning_fl.engine.batches.client import PackedBatches
+from lightning_fl.engine.batches.packed import PackedBatches
 from lightning_fl.engine.probes.discriminator_inputs import (
     client_samples,
     count_classes,

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.data.targets import batch_targets
-from lightning_fl.engine.batches.client import BatchFactory
+from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.processes import Processes
 from lightning_fl.errors import ConfigurationError
 

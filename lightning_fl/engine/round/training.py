@@ -20,8 +20,8 @@ from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.engine.stacked.turns import StackedTurns
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.module_checks import place_of
-from lightning_fl.engine.weights.flat import SoleContribution, Weights, check_finite, combined
-from lightning_fl.engine.weights.weighted_sum import WeightedSum
+from lightning_fl.engine.weights.flat import Weights, check_finite, combined
+from lightning_fl.engine.weights.weighted_sum import SoleContribution, WeightedSum
 from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
 
 __all__ = ["train_round"]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from lightning_fl.data.module import FederatedDataModule
-from lightning_fl.engine.batches.client import BatchFactory
+from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.batches.transfer import BatchTransfer
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings

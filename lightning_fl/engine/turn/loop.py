@@ -17,13 +17,10 @@ from torch import Tensor
 
 from lightning_fl.cohort import Participant
 from lightning_fl.data.module import FederatedDataModule, Split
-from lightning_fl.engine.batches.client import (
-    BatchFactory,
-    ClientBatches,
-    LoaderBatches,
-    PackedBatches,
-    SizedBatch,
-)
+from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
+from lightning_fl.engine.batches.factory import BatchFactory
+from lightning_fl.engine.batches.from_loaders import LoaderBatches
+from lightning_fl.engine.batches.packed import PackedBatches
 from lightning_fl.engine.batches.transfer import BatchTransfer
 from lightning_fl.engine.client import ClientReport, ClientState, ClientTurn, LocalWork, unpacked
 from lightning_fl.engine.federation import STRATEGY, Federation, Round

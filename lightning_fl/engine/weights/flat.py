@@ -5,20 +5,27 @@ Loading, saving and averaging a model are then single vector operations, whateve
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, prod
-from typing import Any, NamedTuple, Protocol
+from math import inf
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
+from lightning_fl.engine.weights.layout import (
+    Entry,
+    given_places,
+    memory_keys,
+    new_places,
+    refuse_unfit,
+    room,
+    sizes_of,
+    tensors_of,
+)
 from lightning_fl.errors import ConfigurationError, TrainingError
 
 __all__ = [
-    "Entry",
     "FlatModule",
     "Place",
-    "SoleContribution",
     "Span",
     "Weights",
     "check_finite",
@@ -26,9 +33,6 @@ __all__ = [
     "inner_product",
     "largest_magnitude",
 ]
-
-# Views start at multiples of 64 bytes, as torch's own allocations do, so that vector kernels keep their speed.
-_ALIGNMENT_BYTES = 64
 
 
 class Weights:
@@ -162,10 +166,6 @@ class _Slot:
         )
 
 
-#: A parameter or buffer of a layout: name, name of its dtype, where it begins, shape.
-Entry = tuple[str, str, int, list[int]]
-
-
 class FlatModule:
     """Lays a module's parameters and buffers out in flat vectors that they view from then on.
 
@@ -189,11 +189,11 @@ class FlatModule:
         self._lay_out(layout)
 
     def _lay_out(self, layout: Sequence[Entry]) -> None:
-        held = list(_tensors(self.module))
-        _refuse(held)
-        keys = _memory(held)
-        begins, sizes = _given_places(held, keys, layout) or _new_places(held, keys)
-        self._entries = list(layout) if layout and sizes == _sizes(layout) else []
+        held = list(tensors_of(self.module))
+        refuse_unfit(held)
+        keys = memory_keys(held)
+        begins, sizes = given_places(held, keys, layout) or new_places(held, keys)
+        self._entries = list(layout) if layout and sizes == sizes_of(layout) else []
         self._places: dict[int, Place] = {}
         device = held[0][3].device if held else torch.device("cpu")
         self.weights = Weights({dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in sizes.items()})
@@ -203,7 +203,7 @@ class FlatModule:
         self._slots: list[_Slot] = []
         for name, owner, key, tensor in held:
             begin = begins[keys[id(tensor)]]
-            self._places[id(tensor)] = Place(tensor.dtype, begin, begin + _room(tensor.numel(), tensor.dtype))
+            self._places[id(tensor)] = Place(tensor.dtype, begin, begin + room(tensor.numel(), tensor.dtype))
             vector = self.weights.vectors[tensor.dtype]
             if len(orders[keys[id(tensor)]]) == 1:
                 view = vector[begin : begin + tensor.numel()].view(tensor.shape)
@@ -275,7 +275,7 @@ class FlatModule:
         ):
             return []
         known = {(id(slot.owner), slot.key) for slot in self._slots}
-        new = [name for name, owner, key, _ in _tensors(self.module) if (id(owner), key) not in known]
+        new = [name for name, owner, key, _ in tensors_of(self.module) if (id(owner), key) not in known]
         if not new:  # a module without tensors, such as a metric
             self._watch()
         return new
@@ -340,141 +340,6 @@ class FlatModule:
         return {slot.name: flag for slot, flag, old in zip(self._slots, now, before, strict=True) if flag != old}
 
 
-_Held = Sequence[tuple[str, dict[str, Tensor | None], str, Tensor]]
-_Places = tuple[dict[tuple[Any, ...], int], dict[torch.dtype, int]]
-
-
-def _refuse(held: _Held) -> None:
-    for name, _, _, tensor in held:
-        if is_lazy(tensor):
-            raise ConfigurationError(
-                f"parameter '{name}' has no shape yet (a lazy module): run one batch through the module before"
-                " fit, so that every parameter exists."
-            )
-        if tensor.is_complex() or tensor.layout != torch.strided:
-            raise ConfigurationError(
-                f"'{name}' is {'complex' if tensor.is_complex() else tensor.layout}: only dense real tensors can be"
-                " averaged; hold it as a real tensor, or outside the module's parameters and buffers."
-            )
-
-
-def _memory(held: _Held) -> dict[int, tuple[Any, ...]]:
-    """A tensor's id -> what is equal for those that lie in the same memory.
-
-    Raises:
-        ConfigurationError: a parameter lies in a part of the memory of another one.
-    """
-    keys: dict[int, tuple[Any, ...]] = {}
-    of_storage: dict[int, dict[tuple[Any, ...], tuple[str, Tensor]]] = {}
-    for name, _, _, tensor in held:
-        if id(tensor) in keys:
-            continue
-        if not tensor.numel():
-            keys[id(tensor)] = (id(tensor),)
-            continue
-        storage = tensor.untyped_storage().data_ptr()
-        begin = tensor.storage_offset() * tensor.element_size()
-        extent = tensor.numel() if _is_dense(tensor) else (tensor.shape, tensor.stride())
-        key = (storage, begin, tensor.dtype, extent)
-        keys[id(tensor)] = key
-        of_storage.setdefault(storage, {}).setdefault(key, (name, tensor))
-    for parts in of_storage.values():
-        if len(parts) > 1:
-            _refuse_overlaps(sorted(parts.values(), key=lambda part: part[1].data_ptr()))
-    return keys
-
-
-def _refuse_overlaps(parts: Sequence[tuple[str, Tensor]]) -> None:
-    """Refuse parameters that lie partly in another tensor's memory; buffers, mostly constant, are copied apart."""
-    reached: list[tuple[int, str, Tensor]] = []
-    for name, tensor in parts:
-        begin, end = tensor.data_ptr(), tensor.data_ptr() + _extent(tensor)
-        reached = [one for one in reached if one[0] > begin]
-        for _, other, earlier in reached:
-            if (isinstance(tensor, nn.Parameter) or isinstance(earlier, nn.Parameter)) and _overlap(tensor, earlier):
-                raise ConfigurationError(
-                    f"'{other}' and '{name}' share a part of their memory: in a federated model a parameter has a place"
-                    " of its own, or all of it with another one. Tie them whole (b.weight = a.weight), or clone one."
-                )
-        reached.append((end, name, tensor))
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor has every entry of its memory once, in whatever order (a transposed one, say)."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _extent(tensor: Tensor) -> int:
-    """Bytes from a tensor's first entry to the end of its last."""
-    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (steps + 1) * tensor.element_size()
-
-
-def _overlap(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors of one storage have an entry in common."""
-
-    def entries(tensor: Tensor) -> Tensor:
-        places = torch.arange(_extent(tensor) // tensor.element_size())
-        used = places.as_strided(tensor.shape, tensor.stride()).flatten() * tensor.element_size() + tensor.data_ptr()
-        return used.unsqueeze(1).add(torch.arange(tensor.element_size())).flatten()
-
-    return bool(torch.isin(entries(first), entries(second)).any())
-
-
-def _room(count: int, dtype: torch.dtype) -> int:
-    """Entries that a tensor takes, with the gap to the next."""
-    step = max(1, _ALIGNMENT_BYTES // dtype.itemsize)
-    return -(-count // step) * step
-
-
-def _new_places(held: _Held, keys: Mapping[int, tuple[Any, ...]]) -> _Places:
-    """One behind the other: where each memory begins, and the sizes of the vectors."""
-    begins: dict[tuple[Any, ...], int] = {}
-    sizes: dict[torch.dtype, int] = {}
-    for _, _, _, tensor in held:
-        key = keys[id(tensor)]
-        if key not in begins:
-            begins[key] = sizes.get(tensor.dtype, 0)
-            sizes[tensor.dtype] = begins[key] + _room(tensor.numel(), tensor.dtype)
-    return begins, sizes
-
-
-def _given_places(held: _Held, keys: Mapping[int, tuple[Any, ...]], layout: Sequence[Entry]) -> _Places | None:
-    """The places of a layout; ``None`` where the module does not fit it."""
-    entries = {name: (getattr(torch, dtype), begin, tuple(shape)) for name, dtype, begin, shape in layout}
-    begins: dict[tuple[Any, ...], int] = {}
-    for name, _, _, tensor in held:
-        dtype, begin, shape = entries.get(name, (None, 0, ()))
-        if dtype is not tensor.dtype or shape != tensor.shape or begins.setdefault(keys[id(tensor)], begin) != begin:
-            return None
-    return (begins, _sizes(layout)) if held and layout else None
-
-
-def _sizes(layout: Sequence[Entry]) -> dict[torch.dtype, int]:
-    sizes: dict[torch.dtype, int] = {}
-    for _, name, begin, shape in layout:
-        dtype = getattr(torch, name)
-        sizes[dtype] = max(sizes.get(dtype, 0), begin + _room(prod(shape), dtype))
-    return sizes
-
-
-def _tensors(module: nn.Module) -> Iterator[tuple[str, dict[str, Tensor | None], str, Tensor]]:
-    """Every parameter, then every buffer, with the dict that holds it; a tied one once per dict."""
-    for kind in ("_parameters", "_buffers"):
-        for prefix, submodule in module.named_modules():
-            owner = getattr(submodule, kind)
-            for key, tensor in owner.items():
-                if tensor is not None:
-                    yield f"{prefix}.{key}" if prefix else key, owner, key, tensor
-
-
 def check_finite(weights: Weights, reference: Weights) -> None:
     """Refuse weights with an entry that became NaN or infinite.
 
@@ -487,50 +352,6 @@ def check_finite(weights: Weights, reference: Weights) -> None:
                 "the weights are not finite: training diverges; lower the learning rate or set"
                 " trainer.gradient_clip_val."
             )
-
-
-class _Broadcaster(Protocol):
-    def broadcast_bytes_(self, vector: Tensor, src: int) -> None: ...
-
-
-class SoleContribution:
-    """What ``WeightedSum`` computes where a single client contributes: its weights, to the last bit.
-
-    Args:
-        rank: the process that hosts the client.
-        reference: weights of the same layout, the same on every process.
-    """
-
-    def __init__(self, rank: int, reference: Weights) -> None:
-        self._rank = rank
-        self._reference = reference
-        self._weights: Weights | None = None
-
-    def add_(self, weights: Weights, weight: float) -> None:
-        """Take the client's weights, whatever its weight.
-
-        Raises:
-            TrainingError: an entry is NaN or infinite that was not so before.
-        """
-        check_finite(weights, self._reference)
-        self._weights = weights.clone()
-
-    def add_all_(self, terms: Sequence[tuple[Weights, float]]) -> None:
-        """Take the client's weights where it is hosted here: the only term, if there is one."""
-        for weights, weight in terms:
-            self.add_(weights, weight)
-
-    def reduce_(self, reducer: _Broadcaster) -> None:
-        """Hand the weights to all processes."""
-        if self._weights is None:
-            self._weights = self._reference.clone()
-        for vector in self._weights.vectors.values():
-            reducer.broadcast_bytes_(vector, self._rank)
-
-    def value(self, total: float) -> Weights:
-        """The client's weights."""
-        assert self._weights is not None
-        return self._weights
 
 
 def largest_magnitude(vector: Tensor) -> float:

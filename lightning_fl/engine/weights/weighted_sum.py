@@ -7,10 +7,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lightning_fl.engine.weights.flat import Weights, largest_magnitude
+from lightning_fl.engine.weights.flat import Weights, check_finite, largest_magnitude
 from lightning_fl.errors import TrainingError
 
-__all__ = ["WeightedSum", "mixture"]
+__all__ = ["SoleContribution", "WeightedSum", "mixture"]
 
 #: Terms are multiples of 1 / _GRID; sums of such integers are exact in float64 up to _EXACT of them.
 _GRID, _EXACT = 2.0**46, 2.0**53
@@ -27,6 +27,10 @@ _SENT_TOGETHER = 1 << 20
 
 class _Reducer(Protocol):
     def all_reduce(self, tensor: Tensor, group: None = None, reduce_op: str = "sum") -> Tensor: ...
+
+
+class _Broadcaster(Protocol):
+    def broadcast_bytes_(self, vector: Tensor, src: int) -> None: ...
 
 
 class _Block:
@@ -221,6 +225,46 @@ class WeightedSum:
         raise TrainingError(
             f"the weights {problem}: training diverges; lower the learning rate or set trainer.gradient_clip_val."
         )
+
+
+class SoleContribution:
+    """What :class:`WeightedSum` computes where a single client contributes: its weights, to the last bit.
+
+    Args:
+        rank: the process that hosts the client.
+        reference: weights of the same layout, the same on every process.
+    """
+
+    def __init__(self, rank: int, reference: Weights) -> None:
+        self._rank = rank
+        self._reference = reference
+        self._weights: Weights | None = None
+
+    def add_(self, weights: Weights, weight: float) -> None:
+        """Take the client's weights, whatever its weight.
+
+        Raises:
+            TrainingError: an entry is NaN or infinite that was not so before.
+        """
+        check_finite(weights, self._reference)
+        self._weights = weights.clone()
+
+    def add_all_(self, terms: Sequence[tuple[Weights, float]]) -> None:
+        """Take the client's weights where it is hosted here: the only term, if there is one."""
+        for weights, weight in terms:
+            self.add_(weights, weight)
+
+    def reduce_(self, reducer: _Broadcaster) -> None:
+        """Hand the weights to all processes."""
+        if self._weights is None:
+            self._weights = self._reference.clone()
+        for vector in self._weights.vectors.values():
+            reducer.broadcast_bytes_(vector, self._rank)
+
+    def value(self, total: float) -> Weights:
+        """The client's weights."""
+        assert self._weights is not None
+        return self._weights
 
 
 def mixture(weights: Sequence[float] | Tensor, models: Sequence[Weights]) -> Weights:

@@ -19,7 +19,10 @@ from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.loader import DataLoader as GraphLoader
 
 from lightning_fl.data.module import FederatedDataModule
-from lightning_fl.engine.batches.client import BatchFactory, ClientBatches, LoaderBatches, PackedBatches
+from lightning_fl.engine.batches.client import ClientBatches
+from lightning_fl.engine.batches.factory import BatchFactory
+from lightning_fl.engine.batches.from_loaders import LoaderBatches
+from lightning_fl.engine.batches.packed import PackedBatches
 from lightning_fl.errors import ConfigurationError, DataError
 
 PATH = (1, 2, 3, "train")

@@ -12,7 +12,8 @@ from torchvision.transforms.v2 import CenterCrop
 
 from lightning_fl.data.molecules.dataset import MoleculeDataset
 from lightning_fl.data.molecules.standin import esol_standin
-from lightning_fl.engine.batches.client import ClientBatches, PackedBatches, SizedBatch
+from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
+from lightning_fl.engine.batches.packed import PackedBatches
 from lightning_fl.engine.batches.packing import pack_dataset
 from lightning_fl.engine.batches.packs import TensorPack
 from lightning_fl.engine.probes.discriminator_inputs import (

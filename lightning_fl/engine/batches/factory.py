@@ -1,0 +1,199 @@
+"""What a data module returns for a client, as its batches: from a shared pack where they fit in memory, else read."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import CombinedLoader
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
+
+from lightning_fl.data.graphs import is_graph_dataset
+from lightning_fl.data.loaders import (
+    as_loader,
+    collate,
+    combined,
+    has_plain_batches,
+    holds_several,
+    is_dataset,
+    make_loader,
+)
+from lightning_fl.data.module import FederatedDataModule, Split
+from lightning_fl.engine.batches.client import ClientBatches
+from lightning_fl.engine.batches.from_loaders import LoaderBatches, LoadersInTurn
+from lightning_fl.engine.batches.packed import PackedBatches
+from lightning_fl.engine.batches.packing import pack_dataset
+from lightning_fl.engine.batches.packs import Pack
+from lightning_fl.engine.hooks import Hooks
+from lightning_fl.errors import DataError
+
+__all__ = ["BatchFactory"]
+
+
+class BatchFactory:
+    """Turns what a data module returns for a client into :class:`ClientBatches`, packing shared data once.
+
+    Args:
+        data: the data module.
+        device: where packed data are held.
+        channels_last: whether packed images are held in the channels-last memory format.
+        hooks: who wants to change a client's data when they are opened (``on_client_data``).
+    """
+
+    def __init__(
+        self,
+        data: FederatedDataModule,
+        device: torch.device,
+        channels_last: bool = False,
+        hooks: Hooks | None = None,
+    ) -> None:
+        self._data = data
+        self._hooks = hooks or Hooks()
+        self._device = device
+        self._channels_last = channels_last
+        self._packs: dict[int, tuple[Any, Pack | None]] = {}
+        self._made: dict[tuple[int, Split], ClientBatches | None] = {}
+        self._loaders: dict[tuple[int, Split], Any] = {}
+
+    def batches(self, client: int, split: Split) -> ClientBatches | None:
+        """A client's batches in one split, ``None`` where it has no such data; made once.
+
+        Raises:
+            DataError: a client has no training samples.
+        """
+        key = (client, split)
+        if key not in self._made:
+            source = f"{type(self._data).__name__}.client_data({client}, {split!r}) returned"
+            made = self._make(self._data.client_data(client, split), split, source)
+            if made is not None and made.num_samples == 0 and made.epoch_length() == 0:
+                made = None
+            if made is None and split == "train":
+                raise DataError(
+                    f"client {client} ({self._data.client_names()[client]}) has no training samples: use fewer"
+                    " clients, another partitioner or another split seed, or leave the client out."
+                )
+            if made is not None:
+                self._hooks.call("on_client_data", client, split, made)
+            self._made[key] = made
+        return self._made[key]
+
+    def loader(self, client: int, split: Split) -> Any:
+        """What a client's module is shown as its loader of a split, ``None`` where it has no such data.
+
+        The data module's own loader, or one made over the client's data set, with an order of its own.
+        """
+        batches = self.batches(client, split)
+        if batches is None:
+            return None
+        key = (client, split)
+        if key not in self._loaders:
+            data: Any = self._data.client_data(client, split)
+            self._loaders[key] = self._shown(data, split)
+        return self._loaders[key]
+
+    def _shown(self, data: Any, split: Split) -> Any:
+        """Loaders in place of data sets, in the form in which the data module gave them."""
+        if holds_several(data):
+            return self._loaders_of(data, split)
+        return self._loader_of(data, split) if is_dataset(data) else data
+
+    def _make(self, data: Any, split: Split, source: str) -> ClientBatches | None:
+        if holds_several(data) and split == "train":
+            data = combined(self._loaders_of(data, split), split)
+        elif holds_several(data):
+            return _in_turn([self._make(part, split, source) for part in combined(data, split).flattened])
+        if is_dataset(data):
+            options = self._options(split)
+            stream = isinstance(data, IterableDataset)
+            return (None if stream else self._packed(data, **options)) or LoaderBatches(self._loader_of(data, split))
+        loader = as_loader(data, split, source)
+        if not isinstance(loader, CombinedLoader):
+            return None if loader is None else self._of_loader(loader)
+        parts = loader.flattened
+        if loader.iterables is parts[0]:  # one iterable, not in a list
+            return self._of_loader(parts[0])
+        if split == "train" or loader._mode != "sequential":
+            return LoaderBatches(loader)
+        return _in_turn(list(map(self._of_loader, parts)))
+
+    def _of_loader(self, loader: Any) -> ClientBatches:
+        """The batches of one loader, without it where they can be packed."""
+        options = _plain_options(loader) if isinstance(loader, DataLoader) else None
+        return (None if options is None else self._packed(loader.dataset, **options)) or LoaderBatches(loader)
+
+    def _options(self, split: Split) -> dict[str, Any]:
+        module, training = self._data, split == "train"
+        return {
+            "batch_size": module.batch_size if training else module.eval_batch_size,
+            "shuffle": training and module.shuffle,
+            "drop_last": training and module.drop_last,
+        }
+
+    def _loader_of(self, data: Any, split: Split) -> DataLoader:
+        """The engine's own loader over a data set."""
+        return make_loader(data, collate_fn=collate, **self._options(split))
+
+    def _loaders_of(self, data: Any, split: Split) -> Any:
+        """A list, tuple or dict with a loader in place of every data set."""
+        return tree_map(lambda part: self._loader_of(part, split) if is_dataset(part) else part, data)
+
+    def _packed(self, dataset: Any, **options: Any) -> PackedBatches | None:
+        indices: Tensor | None = None
+        held: Any = dataset
+        while type(dataset) is Subset:
+            own = torch.as_tensor(dataset.indices, dtype=torch.long)
+            indices = own if indices is None else own[indices]
+            held = dataset = dataset.dataset
+        if is_graph_dataset(dataset):  # views share their data, but each has its own transform
+            if dataset.transform is not None:
+                return None
+            held = dataset._data
+            if dataset._indices is not None:
+                own = torch.as_tensor(list(dataset._indices), dtype=torch.long)
+                indices = own if indices is None else own[indices]
+        if id(held) not in self._packs:
+            pack = pack_dataset(dataset)
+            if pack is not None and self._channels_last:
+                pack = pack.to_channels_last()
+            # What is packed is kept beside its pack, so that its id stays its own.
+            self._packs[id(held)] = (held, None if pack is None else pack.to(self._device))
+        pack = self._packs[id(held)][1]
+        if pack is None:
+            return None
+        return PackedBatches(pack, None if indices is None else indices.to(self._device), **options)
+
+
+def _plain_options(loader: DataLoader) -> dict[str, Any] | None:
+    """Batch size, order and drop_last of a loader that does nothing else; ``None`` for any other."""
+    sampler = loader.sampler
+    plain_order = type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
+    )
+    if (
+        isinstance(loader.dataset, IterableDataset)
+        or type(loader).__iter__ is not DataLoader.__iter__
+        or type(loader.batch_sampler) is not BatchSampler
+        or not has_plain_batches(loader)
+        or not plain_order
+        or len(sampler) != len(loader.dataset)  # type: ignore[arg-type]
+        or loader.batch_size is None
+    ):
+        return None
+    return {
+        "batch_size": loader.batch_size,
+        "shuffle": type(sampler) is RandomSampler,
+        "drop_last": bool(loader.drop_last),
+    }
+
+
+def _in_turn(loaders: Sequence[ClientBatches | None]) -> ClientBatches | None:
+    held = [loader for loader in loaders if loader is not None]
+    return (held[0] if held else None) if len(held) < 2 else LoadersInTurn(held)

@@ -1,0 +1,199 @@
+"""A client's batches, read from its own ``DataLoader`` or several of them."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+)
+
+from lightning_fl.data.loaders import (
+    combined_size,
+)
+from lightning_fl.engine.batches.client import ClientBatches, SizedBatch, guess_batch_size
+from lightning_fl.errors import DataError
+from lightning_fl.seeding import derive_seed, seed_default_generators
+
+__all__ = ["LoaderBatches", "LoadersInTurn"]
+
+
+class LoaderBatches(ClientBatches):
+    """A loader, kept alive across rounds; its generators are seeded before every pass.
+
+    Args:
+        loader: a ``DataLoader``, Lightning's ``CombinedLoader``, or any iterable that begins anew every time.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._parts: list[Any] = loader.flattened if isinstance(loader, CombinedLoader) else [loader]
+        sizes = [_num_samples(part) for part in self._parts]
+        total = combined_size(loader, sizes) if isinstance(loader, CombinedLoader) else sizes[0]
+        # 0 where a stream tells no length
+        self.num_samples = 0 if total is None or None in sizes else int(total)
+        self._gave_batches = False
+
+    def epoch_length(self) -> int | None:
+        """The loader's own length."""
+        lengths = [sized_len(part) for part in self._parts]
+        if not isinstance(self._loader, CombinedLoader):
+            return lengths[0]
+        length = combined_size(self._loader, lengths)
+        return None if length == float("inf") else int(length)
+
+    def once(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
+        """One pass, in the loader's own order."""
+        self._seed((*seed_path, 0))
+        return self._pass()
+
+    def shuffled(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[SizedBatch]:
+        """Pass after pass, in the loader's own order."""
+        given = 0
+        for epoch in itertools.count():
+            self._seed((*seed_path, epoch))
+            before = given
+            for batch in self._pass():
+                given += 1
+                yield batch
+                if given == num_batches:
+                    return
+            if given == before:  # an empty loader
+                return
+
+    def passes(
+        self, seed_path: tuple[int | str, ...], num_passes: int, before_last: Callable[[int, bool], None]
+    ) -> Iterator[SizedBatch]:
+        """Whole passes over a loader whose length shows only at its end; each batch is fetched one early, therefore.
+
+        Args:
+            seed_path: every draw comes from it.
+            num_passes: how many.
+            before_last: called before the last batch of each pass is given, with the number of batches given before it
+                in all passes, and whether it is the last one of all.
+        """
+        given = 0
+        for epoch in range(num_passes):
+            self._seed((*seed_path, epoch))
+            batches = self._pass()
+            batch = next(batches, None)
+            while batch is not None:
+                following = next(batches, None)
+                if following is None:
+                    before_last(given, epoch == num_passes - 1)
+                yield batch
+                given, batch = given + 1, following
+
+    def count(self, seed_path: tuple[int | str, ...], num_batches: int | None) -> None:
+        """Make ``num_samples`` known where no length tells it: the data are read once.
+
+        Args:
+            seed_path: of the pass; global generators are left alone.
+            num_batches: batches that are read, of a stream that may be endless; ``None`` for all.
+        """
+        with isolate_rng(include_cuda=False):
+            batches = itertools.islice(self.once(seed_path), num_batches)
+            self.num_samples = sum(
+                guess_batch_size(batch) if size is None else size for batch, size in batches if batch is not None
+            )
+
+    def _pass(self) -> Iterator[SizedBatch]:
+        """The loader from its beginning."""
+        several = isinstance(self._loader, CombinedLoader)
+        gave = False
+        for item in self._loader:
+            gave = self._gave_batches = True
+            batch = item[0] if several else item
+            yield batch, getattr(batch, "num_graphs", None)
+        if self._gave_batches and not gave:
+            raise DataError(
+                f"the {type(self._loader).__name__} gave batches once, and none when it was iterated again: its"
+                " __iter__ must begin anew every time, since a client reads its data every round."
+            )
+
+    def _seed(self, path: tuple[int | str, ...]) -> None:
+        for number, loader in enumerate(self._parts):
+            seed = derive_seed(*path, "loader", *([number] if number else []))  # type: ignore[arg-type]
+            sampler, batch_sampler = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
+            inner = getattr(batch_sampler, "sampler", None)
+            holders: tuple[Any, ...] = (loader, sampler, batch_sampler, inner)
+            for holder in holders:
+                own = getattr(holder, "generator", None)
+                if isinstance(own, torch.Generator):
+                    own.manual_seed(seed)
+                if hasattr(holder, "set_epoch"):
+                    holder.set_epoch(seed & 0x7FFF_FFFF)
+        seed_default_generators(*path, "loader")  # type: ignore[arg-type]
+
+
+def _num_samples(loader: Any) -> int | None:
+    """The samples in one pass over a loader; ``None`` where nothing tells."""
+    if isinstance(loader, DataLoader):
+        # A sampler may leave samples out; a data set that is not put into batches is asked itself.
+        streamed = isinstance(loader.dataset, IterableDataset)
+        return sized_len(loader.dataset if streamed or loader.batch_size is None else loader.sampler)
+    return sized_len(getattr(loader, "dataset", None))
+
+
+class LoadersInTurn(ClientBatches):
+    """Several loaders that are read one after another, as validation and test data may have them.
+
+    Args:
+        loaders: at least one.
+    """
+
+    def __init__(self, loaders: Sequence[ClientBatches]) -> None:
+        self._loaders = list(loaders)
+        self.num_samples = sum(loader.num_samples for loader in loaders)
+
+    @property
+    def loaders(self) -> Sequence[ClientBatches]:
+        """All of them."""
+        return self._loaders
+
+    def epoch_length(self) -> int | None:
+        """Batches of all."""
+        lengths = [loader.epoch_length() for loader in self._loaders]
+        return None if None in lengths else sum(length or 0 for length in lengths)
+
+    def once(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
+        """One pass over each."""
+        for number, loader in enumerate(self._loaders):
+            yield from self._on_device(loader, loader.once((*seed_path, number)))
+
+    def shuffled(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[SizedBatch]:
+        """Pass after pass, in their own order."""
+        for epoch in itertools.count():
+            given = 0
+            for batch in itertools.islice(self.once((*seed_path, epoch)), num_batches):
+                given += 1
+                yield batch
+            num_batches -= given
+            if not given or not num_batches:
+                return
+
+    def some(self, seed_path: tuple[int | str, ...], num_samples: int | None) -> Iterator[SizedBatch]:
+        """Of each loader its share."""
+        for number, loader in enumerate(self._loaders):
+            yield from self._on_device(loader, loader.some((*seed_path, number), self.share(loader, num_samples)))
+
+    def singly(self, seed_path: tuple[int | str, ...], num_samples: int | None) -> Iterator[SizedBatch]:
+        """Of each loader its share."""
+        for number, loader in enumerate(self._loaders):
+            yield from self._on_device(loader, loader.singly((*seed_path, number), self.share(loader, num_samples)))
+
+    def share(self, loader: ClientBatches, num_samples: int | None) -> int | None:
+        """In proportion to their samples, rounded up."""
+        if num_samples is None or not self.num_samples:
+            return num_samples
+        return -(-num_samples * loader.num_samples // self.num_samples)
+
+    def _on_device(self, loader: ClientBatches, batches: Iterator[SizedBatch]) -> Iterator[SizedBatch]:
+        for batch in batches:
+            self.on_device = loader.on_device  # of the batch that is given next
+            yield batch

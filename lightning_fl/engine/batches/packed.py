@@ -1,0 +1,146 @@
+"""A client's batches, gathered from a pack that all clients share."""
+
+import copy
+import itertools
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
+from lightning_fl.engine.batches.packs import Pack
+from lightning_fl.seeding import derive_seed
+
+__all__ = ["PackedBatches"]
+
+
+class PackedBatches(ClientBatches):
+    """A client's share of a pack.
+
+    Args:
+        pack: the shared data.
+        indices: the client's samples, shape [n], on the pack's device; ``None`` for all.
+        batch_size: samples in a batch.
+        shuffle: a fresh order for every pass; otherwise batches are gathered once and kept.
+        drop_last: leave out a last batch that is not full, unless it is the only one.
+    """
+
+    on_device = True
+
+    def __init__(
+        self, pack: Pack, indices: Tensor | None, *, batch_size: int, shuffle: bool, drop_last: bool = False
+    ) -> None:
+        self.pack = pack
+        self._indices = indices
+        self.num_samples = pack.num_samples if indices is None else len(indices)
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._drop_last = drop_last and self.num_samples > batch_size
+        self._targets: Tensor | None = None
+        self._kept: list[SizedBatch] | None = None
+        self._kept_tensors: list[Tensor] = []
+        self._versions: list[int] = []
+
+    @property
+    def targets(self) -> Tensor:
+        """Targets of this client's samples; assigning replaces them for this client alone."""
+        if self._targets is not None:
+            return self._targets
+        targets = self.pack.targets
+        return targets if self._indices is None else targets.index_select(0, self._indices)
+
+    @targets.setter
+    def targets(self, targets: Tensor) -> None:
+        assert targets.shape == self.targets.shape
+        self._targets, self._kept = targets.to(self.targets), None
+
+    def epoch_length(self) -> int:
+        """Batches in one pass."""
+        full, rest = divmod(self.num_samples, self._batch_size)
+        return full + (1 if rest and not self._drop_last else 0)
+
+    def once(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
+        """The same batches every time: gathered once and kept, and again if a step changed their tensors in place."""
+        if self._kept is None or self._versions != [tensor._version for tensor in self._kept_tensors]:
+            with torch.inference_mode(False):  # whose tensors have no versions
+                order = torch.arange(self.num_samples, device=self.pack.device)
+                self._kept = list(self._gather(order, len(self._sizes())))
+            self._kept_tensors = _tensors_of(self._kept)
+            self._versions = [tensor._version for tensor in self._kept_tensors]
+        # Shallow copies, so that what a step assigns to its batch is not there the next time.
+        return ((copy.copy(batch), size) for batch, size in self._kept)
+
+    def shuffled(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[SizedBatch]:
+        """Passes without replacement, each in an order of its own."""
+        if not self._shuffle:
+            while num_batches > 0:
+                yield from itertools.islice(self.once(seed_path), num_batches)
+                num_batches -= self.epoch_length()
+            return
+        for order in self._orders(seed_path, num_batches):
+            yield from self._gather(order, self.pack.batches_per_gather, num_batches)
+            num_batches -= self.epoch_length()
+
+    def picks(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """The batches of :meth:`shuffled`, each as its samples in the pack, [size], and its targets if replaced."""
+        sizes = self._sizes()
+        for order in self._orders(seed_path, num_batches):
+            order = order[: sum(sizes)]  # without what drop_last leaves out
+            indices = order if self._indices is None else self._indices.index_select(0, order)
+            targets: Sequence[Tensor | None] = [None] * len(sizes)
+            if self._targets is not None:
+                targets = self._targets.index_select(0, order).split(sizes)
+            yield from itertools.islice(zip(indices.split(sizes), targets, strict=True), num_batches)
+            num_batches -= len(sizes)
+
+    def _orders(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[Tensor]:
+        """The samples' order in every pass, [n]."""
+        draws = torch.Generator().manual_seed(derive_seed(*seed_path, "batches"))  # type: ignore[arg-type]
+        for _ in range(0, num_batches, self.epoch_length()):
+            if self._shuffle:
+                yield torch.randperm(self.num_samples, generator=draws).to(self.pack.device)
+            else:
+                yield torch.arange(self.num_samples, device=self.pack.device)
+
+    def some(self, seed_path: tuple[int | str, ...], num_samples: int | None) -> Iterator[SizedBatch]:
+        """A random subset without replacement; every draw comes from ``seed_path``."""
+        if num_samples is None or num_samples >= self.num_samples:
+            return self.once(seed_path)
+        return self._subset(seed_path, num_samples, self._batch_size).once(seed_path)
+
+    def singly(self, seed_path: tuple[int | str, ...], num_samples: int | None) -> Iterator[SizedBatch]:
+        """The samples of :meth:`some`, each a batch of its own."""
+        count = self.num_samples if num_samples is None else min(num_samples, self.num_samples)
+        return self._subset(seed_path, count, 1).once(seed_path)
+
+    def _subset(self, seed_path: tuple[int | str, ...], num_samples: int, batch_size: int) -> "PackedBatches":
+        draws = torch.Generator().manual_seed(derive_seed(*seed_path, "samples"))  # type: ignore[arg-type]
+        chosen = torch.randperm(self.num_samples, generator=draws)[:num_samples].to(self.pack.device)
+        indices = chosen if self._indices is None else self._indices.index_select(0, chosen)
+        subset = PackedBatches(self.pack, indices, batch_size=batch_size, shuffle=False)
+        if self._targets is not None:
+            subset.targets = self._targets.index_select(0, chosen)
+        return subset
+
+    def _sizes(self) -> list[int]:
+        length = self.epoch_length()
+        return [min(self._batch_size, self.num_samples - b * self._batch_size) for b in range(length)]
+
+    def _gather(self, order: Tensor, at_once: int, at_most: int | None = None) -> Iterator[SizedBatch]:
+        sizes, begin = self._sizes()[:at_most], 0
+        for group in itertools.batched(sizes, at_once) if hasattr(itertools, "batched") else _groups(sizes, at_once):
+            positions = order[begin : begin + sum(group)]
+            begin += sum(group)
+            indices = positions if self._indices is None else self._indices.index_select(0, positions)
+            targets = None if self._targets is None else self._targets.index_select(0, positions)
+            yield from zip(self.pack.gather(indices, list(group), targets), group, strict=True)
+
+
+def _tensors_of(batches: list[SizedBatch]) -> list[Tensor]:
+    """The tensors of packed batches; their versions tell how often each was changed in place."""
+    values = (batch if isinstance(batch, list) else batch.to_dict().values() for batch, _ in batches)
+    return [value for value in itertools.chain.from_iterable(values) if isinstance(value, Tensor)]
+
+
+def _groups(sizes: list[int], at_once: int) -> Iterator[list[int]]:
+    return (sizes[i : i + at_once] for i in range(0, len(sizes), at_once))

@@ -1,0 +1,171 @@
+"""Where a module's parameters and buffers lie in flat vectors: what shares memory shares its place."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from lightning_fl.errors import ConfigurationError
+
+__all__ = [
+    "Entry",
+    "Held",
+    "Places",
+    "given_places",
+    "memory_keys",
+    "new_places",
+    "refuse_unfit",
+    "room",
+    "sizes_of",
+    "tensors_of",
+]
+
+# Views start at multiples of 64 bytes, as torch's own allocations do, so that vector kernels keep their speed.
+_ALIGNMENT_BYTES = 64
+
+#: A parameter or buffer of a layout: name, name of its dtype, where it begins, shape.
+Entry = tuple[str, str, int, list[int]]
+#: Parameters and buffers: name, the dict that holds it, its key there, the tensor.
+Held = Sequence[tuple[str, dict[str, Tensor | None], str, Tensor]]
+#: Where each memory begins in the vector of its dtype, and the sizes of the vectors.
+Places = tuple[dict[tuple[Any, ...], int], dict[torch.dtype, int]]
+
+
+def refuse_unfit(held: Held) -> None:
+    """Refuse what cannot lie in a vector.
+
+    Raises:
+        ConfigurationError: a parameter or buffer is uninitialised (lazy), complex or sparse.
+    """
+    for name, _, _, tensor in held:
+        if is_lazy(tensor):
+            raise ConfigurationError(
+                f"parameter '{name}' has no shape yet (a lazy module): run one batch through the module before"
+                " fit, so that every parameter exists."
+            )
+        if tensor.is_complex() or tensor.layout != torch.strided:
+            raise ConfigurationError(
+                f"'{name}' is {'complex' if tensor.is_complex() else tensor.layout}: only dense real tensors can be"
+                " averaged; hold it as a real tensor, or outside the module's parameters and buffers."
+            )
+
+
+def memory_keys(held: Held) -> dict[int, tuple[Any, ...]]:
+    """A tensor's id -> what is equal for those that lie in the same memory.
+
+    Raises:
+        ConfigurationError: a parameter lies in a part of the memory of another one.
+    """
+    keys: dict[int, tuple[Any, ...]] = {}
+    of_storage: dict[int, dict[tuple[Any, ...], tuple[str, Tensor]]] = {}
+    for name, _, _, tensor in held:
+        if id(tensor) in keys:
+            continue
+        if not tensor.numel():
+            keys[id(tensor)] = (id(tensor),)
+            continue
+        storage = tensor.untyped_storage().data_ptr()
+        begin = tensor.storage_offset() * tensor.element_size()
+        extent = tensor.numel() if _is_dense(tensor) else (tensor.shape, tensor.stride())
+        key = (storage, begin, tensor.dtype, extent)
+        keys[id(tensor)] = key
+        of_storage.setdefault(storage, {}).setdefault(key, (name, tensor))
+    for parts in of_storage.values():
+        if len(parts) > 1:
+            _refuse_overlaps(sorted(parts.values(), key=lambda part: part[1].data_ptr()))
+    return keys
+
+
+def _refuse_overlaps(parts: Sequence[tuple[str, Tensor]]) -> None:
+    """Refuse parameters that lie partly in another tensor's memory; buffers, mostly constant, are copied apart."""
+    reached: list[tuple[int, str, Tensor]] = []
+    for name, tensor in parts:
+        begin, end = tensor.data_ptr(), tensor.data_ptr() + _extent(tensor)
+        reached = [one for one in reached if one[0] > begin]
+        for _, other, earlier in reached:
+            if (isinstance(tensor, nn.Parameter) or isinstance(earlier, nn.Parameter)) and _overlap(tensor, earlier):
+                raise ConfigurationError(
+                    f"'{other}' and '{name}' share a part of their memory: in a federated model a parameter has a place"
+                    " of its own, or all of it with another one. Tie them whole (b.weight = a.weight), or clone one."
+                )
+        reached.append((end, name, tensor))
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has every entry of its memory once, in whatever order (a transposed one, say)."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes from a tensor's first entry to the end of its last."""
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (steps + 1) * tensor.element_size()
+
+
+def _overlap(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors of one storage have an entry in common."""
+
+    def entries(tensor: Tensor) -> Tensor:
+        places = torch.arange(_extent(tensor) // tensor.element_size())
+        used = places.as_strided(tensor.shape, tensor.stride()).flatten() * tensor.element_size() + tensor.data_ptr()
+        return used.unsqueeze(1).add(torch.arange(tensor.element_size())).flatten()
+
+    return bool(torch.isin(entries(first), entries(second)).any())
+
+
+def room(count: int, dtype: torch.dtype) -> int:
+    """Entries that a tensor takes, with the gap to the next."""
+    step = max(1, _ALIGNMENT_BYTES // dtype.itemsize)
+    return -(-count // step) * step
+
+
+def new_places(held: Held, keys: Mapping[int, tuple[Any, ...]]) -> Places:
+    """One behind the other: where each memory begins, and the sizes of the vectors."""
+    begins: dict[tuple[Any, ...], int] = {}
+    sizes: dict[torch.dtype, int] = {}
+    for _, _, _, tensor in held:
+        key = keys[id(tensor)]
+        if key not in begins:
+            begins[key] = sizes.get(tensor.dtype, 0)
+            sizes[tensor.dtype] = begins[key] + room(tensor.numel(), tensor.dtype)
+    return begins, sizes
+
+
+def given_places(held: Held, keys: Mapping[int, tuple[Any, ...]], layout: Sequence[Entry]) -> Places | None:
+    """The places of a layout; ``None`` where the module does not fit it."""
+    entries = {name: (getattr(torch, dtype), begin, tuple(shape)) for name, dtype, begin, shape in layout}
+    begins: dict[tuple[Any, ...], int] = {}
+    for name, _, _, tensor in held:
+        dtype, begin, shape = entries.get(name, (None, 0, ()))
+        if dtype is not tensor.dtype or shape != tensor.shape or begins.setdefault(keys[id(tensor)], begin) != begin:
+            return None
+    return (begins, sizes_of(layout)) if held and layout else None
+
+
+def sizes_of(layout: Sequence[Entry]) -> dict[torch.dtype, int]:
+    """Entries of each dtype's vector."""
+    sizes: dict[torch.dtype, int] = {}
+    for _, name, begin, shape in layout:
+        dtype = getattr(torch, name)
+        sizes[dtype] = max(sizes.get(dtype, 0), begin + room(prod(shape), dtype))
+    return sizes
+
+
+def tensors_of(module: nn.Module) -> Iterator[tuple[str, dict[str, Tensor | None], str, Tensor]]:
+    """Every parameter, then every buffer, with the dict that holds it; a tied one once per dict."""
+    for kind in ("_parameters", "_buffers"):
+        for prefix, submodule in module.named_modules():
+            owner = getattr(submodule, kind)
+            for key, tensor in owner.items():
+                if tensor is not None:
+                    yield f"{prefix}.{key}" if prefix else key, owner, key, tensor
