@@ -223,7 +223,7 @@ def _timed_methods(
             (stacked, "_backward", BACKWARD),
             (stacked, "_step", OPTIMIZER),
         ]
-    if loop._around:  # the module's step inside the callbacks around it
+    if loop.around:  # the module's step inside the callbacks around it
         methods.append((loop, "step", FORWARD))
     if not loop.module.automatic_optimization:  # called from within training_step
         methods += [(shim.strategy, "backward", BACKWARD), (shim.strategy, "optimizer_step", OPTIMIZER)]

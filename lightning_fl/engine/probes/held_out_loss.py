@@ -183,14 +183,14 @@ class HeldOutLoss:
         seed_default_generators(*path)  # type: ignore[arg-type]
         # Not FITTING: in a fit's validation the round's number has moved on, here it has not.
         shim.set_stage(TrainerFn.VALIDATING, RunningStage.VALIDATING)
-        shim.begin_turn(client, loop._global_step(client))
-        loop._mode.capture(loop.module)
+        shim.begin_turn(client, loop.global_step(client))
+        loop.mode.capture(loop.module)
         loop.module.eval()
         with metric_states(loop.module):
             try:
                 yield
             finally:
-                loop._mode.restore(loop.module)
+                loop.mode.restore(loop.module)
                 shim.end_turn()
                 shim.collector.begin()
                 shim.set_stage(fn, stage)

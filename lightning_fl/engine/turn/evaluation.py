@@ -1,0 +1,326 @@
+"""The evaluation of one client's model on the process's one module, and the module's hooks and steps."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.precision import Precision
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities.model_helpers import _ModuleMode
+
+from lightning_fl.data.module import FederatedDataModule, Split
+from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
+from lightning_fl.engine.batches.factory import BatchFactory
+from lightning_fl.engine.batches.packed import PackedBatches
+from lightning_fl.engine.batches.transfer import BatchTransfer
+from lightning_fl.engine.client import ClientReport
+from lightning_fl.engine.federation import Federation, Round
+from lightning_fl.engine.processes import Processes
+from lightning_fl.engine.settings import Settings
+from lightning_fl.engine.turn.attributes import AttributeWatch
+from lightning_fl.engine.turn.metric_states import MetricStates
+from lightning_fl.engine.turn.module_checks import check_dataloader_idx, refuse_hooks, takes_batch_index
+from lightning_fl.engine.turn.module_trainer import ModuleTrainer
+from lightning_fl.engine.weights.flat import FlatModule, Weights
+from lightning_fl.errors import TrainingError
+from lightning_fl.lightning_types import is_overridden
+from lightning_fl.seeding import derive_seed, seed_default_generators
+
+__all__ = ["EvaluationLoop", "Reading"]
+
+_STAGES: dict[Split, tuple[TrainerFn, RunningStage, str]] = {
+    "val": (TrainerFn.VALIDATING, RunningStage.VALIDATING, "validation"),
+    "test": (TrainerFn.TESTING, RunningStage.TESTING, "test"),
+}
+
+#: How some of a loader's batches are read.
+Reading = Callable[[ClientBatches], Iterator[SizedBatch]]
+
+#: Hooks that are called once for all clients, with their stages.
+_HOOKS_OF_RUN: dict[str, tuple[TrainerFn, RunningStage]] = {
+    "on_train_start": (TrainerFn.FITTING, RunningStage.TRAINING),
+    "on_train_end": (TrainerFn.FITTING, RunningStage.TRAINING),
+    "on_fit_end": (TrainerFn.FITTING, RunningStage.TRAINING),
+    "on_validation_start": (TrainerFn.VALIDATING, RunningStage.VALIDATING),
+    "on_validation_end": (TrainerFn.VALIDATING, RunningStage.VALIDATING),
+    "on_test_start": (TrainerFn.TESTING, RunningStage.TESTING),
+    "on_test_end": (TrainerFn.TESTING, RunningStage.TESTING),
+    "on_predict_start": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
+    "on_predict_end": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
+}
+#: Those of them that a fit calls in every round.
+_HOOKS_OF_ROUND = frozenset({"on_validation_start", "on_validation_end"})
+
+
+class EvaluationLoop:
+    """Runs clients' evaluations one after another on one module, whose hooks and steps it calls.
+
+    Args:
+        module_trainer: what the module, which is on its device, sees as ``self.trainer``.
+        flat: the module's flat weights.
+        data: of all clients.
+        factory: the clients' batches.
+        settings: of the run.
+        federation: models and what clients keep.
+        round: the present round.
+        processes: who hosts whom.
+
+    Raises:
+        ConfigurationError: the module has a hook or a signature that a federated turn has no place for.
+    """
+
+    def __init__(
+        self,
+        module_trainer: ModuleTrainer,
+        flat: FlatModule,
+        data: FederatedDataModule,
+        factory: BatchFactory,
+        *,
+        settings: Settings,
+        federation: Federation,
+        round: Round,
+        processes: Processes,
+    ) -> None:
+        module = module_trainer.model
+        self.module = module
+        self.module_trainer = module_trainer
+        self.flat = flat
+        self.data = data
+        self.factory = factory
+        self.settings = settings
+        self.federation = federation
+        self.round = round
+        self.processes = processes
+        self._overridden: dict[str, bool] = {}  # asked for in every step
+        refuse_hooks(module)
+        module_trainer.find_loader = self._loader
+        self._precision: Precision = module_trainer.precision_plugin.plugin
+        self._step_takes_index = {
+            name: takes_batch_index(module, name)
+            for name in ("training_step", "validation_step", "test_step", "predict_step")
+        }
+        self._checked_loaders: set[tuple[str, bool]] = set()
+        self.move = BatchTransfer(module, data, processes.device, self._precision, channels_last=settings.channels_last)
+        self.mode = _ModuleMode()  # what of the module trains, kept for the time of an evaluation
+        self.metric_states = MetricStates(module, federation)
+        self._attributes = AttributeWatch(module, processes.num_clients, self.name_of)
+
+    def evaluates(self, split: Split) -> bool:
+        """Whether the module has a step for this split."""
+        return self.overridden(f"{_STAGES[split][2]}_step")
+
+    def evaluate(
+        self, client: int, weights: Weights, split: Split, read: Reading | None = None, *, own: bool = False
+    ) -> ClientReport | None:
+        """A client's held-out data under ``weights``; ``None`` where it has none.
+
+        Args:
+            client: a hosted client.
+            weights: of the model that is evaluated.
+            split: whose step is taken; training data are validated.
+            read: the batches of a loader that are taken instead of all, outside the run's own validations.
+            own: whether it is one of the run's own evaluations, which the client's metrics ("best so far") count.
+        """
+        batches = self.batches(client, split)
+        if batches is None:
+            return None
+        fn, stage, word = _STAGES["val" if split == "train" else split]
+        shim = self.module_trainer
+        shim.set_stage(TrainerFn.FITTING if self.round.fitting and read is None else fn, stage)
+        if self.round.fitting:
+            self.call("on_validation_model_zero_grad")
+        for _ in self._evaluation_turn(client, weights, batches, split, word, read):
+            pass
+        if self.round.fitting:
+            self.refuse_new(f"in the {word}", client)
+        sizes = [loader.num_samples for loader in batches.loaders]
+        report = ClientReport(sum(sizes), 0, shim.collector.reduce(sum(sizes), sizes))
+        self.metric_states.end(client, keep=own)
+        return report
+
+    def predict(self, client: int, weights: Weights, split: Split) -> list[Any]:
+        """``predict_step``'s output for every batch of a client's split, on the CPU; a list per loader if several."""
+        batches = self.batches(client, split)
+        if batches is None:
+            return []
+        self.module_trainer.set_stage(TrainerFn.PREDICTING, RunningStage.PREDICTING)
+        outputs: list[list[Any]] = [[] for _ in batches.loaders]
+        for number, output in self._evaluation_turn(client, weights, batches, split, "predict"):
+            outputs[number].append(move_data_to_device(output, "cpu"))
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    def _evaluation_turn(
+        self,
+        client: int,
+        weights: Weights,
+        batches: ClientBatches,
+        split: Split,
+        word: str,
+        read: Reading | None = None,
+    ) -> Iterator[tuple[int, Any]]:
+        """The number of the loader and the step's output, for every batch."""
+        shim, loaders = self.module_trainer, batches.loaders
+        several = len(loaders) > 1
+        self._check_loaders(word, several, len(loaders))
+        stage = shim.state.stage
+        assert stage is not None
+        lengths = [loader.epoch_length() for loader in loaders]
+        setattr(shim, f"num_{stage.dataloader_prefix}_batches", [math.inf if n is None else n for n in lengths])
+        path = self.path(client, split)
+        self.flat.load(weights)
+        self.metric_states.begin(client)
+        seed_default_generators(*path)
+        shim.begin_turn(client, self.global_step(client), evaluated=split)
+        self._attributes.begin(word)
+        self.mode.capture(self.module)
+        if self.overridden(f"on_{word}_model_eval"):
+            self.call(f"on_{word}_model_eval")
+        else:
+            self.module.eval()
+        try:
+            with torch.no_grad():
+                self.call(f"on_{word}_epoch_start")
+                self._attributes.started(word, client)
+                for number, loader in enumerate(loaders):
+                    which = (number,) if several else ()
+                    shim.collector.begin_loader(number if several else None)
+                    given = loader.once((*path, *which)) if read is None else read(loader)
+                    known, seen = loader.num_samples > 0, 0.0
+                    for index, (batch, size) in enumerate(given):
+                        yield number, self._evaluate_batch(client, loader, word, batch, size, index, which)
+                        if not known:
+                            seen += shim.collector.step_size()
+                    if not known:  # a stream: its samples are known once it is read
+                        loader.num_samples = int(seen)
+                shim.collector.begin_loader(None)
+                shim.collector.begin_step(None, None)
+                self.call(f"on_{word}_epoch_end")
+        finally:
+            if self.overridden(f"on_{word}_model_train"):
+                self.call(f"on_{word}_model_train")
+            else:
+                self.mode.restore(self.module)
+            shim.end_turn()
+
+    def _evaluate_batch(
+        self,
+        client: int,
+        loader: ClientBatches,
+        word: str,
+        batch: Any,
+        size: int | None,
+        index: int,
+        which: tuple[int, ...],
+    ) -> Any:
+        """The step on one batch, between its hooks; ``which`` is the loader's number where there are several."""
+        shim = self.module_trainer
+        batch = self.move(batch, loader.on_device, client, *which)
+        shim.collector.begin_step(batch, size)
+        shim.batch_idx = index
+        if self.overridden(f"on_{word}_batch_start"):
+            self.call(f"on_{word}_batch_start", batch, index, *which)
+        output = self.step(f"{word}_step", batch, index, *which)
+        if self.overridden(f"on_{word}_batch_end"):
+            self.call(f"on_{word}_batch_end", output, batch, index, *which)
+        return output
+
+    def open_validation_data(self) -> None:
+        """Open the hosted clients' validation data, so that what they cannot be read by is said before training.
+
+        Raises:
+            ConfigurationError: a client's loaders do not fit ``validation_step``.
+        """
+        if not (self.settings.check_val_every_n_rounds and self.evaluates("val")):
+            return
+        for client in self.processes.hosted:
+            batches = self.batches(client, "val")
+            if batches is not None:
+                self._check_loaders("validation", len(batches.loaders) > 1, len(batches.loaders))
+
+    def _check_loaders(self, word: str, several: bool, num_loaders: int) -> None:
+        if (word, several) not in self._checked_loaders:
+            check_dataloader_idx(self.module, word, num_loaders)
+            self._checked_loaders.add((word, several))
+
+    def global_step(self, client: int) -> int:
+        """Optimiser steps that a client has taken in the run."""
+        state = self.federation.client_states.get(client)
+        return 0 if state is None else state.global_step
+
+    def refuse_new(self, where: str, client: int | None = None) -> None:
+        """Refuse parameters and buffers that the module has got when clients already train.
+
+        Args:
+            where: they may have appeared.
+            client: whose turn it was.
+
+        Raises:
+            TrainingError: naming them.
+        """
+        new = self.flat.new_tensors()
+        if new:
+            where += "" if client is None else f" of {self.name_of(client)}"
+            raise TrainingError(
+                f"{', '.join(map(repr, new))} appeared {where}: clients average what the module holds when training"
+                " starts. Make it in __init__, configure_model, on_fit_start or on_train_start, frozen where it is to"
+                " be trained later."
+            )
+
+    # -- the module's methods ------------------------------------------------------------------------------------
+
+    def batches(self, client: int, split: Split) -> Any:
+        """A client's batches, after callbacks (label noise) saw them."""
+        return self.factory.batches(client, split)
+
+    def _loader(self, client: int, split: Split) -> Any:
+        """A client's loader of a split, as its module sees it; what it draws depends on the turn alone."""
+        loader = self.factory.loader(client, split)
+        draws = getattr(loader, "generator", None)
+        if isinstance(draws, torch.Generator) and isinstance(self.batches(client, split), PackedBatches):
+            draws.manual_seed(derive_seed(*self.path(client, f"{split} loader")))
+        return loader
+
+    def path(self, client: int, purpose: str) -> tuple[int, int, int, str]:
+        """Where a client's draws for one purpose in the current round come from."""
+        return self.settings.seed, self.federation.current_round, client, purpose
+
+    def name_of(self, client: int) -> str:
+        """A client's name in messages."""
+        return f"client {client} ({self.data.client_names()[client]})"
+
+    def overridden(self, name: str) -> bool:
+        """Whether the user's module, or a callback that it brings, defines this hook."""
+        if name not in self._overridden:
+            self._overridden[name] = is_overridden(name, self.module) or name in self.module_trainer.watching
+        return self._overridden[name]
+
+    def call(self, name: str, *args: Any) -> Any:
+        """A hook of the module's, if it defines it, with ``self.log`` knowing where it is called from."""
+        if not self.overridden(name):
+            return None
+        if name not in _HOOKS_OF_RUN:
+            return self.module_trainer.call_hook(name, *args)
+        fn, stage = _HOOKS_OF_RUN[name]
+        self.module_trainer.set_stage(TrainerFn.FITTING if self.round.fitting else fn, stage)
+        self.module_trainer.begin_hook_of_run()
+        if name == "on_train_start":  # which may draw the weights of what it makes
+            seed_default_generators(self.settings.seed, name)
+        if name not in _HOOKS_OF_ROUND:
+            return self.module_trainer.call_hook(name, *args)
+        with self.metric_states.hook_of_round():
+            returned = self.module_trainer.call_hook(name, *args)
+        if self.round.fitting:
+            self.refuse_new(f"in {name}")
+        return returned
+
+    def step(self, name: str, batch: Any, index: int, *which: int) -> Any:
+        """``training_step`` or another one of the module's; ``which``: the loader's number where there are several."""
+        arguments = (batch, index, *which) if self._step_takes_index[name] else (batch, *which)
+        with self._forward_context():
+            return self.module_trainer.call_hook(name, *arguments)
+
+    def _forward_context(self) -> AbstractContextManager:
+        return nullcontext() if type(self._precision) is Precision else self._precision.forward_context()
