@@ -20,7 +20,8 @@ from torch_geometric.data import Data, InMemoryDataset
 
 from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.data.molecules.featurizer import FEATURIZER_VERSION, MoleculeCodes, encode_smiles
-from lightning_fl.data.molecules.table import INVALID_POLICIES, Invalid, MoleculeTable, list_rows
+from lightning_fl.data.molecules.table import INVALID_POLICIES, Invalid, MoleculeTable
+from lightning_fl.data.text_table import list_rows
 from lightning_fl.errors import ConfigurationError, DataError
 
 __all__ = ["MoleculeDataset"]
