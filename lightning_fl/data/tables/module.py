@@ -122,6 +122,11 @@ class TableData(SharedDataModule):
         return self._table.classes
 
     @property
+    def class_names(self) -> list[str]:
+        """The same, as every data module of classes calls them."""
+        return self.classes
+
+    @property
     def num_classes(self) -> int:
         """Number of classes."""
         return len(self.classes)
