@@ -48,7 +48,7 @@ READ = {2: ["CCO", "1.5", "NA"], 4: ["C", None, "None"]}
         PLAIN.encode("utf-8-sig"),
         PLAIN.encode("utf-16"),
         PLAIN.encode("utf-32"),
-        gzip.compress(PLAIN.encode()),
+        gzip.compress(PLAIN.encode(), mtime=0),
         bz2.compress(PLAIN.encode()),
         lzma.compress(PLAIN.encode()),
     ],
@@ -84,7 +84,7 @@ def test_a_column_without_a_name_keeps_its_values(file):
         ("a,b\nü,2\n".encode("latin-1"), r"the byte 0xfc in line 2 is not UTF-8\. Save the file in UTF-8"),
         (b"a,b\n1,\x002\n", r"line 2 holds bytes of zero"),
         ("a,b\n1,2\n".encode("utf-16-le"), r"line 1 holds bytes of zero"),
-        (gzip.compress(b"a,b\n1,2\n" * 99)[:-9], r"cannot be read as a table: Compressed file ended"),
+        (gzip.compress(b"a,b\n1,2\n" * 99, mtime=0)[:-9], r"cannot be read as a table: Compressed file ended"),
         (b"\x1f\x8b\x08" + bytes(30), r"cannot be read as a table"),
         (b"PAR1....", r"it is a Parquet file: write it as CSV"),
         (b"PK\x03\x04......[Content_Types].xml", r"it is an Excel file: save it as CSV"),
@@ -92,7 +92,7 @@ def test_a_column_without_a_name_keeps_its_values(file):
         (b"%PDF-1.7\n", r"it is a PDF: name another file"),
         (b"\n<!DOCTYPE html><html>", r"it is a web page: fetch the file"),
         (b"\x80\x04\x95abc", r"it is a pickle, which is never read"),
-        (gzip.compress(b"PAR1...."), r"it is a Parquet file"),
+        (gzip.compress(b"PAR1....", mtime=0), r"it is a Parquet file"),
     ],
 )
 def test_what_is_no_table(file, content, message):
