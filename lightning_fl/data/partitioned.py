@@ -20,7 +20,7 @@ from lightning_fl.data.loaders import (
 from lightning_fl.data.module import BATCH_HOOKS, SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition import Partitioner
 from lightning_fl.data.partition.sizes import check_fractions
-from lightning_fl.data.shared import cut_splits
+from lightning_fl.data.shared import cut_splits, warn_of_missing_parts
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.lightning_types import AnyDataModule, is_overridden
 from lightning_fl.seeding import run_seed, seed_default_generators
@@ -140,6 +140,7 @@ class Partitioned(FederatedDataModule):
                     " split_seed."
                 )
             of_client.update(cut_splits(of_client["train"], self.split, seed, client, own=list(parts)))
+        warn_of_missing_parts(self._names or list(map(str, range(len(indices)))), indices)
         self._indices, self._seed = indices, seed
 
     def _open(self, datamodule: LightningDataModule, seed: int) -> None:

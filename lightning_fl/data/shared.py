@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from lightning_fl.data.cards.fields import listed
+from lightning_fl.data.cards.lookup import rank_zero_warn
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition import Partitioner, split_indices
 from lightning_fl.data.partition.sizes import check_fractions, remaining_fractions
@@ -17,7 +19,7 @@ from lightning_fl.data.targets import dataset_targets
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.seeding import generator, run_seed
 
-__all__ = ["ClientShares", "OpenedData", "SharedDataModule", "class_labels", "cut_splits"]
+__all__ = ["ClientShares", "OpenedData", "SharedDataModule", "class_labels", "cut_splits", "warn_of_missing_parts"]
 
 #: For every client: the split, and the ascending indices of its samples in the data set that holds the split.
 ClientShares = list[dict[Split, Tensor]]
@@ -152,6 +154,7 @@ class SharedDataModule(FederatedDataModule):
             | cut_splits(parts["train"][client], self.split, seed, client, own=list(parts), labels=labels)
             for client in range(num_clients)
         ]
+        warn_of_missing_parts(names, shares)
         if self.train_shares is not None:
             for client, share in enumerate(self.train_shares):
                 shares[client]["train"] = self._keep(shares[client]["train"], labels, share, client)
@@ -279,6 +282,22 @@ def cut_splits(
     else:
         parts = split_stratified(train, labels[train], shares, seed, client)
     return {split: part for split, part in parts.items() if split == "train" or split not in own}
+
+
+def warn_of_missing_parts(names: Sequence[str], shares: ClientShares) -> None:
+    """Say, in one line, who has no validation or test samples where others have some: a client of one or two samples.
+
+    Args:
+        names: the clients'.
+        shares: for every client the samples in each split.
+    """
+    words = []
+    for split in SPLITS:
+        without = [name for name, of_client in zip(names, shares, strict=True) if not len(of_client[split])]
+        if 0 < len(without) < len(names):
+            words.append(f"{len(without)} of {len(names)} clients have no {split} samples ({listed(without, 5)})")
+    if words:
+        rank_zero_warn(f"{', '.join(words)}: they train, and are not in the figures of that split.")
 
 
 def _check_length(train_shares: list[float], num_clients: int) -> None:

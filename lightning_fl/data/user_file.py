@@ -1,10 +1,30 @@
-"""A file that a user names."""
+"""A file that a user names: whether it is there, and what its first bytes say it is."""
 
 from pathlib import Path
 
 from lightning_fl.errors import DataError
 
-__all__ = ["existing_file"]
+__all__ = ["existing_file", "foreign_content"]
+
+#: What files of other kinds begin with, what they are, and what to do about it.
+_KINDS = (
+    (b"PAR1", "a Parquet file", "write it as CSV"),
+    (b"ARROW1", "an Arrow file", "write it as CSV"),
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an Excel file of the old kind (.xls)", "save it as CSV (UTF-8)"),
+    (b"\x28\xb5\x2f\xfd", "packed by zstd", "unpack it"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it"),
+    (b"Rar!\x1a\x07", "a rar archive", "unpack it"),
+    (b"\x93NUMPY", "a NumPy array (.npy)", "write it in the format that is asked for"),
+    (b"\x89HDF", "an HDF5 file", "write it in the format that is asked for"),
+    (b"SQLite format 3", "an SQLite database", "write the table as CSV"),
+    (b"\x89PNG", "a picture (PNG)", "name another file"),
+    (b"\xff\xd8\xff", "a picture (JPEG)", "name another file"),
+    (b"GIF8", "a picture (GIF)", "name another file"),
+    (b"%PDF", "a PDF", "name another file"),
+    (b"\x7fELF", "a program", "name another file"),
+)
+_PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
+_WEB_PAGE = (b"<!doctype html", b"<html", b"<head", b"<?xml")
 
 
 def existing_file(path: str, argument: str = "path") -> Path:
@@ -15,10 +35,39 @@ def existing_file(path: str, argument: str = "path") -> Path:
         argument: where it was given, for the message; "" for nowhere in particular.
 
     Raises:
-        DataError: there is none.
+        DataError: there is none, or it may not be read.
     """
-    found = Path(path).expanduser()
-    if not found.is_file():
-        given = f"{argument}={path!r}" if argument else repr(path)
-        raise DataError(f"{given} is no file (looked for {found.absolute()}): check the name and the folder.")
+    given = f"{argument}={path!r}" if argument else repr(path)
+    try:
+        found = Path(path).expanduser()
+        is_file = found.is_file()
+        if is_file:
+            found.open("rb").close()
+    except (OSError, RuntimeError, ValueError) as error:  # no such user behind ~, a name too long, no permission
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"{given} cannot be opened ({reason}): check the name, and who may read it.") from error
+    if not is_file:
+        kind = "a folder, no file" if found.is_dir() else "no file"
+        raise DataError(f"{given} is {kind} (looked for {found.absolute()}): check the name and the folder.")
     return found
+
+
+def foreign_content(head: bytes) -> str | None:
+    """What a file is that begins with these bytes, if it is of a kind that holds no table or images to be read here.
+
+    Args:
+        head: the first few hundred bytes.
+
+    Returns:
+        For a message, such as ``"it is a PDF: name another file"``; ``None`` for anything else.
+    """
+    if head.startswith(b"PK\x03\x04"):
+        if b"[Content_Types].xml" in head:
+            return "it is an Excel file: save it as CSV (UTF-8)"
+        return "it is a zip archive: unpack it"
+    if head.startswith(_PICKLES):
+        return "it is a pickle, which is never read, for it may run code: write it in the format that is asked for"
+    if head.lstrip().lower().startswith(_WEB_PAGE):
+        return "it is a web page: fetch the file that the page links to"
+    found = next(((kind, mend) for start, kind, mend in _KINDS if head.startswith(start)), None)
+    return None if found is None else f"it is {found[0]}: {found[1]}"

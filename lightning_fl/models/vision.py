@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
+from lightning_fl.data.cards.fields import listed
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.models.networks import NetworkName, StemName, build_network
 from lightning_fl.models.optimizers import OptimizerName, check_optimizer, make_optimizer
@@ -100,6 +101,21 @@ class ClassificationModel(LightningModule):
                 f" {x.dtype}; set in_shape to the data's shape, and give floating numbers."
             )
         return self.network(x)
+
+    def on_fit_start(self) -> None:
+        """Compare the classes and the images' shape, where the data module tells them, before anybody trains."""
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        names, shape = getattr(data, "class_names", None), getattr(data, "image_shape", None)
+        if isinstance(names, list) and len(names) > self._num_classes:
+            raise ConfigurationError(
+                f"num_classes={self._num_classes}: the data have the {len(names)} classes {listed(names)}; set"
+                f" num_classes to {len(names)}."
+            )
+        if isinstance(shape, tuple) and shape != self.network.in_shape:
+            raise ConfigurationError(
+                f"in_shape={list(self.network.in_shape)}: the data's images have the shape {list(shape)}; set in_shape"
+                " to it, or change it by size and channels of the data."
+            )
 
     def on_train_batch_start(self, batch: LabelledBatch, batch_idx: int) -> None:
         """Check the labels of a client's first batch."""

@@ -1,5 +1,6 @@
 import json
 import math
+import warnings
 
 import pytest
 import torch
@@ -46,6 +47,18 @@ class Lists(Partitioner):
 
     def __call__(self, dataset, seed):
         return [torch.tensor(part, dtype=torch.long) for part in self.parts]
+
+
+def test_who_lacks_a_split_is_named_once():
+    names = r"1 of 3 clients have no val samples \(1\), 1 of 3 clients have no test samples \(1\): they train, and"
+    with pytest.warns(UserWarning, match=names):
+        data = ready(
+            {"train": numbered(40)}, partitioner=Lists(range(20), [20], range(21, 39)), split=(0.5, 0.25, 0.25)
+        )
+    assert [data.num_samples(split)[1] for split in SPLITS] == [1, 0, 0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ready({"train": numbered(40)}, split=(0.8, 0.2, 0.0))  # nobody has test samples
 
 
 # ---- stratified parts

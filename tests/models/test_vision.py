@@ -156,6 +156,26 @@ def test_a_federated_run(tmp_path):
     assert set(metrics["test/acc"].clients) == {0, 1}
 
 
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        (
+            {"class_names": ["bear", "cat", "dog", "fox"]},
+            "the data have the 4 classes bear, cat, dog, fox; set",
+        ),
+        ({"image_shape": (1, 9, 9)}, r"in_shape=.*: the data's images have the shape \[1, 9, 9\]; set in_shape to it"),
+    ],
+)
+def test_what_the_data_tell_is_compared_before_training(tmp_path, told, message):
+    model, data = make_model(), Clients()
+    for name, value in told.items():
+        setattr(data, name, value)
+    trainer = federated_trainer(tmp_path, max_rounds=1)
+    with pytest.raises(ConfigurationError, match=message):
+        trainer.fit(model, data)
+    assert trainer.current_round == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",

@@ -12,6 +12,7 @@ from lightning_fl.errors import ConfigurationError
 __all__ = [
     "CardFile",
     "did_you_mean",
+    "listed",
     "read_choice",
     "read_count",
     "read_file",
@@ -42,6 +43,12 @@ def did_you_mean(word: str, known: Collection[str]) -> str:
     lowered = {entry.lower(): entry for entry in known}
     near = difflib.get_close_matches(word.lower(), lowered, n=1)
     return f" (did you mean {lowered[near[0]]!r}?)" if near else ""
+
+
+def listed(names: Collection[str], most: int = 20) -> str:
+    """``"a, b, c and 4 more"``: the first of some names, for messages."""
+    shown = ", ".join(list(names)[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def read_file(content: object, where: str) -> CardFile:

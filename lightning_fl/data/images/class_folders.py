@@ -6,7 +6,6 @@ the ``.npz`` file (uncompressed, 0.8 GB) a second.
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
+from lightning_fl.data.cache_file import write_cached
 from lightning_fl.data.cards.images import ImageCard
 from lightning_fl.data.cards.lookup import dataset_cache, rank_zero_info, rank_zero_warn
 from lightning_fl.data.images.dataset import ImageDataset, read_npz
@@ -82,7 +82,7 @@ def _read_and_keep(card: ImageCard, listing: FolderListing, cached: Path) -> dic
     try:
         for older in cached.parent.glob("*.npz"):  # of a folder that has changed since
             older.unlink()
-        _save_atomically(parts, cached)
+        write_cached(cached, lambda stream: np.savez(stream, **_arrays(parts)))  # type: ignore[arg-type]
     except OSError as error:
         _warn_of_cache(cached, error)
     return parts
@@ -131,17 +131,10 @@ def _read_images(card: ImageCard, folder: Path, names: Sequence[str]) -> torch.T
     return images
 
 
-def _save_atomically(parts: dict[Split, ImageDataset], path: Path) -> None:
-    """A file in MedMNIST's layout."""
+def _arrays(parts: dict[Split, ImageDataset]) -> dict[str, np.ndarray]:
+    """What a file in MedMNIST's layout holds."""
     arrays: dict[str, np.ndarray] = {}
     for split, part in parts.items():
         arrays[f"{split}_images"] = part.images.permute(0, 2, 3, 1).numpy()
         arrays[f"{split}_labels"] = part.targets.numpy()
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as stream:
-        try:
-            np.savez(stream, **arrays)  # type: ignore[arg-type]
-            stream.flush()
-            os.replace(stream.name, path)
-        except BaseException:
-            os.unlink(stream.name)
-            raise
+    return arrays

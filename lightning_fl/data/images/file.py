@@ -1,10 +1,14 @@
 """Read one image file."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from lightning_fl.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 __all__ = ["read_image_file"]
 
@@ -21,15 +25,24 @@ def read_image_file(path: str | Path, channels: int, what: str) -> Tensor:
         Bytes of shape [channels, H, W].
 
     Raises:
-        DataError: the file is missing, damaged or no image.
+        DataError: the file is missing, damaged or no image, holds several, or has values that are no bytes.
     """
     from PIL import Image, ImageOps
     from torchvision.transforms.v2.functional import pil_to_tensor
 
     try:
         with Image.open(path) as opened:
+            _check_kind(opened)
             return pil_to_tensor(ImageOps.exif_transpose(opened).convert("RGB" if channels == 3 else "L"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # what Pillow raises
         raise DataError(
             f"{what}: {path} cannot be read as an image ({type(error).__name__}: {error}): replace it, or remove it."
         ) from error
+
+
+def _check_kind(opened: "Image.Image") -> None:
+    # Pillow cuts larger values off at 255, and takes the first of several pictures; MPO is a camera's JPEG.
+    if opened.mode.startswith(("I", "F")):
+        raise ValueError(f"its values are no bytes, but of Pillow's mode {opened.mode}; convert them to 0..255")
+    if getattr(opened, "is_animated", False) and opened.format != "MPO":
+        raise ValueError(f"it holds {getattr(opened, 'n_frames', 'several')} pictures")

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from lightning_fl.data.cards.lookup import Source, check_source
+from lightning_fl.data.cards.fields import listed
+from lightning_fl.data.cards.lookup import Source, check_source, rank_zero_warn
 from lightning_fl.data.images.dataset import ImageDataset, check_geometry, read_npz
 from lightning_fl.data.images.origin import ImageOrigin
 from lightning_fl.data.images.transform import (
@@ -79,6 +80,7 @@ class SharedImages(SharedDataModule):
         """
         first = parts["train"]
         channels = first.images.shape[1]
+        _check_parts(parts)
         mean, std = self.mean, self.std
         if self.normalize and (mean is None or std is None):
             mean, std = channel_statistics(whole())
@@ -128,15 +130,38 @@ class SharedImages(SharedDataModule):
         return transform_batch(self, self._transform, batch)
 
     @property
+    def class_names(self) -> list[str]:
+        """The names of the classes 0, 1, ..., once ``prepare_data`` or ``setup`` has run."""
+        return self._images(self._data.datasets["train"]).classes
+
+    @property
     def num_classes(self) -> int:
-        """Number of classes, once ``prepare_data`` or ``setup`` has run."""
-        return len(self._images(self._data.datasets["train"]).classes)
+        """Number of classes."""
+        return len(self.class_names)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width, once ``prepare_data`` or ``setup`` has run."""
         channels, height, width = self._images(self._data.datasets["train"]).images.shape[1:]
         return channels, height, width
+
+
+def _check_parts(parts: Mapping[Split, ImageDataset]) -> None:
+    """Refuse parts whose images have other shapes than those for training; warn of classes that are not trained on."""
+    first = parts["train"]
+    for split, part in parts.items():
+        shape, expected = list(part.images.shape[1:]), list(first.images.shape[1:])
+        if shape != expected:
+            raise DataError(
+                f"{part.place}: the {split} images have the shape {shape} (channels, height, width), the train images"
+                f" {expected}: set size and channels, to which all are then converted."
+            )
+        unseen = sorted(set(part.targets.unique().tolist()) - set(first.targets.unique().tolist()))
+        if unseen:
+            rank_zero_warn(
+                f"{part.place}: the classes {listed([part.classes[label] for label in unseen])} are not among the train"
+                " images, so nobody learns them: put the parts together (pooled: true), or leave them out."
+            )
 
 
 class ImageData(SharedImages):

@@ -1,11 +1,10 @@
 """The data set of molecular graphs that all clients share, featurised once and kept on disk."""
 
 import hashlib
+import io
 import json
-import os
-import pickle
 import sys
-import tempfile
+import zipfile
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -18,9 +17,11 @@ from rich.progress import track
 from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 
+from lightning_fl.data.cache_file import write_cached
 from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.data.molecules.featurizer import FEATURIZER_VERSION, MoleculeCodes, encode_smiles
-from lightning_fl.data.molecules.table import INVALID_POLICIES, Invalid, MoleculeTable, list_rows
+from lightning_fl.data.molecules.table import INVALID_POLICIES, Invalid, MoleculeTable
+from lightning_fl.data.text_table import list_rows
 from lightning_fl.errors import ConfigurationError, DataError
 
 __all__ = ["MoleculeDataset"]
@@ -136,26 +137,17 @@ def _load_or_encode(table: MoleculeTable, cache: Path | None) -> MoleculeCodes:
     versions = f"featuriser {FEATURIZER_VERSION}, rdkit {rdkit.__version__}"
     key = hashlib.sha256(json.dumps([versions, table.smiles]).encode()).hexdigest()
     path = cache / f"{key}.pt"
-    if path.is_file():
-        try:
-            codes = MoleculeCodes(**torch.load(path, weights_only=True))
-            if len(codes.num_atoms) != len(table.smiles):
-                raise ValueError(f"it holds {len(codes.num_atoms)} molecules, not {len(table.smiles)}")
-            return codes
-        # what torch.load and the check above raise for a file that is cut off, garbled or of another kind
-        except (
-            OSError,
-            RuntimeError,
-            EOFError,
-            ValueError,
-            TypeError,
-            AttributeError,
-            pickle.UnpicklingError,
-        ) as error:
-            rank_zero_warn(f"cached features {path} are damaged ({type(error).__name__}) and are made again.")
-    codes = encode_smiles(_with_progress(table.smiles))
     try:
-        _save_atomically(asdict(codes), path)
+        return _load(path, len(table.smiles))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # nothing is there yet; what is wrong with the folder is said below
+    except Exception as error:  # whatever its bytes lead to
+        rank_zero_warn(f"cached features {path} are damaged ({type(error).__name__}) and are made again.")
+    codes = encode_smiles(_with_progress(table.smiles))
+    content = io.BytesIO()  # torch.save says in words of its own what is wrong with a disk
+    torch.save(asdict(codes), content)
+    try:
+        write_cached(path, lambda stream: stream.write(content.getbuffer()))
     except OSError as error:
         rank_zero_warn(
             f"cannot keep features in {cache} ({error}), so they are computed in every run: set LIGHTNING_FL_CACHE to "
@@ -164,16 +156,15 @@ def _load_or_encode(table: MoleculeTable, cache: Path | None) -> MoleculeCodes:
     return codes
 
 
-def _save_atomically(content: dict[str, Tensor], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as stream:
-        try:
-            torch.save(content, stream)
-            stream.flush()
-            os.replace(stream.name, path)
-        except BaseException:
-            os.unlink(stream.name)
-            raise
+def _load(path: Path, num_molecules: int) -> MoleculeCodes:
+    """Cached codes. Nothing in the file is executed; its sums are compared, which torch leaves out."""
+    with zipfile.ZipFile(path) as archive:
+        if archive.testzip() is not None:
+            raise ValueError("a sum in it is wrong")
+    codes = MoleculeCodes(**torch.load(path, weights_only=True))
+    if len(codes.num_atoms) != num_molecules:
+        raise ValueError(f"it holds {len(codes.num_atoms)} molecules, not {num_molecules}")
+    return codes
 
 
 def _with_progress(smiles: list[str]) -> Iterable[str]:

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from lightning_fl.data.cards.catalogue import FORMATS, did_you_mean
+from lightning_fl.data.cards.catalogue import FORMATS
+from lightning_fl.data.text_table import read_numbers, read_text_table, refuse_values, require_columns
 from lightning_fl.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["DRUGOOD_PARTS", "INVALID_POLICIES", "Invalid", "MoleculeTable", "list_rows", "read_table"]
+__all__ = ["DRUGOOD_PARTS", "INVALID_POLICIES", "Invalid", "MoleculeTable", "read_table"]
 
 #: The parts of a DrugOOD file, in the order in which they are read.
 DRUGOOD_PARTS = ("train", "iid_val", "iid_test", "ood_val", "ood_test")
-_LISTED = 10
+#: Beyond it, float32 cannot hold the sum of the squares of some thousands.
+_LARGEST = 1e17
 
 #: What is done with SMILES that RDKit cannot read.
 Invalid = Literal["refuse", "skip"]
@@ -85,48 +87,21 @@ def read_table(
         )
     if file_format == "drugood-json":
         frame = _read_drugood(path, DRUGOOD_PARTS if parts is None else parts)
-        first_row = 1
     elif parts is not None:
         raise ConfigurationError(f"parts={list(parts)!r}: a file of format {file_format} has no parts; leave it out.")
     else:
-        frame = _read_csv(path)
-        first_row = 2  # the header is row 1
-    frame.index += first_row
-    for name in (smiles, *targets, *required):
-        if name not in frame.columns:
-            names = list(map(str, frame.columns))
-            raise DataError(f"{path} has no column {name!r}{did_you_mean(name, names)}. It has {', '.join(names)}.")
-    frame = frame.dropna(how="all")  # blank lines, which keep their row number
-    if frame.empty:
-        raise DataError(f"{path} has no rows of data, only a header: check the file.")
+        frame = read_text_table(path)
+    require_columns(frame, (smiles, *targets, *required), str(path))
     others = [name for name in frame.columns if name not in (smiles, *targets)]
     return MoleculeTable(
-        smiles=[_cell(value) or "" for value in frame[smiles]],
+        smiles=[value or "" for value in frame[smiles]],
         targets=torch.stack([_numbers(frame[name], path) for name in targets], dim=1),
         target_names=list(targets),
         target_units=list(units),
-        columns={str(name): [_cell(value) for value in frame[name]] for name in others},
+        columns={str(name): frame[name].tolist() for name in others},
         rows=list(map(int, frame.index)),
         place=str(path),
     )
-
-
-def list_rows(rows: Sequence[int], values: Sequence[object]) -> str:
-    """``"row 3 'abc', row 9 'x' and 4 more"``: the first ten rows with their values, for messages."""
-    listed = ", ".join(f"row {row} {value!r}" for row, value in zip(rows[:_LISTED], values[:_LISTED], strict=True))
-    return listed + (f" and {len(rows) - _LISTED} more" if len(rows) > _LISTED else "")
-
-
-def _read_csv(path: Path) -> "pd.DataFrame":
-    import pandas as pd  # takes a second to import
-
-    try:
-        # blank lines are kept to count rows as a spreadsheet does; numbers are read later, with their row
-        return pd.read_csv(path, dtype=str, skip_blank_lines=False, encoding="utf-8-sig", index_col=False)
-    except pd.errors.EmptyDataError as error:
-        raise DataError(f"{path} is empty: check the file.") from error
-    except (OSError, EOFError, ValueError) as error:  # ParserError and UnicodeDecodeError are ValueErrors
-        raise DataError(f"{path} cannot be read as a table: {error}. Check that it is a CSV file.") from error
 
 
 def _read_drugood(path: Path, parts: Sequence[str]) -> "pd.DataFrame":
@@ -151,7 +126,9 @@ def _read_drugood(path: Path, parts: Sequence[str]) -> "pd.DataFrame":
     frame = pd.concat([part for part in frames if len(part)] or frames, ignore_index=True)
     if frame.empty:
         raise DataError(f"{path} has no records in {', '.join(parts)}: check the file.")
-    return frame
+    frame.index += 1
+    frame = frame.map(_cell).astype(object)
+    return frame.where(frame.notna(), None)
 
 
 def _cell(value: object) -> str | None:
@@ -165,26 +142,13 @@ def _cell(value: object) -> str | None:
 
 def _numbers(column: "pd.Series", path: Path) -> Tensor:
     """A target column as float32 ``[n]``."""
-    cells = [_cell(value) for value in column]
-    numbers = [_number(cell) for cell in cells]
-    wrong = [index for index, number in enumerate(numbers) if number is None]
-    if wrong:
-        raise DataError(
-            f"{path}, target column {column.name!r}: {len(wrong)} values are not finite numbers: "
-            f"{list_rows([int(column.index[i]) for i in wrong], [cells[i] for i in wrong])}. Correct them, or leave "
-            "the cells empty for missing values."
-        )
-    if all(cell is None for cell in cells):
-        raise DataError(f"{path}, target column {column.name!r} is empty: choose another column.")
-    return torch.tensor(numbers, dtype=torch.float32)
-
-
-def _number(cell: str | None) -> float | None:
-    """NaN for a missing value, ``None`` for what is no finite float32."""
-    if cell is None:
-        return float("nan")
-    try:
-        number = float(cell)
-    except ValueError:
-        return None
-    return number if abs(number) <= torch.finfo(torch.float32).max else None
+    place = f"{path}, target column {column.name!r}"
+    numbers, wrong = read_numbers(column)
+    refuse_values(wrong, place, "are not finite numbers", "Correct them, or leave the cells empty for missing values")
+    large = column[numbers.abs() > _LARGEST]
+    refuse_values(
+        large, place, f"are above {_LARGEST:g}, where float32 cannot hold their squares", "Choose a smaller unit"
+    )
+    if numbers.isna().all():
+        raise DataError(f"{place} is empty: choose another column.")
+    return torch.from_numpy(numbers.to_numpy(copy=True)).float()

@@ -1,6 +1,5 @@
 """Tables with a class for every row: reading them, and their columns as numbers."""
 
-import gzip
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_fl.data.cards.fields import did_you_mean
-from lightning_fl.data.molecules.table import list_rows
+from lightning_fl.data.cards.fields import listed
+from lightning_fl.data.text_table import (
+    list_rows,
+    read_numbers,
+    read_text,
+    read_text_table,
+    refuse_values,
+    require_columns,
+)
 from lightning_fl.errors import DataError
 
 __all__ = [
@@ -23,7 +29,6 @@ __all__ = [
     "class_indices",
     "class_names",
     "column_statistics",
-    "pick_columns",
     "read_c45",
     "read_csv",
     "standardize",
@@ -32,6 +37,9 @@ __all__ = [
 #: How a missing value is written (an empty cell is one too), and what its category is called.
 MISSING = "?"
 _MAX_VALUES = 1000
+#: Beyond it, float64 cannot hold the sum of the squares of some millions.
+_LARGEST = 1e150
+_NO_NUMBERS = "are not finite numbers"
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,8 @@ class TableSchema:
         Args:
             frames: the tables.
             columns: the columns to use.
-            categorical: those that hold categories; ``None`` for those that hold anything but numbers.
+            categorical: those that hold categories; ``None`` for those in which no more than half of the values are
+                numbers.
             place: where the tables come from, for messages.
 
         Raises:
@@ -68,14 +77,15 @@ class TableSchema:
             cells = pd.concat([frame[name] for frame in frames])
             if cells.isna().all():
                 raise DataError(f"{place}, column {name!r} has no value in any row: drop it.")
-            wrong = cells[cells.notna() & ~np.isfinite(pd.to_numeric(cells, errors="coerce").astype(float))]
-            if len(wrong) == 0 if categorical is None else name not in categorical:
-                if len(wrong):
-                    raise DataError(
-                        f"{place}, column {name!r}: {len(wrong)} values are not finite numbers:"
-                        f" {list_rows(list(map(int, wrong.index)), wrong.tolist())}. Correct them, or name the column"
-                        " in categorical."
-                    )
+            numbers, wrong = read_numbers(cells)
+            if _is_numeric(numbers, wrong) if categorical is None else name not in categorical:
+                refuse_values(
+                    wrong,
+                    f"{place}, column {name!r}",
+                    _NO_NUMBERS,
+                    "Correct them, or name the columns of categories, this one too, in categorical",
+                )
+                _refuse_large(cells, numbers, f"{place}, column {name!r}")
                 numeric.append(name)
                 continue
             values = sorted(cells.dropna().unique())
@@ -94,7 +104,7 @@ class TableSchema:
 
     def numbers(self, frame: pd.DataFrame) -> Tensor:
         """The numeric columns, float64 [n, Q]; NaN for a missing value."""
-        columns = [pd.to_numeric(frame[name]).to_numpy(dtype=np.float64) for name in self.numeric]
+        columns = [read_numbers(frame[name])[0].to_numpy() for name in self.numeric]
         return torch.from_numpy(np.stack(columns, axis=1)) if columns else torch.empty(len(frame), 0).double()
 
     def check(self, frame: pd.DataFrame, place: str) -> None:
@@ -103,22 +113,16 @@ class TableSchema:
         Raises:
             DataError: a column is not there, a number is none, or a value is none of the categories.
         """
-        pick_columns([frame], [*self.numeric, *self.categories], place)
-        for name in (*self.numeric, *self.categories):
-            cells = frame[name]
-            if name in self.categories:
-                wrong = cells[~cells.fillna(MISSING).isin(self.categories[name])].fillna(MISSING)
-                what = "are none of the values that the column had in training"
-            else:
-                numbers = pd.to_numeric(cells, errors="coerce").astype(float)
-                wrong = cells[cells.notna() & ~np.isfinite(numbers)]
-                what = "are not finite numbers"
-            if len(wrong):
-                listed = list_rows(list(map(int, wrong.index)), wrong.tolist())
-                raise DataError(
-                    f"{place}, column {name!r}: {len(wrong)} values {what}: {listed}. Correct them, or leave the rows"
-                    " out."
-                )
+        require_columns(frame, [*self.numeric, *self.categories], place)
+        mend = "Correct them, or leave the rows out"
+        for name in self.numeric:
+            numbers, wrong = read_numbers(frame[name])
+            refuse_values(wrong, f"{place}, column {name!r}", _NO_NUMBERS, mend)
+            _refuse_large(frame[name], numbers, f"{place}, column {name!r}")
+        for name, known in self.categories.items():
+            cells = frame[name].fillna(MISSING)
+            fault = "are none of the values that the column had in training"
+            refuse_values(cells[~cells.isin(known)], f"{place}, column {name!r}", fault, mend)
 
     def one_hot(self, frame: pd.DataFrame) -> Tensor:
         """The categorical columns one-hot, float32 [n, K]."""
@@ -158,7 +162,7 @@ class TableDataset(Dataset):
         Raises:
             DataError: there is no such column, or a value is missing.
         """
-        pick_columns([self.frame], [name], self.place)
+        require_columns(self.frame, [name], self.place)
         values = self.frame[name]
         if (missing := values.isna()).any():
             rows = [int(row) for row in self.frame.index[missing]]
@@ -209,57 +213,35 @@ def read_c45(path: Path, columns: Sequence[str]) -> pd.DataFrame:
         DataError: the file cannot be read, has no rows, or a row has more or fewer values than there are columns.
     """
     rows: dict[int, list[str | None]] = {}
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as stream:
-            for number, line in enumerate(stream, start=1):
-                content = line.partition("|")[0].strip().removesuffix(".")
-                if not content:
-                    continue
-                rows[number] = [_cell(text) for text in content.split(",")]
-                if len(rows[number]) != len(columns):
-                    raise DataError(
-                        f"{path}, line {number} has {len(rows[number])} values for the {len(columns)} columns"
-                        f" {', '.join(columns)}: correct it."
-                    )
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}. Check the file.") from error
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        content = line.partition("|")[0].strip().removesuffix(".")
+        if not content:
+            continue
+        rows[number] = [_cell(text) for text in content.split(",")]
+        if len(rows[number]) != len(columns):
+            raise DataError(
+                f"{path}, line {number} has {len(rows[number])} values for the {len(columns)} columns"
+                f" {listed(columns)}: correct it."
+            )
     if not rows:
         raise DataError(f"{path} has no rows of data: check the file.")
     return pd.DataFrame.from_dict(rows, orient="index", columns=list(columns), dtype=object)
 
 
 def read_csv(path: Path) -> pd.DataFrame:
-    """Read a CSV file with a header (``.csv`` or ``.csv.gz``).
-
-    Returns:
-        Texts, ``None`` for a missing value; the index holds row numbers as a spreadsheet shows them.
-
-    Raises:
-        DataError: the file cannot be read or has no rows.
-    """
-    try:
-        frame = pd.read_csv(
-            path, dtype=str, keep_default_na=False, skip_blank_lines=False, encoding="utf-8-sig", index_col=False
-        )
-    except pd.errors.EmptyDataError as error:
-        raise DataError(f"{path} is empty: check the file.") from error
-    except (OSError, EOFError, ValueError) as error:  # ParserError and UnicodeDecodeError are ValueErrors
-        raise DataError(f"{path} cannot be read as a table: {error}. Check that it is a CSV file.") from error
-    frame.columns = frame.columns.str.strip()
-    frame.index += 2  # the header is row 1
-    frame = frame.map(_cell, na_action="ignore").astype(object)  # a row that is too short ends in NaN
-    frame = frame.where(frame.notna(), None).dropna(how="all")  # blank lines, which keep their row number
-    if frame.empty:
-        raise DataError(f"{path} has no rows of data, only a header: check the file.")
-    return frame
+    """A table with a header, see :func:`~lightning_fl.data.text_table.read_text_table`; a question mark is no value."""
+    frame = read_text_table(path)
+    return frame.where(frame != MISSING, None).dropna(how="all")
 
 
-def pick_columns(frames: Sequence[pd.DataFrame], names: Sequence[str], place: str) -> None:
-    """Refuse names that are no columns."""
-    for name in names:
-        if name not in frames[0].columns:
-            known = list(map(str, frames[0].columns))
-            raise DataError(f"{place} has no column {name!r}{did_you_mean(name, known)}. It has {', '.join(known)}.")
+def _is_numeric(numbers: pd.Series, wrong: pd.Series) -> bool:
+    """Whether a column is one of numbers: most of its values are. The others are then faults, no categories."""
+    return int(numbers.notna().sum()) > len(wrong)
+
+
+def _refuse_large(cells: pd.Series, numbers: pd.Series, place: str) -> None:
+    fault = f"are above {_LARGEST:g}, where no deviation can be computed"
+    refuse_values(cells[numbers.abs() > _LARGEST], place, fault, "Choose a smaller unit")
 
 
 def class_names(column: pd.Series, place: str) -> list[str]:
@@ -294,7 +276,7 @@ def class_indices(column: pd.Series, classes: Sequence[str], place: str) -> Tens
     if (wrong := codes < 0).any():
         raise DataError(
             f"{place}, target column {column.name!r}: {int(wrong.sum())} values are none of the classes"
-            f" {', '.join(classes)}: {list_rows(list(map(int, column.index[wrong])), column[wrong].tolist())}. Correct"
+            f" {listed(classes)}: {list_rows(list(map(int, column.index[wrong])), column[wrong].tolist())}. Correct"
             " them, or leave the rows out."
         )
     return torch.from_numpy(codes)

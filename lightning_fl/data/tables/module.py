@@ -13,6 +13,7 @@ from lightning_fl.data.cards.lookup import file_sha256, find_file
 from lightning_fl.data.cards.tables import TableCard
 from lightning_fl.data.module import Split
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
+from lightning_fl.data.text_table import require_columns
 from lightning_fl.data.user_file import existing_file
 from lightning_fl.errors import ConfigurationError, DataError
 
@@ -51,7 +52,7 @@ class TableData(SharedDataModule):
         columns: columns to learn from; ``None`` for all but the target.
         drop: columns not to learn from; instead of ``columns``.
         categorical: those of them that hold categories; ``None`` for the card's, and of a file of one's own for the
-            columns that hold anything but numbers.
+            columns in which no more than half of the values are numbers. Where most are, the others are refused.
         **kwargs: ``partitioner``, ``split``, ``split_seed``, ``stratified``, ``train_shares``, ``batch_size``,
             ``eval_batch_size``, ``shuffle`` and ``drop_last`` of :class:`~lightning_fl.data.shared.SharedDataModule`.
 
@@ -121,6 +122,11 @@ class TableData(SharedDataModule):
         return self._table.classes
 
     @property
+    def class_names(self) -> list[str]:
+        """The same, as every data module of classes calls them."""
+        return self.classes
+
+    @property
     def num_classes(self) -> int:
         """Number of classes."""
         return len(self.classes)
@@ -138,13 +144,14 @@ class TableData(SharedDataModule):
     def _open(self, *, allow_download: bool) -> OpenedData:
         import pandas as pd
 
-        from lightning_fl.data.tables.dataset import TableDataset, TableSchema, class_indices, class_names, pick_columns
+        from lightning_fl.data.tables.dataset import TableDataset, TableSchema, class_indices, class_names
 
         read = self._read_card(self.card, allow_download) if self.card is not None else self._read_own()
         frames, place = list(read.frames.values()), self.path or f"data set {read.record['name']}"
         target = str(self.target)
         derived = [column.name for column in self.card.derived] if self.card is not None else []
-        pick_columns(frames, [target, *(self.columns or []), *(self.drop or [])], place)
+        for frame in frames:
+            require_columns(frame, [target, *(self.columns or []), *(self.drop or [])], place)
         columns = self.columns or [
             name for name in frames[0].columns if name not in (target, *derived, *(self.drop or []))
         ]
@@ -219,7 +226,7 @@ class TableData(SharedDataModule):
 
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
         """A CSV file with a header and the run's columns; a card's derived columns are derived here too."""
-        from lightning_fl.data.tables.dataset import TableSchema, class_indices, pick_columns, read_csv, standardize
+        from lightning_fl.data.tables.dataset import TableSchema, class_indices, read_csv, standardize
 
         if not path.endswith((".csv", ".csv.gz")):
             raise ConfigurationError(f"{path!r}: expected a table that ends in .csv or .csv.gz.")
@@ -236,7 +243,7 @@ class TableData(SharedDataModule):
             tuple(encoding["numeric"]), {name: tuple(of) for name, of in encoding["categories"].items()}
         )
         schema.check(frame, path)
-        pick_columns([frame], [target], path)
+        require_columns(frame, [target], path)
         mean, std = (torch.tensor(encoding[name], dtype=torch.float64) for name in ("mean", "std"))
         features = torch.cat([standardize(schema.numbers(frame), mean, std), schema.one_hot(frame)], dim=1)
         return TensorDataset(features, class_indices(frame[target], record["classes"], path))

@@ -33,7 +33,7 @@ from lightning_fl.engine.batches.packed import PackedBatches
 from lightning_fl.engine.batches.packing import pack_dataset
 from lightning_fl.engine.batches.packs import Pack
 from lightning_fl.engine.hooks import Hooks
-from lightning_fl.errors import DataError
+from lightning_fl.errors import ConfigurationError, DataError
 
 __all__ = ["BatchFactory"]
 
@@ -67,7 +67,7 @@ class BatchFactory:
         """A client's batches in one split, ``None`` where it has no such data; made once.
 
         Raises:
-            DataError: a client has no training samples.
+            DataError: a client has no training samples, or has them in memory and none with a target.
         """
         key = (client, split)
         if key not in self._made:
@@ -81,6 +81,8 @@ class BatchFactory:
                     " clients, another partitioner or another split seed, or leave the client out."
                 )
             if made is not None:
+                if split == "train" and isinstance(made, PackedBatches):
+                    _check_labels(made, f"client {client} ({self._data.client_names()[client]})")
                 self._hooks.call("on_client_data", client, split, made)
             self._made[key] = made
         return self._made[key]
@@ -169,6 +171,23 @@ class BatchFactory:
         if pack is None:
             return None
         return PackedBatches(pack, None if indices is None else indices.to(self._device), **options)
+
+
+def _check_labels(batches: PackedBatches, client: str) -> None:
+    """Refuse training samples of which every target is missing (NaN): a masked loss of them is 0, and counts in full.
+
+    Raises:
+        DataError: they are.
+    """
+    try:
+        targets = batches.targets
+    except ConfigurationError:  # graphs without y, which are learnt from without targets
+        return
+    if targets.is_floating_point() and bool(targets.isnan().all()):
+        raise DataError(
+            f"{client} has no target in its {batches.num_samples} training samples, all are missing: fill some in, or"
+            " leave the client out of the data."
+        )
 
 
 def _plain_options(loader: DataLoader) -> dict[str, Any] | None:

@@ -1,3 +1,4 @@
+import pickle
 import re
 
 import numpy as np
@@ -175,7 +176,11 @@ def test_a_damaged_file_is_named(tmp_path):
     with pytest.raises(DataError, match="it holds a single array"):
         read_npz(path)
     np.savez(path, train_images=np.array([{"an": "object"}], dtype=object), train_labels=cycle(1))
-    with pytest.raises(DataError, match="allow_pickle"):
+    with pytest.raises(DataError, match="it holds Python objects, which are never read") as refused:
+        read_npz(path)
+    assert "pickle" not in str(refused.value)
+    path.write_bytes(pickle.dumps({"an": "object"}))
+    with pytest.raises(DataError, match="it is a pickle, which is never read, for it may run code"):
         read_npz(path)
 
 

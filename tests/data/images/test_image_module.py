@@ -52,6 +52,21 @@ def test_parts_keep_apart(npz):
     assert data.client_data(0, "train").dataset is data.client_data(1, "val").dataset
 
 
+def test_parts_of_other_shapes_are_refused_and_converted_where_asked_for(tmp_path):
+    path = str(write_npz(tmp_path / "mine.npz", test=0, test_images=pictures(9, 9), test_labels=cycle(9)))
+    message = r"test part: the test images have the shape \[1, 9, 9\] \(.*\), the train images \[1, 8, 8\]: set size"
+    with pytest.raises(DataError, match=message):
+        ready(path)
+    assert ready(path, size=8).image_shape == (1, 8, 8)
+
+
+def test_classes_that_nobody_trains_on_are_named(tmp_path):
+    path = str(write_npz(tmp_path / "mine.npz", test=0, test_images=pictures(10), test_labels=cycle(10, 5)))
+    with pytest.warns(UserWarning, match="test part: the classes 3, 4 are not among the train images"):
+        data = ready(path)
+    assert data.class_names == ["0", "1", "2", "3", "4"]
+
+
 def test_pooled_parts_are_divided_inside_each_client(npz):
     data = ready(npz, pooled=True, split=(0.5, 0.25, 0.25), stratified=True)
     assert [data.num_samples(split) for split in SPLITS] == [[15] * 3, [8] * 3, [7] * 3]

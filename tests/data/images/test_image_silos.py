@@ -7,6 +7,7 @@ from image_files import cycle, pictures, write_npz
 from image_module_tiny import fit
 from PIL import Image
 
+from lightning_fl.data.images.file import read_image_file
 from lightning_fl.data.images.silos import ImageFolders
 from lightning_fl.data.module import SPLITS
 from lightning_fl.errors import ConfigurationError, DataError
@@ -101,6 +102,25 @@ def test_photographs_are_turned_upright(tmp_path):
     data.setup()
     image, _ = data.client_data(0, "train")[0]
     assert image[0, 0, [0, 15]].tolist() == [255, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "pixels", "message"),
+    [
+        (
+            "a.png",
+            np.full((4, 4), 1000, dtype=np.uint16),
+            "its values are no bytes, but of Pillow's mode I;16",
+        ),
+        ("a.tiff", np.ones((4, 4), dtype=np.float32), "its values are no bytes, but of Pillow's mode F; convert them"),
+        ("a.tiff", [np.full((4, 4), shade, dtype=np.uint8) for shade in (0, 9, 99)], "it holds 3 pictures"),
+    ],
+)
+def test_what_pillow_would_cut_off_is_refused(tmp_path, name, pixels, message):
+    pictures = [Image.fromarray(page) for page in (pixels if isinstance(pixels, list) else [pixels])]
+    pictures[0].save(tmp_path / name, **({"save_all": True, "append_images": pictures[1:]} if pictures[1:] else {}))
+    with pytest.raises(DataError, match=f"silo x: .*{name} cannot be read as an image .ValueError: {message}"):
+        read_image_file(tmp_path / name, 1, "silo x")
 
 
 def test_values_lie_between_minus_one_and_one_unless_told_otherwise(root):

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_fl.data.molecules.table import list_rows, read_table
+from lightning_fl.data.molecules.table import read_table
+from lightning_fl.data.text_table import list_rows
 from lightning_fl.errors import ConfigurationError, DataError
 
 CSV = "smiles,y,z,lab\n CCO ,1.5,,a\nC,-2,3e-1,\nc1ccccc1,,7,b\n"
@@ -51,11 +52,16 @@ def test_a_missing_column_is_named_with_the_nearest(tmp_path):
 
 
 def test_targets_must_be_numbers(tmp_path):
-    path = write(tmp_path, "smiles,y\nC,1\nC,>5\nC,inf\nC,1e39\nC,\n")
+    path = write(tmp_path, "smiles,y\nC,1\nC,>5\nC,inf\nC,1e399\nC,\n")
     with pytest.raises(
-        DataError, match="column 'y': 3 values are not finite numbers: row 3 '>5', row 4 'inf', row 5 '1e39'"
+        DataError, match="column 'y': 3 values are not finite numbers: row 3 '>5', row 4 'inf', row 5 '1e399'"
     ):
         read(path)
+
+
+def test_targets_whose_squares_overflow_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"'y': 2 values are above 1e\+17, .*: row 3 '1e30', row 4 '-1e39'\. Choose a"):
+        read(write(tmp_path, "smiles,y\nC,1e16\nC,1e30\nC,-1e39\n"))
 
 
 def test_a_target_without_values_is_refused(tmp_path):

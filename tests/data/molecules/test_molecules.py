@@ -1,5 +1,6 @@
 import copy
 import logging
+import os
 import pickle
 from pathlib import Path
 from unittest import TestCase
@@ -10,6 +11,7 @@ from lightning_utilities.core import rank_zero
 from torch.utils.data import Subset
 from torch_geometric.loader import DataLoader
 
+from lightning_fl.data import cache_file
 from lightning_fl.data.molecules import dataset as molecules
 from lightning_fl.data.molecules.dataset import MoleculeDataset
 from lightning_fl.data.molecules.featurizer import ATOM_DIM, BOND_DIM, encode_smiles
@@ -184,7 +186,9 @@ def entry(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("fault", ["cut off", "garbled", "empty", "other keys", "other shapes", "too short"])
+@pytest.mark.parametrize(
+    "fault", ["cut off", "garbled", "text", "empty", "flipped", "other keys", "other shapes", "too short"]
+)
 def test_a_damaged_cache_is_made_again(tmp_path, encoded, fault):
     MoleculeDataset(table(SMILES), cache=tmp_path)
     path = entry(tmp_path)
@@ -194,6 +198,11 @@ def test_a_damaged_cache_is_made_again(tmp_path, encoded, fault):
             path.write_bytes(path.read_bytes()[:500])
         case "garbled":
             path.write_bytes(b"garbled" * 100)
+        case "text":
+            path.write_text("each cached file is text\n")
+        case "flipped":
+            atoms = content["atoms"].numpy().tobytes()
+            path.write_bytes(path.read_bytes().replace(atoms, bytes(len(atoms))))
         case "empty":
             path.write_bytes(b"")
         case "other keys":
@@ -221,10 +230,26 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
     def full(*_):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(molecules.torch, "save", full)
+    monkeypatch.setattr(cache_file.os, "replace", full)
     with pytest.warns(UserWarning, match="no space left on device"):
         MoleculeDataset(table(SMILES), cache=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path):
+    (old, new) = (tmp_path / "old.tmp", tmp_path / "new.tmp")
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    MoleculeDataset(table(SMILES), cache=tmp_path)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_cache_that_may_not_be_looked_into_is_done_without(tmp_path):
+    tmp_path.chmod(0)
+    with pytest.warns(UserWarning, match="cannot keep features in"):
+        assert len(MoleculeDataset(table(SMILES), cache=tmp_path / "inner")) == 4
 
 
 # ---- progress

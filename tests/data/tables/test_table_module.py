@@ -1,5 +1,6 @@
 import gzip
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -126,7 +127,7 @@ def test_a_file_of_one_s_own(table):
 
 
 def test_a_short_row_lacks_its_last_values(table):
-    frame = read_csv(table("a,b,c\n1,u,2\n3\n"))
+    frame = read_csv(Path(table("a,b,c\n1,u,2\n3\n")))
     assert frame.loc[3].tolist() == ["3", None, None]
 
 
@@ -138,6 +139,15 @@ def test_columns_are_chosen(table):
     assert dropped.client_names() == ["a", "b"]
     numbers = _ready(path=path, target="sick", columns=["age"], categorical=["age"])
     assert numbers.feature_names == ["age=30", "age=40", "age=50", "age=60", "age=?"]
+
+
+def test_a_gap_has_several_names_among_numbers_and_is_a_category_among_texts(table):
+    data = _ready(
+        path=table("x,c,sick\n1,NA,no\nNA,b,yes\nnan,b,no\n3,null,yes\n"), target="sick", split=(1.0, 0.0, 0.0)
+    )
+    assert data.feature_names == ["x", "c=NA", "c=b", "c=null"]
+    # 1 and 3: mean 2, deviation 1; what is missing becomes the mean
+    assert data._held["train"].tensors[0][:, 0].tolist() == [-1.0, 0.0, 0.0, 1.0]
 
 
 def test_whole_numbers_as_classes_keep_their_order(table):
@@ -203,7 +213,7 @@ def test_standardize_by_hand():
 
 
 def test_one_hot_without_numbers_and_the_other_way_round(table):
-    frame = read_csv(table("x,c\n1,u\n2,v\n"))
+    frame = read_csv(Path(table("x,c\n1,u\n2,v\n")))
     categories = TableSchema.of([frame], ["c"], None, "here")
     assert categories.numbers(frame).shape == (2, 0)
     assert categories.one_hot(frame).tolist() == [[1, 0], [0, 1]]
@@ -258,6 +268,13 @@ def test_arguments_are_checked_at_once(arguments, message):
         ("a,sick\n" + "".join(f"n{i},{i % 2}\n" for i in range(1001)), {}, "1001 different values, such as 'n0'"),
         ("a,sick\n" + "".join(f"1,n{i}\n" for i in range(1001)), {}, "1001 different values, .* are no classes"),
         ('a,sick\n"1,no\n', {}, "cannot be read as a table"),
+        (
+            "a,sick\n1,no\n2,yes\ninf,no\n3,yes\n",
+            {},
+            "column 'a': 1 values are not finite numbers: row 4 'inf'. Correct them, or name the columns of categories",
+        ),
+        ("a,sick\n1,no\n2,yes\n12 mg,no\n", {}, "row 4 '12 mg'.*without its unit"),
+        ("a,sick\n1,no\n-1e200,yes\n", {}, r"column 'a': 1 values are above 1e\+150, .*: row 3 '-1e200'"),
     ],
 )
 def test_tables_are_checked(table, text, arguments, message):

@@ -48,6 +48,23 @@ def made(data, split="train", **arguments) -> ClientBatches:
     return BatchFactory(module, torch.device("cpu")).batches(0, split)
 
 
+@pytest.mark.parametrize("rows", [[[float("nan")] * 2] * 3, [[float("nan")] * 2] * 2 + [[float("nan"), 1.0]]])
+def test_a_client_without_any_target_is_refused(rows):
+    named = TensorDataset(torch.zeros(3, 1), torch.tensor(rows))
+    factory = BatchFactory(Given(TensorDataset(torch.zeros(2, 1), torch.zeros(2, 2)), named), torch.device("cpu"))
+    assert factory.batches(0, "train").num_samples == 2
+    if torch.tensor(rows).isnan().all():
+        with pytest.raises(DataError, match=r"client 1 \(client_1\) has no target in its 3 training samples, all are"):
+            factory.batches(1, "train")
+    else:
+        assert factory.batches(1, "train").num_samples == 3
+
+
+def test_graphs_without_targets_are_no_fault():
+    graphs = [Data(x=torch.zeros(2, 1), edge_index=torch.tensor([[0], [1]])) for _ in range(3)]
+    assert made(graphs, "train").num_samples == 3
+
+
 def numbers(count: int) -> TensorDataset:
     return TensorDataset(torch.arange(count) * 10, torch.arange(count))
 
