@@ -6,12 +6,14 @@ Exit codes: 0; 2 for what the user is to mend, with the reason on standard error
 
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable
 
 from jsonargparse import ArgumentError
 
+from lightning_fl.engine.interrupt import Interrupted, ends_on_signals
 from lightning_fl.errors import FederatedError, TrainingError
 
 __all__ = ["compact", "error_text", "exit_code", "federated_cause"]
@@ -27,19 +29,20 @@ def exit_code(command: Callable[[], int]) -> int:
         The exit code.
     """
     try:
-        code = command()
-        sys.stdout.flush()
-        return code
+        with ends_on_signals():
+            code = command()
+            sys.stdout.flush()
+            return code
     except (FederatedError, ArgumentError) as error:
         if _shows_traceback():
             traceback.print_exc()
         for line in error_text(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print("interrupted", file=sys.stderr)
-        return 130
+        return 128 + (error.number if isinstance(error, Interrupted) else signal.SIGINT)
     except BrokenPipeError:  # `lightning-fl recipes | head`; the interpreter must not flush into the pipe once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
