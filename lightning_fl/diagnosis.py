@@ -18,7 +18,7 @@ from jsonargparse import ArgumentError
 
 from lightning_fl.engine.interrupt import Interrupted, ends_on_signals
 from lightning_fl.errors import FederatedError, TrainingError
-from lightning_fl.refusals import place_of, refusal
+from lightning_fl.refusals import chain, place_of, refusal
 
 _HINT = "\nLIGHTNING_FL_DEBUG=1 shows where in the code."
 
@@ -96,9 +96,7 @@ def _kept_traceback(error: Exception) -> str:
 
 def federated_cause(error: BaseException | None) -> FederatedError | None:
     """The error that is meant for the user, if it lies below one of the parser's."""
-    while error is not None and not isinstance(error, FederatedError):
-        error = error.__cause__ or error.__context__
-    return error
+    return next((each for each in chain(error) if isinstance(each, FederatedError)), None)
 
 
 def error_text(error: BaseException) -> str:

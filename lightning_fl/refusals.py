@@ -10,7 +10,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 
-__all__ = ["place_of", "refusal"]
+__all__ = ["chain", "place_of", "refusal"]
 
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
@@ -87,7 +87,7 @@ def refusal(error: BaseException) -> str | None:
     Returns:
         A sentence, or ``None`` for an error of another kind.
     """
-    return next((said for each in _chain(error) if (said := _said(each)) is not None), None)
+    return next((said for each in chain(error) if (said := _said(each)) is not None), None)
 
 
 def _said(error: BaseException) -> str | None:
@@ -106,13 +106,13 @@ def _said(error: BaseException) -> str | None:
     return None
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, what caused it, and so on."""
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what caused it or was handled when it was raised, and so on."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         yield error
         seen.add(id(error))
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        error = error.__cause__ or error.__context__
 
 
 def _first_line(error: BaseException) -> str:

@@ -31,6 +31,7 @@ from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.engine.weights.layout import Entry
 from lightning_fl.errors import CheckpointError, DataError, LostPeerError
 from lightning_fl.fingerprint import check_same, data_of, layout_of, settings_of
+from lightning_fl.generated_modules import remove_generated_files
 from lightning_fl.run_log import versions
 from lightning_fl.surface import TrainerSurface
 
@@ -67,6 +68,7 @@ class Run:
         self._rng = _collect_rng_states()
         self._deterministic = torch.are_deterministic_algorithms_enabled()
         _limit_processes(self._trainer, self._arguments[1])
+        remove_generated_files()
         with ExitStack() as signals:
             signals.enter_context(ends_on_signals())
             self._trainer.launch()
@@ -233,6 +235,7 @@ def _set_up(
     _warn_of_idle_ranks(processes, settings.stacked_clients)
     shim.call_hook("setup", stage)
     shim.call_hook("configure_model")
+    remove_generated_files()
     if stage == "fit":
         federation.num_samples = _exchange_sizes(trainer, factory, processes)
     keep_metrics_local(module)
