@@ -23,8 +23,8 @@ from lightning_fl.strategies.federated import FederatedStrategy
 
 __all__ = ["check_arguments", "check_settings", "complete_callbacks", "make_fabric"]
 
-#: More processes than these are refused on a CPU.
-_PROCESSES_PER_CORE = 4
+#: More processes than these are refused on a CPU, and more threads of a process.
+_PER_CORE = 4
 _ALWAYS = 8
 
 
@@ -130,13 +130,17 @@ def _is_federated(kind: object) -> TypeGuard[type[FederatedStrategy]]:
 
 def _check_cores(accelerator: str, devices: int | str | list[int]) -> None:
     """Refuse far more processes than a CPU works on at once, before they are started."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = _cores()
     number = int(devices) if isinstance(devices, int) or (isinstance(devices, str) and devices.isdecimal()) else 0
-    if accelerator == "cpu" and number > max(_PROCESSES_PER_CORE * cores, _ALWAYS) and "LOCAL_RANK" not in os.environ:
+    if accelerator == "cpu" and number > max(_PER_CORE * cores, _ALWAYS) and "LOCAL_RANK" not in os.environ:
         raise ConfigurationError(
             f"trainer.devices={number}: this machine has {cores} CPU cores, on which so many processes would wait for"
             f" each other. Set trainer.devices to {cores} or less."
         )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def complete_callbacks(
@@ -193,6 +197,12 @@ def check_settings(settings: dict[str, Any]) -> None:
     for name in (*at_least_one, "num_nodes", "num_threads"):
         if settings[name] is not None and settings[name] < 1:
             faults.append(f"trainer.{name}={settings[name]}: give a number of at least 1.")
+    cores = _cores()
+    if (settings["num_threads"] or 0) > max(_PER_CORE * cores, _ALWAYS):
+        faults.append(
+            f"trainer.num_threads={settings['num_threads']}: this machine has {cores} CPU cores, on which so many"
+            f" threads would wait for each other. Set trainer.num_threads to {cores} or less."
+        )
     if settings["timeout"] is not None and not 0 < settings["timeout"] < 1e9:
         faults.append(f"trainer.timeout={settings['timeout']}: give a positive number of seconds.")
     for name in ("check_val_every_n_rounds", "log_every_n_steps"):

@@ -1,18 +1,26 @@
 """Errors in words: what is printed of one, and how a command ends that met it.
 
-Exit codes: 0; 2 for what the user is to mend, with the reason on standard error; 128 + n after signal n. With
-``LIGHTNING_FL_DEBUG=1`` an error comes with its traceback.
+Exit codes: 0; 2 for what the user is to mend or the machine refuses, with the reason on standard error; 1 for a mistake
+of this package's own; 128 + n after signal n. With ``LIGHTNING_FL_DEBUG=1`` an error comes with its traceback.
 """
 
+import io
 import os
 import re
+import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from jsonargparse import ArgumentError
 
+from lightning_fl.engine.interrupt import Interrupted, ends_on_signals
 from lightning_fl.errors import FederatedError, TrainingError
+from lightning_fl.refusals import chain, place_of, refusal
+
+_HINT = "\nLIGHTNING_FL_DEBUG=1 shows where in the code."
 
 __all__ = ["compact", "error_text", "exit_code", "federated_cause"]
 
@@ -26,30 +34,69 @@ def exit_code(command: Callable[[], int]) -> int:
     Returns:
         The exit code.
     """
+    for stream in (sys.stdout, sys.stderr):  # a terminal may lack the letters of a client's name
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() != "utf-8":
+            stream.reconfigure(errors="backslashreplace")
     try:
-        code = command()
-        sys.stdout.flush()
-        return code
-    except (FederatedError, ArgumentError) as error:
-        if _shows_traceback():
-            traceback.print_exc()
-        for line in error_text(error).splitlines():
-            print(f"error: {line}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
+        with ends_on_signals():
+            code = command()
+            sys.stdout.flush()
+            return code
+    except KeyboardInterrupt as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print("interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # `lightning-fl recipes | head`; the interpreter must not flush into the pipe once more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + (error.number if isinstance(error, Interrupted) else signal.SIGINT)
+    except BrokenPipeError:  # `lightning-fl recipes | head`
+        _drop_output()
         return 141
+    except Exception as error:
+        if _shows_traceback():
+            traceback.print_exc()
+        code, text = _judged(error)
+        for line in text.splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
+        return code
+
+
+def _drop_output() -> None:
+    """Let the interpreter not flush once more into what takes nothing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _judged(error: Exception) -> tuple[int, str]:
+    """The exit code for an error, and what is said of it."""
+    if isinstance(error, FederatedError | ArgumentError):
+        return 2, error_text(error)
+    refused, place = refusal(error), place_of(error)
+    if refused is not None:
+        own = federated_cause(error)  # closing what an error left open may have failed as well
+        return 2, refused.removesuffix(".") + place + "." if own is None else error_text(own)
+    text = f"{type(error).__name__}: {error}".rstrip(": .")
+    if place:
+        return 2, f"{text}{place}.{'' if _shows_traceback() else _HINT}"
+    kept = _kept_traceback(error)
+    return 1, f"{text}. This is a mistake of lightning-fl's own: please report it{kept}."
+
+
+def _kept_traceback(error: Exception) -> str:
+    """Keep the traceback of an error in a file; where it is, in words."""
+    if _shows_traceback():
+        return " with the traceback above"
+    path = Path(tempfile.gettempdir()) / f"lightning-fl-traceback-{os.getpid()}.txt"
+    try:
+        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    except OSError:
+        return " with its traceback, which LIGHTNING_FL_DEBUG=1 shows"
+    return f" with its traceback, {path}"
 
 
 def federated_cause(error: BaseException | None) -> FederatedError | None:
     """The error that is meant for the user, if it lies below one of the parser's."""
-    while error is not None and not isinstance(error, FederatedError):
-        error = error.__cause__ or error.__context__
-    return error
+    return next((each for each in chain(error) if isinstance(each, FederatedError)), None)
 
 
 def error_text(error: BaseException) -> str:
@@ -60,7 +107,7 @@ def error_text(error: BaseException) -> str:
     hint = ""
     unforeseen = own.__cause__ is not None and not isinstance(own.__cause__, FederatedError)
     if isinstance(own, TrainingError) and unforeseen and not _shows_traceback():
-        hint = "\nLIGHTNING_FL_DEBUG=1 shows where in the code."
+        hint = _HINT
     return f"{own}{hint}"
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from lightning_fl.data.module import FederatedDataModule, known_clients
 from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.batches.from_loaders import LoaderBatches
 from lightning_fl.engine.federation import Federation
+from lightning_fl.engine.interrupt import ends_on_signals, signals_of_a_run
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.turn.compilation import CompiledSteps
 from lightning_fl.engine.turn.lazy_layers import give_shapes
@@ -29,6 +31,7 @@ from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.engine.weights.layout import Entry
 from lightning_fl.errors import CheckpointError, DataError, LostPeerError
 from lightning_fl.fingerprint import check_same, data_of, layout_of, settings_of
+from lightning_fl.generated_modules import remove_generated_files
 from lightning_fl.run_log import versions
 from lightning_fl.surface import TrainerSurface
 
@@ -65,12 +68,17 @@ class Run:
         self._rng = _collect_rng_states()
         self._deterministic = torch.are_deterministic_algorithms_enabled()
         _limit_processes(self._trainer, self._arguments[1])
-        self._trainer.launch()
-        try:
-            self._begin()
-        except BaseException as error:
-            self._trainer.strategy.fail(error)
-            raise
+        remove_generated_files()
+        with ExitStack() as signals:
+            signals.enter_context(ends_on_signals())
+            self._trainer.launch()
+            signals.enter_context(signals_of_a_run())  # whose thread must not be there when others are forked
+            try:
+                self._begin()
+            except BaseException as error:
+                self._trainer.strategy.fail(error)
+                raise
+            self._signals = signals.pop_all()
 
     def _begin(self) -> None:
         trainer, stage = self._trainer, self._stage
@@ -105,10 +113,14 @@ class Run:
                 if trainer.resumes_fit:
                     trainer.run_log.replay(path, trainer.current_round)
         except BaseException as error:
-            self.__exit__(type(error), error, None)
+            self._clean_up(error)
             raise
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        with self._signals:
+            self._clean_up(error)
+
+    def _clean_up(self, error: BaseException | None) -> None:
         try:
             self._end(error)
         except BaseException as late:
@@ -223,6 +235,7 @@ def _set_up(
     _warn_of_idle_ranks(processes, settings.stacked_clients)
     shim.call_hook("setup", stage)
     shim.call_hook("configure_model")
+    remove_generated_files()
     if stage == "fit":
         federation.num_samples = _exchange_sizes(trainer, factory, processes)
     keep_metrics_local(module)

@@ -1,7 +1,9 @@
 """``lightning-fl compare``: finished runs side by side, as tables and figures. Imports no torch."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -105,9 +107,9 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
         try:
             out.mkdir(parents=True, exist_ok=True)
             _write_tables(out, frame, clients, groups, config.format, differences, settings)
-            for name, figure in _figures(groups, frame, clients):
-                figure.savefig(out / f"{name}.png", dpi=150, bbox_inches="tight")
-                figure.savefig(out / f"{name}.svg", bbox_inches="tight")
+            for name, draw in _figures(groups, frame, clients):
+                for ending, image in _images(name, draw).items():
+                    (out / f"{name}.{ending}").write_bytes(image)
         except OSError as error:
             raise ConfigurationError(
                 f"cannot write to {out}: {error}. Free some space or give another folder with --out."
@@ -192,8 +194,8 @@ def _write_tables(
 
 def _figures(
     groups: Mapping[str, Sequence["FinishedRun"]], frame: "pd.DataFrame", clients: "pd.DataFrame"
-) -> Iterator[tuple[str, "Figure"]]:
-    """File name without its ending, figure."""
+) -> Iterator[tuple[str, Callable[[], "Figure | None"]]]:
+    """File name without its ending, and what draws the figure, if there is something to draw."""
     from lightning_fl.study.comparison_figures import (
         draw_client_distribution,
         draw_client_values,
@@ -202,15 +204,28 @@ def _figures(
 
     for metric in dict.fromkeys(frame["metric"]):
         part = _file_part(metric)
-        if (curves := draw_comparison_curves(groups, metric)) is not None:
-            yield f"learning_curves_{part}", curves
+        yield f"learning_curves_{part}", partial(draw_comparison_curves, groups, metric)
         of_metric = clients[clients["metric"] == metric]
         if of_metric["value"].notna().any():
-            yield f"client_values_{part}", draw_client_values(of_metric)
-            yield f"client_distribution_{part}", draw_client_distribution(of_metric)
+            yield f"client_values_{part}", partial(draw_client_values, of_metric)
+            yield f"client_distribution_{part}", partial(draw_client_distribution, of_metric)
         if of_metric["gain"].notna().any():
             over = " or ".join(text for text in dict.fromkeys(frame["gain_over"]) if text)
-            yield f"client_gains_{part}", draw_client_values(of_metric, gain_over=over)
+            yield f"client_gains_{part}", partial(draw_client_values, of_metric, gain_over=over)
+
+
+def _images(name: str, draw: Callable[[], "Figure | None"]) -> dict[str, bytes]:
+    """The ending of a file -> its content; nothing where nothing can be drawn."""
+    from lightning_fl.drawing import drawing
+
+    images: dict[str, bytes] = {}
+    with drawing(name):
+        if (figure := draw()) is not None:
+            for ending in ("png", "svg"):
+                buffer = BytesIO()
+                figure.savefig(buffer, format=ending, dpi=150 if ending == "png" else "figure", bbox_inches="tight")
+                images[ending] = buffer.getvalue()
+    return images
 
 
 def _file_part(metric: str) -> str:

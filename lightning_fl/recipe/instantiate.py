@@ -5,6 +5,7 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from lightning_fl.errors import FederatedError
+from lightning_fl.generated_modules import remove_generated_files
 
 __all__ = ["instantiate"]
 
@@ -26,6 +27,8 @@ def instantiate(parser: ArgumentParser, config: Namespace) -> Namespace:
         return parser.instantiate(config, instantiators=[(_construct, object, True)])
     except _ConstructorError as carrier:
         raise carrier.error from carrier.error.__cause__
+    finally:
+        remove_generated_files()
 
 
 def _construct(class_type: type, *args: Any, **kwargs: Any) -> Any:

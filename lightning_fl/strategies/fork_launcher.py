@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.fabric.utilities.distributed import _destroy_dist_connection
 
+from lightning_fl.engine.interrupt import ends_with_this_process, signals_wait
+
 if TYPE_CHECKING:
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
@@ -87,13 +89,15 @@ class ForkLauncher(_SubprocessScriptLauncher):
         os.environ["WORLD_SIZE"] = str(self.num_processes)
         sys.stdout.flush()
         sys.stderr.flush()
-        for rank in range(1, self.num_processes):
-            pid = os.fork()
-            if not pid:
-                os.environ["LOCAL_RANK"] = str(rank)
-                self.procs = []
-                return
-            self.procs.append(ForkedProcess(pid))
+        with signals_wait():
+            for rank in range(1, self.num_processes):
+                pid = os.fork()
+                if not pid:
+                    os.environ["LOCAL_RANK"] = str(rank)
+                    self.procs = []
+                    return
+                self.procs.append(ForkedProcess(pid))
+                ends_with_this_process(self.procs[-1])
 
 
 @contextmanager

@@ -5,6 +5,8 @@ import io
 import math
 import shlex
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from matplotlib.figure import Figure
 
 from lightning_fl.atomic import write_whole
 from lightning_fl.data.source import STAND_IN_LABEL
+from lightning_fl.drawing import drawing
 from lightning_fl.shipped import available_studies
 from lightning_fl.study.claims import Answer
 from lightning_fl.study.declaration import FULL
@@ -94,24 +97,28 @@ def _runs(results: StudyResults, out: Path) -> Runs:
 def _figures(results: StudyResults, runs: Runs) -> list[dict[str, Any]]:
     """Title and image of every picture that there is something to draw for."""
     study = results.study
-    found: list[tuple[str, Figure]] = []
+    found: list[tuple[str, Callable[[], Figure | None]]] = []
     for statistic in study.table.statistics:
         if any(not math.isnan(cell.values[statistic]) for cell in results.cells):
             title = f"{statistic}: {_STATISTICS[statistic]}"
-            found.append((title, draw_results(results, statistic)))
+            found.append((title, partial(draw_results, results, statistic)))
     unit = " in percentage points" if study.table.percent else ""
     shown = [answer for answer in results.answers if not math.isnan(answer.interval.mean)]
     if shown:
-        found.append(("claims", draw_claims(shown, unit)))
-    for title, figure in (
-        ("learning curves on validation data, with the range over seeds", draw_curves(results, runs)),
-        ("distribution over clients", draw_distributions(results, runs)),
-    ):
-        if figure is not None:
-            found.append((title, figure))
-    return [
-        {"title": title, "source": _data_uri(figure), "wide": figure.get_figwidth() > _WIDE} for title, figure in found
-    ]
+        found.append(("claims", partial(draw_claims, shown, unit)))
+    curves = "learning curves on validation data, with the range over seeds"
+    found.append((curves, partial(draw_curves, results, runs)))
+    found.append(("distribution over clients", partial(draw_distributions, results, runs)))
+    return [image for title, draw in found for image in _images(title, draw)]
+
+
+def _images(title: str, draw: Callable[[], Figure | None]) -> list[dict[str, Any]]:
+    """A picture, or none where there is nothing to draw or it cannot be drawn."""
+    images: list[dict[str, Any]] = []
+    with drawing(title):
+        if (figure := draw()) is not None:
+            images.append({"title": title, "source": _data_uri(figure), "wide": figure.get_figwidth() > _WIDE})
+    return images
 
 
 def _data_uri(figure: Figure) -> str:

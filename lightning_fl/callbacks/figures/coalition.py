@@ -8,6 +8,7 @@ from torch import Tensor
 from lightning_fl.callbacks.collaboration.hcct import HCCT
 from lightning_fl.callbacks.figures.plots.coalitions import draw_distances, draw_merge_tree, draw_partition
 from lightning_fl.callbacks.figures.round_figure import RoundFigure
+from lightning_fl.drawing import drawing
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.labels import in_order
 from lightning_fl.surface import TrainerSurface
@@ -75,18 +76,20 @@ class CoalitionFigure(RoundFigure):
         self._draw_distances(trainer)
         hcct = trainer.callback(HCCT)
         if hcct is not None and hcct.merged_clients:
-            figure = draw_merge_tree(
-                hcct.merges,
-                _final_labels(hcct),
-                [names[client] for client in hcct.merged_clients],
-                title=f"Hierarchical partition, round {hcct.partition_round}",
-                source=source,
+            with drawing("merge_tree"):
+                figure = draw_merge_tree(
+                    hcct.merges,
+                    _final_labels(hcct),
+                    [names[client] for client in hcct.merged_clients],
+                    title=f"Hierarchical partition, round {hcct.partition_round}",
+                    source=source,
+                )
+                trainer.run_log.log_figure("merge_tree", figure, done)
+        with drawing("partition"):
+            figure = draw_partition(
+                self.rounds, self.assignments, names, title=f"Coalitions up to round {done}", source=source
             )
-            trainer.run_log.log_figure("merge_tree", figure, done)
-        figure = draw_partition(
-            self.rounds, self.assignments, names, title=f"Coalitions up to round {done}", source=source
-        )
-        trainer.run_log.log_figure("partition", figure, done)
+            trainer.run_log.log_figure("partition", figure, done)
 
     def _draw_distances(self, trainer: TrainerSurface) -> None:
         distances: Tensor | None = next(
@@ -102,14 +105,15 @@ class CoalitionFigure(RoundFigure):
             return
         assert trainer.datamodule is not None
         names = trainer.datamodule.client_names()
-        figure = draw_distances(
-            distances[present][:, present],
-            [_label(trainer, client) for client in present],
-            [names[client] for client in present],
-            title="Distances between clients, by coalition",
-            source=trainer.datamodule.source,
-        )
-        trainer.run_log.log_figure("distances", figure, trainer.current_round)
+        with drawing("distances"):
+            figure = draw_distances(
+                distances[present][:, present],
+                [_label(trainer, client) for client in present],
+                [names[client] for client in present],
+                title="Distances between clients, by coalition",
+                source=trainer.datamodule.source,
+            )
+            trainer.run_log.log_figure("distances", figure, trainer.current_round)
 
 
 def _label(trainer: TrainerSurface, client: int) -> int:

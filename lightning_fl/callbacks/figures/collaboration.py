@@ -2,6 +2,7 @@
 
 from lightning_fl.callbacks.figures.plots.run import draw_matrix
 from lightning_fl.callbacks.figures.round_figure import RoundFigure
+from lightning_fl.drawing import drawing
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["CollaborationFigure"]
@@ -24,10 +25,11 @@ class CollaborationFigure(RoundFigure):
         if not trainer.is_global_zero:
             return
         assert trainer.datamodule is not None
-        figure = draw_matrix(
-            trainer.collaboration.matrix,
-            trainer.datamodule.client_names(),
-            f"Collaboration after round {trainer.current_round}",
-            trainer.datamodule.source,
-        )
-        trainer.run_log.log_figure("collaboration", figure, trainer.current_round)
+        with drawing("collaboration"):
+            figure = draw_matrix(
+                trainer.collaboration.matrix,
+                trainer.datamodule.client_names(),
+                f"Collaboration after round {trainer.current_round}",
+                trainer.datamodule.source,
+            )
+            trainer.run_log.log_figure("collaboration", figure, trainer.current_round)

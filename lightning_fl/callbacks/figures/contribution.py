@@ -6,6 +6,7 @@ from torch import Tensor
 from lightning_fl.callbacks.figures.plots.run import draw_contributions
 from lightning_fl.callbacks.figures.round_figure import RoundFigure
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
+from lightning_fl.drawing import drawing
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.surface import TrainerSurface
 
@@ -36,15 +37,16 @@ class ContributionFigure(RoundFigure):
         if not trainer.is_global_zero or not rewards.rounds:
             return
         assert trainer.datamodule is not None
-        figure = draw_contributions(
-            rewards.rounds,
-            _cumulated(rewards.values, trainer.num_clients),
-            trainer.datamodule.client_names(),
-            title=f"Contributions up to round {trainer.current_round}: Shapley values, {_words(rewards)}",
-            ylabel="cumulated contribution (units of the loss)",
-            source=trainer.datamodule.source,
-        )
-        trainer.run_log.log_figure("contributions", figure, trainer.current_round)
+        with drawing("contributions"):
+            figure = draw_contributions(
+                rewards.rounds,
+                _cumulated(rewards.values, trainer.num_clients),
+                trainer.datamodule.client_names(),
+                title=f"Contributions up to round {trainer.current_round}: Shapley values, {_words(rewards)}",
+                ylabel="cumulated contribution (units of the loss)",
+                source=trainer.datamodule.source,
+            )
+            trainer.run_log.log_figure("contributions", figure, trainer.current_round)
 
 
 def _cumulated(values: list[dict[int, float]], num_clients: int) -> Tensor:

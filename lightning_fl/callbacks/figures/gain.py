@@ -4,6 +4,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.figures.plots.coalitions import draw_gains
 from lightning_fl.callbacks.personal.local_reference import LocalReference
 from lightning_fl.data.module import Split
+from lightning_fl.drawing import drawing
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import ClientMetrics, metric_name
 from lightning_fl.surface import TrainerSurface
@@ -59,14 +60,15 @@ class GainFigure(Callback):
             return
         assert trainer.datamodule is not None
         metric = metrics[names[chosen]]
-        figure = draw_gains(
-            metric.clients,
-            metrics[f"{split}/local/{chosen}"].clients,
-            trainer.datamodule.client_names(),
-            metric=chosen,
-            higher_is_better=metric.higher_is_better,
-            title=f"Gain over local training, {split}, round {trainer.current_round}",
-            source=trainer.datamodule.source,
-            labels=[int(row.argmax()) for row in trainer.collaboration.personalisation],
-        )
-        trainer.run_log.log_figure(f"gain_{split}", figure, trainer.current_round)
+        with drawing(f"gain_{split}"):
+            figure = draw_gains(
+                metric.clients,
+                metrics[f"{split}/local/{chosen}"].clients,
+                trainer.datamodule.client_names(),
+                metric=chosen,
+                higher_is_better=metric.higher_is_better,
+                title=f"Gain over local training, {split}, round {trainer.current_round}",
+                source=trainer.datamodule.source,
+                labels=[int(row.argmax()) for row in trainer.collaboration.personalisation],
+            )
+            trainer.run_log.log_figure(f"gain_{split}", figure, trainer.current_round)

@@ -10,6 +10,7 @@ from matplotlib.patches import Patch
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.collaboration_graph import CollaborationGraph
 from lightning_fl.callbacks.figures.plots.run import _figure
+from lightning_fl.drawing import drawing
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.surface import TrainerSurface
 
@@ -48,15 +49,16 @@ class GraphFigure(Callback):
         if not trainer.is_global_zero or not graph.chosen:
             return
         assert trainer.datamodule is not None
-        figure = draw_graph(
-            graph.rounds,
-            graph.chosen,
-            graph.candidates,
-            trainer.datamodule.client_names(),
-            trainer.datamodule.source,
-            panels=self.panels,
-        )
-        trainer.run_log.log_figure("graph", figure, trainer.current_round)
+        with drawing("graph"):
+            figure = draw_graph(
+                graph.rounds,
+                graph.chosen,
+                graph.candidates,
+                trainer.datamodule.client_names(),
+                trainer.datamodule.source,
+                panels=self.panels,
+            )
+            trainer.run_log.log_figure("graph", figure, trainer.current_round)
 
     def _graph(self, trainer: TrainerSurface) -> CollaborationGraph:
         before = trainer.callbacks[: trainer.callbacks.index(self)]

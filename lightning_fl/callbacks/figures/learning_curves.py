@@ -6,6 +6,7 @@ from typing import Any
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.figures.plots.run import Curve, draw_learning_curves
 from lightning_fl.callbacks.progress import leading_metric
+from lightning_fl.drawing import drawing
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import MetricSummary, curve_name
 from lightning_fl.surface import TrainerSurface
@@ -59,13 +60,14 @@ class LearningCurves(Callback):
         if not trainer.is_global_zero or not self.history:
             return
         assert trainer.datamodule is not None
-        figure = draw_learning_curves(
-            {name: self._client_curves(name) for name in self.history},
-            {name: self._curve(name, "mean") for name in self.history},
-            {name: self._curve(name, "worst") for name in self.history},
-            trainer.datamodule.source,
-        )
-        trainer.run_log.log_figure("learning_curves", figure, trainer.current_round)
+        with drawing("learning_curves"):
+            figure = draw_learning_curves(
+                {name: self._client_curves(name) for name in self.history},
+                {name: self._curve(name, "mean") for name in self.history},
+                {name: self._curve(name, "worst") for name in self.history},
+                trainer.datamodule.source,
+            )
+            trainer.run_log.log_figure("learning_curves", figure, trainer.current_round)
 
     def state_dict(self) -> dict[str, Any]:
         """The history."""

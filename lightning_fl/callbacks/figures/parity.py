@@ -9,6 +9,7 @@ from torch import Tensor
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.figures.plots.run import draw_parity
 from lightning_fl.data.module import Split
+from lightning_fl.drawing import drawing
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import ClientMetrics
 from lightning_fl.surface import TrainerSurface
@@ -70,15 +71,16 @@ class ParityFigure(Callback):
         # Data modules may name their targets and units; the contract does not ask for it.
         names, units = getattr(data, "target_names", None), getattr(data, "target_units", None)
         unit = units[self.target] if units else ""
-        figure = draw_parity(
-            points,
-            data.client_names(),
-            quantity=names[self.target] if names else "target",
-            unit="" if unit == "not given" else unit,
-            source=data.source,
-        )
         name = f"parity_{self.split}" + (f"_{self.target}" if self.target else "")
-        trainer.run_log.log_figure(name, figure, trainer.current_round)
+        with drawing(name):
+            figure = draw_parity(
+                points,
+                data.client_names(),
+                quantity=names[self.target] if names else "target",
+                unit="" if unit == "not given" else unit,
+                source=data.source,
+            )
+            trainer.run_log.log_figure(name, figure, trainer.current_round)
 
     def _collect(self, trainer: TrainerSurface, client: int) -> tuple[Tensor, Tensor] | str | None:
         """Predictions and targets [n] of a hosted client; a text says what is wrong; ``None`` for no data.

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lightning_fl.callbacks.figures.plots.run import draw_client_curves
 from lightning_fl.callbacks.figures.round_figure import RoundFigure
+from lightning_fl.drawing import drawing
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.surface import TrainerSurface
 
@@ -71,16 +72,17 @@ class SamplingWeightsFigure(RoundFigure):
         if not trainer.is_global_zero or not self.rounds:
             return
         assert trainer.datamodule is not None
-        figure = draw_client_curves(
-            self.rounds,
-            self.history,
-            trainer.datamodule.client_names(),
-            title=f"Sampling weights up to round {trainer.current_round}",
-            ylabel="sampling weight λ",
-            source=trainer.datamodule.source,
-            reference=("uniform", 1 / trainer.num_clients),
-        )
-        trainer.run_log.log_figure("sampling_weights", figure, trainer.current_round)
+        with drawing("sampling_weights"):
+            figure = draw_client_curves(
+                self.rounds,
+                self.history,
+                trainer.datamodule.client_names(),
+                title=f"Sampling weights up to round {trainer.current_round}",
+                ylabel="sampling weight λ",
+                source=trainer.datamodule.source,
+                reference=("uniform", 1 / trainer.num_clients),
+            )
+            trainer.run_log.log_figure("sampling_weights", figure, trainer.current_round)
 
 
 def _sampling_weights(trainer: TrainerSurface) -> Tensor:

@@ -1,6 +1,7 @@
 """Pictures of tiers, tokens and contributions during and after a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,7 @@ from lightning_fl.callbacks.figures.plots.tiers import (
 from lightning_fl.callbacks.figures.round_figure import RoundFigure
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
 from lightning_fl.callbacks.rewards.tier_bidding import TierBidding
+from lightning_fl.drawing import drawing
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN
 from lightning_fl.metrics import ClientMetrics, metric_name
@@ -65,36 +67,40 @@ class TierFigures(RoundFigure):
         if not trainer.is_global_zero:
             return
         assert trainer.datamodule is not None
-        figures: dict[str, Figure] = {}
+        figures: dict[str, Callable[[], Figure]] = {}
         tiers, rewards = trainer.callback(TierBidding), trainer.callback(ShapleyRewards)
         if tiers is not None and tiers.rounds:
             figures |= _of_tiers(trainer, tiers) | _of_tokens(trainer, tiers)
         if rewards is not None and any(rewards.by_model):
-            figures["tier_contributions"] = draw_tier_contributions(
+            figures["tier_contributions"] = partial(
+                draw_tier_contributions,
                 _cumulated(rewards.by_model, trainer.num_clients),
                 trainer.datamodule.client_names(),
                 title=f"Contributions up to round {trainer.current_round}",
                 label="cumulated Shapley value (units of the loss)",
                 source=trainer.datamodule.source,
             )
-        for name, figure in (figures | _of_validation(trainer)).items():
-            trainer.run_log.log_figure(name, figure, trainer.current_round)
+        for name, draw in (figures | _of_validation(trainer)).items():
+            with drawing(name):
+                trainer.run_log.log_figure(name, draw(), trainer.current_round)
 
 
-def _of_tiers(trainer: TrainerSurface, tiers: TierBidding) -> "dict[str, Figure]":
+def _of_tiers(trainer: TrainerSurface, tiers: TierBidding) -> "dict[str, Callable[[], Figure]]":
     assert trainer.datamodule is not None
     source, last = trainer.datamodule.source, tiers.rounds[-1]
     series = {"best tier of each client": last.importance.amax(1).tolist()}
     series |= {f"tier {tier}": last.importance[:, tier].tolist() for tier in range(tiers.num_tiers)}
     return {
-        "tier_membership": draw_tier_membership(
+        "tier_membership": partial(
+            draw_tier_membership,
             [one.number for one in tiers.rounds],
             [one.cohorts for one in tiers.rounds],
             trainer.datamodule.client_names(),
             title="Who trained which tier",
             source=source,
         ),
-        "tier_importance": draw_cdf(
+        "tier_importance": partial(
+            draw_cdf,
             series,
             quantity="importance weight υ",
             title=f"How well tiers fit clients' data, round {last.number}",
@@ -103,13 +109,14 @@ def _of_tiers(trainer: TrainerSurface, tiers: TierBidding) -> "dict[str, Figure]
     }
 
 
-def _of_tokens(trainer: TrainerSurface, tiers: TierBidding) -> "dict[str, Figure]":
+def _of_tokens(trainer: TrainerSurface, tiers: TierBidding) -> "dict[str, Callable[[], Figure]]":
     if tiers.ledger is None:
         return {}
     assert trainer.datamodule is not None
     source = trainer.datamodule.source
-    figures = {
-        "token_balances": draw_balances(
+    figures: dict[str, Callable[[], Figure]] = {
+        "token_balances": partial(
+            draw_balances,
             [one.number for one in tiers.rounds],
             [{client: units / UNITS_PER_TOKEN for client, units in one.balances.items()} for one in tiers.rounds],
             trainer.datamodule.client_names(),
@@ -119,11 +126,11 @@ def _of_tokens(trainer: TrainerSurface, tiers: TierBidding) -> "dict[str, Figure
     }
     payments = [one for one in tiers.ledger.transactions if one.tier is not None]
     if payments:
-        figures["token_payments"] = draw_payments(payments, title="Payments by tier and round", source=source)
+        figures["token_payments"] = partial(draw_payments, payments, title="Payments by tier and round", source=source)
     return figures
 
 
-def _of_validation(trainer: TrainerSurface) -> "dict[str, Figure]":
+def _of_validation(trainer: TrainerSurface) -> "dict[str, Callable[[], Figure]]":
     """The leading metric of the clients' own models, and of their local training."""
     assert trainer.datamodule is not None
     metrics = trainer.metrics.get("val") or ClientMetrics()
@@ -138,7 +145,8 @@ def _of_validation(trainer: TrainerSurface) -> "dict[str, Figure]":
         series["local training"] = list(metrics[f"val/local/{short}"].clients.values())
     if not torch.tensor([value for values in series.values() for value in values]).isfinite().any():
         return {}
-    figure = draw_cdf(
+    figure = partial(
+        draw_cdf,
         series,
         quantity=f"{short} (validation)",
         title=f"Clients' own models after round {trainer.current_round}",

@@ -19,10 +19,10 @@ from lightning_fl.engine.round.server import next_model
 from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.engine.stacked.turns import StackedTurns
 from lightning_fl.engine.turn.loop import LocalLoop
-from lightning_fl.engine.turn.module_checks import place_of
 from lightning_fl.engine.weights.flat import Weights, check_finite, combined
 from lightning_fl.engine.weights.weighted_sum import SoleContribution, WeightedSum
 from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
+from lightning_fl.refusals import place_of, refusal
 
 __all__ = ["train_round"]
 
@@ -303,8 +303,9 @@ def _train_cohort(
 
 
 def _in_words(loop: LocalLoop, error: Exception) -> str:
-    text = f"{type(error).__name__}: {error}"
-    place = "" if isinstance(error, FederatedError) else place_of(error, loop.module)
+    own = isinstance(error, FederatedError)
+    text = (None if own else refusal(error)) or f"{type(error).__name__}: {error}"
+    place = "" if own else place_of(error, type(loop.module).__module__.split(".")[0])
     if place:
         text = f"{text.removesuffix('.')}{place}."
     text += "" if text.endswith((".", "!", "?")) else "."

@@ -1,9 +1,6 @@
 """What of a module has no place in a federated turn, refused before training."""
 
 import inspect
-import os
-import sysconfig
-import traceback
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.loops.utilities import _verify_dataloader_idx_requirement
@@ -13,10 +10,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.lightning_types import is_overridden
 
-__all__ = ["check_dataloader_idx", "place_of", "refuse_hooks", "takes_batch_index"]
-
-_OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-_LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
+__all__ = ["check_dataloader_idx", "refuse_hooks", "takes_batch_index"]
 
 _STAGES = {
     "validation": RunningStage.VALIDATING,
@@ -65,24 +59,6 @@ def takes_batch_index(module: LightningModule, name: str) -> bool:
         )
     variadic = any(parameter.kind == parameter.VAR_POSITIONAL for parameter in parameters.values())
     return variadic or len(positional) >= 2
-
-
-def place_of(error: BaseException, module: object) -> str:
-    """Where in the user's code an error was raised: ``" (model.py, line 12, in training_step)"``, or nothing.
-
-    It is the innermost line outside of installed packages, or else of the package that the module's class is from.
-    """
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OWN)]
-    users = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<frozen", "<string"))]
-    if not users:
-        package = type(module).__module__.split(".")[0]
-        users = [frame for frame in frames if f"{os.sep}{package}" in frame.filename]
-    if not users:
-        return ""
-    frame = users[-1]
-    inside = os.path.relpath(frame.filename)
-    path = frame.filename if inside.startswith(os.pardir) else inside
-    return f" ({path}, line {frame.lineno}, in {frame.name})"
 
 
 def check_dataloader_idx(module: LightningModule, word: str, num_loaders: int) -> None:
