@@ -38,8 +38,6 @@ T = TypeVar("T")
 #: The file by which ranks see whether they share a run's folder.
 _TOKEN = ".run"
 _VERSION = re.compile(r"version_([0-9]+)")
-#: What is written before anything is trained, by which alone nobody would miss a run's folder.
-_CONFIG = "config.yaml"
 
 
 class RunLog:
@@ -281,14 +279,11 @@ class RunLog:
             ) from self._problem
 
     def discard(self) -> None:
-        """Remove the folder of a run that was refused before it had anything to keep, where it holds nothing else."""
-        if self._directory is None:
-            return
-        with contextlib.suppress(OSError):  # another rank that shares it was faster, or it holds more
-            if self._writes and {path.name for path in self._directory.iterdir()} <= {_CONFIG}:
-                (self._directory / _CONFIG).unlink(missing_ok=True)
-            self._directory.rmdir()
-            self._directory = None
+        """Remove the folder of a run that was refused before it had anything to keep."""
+        if self._directory is not None:
+            with contextlib.suppress(OSError):  # it holds something, or another rank was faster
+                self._directory.rmdir()
+                self._directory = None
 
     def _add_metrics(self, federation: Federation, names: Sequence[str]) -> None:
         splits = self.summary.setdefault("metrics", {})
