@@ -6,12 +6,12 @@ it, on its own disk. Client files of the round before are kept until those of th
 zero has named them, so that a kill at any moment leaves a set that fits.
 """
 
+import contextlib
 import os
 import pickle
 import re
-import tempfile
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,17 @@ import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 
+from lightning_fl.atomic import link_whole, whole_file
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.errors import CheckpointError
+from lightning_fl.file_names import client_files
 
 __all__ = [
     "class_path",
     "export_models",
+    "keep_as",
     "load_checkpoint",
     "load_state",
     "model_checkpoint",
@@ -61,19 +64,15 @@ def save_atomically(content: dict[str, Any], path: Path) -> None:
     Raises:
         CheckpointError: the disk is full or the folder cannot be written.
     """
-    temporary = None
+    with _saving(path), whole_file(path) as file:
+        torch.save(content, file)
+
+
+@contextlib.contextmanager
+def _saving(path: Path) -> Iterator[None]:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        temporary = Path(name)
-        with os.fdopen(handle, "wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        yield
     except (OSError, RuntimeError) as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
         kept = f" {path} from before is kept." if path.exists() else ""
         raise CheckpointError(
             f"cannot write {path}: {error}.{kept} Free some space or set trainer.default_root_dir to a folder that can"
@@ -130,7 +129,7 @@ def load_state(path: Path, fabric: Fabric) -> dict[str, Any]:
 
 def save_state(
     state: dict[str, Any], folder: Path, name: str, processes: Processes, client_names: Sequence[str], token: str
-) -> None:
+) -> dict[str, Any]:
     """Write a run's checkpoint: one file or, where clients' states stay on their ranks, one of each client's besides.
 
     Args:
@@ -140,6 +139,9 @@ def save_state(
         processes: every rank calls this.
         client_names: of all clients.
         token: the run's.
+
+    Returns:
+        What the checkpoint's own file holds.
 
     Raises:
         CheckpointError: a file cannot be written.
@@ -160,6 +162,36 @@ def save_state(
         state = {**state, "clients": {}, "client_stores": {}, "client_files": {"name": name, "token": token}}
     if processes.rank == 0:
         save_atomically(state, folder / f"{name}.ckpt")
+    return state
+
+
+def keep_as(source: Path, state: dict[str, Any], folder: Path, name: str, processes: Processes) -> None:
+    """Keep a checkpoint that is there under another name, or in another folder, with its clients' files.
+
+    Args:
+        source: its file; a rank's clients' files lie beside it on the rank's disk.
+        state: what that file holds.
+        folder: of this rank, where checkpoints go.
+        name: "last" or "best".
+        processes: every rank calls this.
+
+    Raises:
+        CheckpointError: a file cannot be written.
+    """
+    target, about = folder / f"{name}.ckpt", state.get("client_files")
+    if about is None:
+        if processes.rank == 0:
+            with _saving(target):
+                link_whole(source, target)
+        return
+    for client in processes.hosted:
+        of_client = _client_file(folder, name, client, state["round"])
+        with _saving(of_client):
+            link_whole(_client_file(source.parent, about["name"], client, state["round"]), of_client)
+    processes.of_ranks(None)  # all are whole, and rank zero has named those of the time before
+    remove_old_client_files(folder, name, processes, keep=2)
+    if processes.rank == 0:
+        save_atomically({**state, "client_files": {**about, "name": name}}, target)
 
 
 def remove_old_client_files(folder: Path, name: str, processes: Processes, keep: int = 1) -> None:
@@ -287,8 +319,8 @@ def export_models(
 ) -> None:
     """Write every shared model and every client's model as a checkpoint that ``load_from_checkpoint`` opens.
 
-    Clients that use a shared model as it is are links to its file. The files hold ``hyper_parameters`` as Lightning
-    saves them.
+    A client's file bears its name, as :func:`~lightning_fl.file_names.client_files` makes a file's of it. Clients that
+    use a shared model as it is are links to its file. The files hold ``hyper_parameters`` as Lightning saves them.
 
     Args:
         federation: with what these clients keep.
@@ -307,22 +339,16 @@ def export_models(
         files.append(path)
     own = {*federation.client_stores.get("final_models", {}), *federation.personal_layers}
     device = next(iter(flat.weights.vectors.values())).device
+    stems = client_files(names)
     for client in range(len(names)) if clients is None else clients:
-        path = directory / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', names[client])}.ckpt"
+        path = directory / f"{stems[client]}.ckpt"
         used = federation.collaboration.model_of(client)
         if files and used is not None and client not in own:
-            path.unlink(missing_ok=True)
-            _link(files[used], path)
+            with _saving(path):
+                link_whole(files[used], path)
             continue
         flat.load(federation.client_model(client, device))
         save_atomically(model_checkpoint(module, federation.current_round), path)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without hard links
-        target.write_bytes(source.read_bytes())
 
 
 def model_checkpoint(module: LightningModule, current_round: int) -> dict[str, Any]:

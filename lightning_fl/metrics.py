@@ -205,18 +205,18 @@ class ClientMetrics(dict[str, MetricSummary]):
 
     def to_frame(self) -> "DataFrame":
         """A row per client, then the mean, the worst, the best and the standard deviation; a column per metric."""
-        from pandas import DataFrame, Series  # a second to import
+        from pandas import DataFrame  # a second to import
 
         clients = sorted({client for metric in self.values() for client in metric.clients})
-        labels = {client: self.names[client] if client < len(self.names) else client for client in clients}
+        labels = [self.names[client] if client < len(self.names) else client for client in clients]
         columns = {
-            name: Series(
-                {labels[client]: metric.clients[client] for client in clients if client in metric.clients}
-                | {"average": metric.mean, "worst": metric.worst, "best": metric.best, "standard deviation": metric.std}
-            )
+            name: [
+                *(metric.clients.get(client, math.nan) for client in clients),
+                *(metric.mean, metric.worst, metric.best, metric.std),
+            ]
             for name, metric in self.items()
         }
-        frame = DataFrame(columns, index=[*labels.values(), "average", "worst", "best", "standard deviation"])
+        frame = DataFrame(columns, index=[*labels, "average", "worst", "best", "standard deviation"])
         return frame.rename_axis("client")
 
     def _repr_html_(self) -> str:

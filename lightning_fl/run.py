@@ -15,6 +15,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning_fl.arguments import check_arguments
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.checkpoint import class_path, load_state, resolve_checkpoint, with_client_files
+from lightning_fl.client_names import check_distinct
 from lightning_fl.data.module import FederatedDataModule, known_clients
 from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.batches.from_loaders import LoaderBatches
@@ -63,6 +64,7 @@ class Run:
         self._steps = CompiledSteps(module, trainer.compile)
         self._arguments = (self._steps.module, datamodule)
         self._ckpt_path = ckpt_path
+        self._began = False
 
     def __enter__(self) -> None:
         self._rng = _collect_rng_states()
@@ -75,6 +77,7 @@ class Run:
             signals.enter_context(signals_of_a_run())  # whose thread must not be there when others are forked
             try:
                 self._begin()
+                self._began = True
             except BaseException as error:
                 self._trainer.strategy.fail(error)
                 raise
@@ -88,10 +91,9 @@ class Run:
         # A resumed run may have found nothing better than the run it goes on from.
         resumed = [] if trainer.ckpt_path is None else [Path(trainer.ckpt_path).parent.parent]
         before = [Path(trainer.log_dir)] if trainer.run_log.started else []
-        trainer.run_log.start(trainer.fabric, fits=stage == "fit")
-        own = [Path(trainer.log_dir), *before, *resumed]
-        path = resolve_checkpoint(self._ckpt_path, trainer.fabric, trainer.default_root_dir, own)
+        path = resolve_checkpoint(self._ckpt_path, trainer.fabric, trainer.default_root_dir, [*before, *resumed])
         state = None if path is None else load_state(path, trainer.fabric)
+        trainer.run_log.start(trainer.fabric, fits=stage == "fit")
         goes_on = stage != "fit" and trainer.module is self._arguments[0] and bool(trainer.models)
         trainer.begin(trainer.federation.for_evaluation() if goes_on else Federation())
         if trainer.deterministic:
@@ -111,7 +113,7 @@ class Run:
                 trainer.load_state_dict(state, weights_only=stage != "fit")
                 trainer.ckpt_path = around.ckpt_path = os.fspath(path)
                 if trainer.resumes_fit:
-                    trainer.run_log.replay(path, trainer.current_round)
+                    trainer.run_log.replay(path, trainer.current_round, state.get("record"))
         except BaseException as error:
             self._clean_up(error)
             raise
@@ -149,16 +151,24 @@ class Run:
         if trainer.module is not None:
             _tell_callbacks(trainer.module, "teardown", self._stage)
             trainer.module.teardown(self._stage)
+        try:
+            self._end_record(error)
+        finally:
+            trainer.call("teardown", self._stage)
+            trainer.fitting = False
+            torch.use_deterministic_algorithms(self._deterministic)
+            _set_rng_states(self._rng)
+
+    def _end_record(self, error: BaseException | None) -> None:
+        trainer = self._trainer
         if error is None and trainer.is_global_zero:
             assert trainer.datamodule is not None
             about, names = _about(trainer, self._stage), trainer.datamodule.client_names()
             trainer.run_log.finish(None, about, trainer.federation, names, fitted=self._stage == "fit")
-        else:
+        elif self._began:
             trainer.run_log.finish(error)
-        trainer.call("teardown", self._stage)
-        trainer.fitting = False
-        torch.use_deterministic_algorithms(self._deterministic)
-        _set_rng_states(self._rng)
+        else:
+            trainer.run_log.discard()
 
 
 def _tell_callbacks(module: LightningModule, hook: str, *args: Any) -> None:
@@ -226,6 +236,7 @@ def _set_up(
     if processes.several:
         trainer.strategy.wait_for_all()
     datamodule.setup(stage)
+    check_distinct(datamodule.client_names())
     processes.pinned = datamodule.pinned
     if processes.several:
         check_same(trainer.strategy, data_of(datamodule), "data set")

@@ -1,10 +1,12 @@
 """What a run leaves behind: its folder, curves for TensorBoard and CSV, and ``summary.json``."""
 
 import contextlib
+import io
 import json
 import math
 import os
 import platform
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -15,11 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lightning.fabric import Fabric
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
-from lightning_fl.atomic import write_whole
+from lightning_fl.atomic import remove_leftovers, write_whole
+from lightning_fl.client_names import curve_names
+from lightning_fl.curve_table import Row, WholeCSVLogger, read_rows
 from lightning_fl.data.module import Split
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.federation import Federation
 from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.file_names import client_files, file_names
 from lightning_fl.lightning_types import AnyLogger
 from lightning_fl.metrics import MetricSummary, metric_name
 
@@ -32,6 +37,7 @@ T = TypeVar("T")
 
 #: The file by which ranks see whether they share a run's folder.
 _TOKEN = ".run"
+_VERSION = re.compile(r"version_([0-9]+)")
 
 
 class RunLog:
@@ -53,6 +59,7 @@ class RunLog:
         self._directory: Path | None = None
         self._writes = False
         self._fitted = False
+        self._problem: OSError | None = None
         self.loggers: list[Any] = []
         self.summary: dict[str, Any] = {}
         #: The same on all ranks of a run and of no other; empty where one process needs none.
@@ -86,6 +93,7 @@ class RunLog:
             return
         if self.started:
             self.summary = {}
+        self._problem = None
         self._directory, self.token = _make_folders(self._root, fabric)
         self._writes = fabric.is_global_zero
         self.loggers = self._make_loggers() if self._writes else []
@@ -94,12 +102,11 @@ class RunLog:
         if isinstance(self._logger, bool):
             if not self._logger:
                 return []
-            from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+            from lightning.pytorch.loggers import TensorBoardLogger
 
-            where: dict[str, Any] = {"save_dir": self._root, "name": "", "version": self.directory.name}
-            table = CSVLogger(**where, flush_logs_every_n_steps=10)
-            _ = table.experiment  # made while the folder is empty: it deletes what it finds
-            return [TensorBoardLogger(**where, default_hp_metric=False), table]
+            version = self.directory.name
+            board = TensorBoardLogger(self._root, name="", version=version, default_hp_metric=False)
+            return [board, WholeCSVLogger(self._root, version)]
         return self._logger if isinstance(self._logger, list) else [self._logger]
 
     # -- curves --------------------------------------------------------------------------------------------------
@@ -127,10 +134,11 @@ class RunLog:
         """Write single local steps of clients' turns, where they were kept; x is a client's own step."""
         if not self._writes:
             return
+        of_curves = curve_names(names)
         for client, report in reports.items():
             for name, logged in report.metrics.items():
                 for step, value in logged.steps:
-                    self._log({f"{name}/step/{names[client]}": value}, step)
+                    self._log({f"{name}/step/{of_curves[client]}": value}, step)
 
     def log_evaluation(self, federation: Federation, split: Split, names: Sequence[str] | None) -> None:
         """Write a split's metrics after ``validate`` or ``test``."""
@@ -138,54 +146,91 @@ class RunLog:
             self._log(_scalars(federation, split, names), federation.current_round)
 
     def log_figure(self, name: str, figure: "Figure", step: int) -> None:
-        """Show a figure in TensorBoard and keep it as ``figures/NAME.png``."""
+        """Show a figure in TensorBoard and keep it as ``figures/NAME.png``; see :meth:`write` for a full disk."""
         if not self._writes:
             return
-        with self._disk():
-            path = self.directory / "figures" / f"{name.replace('/', '_')}.png"
-            path.parent.mkdir(exist_ok=True)
-            figure.savefig(path, dpi=150, bbox_inches="tight")
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=150, bbox_inches="tight")
+        (stem,) = file_names([name.replace("/", "_")])
+        self.write(f"figures/{stem}.png", picture.getvalue())
+        with self._later():
             for logger in self.loggers:
                 if hasattr(getattr(logger, "experiment", None), "add_figure"):
                     logger.experiment.add_figure(name, figure, step, close=False)
 
     def _log(self, scalars: dict[str, float], step: int) -> None:
-        with self._disk():
+        with self._curves():
             for logger in self.loggers:
                 logger.log_metrics(scalars, step=step)
 
     @contextlib.contextmanager
-    def _disk(self) -> Iterator[None]:
+    def _curves(self) -> Iterator[None]:
+        """End the run, with the last checkpoint as it is, where loggers cannot write."""
         try:
             yield
         except OSError as error:
             raise TrainingError(
-                f"cannot write to {self.directory}: {error}. Free some space, then go on from the last checkpoint with"
-                " --ckpt_path last."
+                f"{self._refused(error)} Free some space, then go on from the last checkpoint with --ckpt_path last."
             ) from error
 
-    def write(self, name: str, text: str) -> None:
-        """Keep a table in the run's folder."""
+    def write(self, name: str, content: str | bytes) -> None:
+        """Keep a table or a picture in the run's folder, whole or not at all.
+
+        Where the disk is full, the run goes on to write its models and its summary, and :meth:`finish` says so.
+        """
         if self._writes:
-            with self._disk():
-                write_whole(self.directory / name, text)
+            with self._later():
+                write_whole(self.directory / name, content)
 
-    def replay(self, checkpoint: Path, current_round: int) -> None:
-        """Copy the curves of the rounds before a checkpoint from the run that it belongs to."""
-        if not self._writes or not self.loggers:
-            return
-        table = checkpoint.parent.parent / "metrics.csv"
-        if table.parent == self.directory:
-            return
-        if not table.is_file():
-            rank_zero_warn(f"{table} is not there: the curves begin at round {current_round + 1}.")
-            return
-        import pandas as pd  # takes a second to import, which a run without a checkpoint saves
+    @contextlib.contextmanager
+    def _later(self) -> Iterator[None]:
+        """Keep what cannot be written for :meth:`finish` to say."""
+        try:
+            yield
+        except OSError as error:
+            self._problem = self._problem or error
 
-        rows = pd.read_csv(table)
-        for row in rows[rows["step"] <= current_round].to_dict("records"):
-            step = int(row.pop("step"))
-            self._log({str(name): value for name, value in row.items() if not pd.isna(value)}, step)
+    def _refused(self, error: OSError) -> str:
+        what = error.filename or error.filename2
+        inside = "" if what is None or str(self.directory) in str(what) else f" ({what})"
+        return f"cannot write to {self.directory}: {error.strerror or error}{inside}."
+
+    # -- going on ------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the record: how many rows the curves have, and what is not in files yet."""
+        table = self._table()
+        state: dict[str, Any] = {"summary": json.loads(json.dumps(self.summary, default=str))}
+        if table is not None:
+            with self._curves():
+                state |= {"unwritten": table.unwritten(), "num_rows": table.num_rows}
+        return state
+
+    def _table(self) -> WholeCSVLogger | None:
+        return next((logger for logger in self.loggers if isinstance(logger, WholeCSVLogger)), None)
+
+    def replay(self, checkpoint: Path, current_round: int, state: Mapping[str, Any] | None = None) -> None:
+        """Take up the record of the rounds before a checkpoint, from the run that it belongs to.
+
+        Args:
+            checkpoint: its file, in the ``checkpoints/`` of that run's folder.
+            current_round: rounds done by then.
+            state: what :meth:`state_dict` said; ``None`` in a checkpoint of before.
+        """
+        folder = checkpoint.parent.parent
+        if folder == self.directory:
+            return
+        if checkpoint.parent.name == "checkpoints":
+            with contextlib.suppress(OSError):  # of a run that may lie where nothing can be written
+                remove_leftovers(folder)
+        if not self._writes:
+            return
+        self.summary = {**(state or {}).get("summary", {}), **self.summary}
+        if not self.loggers:
+            return
+        for row in _rows_before(folder / "metrics.csv", current_round, state):
+            step = row.pop("step")
+            self._log(row, step)
 
     # -- the record ----------------------------------------------------------------------------------------------
 
@@ -214,13 +259,31 @@ class RunLog:
             assert federation is not None
             self.summary.update(about)
             self._add_metrics(federation, names)
-            with self._disk():
-                write_whole(self.directory / "summary.json", json.dumps(self.summary, indent=2, default=str) + "\n")
-                if self.hyperparameters or fitted:
+            files = {name: stem for name, stem in zip(names, client_files(names), strict=True) if name != stem}
+            if files:
+                self.summary["file_names"] = files
+            self.write("summary.json", json.dumps(self.summary, indent=2, default=str) + "\n")
+            if self.hyperparameters or fitted:
+                with self._later():
                     self._log_hyperparameters()
         for logger in self.loggers:
-            logger.save() if hasattr(logger, "save") else None
-            logger.finalize("success" if error is None else "failed")
+            with self._later():
+                logger.save() if hasattr(logger, "save") else None
+            with self._later():
+                logger.finalize("success" if error is None else "failed")
+        if self._problem is not None and error is None:
+            raise TrainingError(
+                f"{self._refused(self._problem)} The checkpoints and models that are there are whole; figures, tables,"
+                " curves or the summary are missing. Free some space, then run again with --ckpt_path last to have them"
+                " written."
+            ) from self._problem
+
+    def discard(self) -> None:
+        """Remove the folder of a run that was refused before it had anything to keep."""
+        if self._directory is not None:
+            with contextlib.suppress(OSError):  # it holds something, or another rank was faster
+                self._directory.rmdir()
+                self._directory = None
 
     def _add_metrics(self, federation: Federation, names: Sequence[str]) -> None:
         splits = self.summary.setdefault("metrics", {})
@@ -257,14 +320,15 @@ class RunLog:
 def _scalars(federation: Federation, split: Split, names: Sequence[str] | None) -> dict[str, float]:
     """The curves of a split: of all clients together, and of each where there are names."""
     scalars: dict[str, float] = {}
+    of_curves = None if names is None else curve_names(names)
     for name, metric in federation.metrics.get(split, {}).items():
         if not metric.to_logger:
             continue
         scalars[name] = metric.mean
         scalars[f"{name}/worst"] = metric.worst
         scalars[f"{name}/std"] = metric.std
-        if names is not None:
-            scalars.update({f"{name}/{names[client]}": value for client, value in metric.clients.items()})
+        if of_curves is not None:
+            scalars.update({f"{name}/{of_curves[client]}": value for client, value in metric.clients.items()})
     for name, gain in federation.gains.get(split, {}).items():
         scalars[f"{name}/gain"] = gain.mean
         scalars[f"{name}/ipr"] = gain.ipr
@@ -275,8 +339,33 @@ def _scalars(federation: Federation, split: Split, names: Sequence[str] | None) 
 
 def _next_number(root: Path) -> int:
     root.mkdir(parents=True, exist_ok=True)
-    taken = [int(name[8:]) for name in os.listdir(root) if name.startswith("version_") and name[8:].isdigit()]
+    taken = [int(match[1]) for name in os.listdir(root) if (match := _VERSION.fullmatch(name))]
     return max(taken, default=-1) + 1
+
+
+def _rows_before(table: Path, current_round: int, state: Mapping[str, Any] | None) -> list[Row]:
+    """The rows of a run's curves up to a checkpoint; a warning says what of them is lost."""
+    known = state is not None and "num_rows" in state
+    unwritten: list[Row] = [dict(row) for row in state["unwritten"]] if known and state is not None else []
+    expected = state["num_rows"] - len(unwritten) if known and state is not None else None
+    if not expected and known:
+        return unwritten
+    try:
+        found = read_rows(table)
+    except OSError as error:
+        why = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        rank_zero_warn(f"{table} {why}: the curves begin at round {current_round + 1}.")
+        return unwritten
+    rows = [row for row in found[:expected] if row is not None]
+    missing = len(found[:expected]) - len(rows) if expected is None else expected - len(rows)
+    if expected is None:  # a checkpoint of before, which does not know how many there were
+        rows = [row for row in rows if row["step"] <= current_round]
+    if missing:
+        rank_zero_warn(
+            f"{table} is damaged: {missing} of {expected or len(found)} rows up to round {current_round} cannot be read"
+            " and are missing in this run's curves. Its models and figures are not changed by that."
+        )
+    return [*rows, *unwritten]
 
 
 def _make_folder(directory: Path, token: str) -> bool:
@@ -285,7 +374,7 @@ def _make_folder(directory: Path, token: str) -> bool:
         directory.mkdir()
     except FileExistsError:  # another run took it meanwhile
         return False
-    (directory / _TOKEN).write_text(token)
+    write_whole(directory / _TOKEN, token)
     return True
 
 

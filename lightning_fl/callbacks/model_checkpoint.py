@@ -1,17 +1,20 @@
 """Keeping a run: the last round, the best round, and the models as ordinary checkpoints."""
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.checkpoint import export_models, remove_old_client_files, save_state
+from lightning_fl.checkpoint import export_models, keep_as, load_state, remove_old_client_files, save_state
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.learner import changes
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.errors import CheckpointError, ConfigurationError
 from lightning_fl.metrics import ClientMetrics, curve_name, default_metric
 from lightning_fl.surface import TrainerSurface
 
@@ -22,15 +25,16 @@ _STORE = "best_round"
 
 
 class ModelCheckpoint(Callback):
-    """Saves ``checkpoints/last.ckpt`` every n rounds and at the end, ``best.ckpt`` when validation improves.
+    """Saves ``checkpoints/last.ckpt`` every n rounds and at the end, and it and ``best.ckpt`` when validation improves.
 
-    A run goes on from either with ``ckpt_path="last"`` or ``"best"``, to the same result as if it had not stopped.
+    A run goes on from either with ``ckpt_path="last"`` or ``"best"``, to the same result as if it had not stopped; its
+    own folder then has the best round's checkpoint from the start.
     After fit the best round's models (the last round's where nothing is monitored) are written to ``models/``, one
     ordinary Lightning checkpoint per shared model and per client. Where clients' data belong to their ranks (``Silos``
     in several processes), what a client keeps for itself, and its model, are written by its own rank.
 
     Args:
-        every_n_rounds: rounds between two ``last.ckpt``; 0 for the end only.
+        every_n_rounds: rounds between two ``last.ckpt``; 0 for improvements and the end only.
         monitor: a validation metric, its mean over clients ("val/rmse") or the worst client's ("val/rmse/worst").
             ``None`` takes the first logged metric whose name contains "loss", else the first.
         mode: "min", "max", or "auto" for the metric's own direction.
@@ -57,13 +61,17 @@ class ModelCheckpoint(Callback):
         self.best_round: int | None = None
         self.last_round: int | None = None
         self._best: dict[str, Any] | None = None
-        self._improved = False
+        self._improved = self._resumed = False
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
         """A new fit starts without a best round."""
         if stage == "fit":
             self.best_value = self.best_round = self._best = self.last_round = None
-            self._improved = False
+            self._improved = self._resumed = False
+
+    def on_round_start(self, trainer: TrainerSurface) -> None:
+        """Before a resumed run has anything of its own to go on from, take up the best round's checkpoint."""
+        self._take_up_best(trainer)
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         """Compare the round with the best one so far."""
@@ -93,17 +101,14 @@ class ModelCheckpoint(Callback):
                 for client in trainer.hosted_clients
                 if (kept := {name: of[client] for name, of in stores.items() if client in of})
             }
-        state = trainer.state_dict()
-        if improved:
-            self._save(trainer, state, "best")
-        if due:
-            self._save(trainer, state, "last")
+        self._save(trainer, trainer.state_dict(), best=improved)
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Save the end of the run and its models."""
+        self._take_up_best(trainer)
         state = trainer.state_dict()
         if trainer.current_round:
-            self._save(trainer, state, "last")
+            self._save(trainer, state)
             self._remove_old_files(trainer)
         if not self.save_models:
             return
@@ -177,15 +182,69 @@ class ModelCheckpoint(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up the best round so far."""
+        if state.get("only_evaluates"):
+            raise CheckpointError(
+                "the checkpoint is of a best round that is past, for evaluations only: go on from last.ckpt."
+            )
         self.best_value, self.best_round = state["best_value"], state["best_round"]
         self._best = state["best"]
+        self._resumed = True
 
-    def _save(self, trainer: TrainerSurface, state: dict[str, Any], name: str) -> None:
+    def _save(self, trainer: TrainerSurface, state: dict[str, Any], *, best: bool = False) -> None:
+        """Save the run as it is; where that is its best round, ``best.ckpt`` is the same once more.
+
+        In this order, so that a kill in between leaves no best round that is later than the last one.
+        """
         assert trainer.datamodule is not None
-        names, folder = trainer.datamodule.client_names(), Path(trainer.log_dir) / "checkpoints"
-        save_state(state, folder, name, trainer.processes, names, trainer.run_log.token)
-        if name == "last":
-            self.last_round = trainer.current_round
+        names, folder = trainer.datamodule.client_names(), self._folder(trainer)
+        state = {**state, "record": trainer.run_log.state_dict()}
+        saved = save_state(state, folder, "last", trainer.processes, names, trainer.run_log.token)
+        self.last_round = trainer.current_round
+        if best:
+            keep_as(folder / "last.ckpt", saved, folder, "best", trainer.processes)
+
+    @staticmethod
+    def _folder(trainer: TrainerSurface) -> Path:
+        return Path(trainer.log_dir) / "checkpoints"
+
+    # -- the best round of the run that this one goes on from ------------------------------------------------------
+
+    def _take_up_best(self, trainer: TrainerSurface) -> None:
+        """Have ``best.ckpt`` in this run's folder, once after a checkpoint was loaded."""
+        resumed, self._resumed = self._resumed, False
+        if not resumed or self.best_round is None or self._best is None:
+            return
+        assert trainer.ckpt_path is not None
+        path, folder = Path(trainer.ckpt_path), self._folder(trainer)
+        # What lies beside it may be of a round that it knows nothing of, or of another run.
+        for source in (path, path.with_name("best.ckpt")):
+            with contextlib.suppress(CheckpointError):  # there need not be one
+                state = load_state(source, trainer.fabric)
+                if self._is_best(state):
+                    keep_as(source, state, folder, "best", trainer.processes)
+                    return
+        state = trainer.state_dict()
+        of_best = {
+            **self._best,
+            "round": self.best_round,
+            "client_stores": self._stores_of_best(state["client_stores"]),
+            "callbacks": {**state["callbacks"], type(self).__name__: {"only_evaluates": True}},
+        }
+        names = [] if trainer.datamodule is None else trainer.datamodule.client_names()
+        save_state({**state, **of_best}, folder, "best", trainer.processes, names, trainer.run_log.token)
+
+    def _is_best(self, state: dict[str, Any]) -> bool:
+        """Whether a checkpoint is that of the best round."""
+        assert self._best is not None
+        kept, found = self._best["models"], state["models"]
+        return (
+            state["round"] == self.best_round
+            and len(kept) == len(found)
+            and all(
+                one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+                for one, other in zip(kept, found, strict=True)
+            )
+        )
 
     def _monitored(self, metrics: ClientMetrics) -> tuple[float, bool]:
         name = self.monitor or default_metric(metrics) or ""

@@ -1,7 +1,7 @@
 """The state of a federation: what a round changes and a checkpoint keeps."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.engine.weights.local_parameters import LocalParameters, shared_bytes
 from lightning_fl.engine.weights.weighted_sum import mixture
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import ClientMetrics, GainSummary, lightning_names
+from lightning_fl.metrics import ClientMetrics, GainSummary, MetricSummary, lightning_names
 
 __all__ = ["STRATEGY", "Federation", "Round"]
 
@@ -224,7 +224,32 @@ class Federation:
             "communication": self.communication.state_dict(self.models),
             "trainable": dict(self.trainable),
             "callback_metrics": {name: float(value) for name, value in self.latest_means().items()},
+            "measured": self._measured(),
         }
+
+    def _measured(self) -> dict[str, Any]:
+        """The latest figures, which a run that has no round left to take them again still reports."""
+        return {
+            "metrics": {
+                split: {"clients": list(metrics.names), "of": {name: vars(one) for name, one in metrics.items()}}
+                for split, metrics in self.metrics.items()
+            },
+            "gains": {
+                split: {name: asdict(gain) for name, gain in gains.items()} for split, gains in self.gains.items()
+            },
+            "evaluated_samples": {split: dict(samples) for split, samples in self.evaluated_samples.items()},
+        }
+
+    def _load_measured(self, state: dict[str, Any]) -> None:
+        self.metrics = {
+            split: ClientMetrics({name: MetricSummary(**one) for name, one in kept["of"].items()}, kept["clients"])
+            for split, kept in state.get("metrics", {}).items()
+        }
+        self.gains = {
+            split: {name: GainSummary(**gain) for name, gain in gains.items()}
+            for split, gains in state.get("gains", {}).items()
+        }
+        self.evaluated_samples = {split: dict(samples) for split, samples in state.get("evaluated_samples", {}).items()}
 
     def _of_clients(self, processes: Processes) -> tuple[dict[int, Any], dict[str, dict[int, Any]]]:
         """Client -> its state, and name -> client -> what it keeps: of hosted clients, or of all where that is told."""
@@ -284,6 +309,7 @@ class Federation:
         self.client_states = {
             client: ClientState(**saved) for client, saved in state["clients"].items() if client in hosted
         }
+        self._load_measured(state.get("measured", {}))
         self.latest_means().update({name: torch.tensor(value) for name, value in state["callback_metrics"].items()})
 
 

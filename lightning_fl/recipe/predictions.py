@@ -1,7 +1,6 @@
 """Predictions of every client's model on its own data, as one CSV file per client."""
 
 import contextlib
-import re
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
@@ -12,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
+from lightning_fl.atomic import write_whole
 from lightning_fl.data.loaders import is_dataset
 from lightning_fl.data.module import Split
 from lightning_fl.data.targets import dataset_targets
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.file_names import client_files
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
@@ -25,6 +26,8 @@ __all__ = ["prediction_table", "write_predictions"]
 
 def write_predictions(trainer: "FederatedTrainer", outputs: Mapping[int, list[Any]], split: Split = "test") -> Path:
     """Write ``predictions/CLIENT.csv`` into the run's folder for every client that this rank hosts and has data.
+
+    A client whose name is no file's has another one, under ``file_names`` in ``summary.json``.
 
     Args:
         trainer: after ``trainer.predict``.
@@ -40,7 +43,7 @@ def write_predictions(trainer: "FederatedTrainer", outputs: Mapping[int, list[An
     assert trainer.datamodule is not None
     folder = Path(trainer.log_dir) / "predictions"
     folder.mkdir(exist_ok=True)
-    names = trainer.datamodule.client_names()
+    files = client_files(trainer.datamodule.client_names())
     for client, batches in outputs.items():
         if batches:
             data = trainer.datamodule.client_data(client, split)
@@ -48,8 +51,8 @@ def write_predictions(trainer: "FederatedTrainer", outputs: Mapping[int, list[An
             outputs_of_client = list(chain(*batches)) if several else batches
             dataset = data.dataset if isinstance(data, DataLoader) else data
             known = not several and is_dataset(dataset) and not isinstance(dataset, IterableDataset)
-            file = re.sub(r"[^A-Za-z0-9._-]+", "_", names[client])
-            prediction_table(dataset if known else None, outputs_of_client).to_csv(folder / f"{file}.csv", index=False)
+            table = prediction_table(dataset if known else None, outputs_of_client)
+            write_whole(folder / f"{files[client]}.csv", table.to_csv(index=False))
     return folder
 
 

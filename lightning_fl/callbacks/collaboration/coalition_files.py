@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.errors import ConfigurationError
 
-__all__ = ["read_coalitions", "read_distances", "read_model", "write_coalitions", "write_distances"]
+__all__ = ["coalition_table", "distance_table", "read_coalitions", "read_distances", "read_model"]
 
 
 def read_distances(path: Path, names: list[str]) -> Tensor:
@@ -52,19 +52,17 @@ def read_distances(path: Path, names: list[str]) -> Tensor:
     return matrix
 
 
-def write_distances(folder: Path, names: Sequence[str], distances: Tensor) -> None:
-    """Write ``distances.csv``.
+def distance_table(names: Sequence[str], distances: Tensor) -> str:
+    """The content of ``distances.csv``.
 
     Args:
-        folder: the run's; made if there is none.
         names: the clients.
         distances: D, shape [N, N].
     """
     import pandas as pd  # takes a second to import
 
-    folder.mkdir(parents=True, exist_ok=True)
     table = pd.DataFrame(distances.numpy(), index=pd.Index(names, name="client"), columns=list(names))
-    table.to_csv(folder / "distances.csv")
+    return table.to_csv()
 
 
 def read_coalitions(run: Path, names: Sequence[str]) -> dict[int, int]:
@@ -96,20 +94,18 @@ def read_coalitions(run: Path, names: Sequence[str]) -> dict[int, int]:
     return {client: int(table[name]) for client, name in enumerate(names) if name in table.index}
 
 
-def write_coalitions(folder: Path, names: Sequence[str], num_samples: Sequence[int], labels: Sequence[int]) -> None:
-    """Write ``coalitions.csv``: client, samples and coalition of all that are there.
+def coalition_table(names: Sequence[str], num_samples: Sequence[int], labels: Sequence[int]) -> str:
+    """The content of ``coalitions.csv``: client, samples and coalition of all that are there.
 
     Args:
-        folder: the run's; made if there is none.
         names: the clients.
         num_samples: theirs, length N.
         labels: their coalitions, -1 for those that are not there yet, length N.
     """
     import pandas as pd  # takes a second to import
 
-    folder.mkdir(parents=True, exist_ok=True)
     rows = [row for row in zip(names, num_samples, labels, strict=True) if row[2] >= 0]
-    pd.DataFrame(rows, columns=["client", "samples", "coalition"]).to_csv(folder / "coalitions.csv", index=False)
+    return pd.DataFrame(rows, columns=["client", "samples", "coalition"]).to_csv(index=False)
 
 
 def read_model(run: Path, label: int, module: nn.Module, flat: FlatModule) -> Weights:

@@ -330,10 +330,8 @@ class CollaborationGraph(Callback):
             for turn, chosen, received in zip(self.rounds, self.chosen, self.received, strict=True)
             for k, j, count in received.tolist()
         ]
-        folder = Path(trainer.log_dir)
-        folder.mkdir(parents=True, exist_ok=True)
         table = pd.DataFrame(rows, columns=["round", "client", "received_from", "models", "bytes", "chosen"])
-        table.to_csv(folder / "communication.csv", index=False)
+        trainer.run_log.write("communication.csv", table.to_csv(index=False))
 
     def state_dict(self) -> dict[str, Any]:
         """The graph and its history."""

@@ -30,11 +30,11 @@ from torch import Tensor, nn
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.callbacks.collaboration.coalition_files import (
+    coalition_table,
+    distance_table,
     read_coalitions,
     read_distances,
     read_model,
-    write_coalitions,
-    write_distances,
 )
 from lightning_fl.engine.probes.client_features import LayerOutput, client_features
 from lightning_fl.errors import ConfigurationError
@@ -301,9 +301,9 @@ class FedCollab(ClientClusters):
     def _write(self, trainer: TrainerSurface) -> None:
         if trainer.is_global_zero:
             assert trainer.datamodule is not None
-            names, folder = trainer.datamodule.client_names(), Path(trainer.log_dir)
-            write_distances(folder, names, self.distances)
-            write_coalitions(folder, names, trainer.num_samples, self.clusters)
+            names = trainer.datamodule.client_names()
+            trainer.run_log.write("distances.csv", distance_table(names, self.distances))
+            trainer.run_log.write("coalitions.csv", coalition_table(names, trainer.num_samples, self.clusters))
 
     def state_dict(self) -> dict[str, Any]:
         """Distances and coalitions."""

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.client_names import curve_names
 from lightning_fl.cohort import Cohort, Participant
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
@@ -162,7 +163,8 @@ class DROClientSampling(Callback):
             self.weights, estimate, self.step_size, trainer.local_steps, floor=self.floor
         )
         assert trainer.datamodule is not None
-        for name, weight in zip(trainer.datamodule.client_names(), self.weights.tolist(), strict=True):
+        names = curve_names(trainer.datamodule.client_names())
+        for name, weight in zip(names, self.weights.tolist(), strict=True):
             trainer.log(f"sampling_weight/{name}", weight)
         self._snapshots = self._snapshot = None
 

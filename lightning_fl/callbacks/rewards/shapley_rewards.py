@@ -21,10 +21,10 @@ order.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.client_names import curve_names
 from lightning_fl.engine.probes.held_out_loss import HeldOutLoss
 from lightning_fl.engine.probes.on_hosts import check_split, clients_without
 from lightning_fl.engine.probes.valuation import ModelValuation
@@ -214,10 +214,9 @@ class ShapleyRewards(Callback):
         import pandas as pd  # takes a second to import
 
         names = trainer.datamodule.client_names()
-        folder = Path(trainer.log_dir)
-        folder.mkdir(parents=True, exist_ok=True)
         columns = ["round", "model", "client", "psi", "cumulated"]
-        pd.DataFrame(self._rows(names), columns=columns).to_csv(folder / "contributions.csv", index=False)
+        table = pd.DataFrame(self._rows(names), columns=columns)
+        trainer.run_log.write("contributions.csv", table.to_csv(index=False))
         cumulated = self.cumulated
         order = sorted(cumulated, key=lambda client: (-cumulated[client], client))
         trainer.run_log.summary["contributions"] = {
@@ -278,7 +277,7 @@ class ShapleyRewards(Callback):
         trainer.log("contribution/max", max(values.values()))
         if trainer.logs_clients:
             assert trainer.datamodule is not None
-            names = trainer.datamodule.client_names()
+            names = curve_names(trainer.datamodule.client_names())
             for client, value in values.items():
                 trainer.log(f"contribution/{names[client]}", value)
             for client, value in self.cumulated.items():

@@ -27,7 +27,6 @@ evaluations; its equation 5, which forms them by F1 scores, is left out.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -39,6 +38,7 @@ from lightning_fl.callbacks.rewards.bidding import BiddingPolicy, BidView, Hones
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
 from lightning_fl.callbacks.rewards.tier_round import TierRound, tier_rows, tier_summary
 from lightning_fl.callbacks.rewards.tokens import Ledger, Tokens
+from lightning_fl.client_names import curve_names
 from lightning_fl.cohort import Cohort, Participant
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
@@ -290,15 +290,14 @@ class TierBidding(Callback):
         import pandas as pd  # takes a second to import
 
         names = trainer.datamodule.client_names()
-        folder = Path(trainer.log_dir)
-        folder.mkdir(parents=True, exist_ok=True)
         columns = ["round", "client", "tier", "importance", "share", "bid", "role"]
-        pd.DataFrame(tier_rows(self.rounds, names), columns=columns).to_csv(folder / "tiers.csv", index=False)
+        tiers = pd.DataFrame(tier_rows(self.rounds, names), columns=columns)
+        trainer.run_log.write("tiers.csv", tiers.to_csv(index=False))
         trainer.run_log.summary["tiers"] = tier_summary(self.rounds, names)
         if self.ledger is not None:
             columns = ["number", "round", "kind", "tier", "sender", "recipient", "units"]
             table = pd.DataFrame(self.ledger.rows(names), columns=columns).astype({"tier": "Int64"})
-            table.to_csv(folder / "tokens.csv", index=False)
+            trainer.run_log.write("tokens.csv", table.to_csv(index=False))
             trainer.run_log.summary["tokens"] = self.ledger.summary(names)
 
     def state_dict(self) -> dict[str, Any]:
@@ -403,6 +402,6 @@ class TierBidding(Callback):
         trainer.log("tokens/balance/max", max(tokens.values()))
         if trainer.logs_clients:
             assert trainer.datamodule is not None
-            names = trainer.datamodule.client_names()
+            names = curve_names(trainer.datamodule.client_names())
             for client, value in tokens.items():
                 trainer.log(f"tokens/balance/{names[client]}", value)

@@ -211,10 +211,13 @@ def test_a_structure_that_does_not_fit_is_refused(tmp_path):
 def test_a_stopped_run_measures_nothing_again_and_ends_alike(tmp_path):
     whole = trainer(quick(), rounds=4, root=tmp_path / "whole")
     whole.fit(TinyModule(), TwoKinds())
-    trainer(quick(), rounds=2, root=tmp_path / "parts").fit(TinyModule(), TwoKinds())
+    first = trainer(quick(), rounds=2, root=tmp_path / "parts")
+    first.fit(TinyModule(), TwoKinds())
     resumed = trainer(fedcollab := quick(), rounds=4, root=tmp_path / "parts")
     resumed.fit(TinyModule(), TwoKinds(), ckpt_path="last")
-    assert "measured_pairs" not in resumed.run_log.summary.get("fedcollab", {})
+    record = resumed.run_log.summary["fedcollab"]
+    assert record == first.run_log.summary["fedcollab"]  # and its seconds
+    assert record["measured_pairs"] == 10
     assert fedcollab.assignment == [0, 0, 0, 1, 1]
     assert all(resumed.client_model(i).equal(whole.client_model(i)) for i in range(5))
     assert (tmp_path / "parts" / "version_1" / "distances.csv").is_file()
