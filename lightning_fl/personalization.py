@@ -18,9 +18,7 @@ measured on others than those by which it was mixed.
 """
 
 import math
-import pickle
 import tempfile
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +41,7 @@ from lightning_fl.lightning_types import is_overridden
 from lightning_fl.metrics import ClientMetrics, MetricSummary, monitored_metric, summarize
 from lightning_fl.run import Run
 from lightning_fl.seeding import generator
+from lightning_fl.tensor_files import read_torch
 from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["Newcomer", "Personalization", "load_model_checkpoint", "personalize"]
@@ -188,15 +187,10 @@ def load_model_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is missing, damaged or of another kind.
     """
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(content, dict) or "state_dict" not in content:
-            raise ValueError("it has no state_dict")
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(
-            f"{path} is damaged or not a model's checkpoint ({reason}): copy it again from the run, or train again."
-        ) from error
+    content = read_torch(path, "a model's checkpoint", "Copy it again from the run, or train again.")
+    weights = content.get("state_dict") if isinstance(content, dict) else None
+    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise CheckpointError(f"{path} is not a model's checkpoint: it has no state_dict. Give one of a run's models/.")
     return content
 
 

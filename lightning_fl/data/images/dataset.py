@@ -1,7 +1,5 @@
 """Labelled images held in memory, and reading them from a ``.npz`` file."""
 
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -189,18 +187,8 @@ def read_npz(
         DataError: the file is damaged or of another kind, an entry is missing, or has a shape or type not as above.
     """
     place = str(path) if place is None else place
-    try:
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("it holds a single array")
-        with archive:
-            arrays = {name: archive[name] for name in archive.files if name.startswith(_PREFIXES)}
-    # what numpy raises for a file that is cut off, garbled, of another kind, or holds Python objects
-    except (OSError, ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"{place} cannot be read as .npz ({type(error).__name__}: {error}): fetch it again, or give a file made"
-            " with numpy.savez."
-        ) from error
+    mend = "Fetch it again, or give a file made with numpy.savez."
+    arrays = read_numpy(path, "a .npz file", mend, error=DataError, place=place, prefixes=_PREFIXES)
     parts: list[Split] = [split for split in SPLITS if any(name.startswith(f"{split}_") for name in arrays)]
     if "train" not in parts:
         found = ", ".join(arrays) or "nothing of the kind"

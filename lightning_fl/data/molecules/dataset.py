@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import pickle
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -22,6 +21,7 @@ from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.data.molecules.featurizer import FEATURIZER_VERSION, MoleculeCodes, encode_smiles
 from lightning_fl.data.molecules.table import INVALID_POLICIES, Invalid, MoleculeTable, list_rows
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.tensor_files import read_torch
 
 __all__ = ["MoleculeDataset"]
 
@@ -138,20 +138,11 @@ def _load_or_encode(table: MoleculeTable, cache: Path | None) -> MoleculeCodes:
     path = cache / f"{key}.pt"
     if path.is_file():
         try:
-            codes = MoleculeCodes(**torch.load(path, weights_only=True))
+            codes = MoleculeCodes(**read_torch(path, "a file of features", "They are made again.", error=DataError))
             if len(codes.num_atoms) != len(table.smiles):
                 raise ValueError(f"it holds {len(codes.num_atoms)} molecules, not {len(table.smiles)}")
             return codes
-        # what torch.load and the check above raise for a file that is cut off, garbled or of another kind
-        except (
-            OSError,
-            RuntimeError,
-            EOFError,
-            ValueError,
-            TypeError,
-            AttributeError,
-            pickle.UnpicklingError,
-        ) as error:
+        except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # cut off, garbled or of another kind
             rank_zero_warn(f"cached features {path} are damaged ({type(error).__name__}) and are made again.")
     codes = encode_smiles(_with_progress(table.smiles))
     try:
