@@ -41,6 +41,7 @@ from torch import Tensor, nn
 from torchvision.models import resnet18
 
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.tensor_files import read_torch
 
 __all__ = ["ChannelsLast", "Network", "NetworkName", "StemName", "build_network"]
 

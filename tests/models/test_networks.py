@@ -309,6 +309,6 @@ def test_a_file_with_something_else(tmp_path, content):
         torch.save(content, path)
     with pytest.raises(
         ConfigurationError,
-        match=r"weights.pth':  is (damaged or )?not a state dict of torchvision's resnet18 \(.+\). Save",
+        match=r"weights.pth' is (damaged or )?not a state dict of torchvision's resnet18 \(.+\). Save",
     ):
         network("resnet18", weights_file=path)

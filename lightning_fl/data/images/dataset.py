@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 from lightning_fl.data.cards.fields import did_you_mean
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.tensor_files import read_numpy
 
 __all__ = ["ImageDataset", "check_geometry", "convert_channels", "read_npz", "resize_images"]
 
