@@ -16,7 +16,6 @@ from lightning_fl.surface import TrainerSurface
 
 __all__ = ["check_fits", "find_differences", "say_differences", "say_nothing_left"]
 
-_WORDS: dict[str, str] = {"train": "training", "val": "validation", "test": "test"}
 _MOST_CHARACTERS = 80
 
 
@@ -111,36 +110,21 @@ def _not_finite(trainer: TrainerSurface, model: Weights) -> str | None:
 def _other_data(trainer: TrainerSurface, before: Mapping[int, Mapping[str, str]]) -> dict[str, list[str]]:
     """The clients whose data are others than in the checkpoint; only that, and how many, leaves a client's rank."""
     assert trainer.datamodule is not None
-    known, names = trainer.data_digests, trainer.datamodule.client_names()
-    own = {
-        client: {
-            split: _change(before[client][split], digest, split, before, names)
-            for split, digest in known[client].items()
-            if before.get(client, {}).get(split, digest) != digest
-        }
-        for client in trainer.hosted_clients
-        if client in known
-    }
-    return {
-        f"the {_WORDS[split]} data of {names[client]}": list(values)
-        for client, of_client in trainer.processes.exchange(own).items()
-        for split, values in of_client.items()
-    }
+    names, own = trainer.datamodule.client_names(), {}
+    for client in trainer.hosted_clients:
+        old, new = before.get(client, {}), trainer.data_digests.get(client, {})
+        changed = [split for split in new if old.get(split, new[split]) != new[split]]
+        if changed:
+            own[client] = [
+                ", ".join(f"{old[split].partition(',')[0]} ({split})" for split in changed),
+                ", ".join(_now(old[split], new[split], split) for split in changed),
+            ]
+    return {f"the data of {names[client]}": found for client, found in trainer.processes.exchange(own).items()}
 
 
-def _change(
-    old: str,
-    new: str,
-    split: Split,
-    before: Mapping[int, Mapping[str, str]],
-    names: list[str],
-) -> tuple[str, str]:
-    """What a client's data were and are: how many, or whose they were."""
-    whose = next((names[client] for client, of_client in before.items() if of_client.get(split) == new), None)
-    count, now = old.partition(",")[0], new.partition(",")[0]
-    if whose is not None and "," in new:
-        return f"{count} of its own", f"those that {whose} had"
-    return count, now if now != count else f"{now} that are others"
+def _now(old: str, new: str, split: Split) -> str:
+    count = new.partition(",")[0]
+    return f"{count if count != old.partition(',')[0] else f'{count.replace(' ', ' other ', 1)}'} ({split})"
 
 
 def _cut(text: str) -> str:

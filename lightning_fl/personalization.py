@@ -25,12 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from lightning_fl.checkpoint import model_checkpoint, save_atomically
 from lightning_fl.data.module import BATCH_HOOKS, FederatedDataModule, Split
+from lightning_fl.data.targets import dataset_targets
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.probes.client_scores import default_score
 from lightning_fl.engine.weights.flat import Weights
@@ -169,7 +171,7 @@ def personalize(
     """
     if not shared:
         raise ConfigurationError("shared=[]: give the checkpoint of at least one model.")
-    data = Newcomer(dataset, holdout=holdout, seed=seed, like=like)
+    data = Newcomer(_labelled(dataset), holdout=holdout, seed=seed, like=like)
     with tempfile.TemporaryDirectory() as folder:  # an evaluation writes a record of its own, which nobody needs
         quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "devices": 1}
         trainer = FederatedTrainer(default_root_dir=folder, seed=seed, **{**quiet, **trainer_arguments})
@@ -179,6 +181,23 @@ def personalize(
                     f"{type(module).__name__} defines no validation_step: models are scored by what it logs."
                 )
             return _mix(trainer, list(shared), out, monitor)
+
+
+def _labelled(dataset: Dataset) -> Dataset:
+    """The samples with a label, where labels that are missing can be told: NaN in all columns."""
+    try:
+        targets = dataset_targets(dataset)
+    except DataError:  # nobody but the module knows where they are
+        return dataset
+    if not targets.is_floating_point() or not len(targets):
+        return dataset
+    missing = targets.reshape(len(targets), -1).isnan().all(1)
+    if missing.all():
+        raise DataError(f"none of the {len(targets)} samples has a label, by which models are scored: fill them in.")
+    if not missing.any():
+        return dataset
+    rank_zero_warn(f"{int(missing.sum())} of {len(targets)} samples have no label and are left out.")
+    return Subset(dataset, (~missing).nonzero()[:, 0].tolist())
 
 
 def load_model_checkpoint(path: Path) -> dict[str, Any]:

@@ -115,7 +115,8 @@ class Run:
         names = trainer.datamodule.client_names()
         state = with_client_files(state, path, trainer.processes, names, trainer.strategy.rank_names)
         trainer.differs = find_differences(trainer, state, evaluates=evaluates)
-        say_differences(path, trainer.differs)
+        said = trainer.run_log.summary.get("differs_from_checkpoint", {})  # by the fit before this evaluation
+        say_differences(path, {name: values for name, values in trainer.differs.items() if name not in said})
         try:
             trainer.load_state_dict(state, weights_only=evaluates)
         except CheckpointError as error:
@@ -349,7 +350,8 @@ def _about(trainer: TrainerSurface, stage: str) -> dict[str, Any]:
         "versions": versions(),
     }
     if trainer.differs:
-        about["differs_from_checkpoint"] = trainer.differs
+        before = trainer.run_log.summary.get("differs_from_checkpoint", {})
+        about["differs_from_checkpoint"] = {**before, **trainer.differs}
     if stage != "fit":
         return about
     checkpoint = trainer.callback(ModelCheckpoint)

@@ -31,7 +31,7 @@ _ZIP = b"PK\x03\x04"
 
 
 def read_torch(
-    path: Path,
+    path: Path | str,
     what: str,
     mend: str,
     *,
@@ -55,7 +55,9 @@ def read_torch(
         FederatedError: of the class ``error``: the file cannot be read, is of another kind or damaged, or holds more
             than values.
     """
+    path = Path(path)
     try:
+        _expect_file(path)
         packed = _check_archive(path)
         if not (packed or legacy):
             raise _Unreadable("it was not written by torch.save")
@@ -66,7 +68,7 @@ def read_torch(
 
 
 def read_numpy(
-    path: Path,
+    path: Path | str,
     what: str,
     mend: str,
     *,
@@ -78,8 +80,8 @@ def read_numpy(
 
     Args:
         path: the file.
-        what: messages call it, such as "a .npz file".
-        mend: what is to be done if it cannot be read, a sentence.
+        what: messages call it, such as ".npz".
+        mend: what is to be done if it cannot be read, a sentence's second half.
         error: what is raised.
         place: what messages call the file; ``None`` for its path.
         prefixes: of a ``.npz`` file only arrays whose names begin so are read.
@@ -88,25 +90,32 @@ def read_numpy(
         FederatedError: of the class ``error``: the file cannot be read, is of another kind or damaged, or holds Python
             objects.
     """
+    path = Path(path)
     try:
+        _expect_file(path)
         with path.open("rb") as file:
-            start = file.read(6)
-        if not start.startswith((_ZIP, b"PK\x05\x06", b"\x93NUMPY")):  # numpy would take it for a pickle
-            raise _Unreadable("it was not written by numpy")
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return {"": loaded}
-        with loaded:
+            if not file.read(6).startswith((_ZIP, b"PK\x05\x06", b"\x93NUMPY")):  # numpy would take it for a pickle
+                raise _Unreadable("it was not written by numpy")
+            file.seek(0)
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return {"": loaded}
             arrays = {name: loaded[name] for name in loaded.files if name.startswith(prefixes)}
         if strange := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
             raise _Unreadable(f"{strange[0]!r} in it is no array")
         return arrays
     except Exception as found:  # as above
-        raise error(f"{place or path} is damaged or not {what} ({_reason(found)}). {mend}") from found
+        raise error(f"{place or path} cannot be read as {what} ({_reason(found)}): {mend}") from found
 
 
 class _Unreadable(ValueError):
     """Why a file is not read, in words of our own."""
+
+
+def _expect_file(path: Path) -> None:
+    """Refuse what is no file: a pipe would be waited for, a device read for ever."""
+    if path.exists() and not path.is_file():
+        raise _Unreadable("it is no file")
 
 
 def _check_archive(path: Path) -> bool:

@@ -28,7 +28,7 @@ def read_distances(path: Path, names: list[str]) -> Tensor:
     advice = "Give a CSV file with the clients' names in its first row and column, or a .npy matrix in their order."
     try:
         if path.suffix == ".npy":
-            arrays = read_numpy(path, "a .npy matrix", advice, error=ConfigurationError)
+            arrays = read_numpy(path, ".npy", f"{advice[0].lower()}{advice[1:]}", error=ConfigurationError)
             matrix = torch.from_numpy(arrays[""]).double()
         else:
             table = pd.read_csv(path, index_col=0, dtype={0: str})

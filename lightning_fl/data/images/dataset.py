@@ -188,8 +188,8 @@ def read_npz(
         DataError: the file is damaged or of another kind, an entry is missing, or has a shape or type not as above.
     """
     place = str(path) if place is None else place
-    mend = "Fetch it again, or give a file made with numpy.savez."
-    arrays = read_numpy(path, "a .npz file", mend, error=DataError, place=place, prefixes=_PREFIXES)
+    mend = "fetch it again, or give a file made with numpy.savez."
+    arrays = read_numpy(path, ".npz", mend, error=DataError, place=place, prefixes=_PREFIXES)
     parts: list[Split] = [split for split in SPLITS if any(name.startswith(f"{split}_") for name in arrays)]
     if "train" not in parts:
         found = ", ".join(arrays) or "nothing of the kind"
