@@ -123,8 +123,8 @@ def _other_data(trainer: TrainerSurface, before: Mapping[int, Mapping[str, str]]
 
 
 def _now(old: str, new: str, split: Split) -> str:
-    count = new.partition(",")[0]
-    return f"{count if count != old.partition(',')[0] else f'{count.replace(' ', ' other ', 1)}'} ({split})"
+    count, before = new.partition(",")[0], old.partition(",")[0]
+    return f"{count if count != before else count.replace(' ', ' other ', 1)} ({split})"
 
 
 def _cut(text: str) -> str:
