@@ -8,25 +8,24 @@ zero has named them, so that a kill at any moment leaves a set that fits.
 
 import contextlib
 import os
-import pickle
 import re
-import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch
-import numpy as np
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 
 from lightning_fl.atomic import link_whole, whole_file
+from lightning_fl.checkpoint_fields import FIELDS, PART_FIELDS, completed
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.errors import CheckpointError
 from lightning_fl.file_names import client_files
+from lightning_fl.tensor_files import NUMPY, read_torch
 
 __all__ = [
     "class_path",
@@ -40,16 +39,6 @@ __all__ = [
     "save_atomically",
     "save_state",
     "with_client_files",
-]
-
-
-#: What numpy's numbers and arrays are made of again: learning rates are numpy's where a schedule is computed with it.
-_NUMPY: list[Any] = [
-    np.dtype,
-    np.ndarray,
-    np.float64(0).__reduce__()[0],
-    np.zeros(1).__reduce__()[0],
-    *{type(np.dtype(kind)) for kind in "?bhilqBHILQefdFD"},
 ]
 
 
@@ -81,21 +70,19 @@ def _saving(path: Path) -> Iterator[None]:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """A run's checkpoint, read without running any code from it.
+    """A run's checkpoint with all of its fields (:data:`~lightning_fl.checkpoint_fields.FIELDS`).
+
+    It is read without running any code from it.
 
     Raises:
-        CheckpointError: the file is missing, damaged, or not a federated run's checkpoint.
+        CheckpointError: the file is missing, damaged, not a federated run's checkpoint, or a field is missing or of
+            another kind.
     """
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a folder: give a file of a run's checkpoints/, or 'last' or 'best'.")
     if not path.is_file():
         raise CheckpointError(f"{path}: there is no such checkpoint. Give a file, or 'last' or 'best'.")
-    try:
-        with torch.serialization.safe_globals(_NUMPY):
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(
-            f"{path} is damaged or not a checkpoint ({reason}). Use another one of its folder, or start anew."
-        ) from error
+    content = _read(path)
     if not isinstance(content, dict) or "lightning_fl_version" not in content:
         hint = ""
         if isinstance(content, dict) and "state_dict" in content:
@@ -103,7 +90,15 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} is not the checkpoint of a federated run.{hint} Give one from a run's checkpoints/."
         )
-    return content
+    if "token" in content and "client" in content:
+        raise CheckpointError(
+            f"{path} is the part of one client, {content['client']}: give the run's, such as last.ckpt beside it."
+        )
+    return completed(content, FIELDS, path)
+
+
+def _read(path: Path) -> Any:
+    return read_torch(path, "a checkpoint", "Use another one of its folder, or start anew.", known=NUMPY)
 
 
 def load_state(path: Path, fabric: Fabric) -> dict[str, Any]:
@@ -155,11 +150,13 @@ def save_state(
                 "token": token,
                 "state": state["clients"].get(client),
                 "stores": {key: of[client] for key, of in state["client_stores"].items() if client in of},
+                "data": state["data"].get(client, {}),
             }
             save_atomically(part, _client_file(folder, name, client, state["round"]))
         processes.of_ranks(None)  # all are whole, and rank zero has named those of the time before
         remove_old_client_files(folder, name, processes, keep=2)
-        state = {**state, "clients": {}, "client_stores": {}, "client_files": {"name": name, "token": token}}
+        kept: dict[str, Any] = {"clients": {}, "client_stores": {}, "data": {}}
+        state = {**state, **kept, "client_files": {"name": name, "token": token}}
     if processes.rank == 0:
         save_atomically(state, folder / f"{name}.ckpt")
     return state
@@ -219,7 +216,7 @@ def with_client_files(
     Raises:
         CheckpointError: a file is missing or does not belong to the checkpoint; on all ranks.
     """
-    about = state.get("client_files")
+    about = state["client_files"]
     if about is None:
         return state
     parts, problem = {}, None
@@ -238,7 +235,8 @@ def with_client_files(
         for key, value in part["stores"].items():
             stores.setdefault(key, {})[client] = value
     clients = {client: part["state"] for client, part in parts.items() if part["state"] is not None}
-    return {**state, "clients": clients, "client_stores": stores}
+    data = {client: part["data"] for client, part in parts.items()}
+    return {**state, "clients": clients, "client_stores": stores, "data": data}
 
 
 def _client_file(folder: Path, name: str, client: int, number: int) -> Path:
@@ -251,8 +249,11 @@ def _client_part(file: Path, client_name: str, number: int, token: str) -> dict[
             f"{file}, what {client_name} kept up to round {number}, is not there: each client's part of a checkpoint"
             " lies on the machine that trained it. Start that rank where it ran before, copy the file, or start anew."
         )
-    part = load_checkpoint(file)
-    found = {"client": part.get("client"), "round": part.get("round"), "run": part.get("token")}
+    content = _read(file)
+    if not isinstance(content, dict) or "token" not in content:
+        raise CheckpointError(f"{file} is not a client's part of a checkpoint: copy it again, or start anew.")
+    part = completed(content, PART_FIELDS, file)
+    found = {"client": part["client"], "round": part["round"], "run": part["token"]}
     expected = {"client": client_name, "round": number, "run": token}
     for what, value in expected.items():
         if found[what] != value:
@@ -280,7 +281,9 @@ def resolve_checkpoint(
     if ckpt_path is None:
         return None
     if ckpt_path not in ("last", "best"):
-        return Path(ckpt_path)
+        if not os.fspath(ckpt_path).strip():
+            raise CheckpointError("ckpt_path is empty: give last, best or a file, or leave it out.")
+        return Path(ckpt_path).expanduser()
     found: int | str | None = None
     if fabric.is_global_zero:
         versions = [

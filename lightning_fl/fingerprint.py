@@ -1,7 +1,8 @@
-"""What all ranks of a run must have in common, compared before anything is trained.
+"""What a run is made by, in words that can be compared: between its ranks, and with a checkpoint.
 
 Ranks that were started with different recipes, or whose machines hold different data, would wait for each other in
-different places, or average what does not belong together.
+different places, or average what does not belong together; a run that goes on from a checkpoint of another recipe or
+other data says so.
 """
 
 import hashlib
@@ -22,12 +23,26 @@ from lightning_fl.strategies.federated import FederatedStrategy
 from lightning_fl.surface import TrainerSurface
 from lightning_fl.version import __version__
 
-__all__ = ["check_same", "data_of", "layout_of", "settings_of"]
+__all__ = ["check_same", "data_of", "differences", "identity_of", "layout_of", "listed", "settings_of"]
 
 #: Settings by which ranks may differ: where they write, and how many threads they have.
 _OF_A_RANK = ("default_root_dir", "num_threads")
 #: Callbacks that ranks may have or not: they show and keep what happens.
 _OWN_CALLBACKS = ("ProgressDisplay", "SaveConfig")
+#: What changes no model: how long a run is, what is shown and kept of it.
+_CHANGES_NOTHING = (
+    "trainer.max_rounds",
+    "trainer.log_every_n_steps",
+    "trainer.log_per_client",
+    "ModelCheckpoint.every_n_rounds",
+    "ModelCheckpoint.save_models",
+    "data.eval_batch_size",
+)
+#: What a data module's record says of its clients, whose names, sizes and samples are compared one by one.
+_SIZES = ("num_clients", "client_names", "clients", "client_sizes", "num_samples")
+#: What the result of an evaluation depends on, besides the checkpoint; and what of it plays no part there.
+_OF_EVALUATIONS = ("model", "data", "trainer.strategy", "trainer.precision")
+_OF_TRAINING = ("data.batch_size", "data.shuffle", "data.drop_last")
 _MOST_DIFFERENCES = 5
 _MOST_CHARACTERS = 200
 
@@ -49,16 +64,14 @@ def check_same(strategy: FederatedStrategy, own: Mapping[str, str], what: str) -
         different = [name for name in first if name in found and found[name] != first[name]]
         if not different:
             continue
-        listed = [f"{name} is {found[name]} there, {first[name]} here" for name in different[:_MOST_DIFFERENCES]]
-        more = len(different) - len(listed)
+        text = listed({name: (found[name], first[name]) for name in different})
         raise ConfigurationError(
-            f"{names[rank]} comes with another {what} than {names[0]}: {'; '.join(listed)}"
-            f"{f'; and {more} more' if more else ''}. Start all ranks with the same {what}."
+            f"{names[rank]} comes with another {what} than {names[0]}: {text}. Start all ranks with the same {what}."
         )
 
 
 def settings_of(trainer: TrainerSurface, stage: str, module: Any, ckpt_path: Any) -> dict[str, str]:
-    """What of a run's recipe must be the same: settings, strategy, callbacks and the module's hyper-parameters.
+    """What of a run must be the same on all ranks: its recipe, the command, and what it goes on from.
 
     Args:
         trainer: of the run.
@@ -66,14 +79,84 @@ def settings_of(trainer: TrainerSurface, stage: str, module: Any, ckpt_path: Any
         module: the user's.
         ckpt_path: what the run goes on from.
     """
+    common: dict[str, Any] = {
+        "the command": stage,
+        "ckpt_path": ckpt_path if ckpt_path in (None, "last", "best") else "a file",
+        "trainer.profile": not isinstance(trainer.profiler, PassThroughProfiler),
+        **_recipe_of(trainer, module),
+    }
+    return dict(_comparable(common))
+
+
+def identity_of(trainer: TrainerSurface, module: Any, data: FederatedDataModule) -> dict[str, str]:
+    """What decides a run's result, as a checkpoint keeps it: the recipe, and what the data are made by.
+
+    Of a run of the command line it has everything that the recipe says of model and data; of one from Python the
+    module's hyper-parameters, and the data module's arguments as far as it keeps them under their names.
+
+    Args:
+        trainer: of the run.
+        module: the user's.
+        data: set up.
+    """
+    shown = {type(callback).__name__ for callback in trainer.callbacks if callback.only_shows}
+    found = {
+        name: value
+        for name, value in _recipe_of(trainer, module).items()
+        if name not in _CHANGES_NOTHING and name.partition(".")[0] not in shown
+    }
+    deciding = [type(callback).__name__ for callback in trainer.callbacks if not callback.only_shows]
+    found["trainer.callbacks"] = ", ".join(name for name in deciding if name != "ModelCheckpoint")
+    if not data.pinned:
+        found |= {f"data.{name}": value for name, value in data.describe().items() if name not in _SIZES}
+    found |= _arguments("data", data)
+    for name, value in trainer.run_log.hyperparameters.items():
+        if name.startswith(("model.", "data.")) and name.rpartition(".")[0] not in found:
+            found.setdefault(name, value)
+    found["data"] = type(data).__name__
+    return {name: text for name, text in _comparable(found) if name not in _CHANGES_NOTHING}
+
+
+def differences(before: Mapping[str, str], now: Mapping[str, str], *, evaluates: bool) -> dict[str, tuple[str, str]]:
+    """What differs between two identities: name -> the value before and now. What one of them lacks is not compared.
+
+    Args:
+        before: :func:`identity_of` of the run that a checkpoint is of.
+        now: of this one.
+        evaluates: only what an evaluation depends on is compared.
+    """
+    return {
+        name: (text, now[name])
+        for name, text in before.items()
+        if name in now and now[name] != text and not (evaluates and _only_trains(name))
+    }
+
+
+def listed(differences: Mapping[str, tuple[str, str]], words: str = "{name} is {before} there, {now} here") -> str:
+    """A handful of differences in words, and how many more there are.
+
+    Args:
+        differences: name -> the value before and now.
+        words: for one of them.
+    """
+    shown = list(differences.items())[:_MOST_DIFFERENCES]
+    parts = [words.format(name=name, before=before, now=now) for name, (before, now) in shown]
+    more = len(differences) - len(shown)
+    return f"{'; '.join(parts)}{f'; and {more} more' if more else ''}"
+
+
+def _only_trains(name: str) -> bool:
+    """Whether a difference is nothing to an evaluation, which takes models as they are."""
+    return not name.startswith(_OF_EVALUATIONS) or name in _OF_TRAINING
+
+
+def _recipe_of(trainer: TrainerSurface, module: Any) -> dict[str, Any]:
+    """Settings, strategy, callbacks and the module's hyper-parameters."""
     callbacks = [callback for callback in trainer.callbacks if type(callback).__name__ not in _OWN_CALLBACKS]
     common: dict[str, Any] = {
         "lightning-fl's version": __version__,
-        "the command": stage,
-        "ckpt_path": ckpt_path if ckpt_path in (None, "last", "best") else "a file",
         **{f"trainer.{name}": value for name, value in asdict(trainer.settings).items() if name not in _OF_A_RANK},
         "trainer.precision": trainer.fabric._precision.precision,
-        "trainer.profile": not isinstance(trainer.profiler, PassThroughProfiler),
         "trainer.strategy": type(trainer.strategy).__name__,
         **_arguments("trainer.strategy", trainer.strategy),
         "trainer.callbacks": ", ".join(type(callback).__name__ for callback in callbacks),
@@ -82,7 +165,7 @@ def settings_of(trainer: TrainerSurface, stage: str, module: Any, ckpt_path: Any
     }
     for callback in callbacks:
         common.update(_arguments(type(callback).__name__, callback))
-    return dict(_comparable(common))
+    return common
 
 
 def data_of(data: FederatedDataModule) -> dict[str, str]:

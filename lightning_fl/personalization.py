@@ -18,21 +18,21 @@ measured on others than those by which it was mixed.
 """
 
 import math
-import pickle
 import tempfile
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from lightning_fl.checkpoint import model_checkpoint, save_atomically
 from lightning_fl.data.module import BATCH_HOOKS, FederatedDataModule, Split
+from lightning_fl.data.targets import dataset_targets
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.probes.client_scores import default_score
 from lightning_fl.engine.weights.flat import Weights
@@ -43,6 +43,7 @@ from lightning_fl.lightning_types import is_overridden
 from lightning_fl.metrics import ClientMetrics, MetricSummary, monitored_metric, summarize
 from lightning_fl.run import Run
 from lightning_fl.seeding import generator
+from lightning_fl.tensor_files import read_torch
 from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["Newcomer", "Personalization", "load_model_checkpoint", "personalize"]
@@ -170,7 +171,7 @@ def personalize(
     """
     if not shared:
         raise ConfigurationError("shared=[]: give the checkpoint of at least one model.")
-    data = Newcomer(dataset, holdout=holdout, seed=seed, like=like)
+    data = Newcomer(_labelled(dataset), holdout=holdout, seed=seed, like=like)
     with tempfile.TemporaryDirectory() as folder:  # an evaluation writes a record of its own, which nobody needs
         quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "devices": 1}
         trainer = FederatedTrainer(default_root_dir=folder, seed=seed, **{**quiet, **trainer_arguments})
@@ -182,21 +183,33 @@ def personalize(
             return _mix(trainer, list(shared), out, monitor)
 
 
+def _labelled(dataset: Dataset) -> Dataset:
+    """The samples with a label, where labels that are missing can be told: NaN in all columns."""
+    try:
+        targets = dataset_targets(dataset)
+    except DataError:  # nobody but the module knows where they are
+        return dataset
+    if not targets.is_floating_point() or not len(targets):
+        return dataset
+    missing = targets.reshape(len(targets), -1).isnan().all(1)
+    if missing.all():
+        raise DataError(f"none of the {len(targets)} samples has a label, by which models are scored: fill them in.")
+    if not missing.any():
+        return dataset
+    rank_zero_warn(f"{int(missing.sum())} of {len(targets)} samples have no label and are left out.")
+    return Subset(dataset, (~missing).nonzero()[:, 0].tolist())
+
+
 def load_model_checkpoint(path: Path) -> dict[str, Any]:
     """A single model's Lightning checkpoint, read without running any code from it.
 
     Raises:
         CheckpointError: it is missing, damaged or of another kind.
     """
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(content, dict) or "state_dict" not in content:
-            raise ValueError("it has no state_dict")
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(
-            f"{path} is damaged or not a model's checkpoint ({reason}): copy it again from the run, or train again."
-        ) from error
+    content = read_torch(path, "a model's checkpoint", "Copy it again from the run, or train again.")
+    weights = content.get("state_dict") if isinstance(content, dict) else None
+    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise CheckpointError(f"{path} is not a model's checkpoint: it has no state_dict. Give one of a run's models/.")
     return content
 
 

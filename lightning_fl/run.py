@@ -14,8 +14,9 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 from lightning_fl.arguments import check_arguments
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
-from lightning_fl.checkpoint import class_path, load_state, resolve_checkpoint, with_client_files
+from lightning_fl.checkpoint import load_state, resolve_checkpoint, with_client_files
 from lightning_fl.client_names import check_distinct
+from lightning_fl.continuation import check_fits, find_differences, say_differences, say_nothing_left
 from lightning_fl.data.module import FederatedDataModule, known_clients
 from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.batches.from_loaders import LoaderBatches
@@ -31,7 +32,7 @@ from lightning_fl.engine.turn.surroundings import Surroundings
 from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.engine.weights.layout import Entry
 from lightning_fl.errors import CheckpointError, DataError, LostPeerError
-from lightning_fl.fingerprint import check_same, data_of, layout_of, settings_of
+from lightning_fl.fingerprint import check_same, data_of, identity_of, layout_of, settings_of
 from lightning_fl.generated_modules import remove_generated_files
 from lightning_fl.run_log import versions
 from lightning_fl.surface import TrainerSurface
@@ -91,6 +92,7 @@ class Run:
         # A resumed run may have found nothing better than the run it goes on from.
         resumed = [] if trainer.ckpt_path is None else [Path(trainer.ckpt_path).parent.parent]
         before = [Path(trainer.log_dir)] if trainer.run_log.started else []
+        # Before there is a folder of this run's own: one that is refused leaves none.
         path = resolve_checkpoint(self._ckpt_path, trainer.fabric, trainer.default_root_dir, [*before, *resumed])
         state = None if path is None else load_state(path, trainer.fabric)
         trainer.run_log.start(trainer.fabric, fits=stage == "fit")
@@ -99,24 +101,39 @@ class Run:
         if trainer.deterministic:
             torch.use_deterministic_algorithms(True)
         try:
-            layout = [] if state is None else state.get("layout", [])
+            layout = [] if state is None else state["layout"]
             around = _set_up(trainer, stage, self._steps, self._arguments[1], layout)
             trainer.resumes_fit = stage == "fit" and state is not None
+            if stage == "fit" or state is not None:
+                _know(trainer, stage)
             if stage == "fit":
                 trainer.call("on_fit_start")
             if state is not None:
                 assert path is not None
-                assert trainer.datamodule is not None
-                _check_fits(trainer, state, path)
-                names = trainer.datamodule.client_names()
-                state = with_client_files(state, path, trainer.processes, names, trainer.strategy.rank_names)
-                trainer.load_state_dict(state, weights_only=stage != "fit")
+                self._take_up(state, path)
                 trainer.ckpt_path = around.ckpt_path = os.fspath(path)
                 if trainer.resumes_fit:
                     trainer.run_log.replay(path, trainer.current_round, state.get("record"))
         except BaseException as error:
             self._clean_up(error)
             raise
+
+    def _take_up(self, state: dict[str, Any], path: Path) -> None:
+        """Go on from a checkpoint that fits, and say what is not as it was."""
+        trainer, evaluates = self._trainer, self._stage != "fit"
+        assert trainer.datamodule is not None
+        check_fits(trainer, state, path)
+        names = trainer.datamodule.client_names()
+        state = with_client_files(state, path, trainer.processes, names, trainer.strategy.rank_names)
+        trainer.differs = find_differences(trainer, state, evaluates=evaluates)
+        said = trainer.run_log.summary.get("differs_from_checkpoint", {})  # by the fit before this evaluation
+        say_differences(path, {name: values for name, values in trainer.differs.items() if name not in said})
+        try:
+            trainer.load_state_dict(state, weights_only=evaluates)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from error
+        if not evaluates:
+            say_nothing_left(trainer, path)
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         with self._signals:
@@ -177,24 +194,6 @@ def _tell_callbacks(module: LightningModule, hook: str, *args: Any) -> None:
     if isinstance(shim, ModuleTrainer):
         for callback in shim.watching.get(hook, ()):
             getattr(callback, hook)(shim, module, *args)
-
-
-def _check_fits(trainer: TrainerSurface, state: dict[str, Any], path: Path) -> None:
-    for what, own in (("module", class_path(trainer.module)), ("num_clients", trainer.num_clients)):
-        if state[what] != own:
-            raise CheckpointError(
-                f"{path}: the checkpoint's {what} is {state[what]}, this run's is {own}: give the checkpoint of a run"
-                " with the same recipe."
-            )
-    if state["seed"] != trainer.seed:
-        rank_zero_warn(f"{path} was made with seed {state['seed']}; this run goes on with seed {trainer.seed}.")
-    own_layout = {name: tuple(vector.shape) for name, vector in trainer.models[0].state_dict().items()}
-    layout = {name: tuple(vector.shape) for name, vector in state["models"][0].items()}
-    if layout != own_layout:
-        raise CheckpointError(
-            f"{path}: the checkpoint's weights have the layout {layout}, this module's have {own_layout}: give the"
-            " checkpoint of a run with the same model."
-        )
 
 
 def _set_up(
@@ -283,6 +282,15 @@ def _set_up(
     return around
 
 
+def _know(trainer: TrainerSurface, stage: str) -> None:
+    """Note what decides the result, for checkpoints; of data that belong to their ranks, on these alone."""
+    assert trainer.module is not None
+    assert trainer.datamodule is not None
+    trainer.identity = identity_of(trainer, trainer.module, trainer.datamodule)
+    own = {client: trainer.datamodule.data_digests(client, stage) for client in trainer.hosted_clients}
+    trainer.data_digests = own if trainer.processes.private else trainer.processes.exchange(own)
+
+
 def _exchange_sizes(trainer: TrainerSurface, factory: BatchFactory, processes: Processes) -> list[int]:
     """Every client's number of training samples, its weight in the averages."""
     sizes: dict[int, int] = {}
@@ -366,6 +374,9 @@ def _about(trainer: TrainerSurface, stage: str) -> dict[str, Any]:
         "device": str(trainer.fabric.device),
         "versions": versions(),
     }
+    if trainer.differs:
+        before = trainer.run_log.summary.get("differs_from_checkpoint", {})
+        about["differs_from_checkpoint"] = {**before, **trainer.differs}
     if stage != "fit":
         return about
     checkpoint = trainer.callback(ModelCheckpoint)

@@ -2,7 +2,8 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
@@ -62,6 +63,21 @@ class _Of(Generic[T]):
         setattr(getattr(trainer, self._part), self._name, value)  # type: ignore[arg-type]
 
 
+@contextmanager
+def _refusing(what: str, state: dict[str, Any]) -> Iterator[None]:
+    """Say of what in a checkpoint the state cannot be taken up."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint's state of {what} is not one of this version's ({type(error).__name__}: {error}): it was"
+            f" made by lightning-fl {state['lightning_fl_version']}, this is {__version__}. Go on with that version, or"
+            " begin anew."
+        ) from error
+
+
 class TrainerSurface:
     """The part of :class:`~lightning_fl.FederatedTrainer` that callbacks are written against.
 
@@ -83,6 +99,9 @@ class TrainerSurface:
         resumes_fit: the fit goes on from a checkpoint.
         ckpt_path: that checkpoint.
         should_stop: set it to end the fit after the round.
+        identity: what decides the run's result, in words, for its checkpoints.
+        data_digests: client -> split -> what its data are, of hosted clients or, where it may be told, of all.
+        differs: what differs from the run whose checkpoint this one took up: name -> what it was and is.
     """
 
     settings: Settings
@@ -103,6 +122,9 @@ class TrainerSurface:
     resumes_fit: bool
     ckpt_path: str | None
     should_stop: bool
+    identity: dict[str, str]
+    data_digests: dict[int, dict[Split, str]]
+    differs: dict[str, list[str]]
     _launched = False
 
     # -- what the trainer was told -------------------------------------------------------------------------------
@@ -266,10 +288,14 @@ class TrainerSurface:
 
     def state_dict(self) -> dict[str, Any]:
         """All that a run needs to go on: plain values and tensors. To be called on every rank."""
+        assert self.datamodule is not None
         return {
             "lightning_fl_version": __version__,
             "module": class_path(self.module),
             "seed": self.seed,
+            "client_names": self.datamodule.client_names(),
+            "recipe": dict(self.identity),
+            "data": {client: dict(of_client) for client, of_client in self.data_digests.items()},
             **self.federation.state_dict(self.processes),
             "layout": self.loop.flat.layout() if self.loop.flat.late else [],
             "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks()},
@@ -277,20 +303,14 @@ class TrainerSurface:
 
     def load_state_dict(self, state: dict[str, Any], *, weights_only: bool = False) -> None:
         """Take up a state; ``weights_only`` takes the models and the collaboration, for an evaluation."""
-        self.federation.load_state_dict(state, self.loop.flat, self.processes, weights_only=weights_only)
+        with _refusing("its models and clients", state):
+            self.federation.load_state_dict(state, self.loop.flat, self.processes, weights_only=weights_only)
         if weights_only:
             return
         for name, callback in self._named_callbacks():
-            if name not in state["callbacks"]:
-                continue
-            try:
-                callback.load_state_dict(state["callbacks"][name])
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise CheckpointError(
-                    f"the checkpoint's state of {name} is not one of this version's ({type(error).__name__}: {error}):"
-                    f" it was made by lightning-fl {state['lightning_fl_version']}, this is {__version__}. Go on with"
-                    " that version, or begin anew."
-                ) from error
+            if name in state["callbacks"]:
+                with _refusing(name, state):
+                    callback.load_state_dict(state["callbacks"][name])
 
     def _named_callbacks(self) -> list[tuple[str, Any]]:
         """Each callback with the name of its state: its class's, numbered where there are several."""
@@ -349,3 +369,4 @@ class TrainerSurface:
         self.processes = Processes(self.strategy, self.fabric.device)
         self.module, self.datamodule, self.stacked = None, None, None
         self.resumes_fit, self.should_stop, self.ckpt_path = False, False, None
+        self.identity, self.data_digests, self.differs = {}, {}, {}

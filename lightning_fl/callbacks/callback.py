@@ -48,6 +48,8 @@ class Callback:
 
     #: Callbacks that share a role exclude each other: "collaboration", "participation", "fine-tuning", "contribution".
     role: str | None = None
+    #: It draws or keeps what happens and changes no model: a run may go on without it, or with it, as the same run.
+    only_shows: bool = False
 
     def setup(self, trainer: _Trainer, stage: str) -> None:
         """Before data are prepared. ``stage`` is "fit", "validate", "test" or "predict"."""

@@ -46,6 +46,8 @@ class ProgressDisplay(Callback):
         ConfigurationError: ``every_n_rounds`` is below 1.
     """
 
+    only_shows = True
+
     def __init__(self, *, every_n_rounds: int = 1) -> None:
         if every_n_rounds < 1:
             raise ConfigurationError(f"ProgressDisplay.every_n_rounds={every_n_rounds}: give a number of at least 1.")

@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +18,12 @@ from lightning_fl.errors import CheckpointError, ConfigurationError
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.recipe.instantiate import instantiate
 from lightning_fl.recipe.parser import make_parser
+from lightning_fl.recipe.trust import own_classes_only, refuse_foreign_classes
 
 if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+    from lightning_fl.data.module import FederatedDataModule
     from lightning_fl.personalization import Personalization
 
 __all__ = ["add_arguments", "run"]
@@ -57,6 +63,11 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         " least 0 if less is better, then exp(-value) counts (default: an accuracy or the like, else a loss).",
     )
     parser.add_argument("--seed", type=int | None, default=None, help="Seed of the holdout (default: the run's).")
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="Let the run's config.yaml name classes outside of lightning_fl: they are imported, their code runs.",
+    )
     parser.add_argument("--accelerator", type=str, default="auto", help="cpu, cuda or auto.")
 
 
@@ -67,10 +78,13 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     _refuse_personal_layers(recipe)
     data = Path(config.file).expanduser()
     out = folder / "personal" / f"{data.name.partition('.')[0]}.ckpt" if config.out is None else Path(config.out)
-    if out.exists() and not config.force:
-        raise ConfigurationError(f"{out} is there already: name another file with --out, or replace it with --force.")
+    _check_out(out, folder if config.out is None else None, replace=config.force)
+    named = {"model": recipe["model"], "data": recipe["data"]}
+    if not config.trust:
+        refuse_foreign_classes(named, str(folder / "config.yaml"))
 
-    fit = make_parser("fit")  # imports torch and what depends on it, without their warnings
+    # Imports torch and what depends on it, without their warnings.
+    fit = make_parser("fit", own_modules=config.trust)
 
     from lightning import seed_everything
 
@@ -79,18 +93,11 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     seed = summary["seed"] if config.seed is None else config.seed
     seed_everything(summary["seed"], verbose=False)
     kept = {"num_threads", "precision", "deterministic"}
-    settings = {key: value for key, value in recipe.get("trainer", {}).items() if key in kept}
-    made = instantiate(
-        fit,
-        fit.parse_object(
-            {
-                "model": recipe["model"],
-                "data": recipe["data"],
-                "trainer": {**settings, "accelerator": config.accelerator, "devices": 1, "logger": False},
-            }
-        ),
-    )
-    dataset = made.data.newcomer_data(str(data), summary["data"])
+    settings = {key: value for key, value in (recipe.get("trainer") or {}).items() if key in kept}
+    named["trainer"] = {**settings, "accelerator": config.accelerator, "devices": 1, "logger": False}
+    with nullcontext() if config.trust else own_classes_only(str(folder / "config.yaml")):
+        made = instantiate(fit, fit.parse_object(named))
+    dataset = _new_data(made.data, data, summary["data"], folder)
     found = personalize(
         made.model,
         shared,
@@ -105,6 +112,37 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     )
     _print(found, summary, folder, data, out)
     return 0
+
+
+def _check_out(out: Path, below: Path | None, *, replace: bool) -> None:
+    """Refuse, before anything is read, a file that cannot be written or may not be replaced.
+
+    Args:
+        out: the file.
+        below: the run's folder, which a file that nobody named must not lie outside of.
+        replace: it may be there.
+    """
+    if out.exists() and not replace:
+        raise ConfigurationError(f"{out} is there already: name another file with --out, or replace it with --force.")
+    if below is not None and not out.resolve().is_relative_to(below.resolve()):
+        raise ConfigurationError(f"{out} leads out of the run's folder, by a link in it: name a file with --out.")
+    folder = next(parent for parent in out.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        reason = "which cannot be written" if folder.is_dir() else "which is no folder"
+        raise ConfigurationError(f"{out} would lie in {folder}, {reason}: name another file with --out.")
+
+
+def _new_data(module: "FederatedDataModule", file: Path, record: dict[str, Any], folder: Path) -> "Dataset":
+    """The new client's samples, by what the run's record says of its data."""
+    try:
+        return module.newcomer_data(str(file), record)
+    except KeyError as error:
+        if error.args and error.args[0] not in record:
+            raise CheckpointError(
+                f"{folder / 'summary.json'} does not say {error.args[0]!r} of the run's data: another version made it,"
+                " or it was changed. Copy it again, or train again."
+            ) from error
+        raise
 
 
 def _read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
@@ -129,8 +167,12 @@ def _read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]
     summary_file = folder / "summary.json"
     try:
         summary = json.loads(summary_file.read_text(encoding="utf-8")) if summary_file.is_file() else {}
+        if not isinstance(summary, dict):
+            raise TypeError("it is no mapping")
         finished = "rounds" in summary and "data" in summary
-    except (OSError, ValueError, TypeError) as error:
+        if finished and not (isinstance(summary["data"], dict) and isinstance(summary.get("seed"), int)):
+            raise TypeError("it lacks the run's seed or what its data were")
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{summary_file} is damaged ({error}): copy it again, or train again.") from error
     if not finished:
         last = folder / "checkpoints" / "last.ckpt"
@@ -148,15 +190,24 @@ def _read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]
     missing = sorted(set(range(max(found) + 1)).difference(found))
     if missing:
         raise CheckpointError(f"{folder / 'models' / f'shared_{missing[0]}.ckpt'} is missing: copy the run again.")
-    return load_recipe(folder / "config.yaml"), summary, [found[k] for k in sorted(found)]
+    recipe = load_recipe(folder / "config.yaml")
+    if not isinstance(recipe.get("trainer") or {}, dict):
+        raise ConfigurationError(f"{folder / 'config.yaml'}: trainer is no mapping. Copy the file again.")
+    if lacking := [key for key in ("model", "data") if not recipe.get(key)]:
+        raise ConfigurationError(
+            f"{folder / 'config.yaml'} has no {' and no '.join(lacking)}: it is not the file that lightning-fl fit"
+            " wrote. Copy it again, or train again."
+        )
+    return recipe, summary, [found[k] for k in sorted(found)]
 
 
 def _refuse_personal_layers(recipe: dict[str, Any]) -> None:
     """Shared models have no layers of use where clients keep some for themselves."""
-    callbacks = recipe.get("trainer", {}).get("callbacks") or []
+    trainer = recipe.get("trainer")
+    callbacks = (trainer.get("callbacks") if isinstance(trainer, dict) else None) or []
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
-        if str(callback.get("class_path", "")).rpartition(".")[2] == "PersonalLayers":
-            layers = callback.get("init_args", {}).get("layers")
+        if isinstance(callback, dict) and str(callback.get("class_path", "")).rpartition(".")[2] == "PersonalLayers":
+            layers = (callback.get("init_args") or {}).get("layers")
             raise ConfigurationError(
                 f"the run's clients kept the layers {layers} for themselves (PersonalLayers), nobody trained these in"
                 " the shared models: train them on the new client's data, or give a run without PersonalLayers."

@@ -9,12 +9,16 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import Dataset
 
+from lightning_fl.data.digest import data_digest
 from lightning_fl.errors import ConfigurationError, DataError
 
 __all__ = ["BATCH_HOOKS", "SPLITS", "FederatedDataModule", "Split", "known_clients"]
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
+
+#: The splits that a stage opens.
+_OPENED: dict[str, tuple[Split, ...]] = {"fit": ("train", "val"), "validate": ("val",)}
 
 #: Hooks of a data module that act on a batch.
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -108,6 +112,24 @@ class FederatedDataModule(LightningDataModule, ABC):
         Of data without a length, which are then not read for it.
         """
         return None
+
+    def data_digests(self, client: int, stage: str) -> dict[Split, str]:
+        """What a hosted client's data are, in a few characters: a checkpoint keeps it, to know other data.
+
+        Here of the splits that the stage opens; a class whose splits are all in memory gives all of them.
+
+        Args:
+            client: a hosted client.
+            stage: "fit", "validate", "test" or "predict".
+
+        Returns:
+            Split -> what :func:`~lightning_fl.data.digest.data_digest` says, for the splits that the client has.
+        """
+        return self._digests(client, _OPENED.get(stage, ("test",)))
+
+    def _digests(self, client: int, splits: Sequence[Split] = SPLITS) -> dict[Split, str]:
+        parts = {split: self.client_data(client, split) for split in splits}
+        return {split: data_digest(part) for split, part in parts.items() if part is not None}
 
     def transfer_hooks(self, client: int) -> LightningDataModule:
         """The data module whose hooks (``on_after_batch_transfer`` and the like) a client's batches go through."""

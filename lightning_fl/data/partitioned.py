@@ -206,6 +206,10 @@ class Partitioned(FederatedDataModule):
                 self._kept[client, split] = loader_like(loader, subset, **options)
         return self._kept[client, split]
 
+    def data_digests(self, client: int, stage: str) -> dict[Split, str]:
+        """Of all splits: they are opened together."""
+        return self._digests(client)
+
     def see_trainer(self, trainer: Any) -> None:
         """Make the trainer known to the data module that is divided."""
         super().see_trainer(trainer)

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from lightning_fl.data.cards.fields import listed
 from lightning_fl.data.cards.lookup import rank_zero_warn
+from lightning_fl.data.digest import data_digest
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition import Partitioner, split_indices
 from lightning_fl.data.partition.sizes import check_fractions, remaining_fractions
@@ -212,6 +213,14 @@ class SharedDataModule(FederatedDataModule):
         """A view of the data set that all clients share; ``None`` where the client has nothing in this split."""
         indices = self._shares[client][split]
         return Subset(self._held[self._part_of(split)], indices.tolist()) if len(indices) else None
+
+    def data_digests(self, client: int, stage: str) -> dict[Split, str]:
+        """Of all splits: they are in memory."""
+        parts = {
+            split: Subset(self._held[self._part_of(split)], indices)  # type: ignore[arg-type]
+            for split, indices in self._shares[client].items()
+        }
+        return {split: data_digest(part) for split, part in parts.items() if len(part)}
 
     def client_names(self) -> list[str]:
         """The groups' names where each group is a client."""

@@ -29,7 +29,6 @@ gives the widths and that 3136 values enter the fully connected layer, 64 maps o
 poolings of a 28 x 28 image (of a 32 x 32 image they are 4096).
 """
 
-import pickle
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,11 +37,11 @@ from math import prod
 from pathlib import Path
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.tensor_files import read_torch
 
 __all__ = ["ChannelsLast", "Network", "NetworkName", "StemName", "build_network"]
 
@@ -316,12 +315,10 @@ def _load_weights(network: nn.Module, path: Path) -> None:
             f"weights_file={str(path)!r}: there is no such file; save torchvision's resnet18 state dict there, or leave"
             " weights_file out for fresh weights."
         )
+    kind, mend = "a state dict of torchvision's resnet18", "Save one with torch.save(resnet18(...).state_dict(), path)."
+    state = read_torch(path, kind, mend, error=ConfigurationError, place=f"weights_file={str(path)!r}", legacy=True)
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
         network.load_state_dict({key: value for key, value in state.items() if not key.startswith("fc.")})
-    except (RuntimeError, TypeError, AttributeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        reason = (str(error).strip().splitlines() or ["it is empty"])[0]
-        raise ConfigurationError(
-            f"weights_file={str(path)!r}: not a state dict of torchvision's resnet18 ({reason}); save one with"
-            " torch.save(resnet18(...).state_dict(), path)."
-        ) from error
+    except (RuntimeError, TypeError, AttributeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigurationError(f"weights_file={str(path)!r} is not {kind} ({reason}). {mend}") from error

@@ -47,8 +47,16 @@ class _RecipeFile(ActionConfigFile):
         )
 
 
-def add_arguments(parser: ArgumentParser, command: str) -> None:
-    """Add the keys of a recipe. Imports torch."""
+def add_arguments(parser: ArgumentParser, command: str, *, own_modules: bool = True) -> None:
+    """Add the keys of a recipe. Imports torch.
+
+    Args:
+        parser: gets them.
+        command: a command that takes a recipe.
+        own_modules: also look for modules that the recipe names in the working directory.
+    """
+    if own_modules and os.getcwd() not in sys.path:  # beside the recipe; `python -m` looks there too
+        sys.path.append(os.getcwd())
     _import_short_names()
     from lightning_fl.data.module import FederatedDataModule
     from lightning_fl.lightning_types import AnyModule
@@ -67,10 +75,10 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.add_argument("--ckpt_path", type=str, required=True, help="last, best or a file.")
 
 
-def make_parser(command: str) -> ArgumentParser:
-    """The parser of a command that takes a recipe. Imports torch."""
+def make_parser(command: str, *, own_modules: bool = True) -> ArgumentParser:
+    """The parser of a command that takes a recipe, with the arguments of :func:`add_arguments`. Imports torch."""
     parser = ArgumentParser(prog=f"lightning-fl {command}", usage=USAGE, exit_on_error=False, allow_abbrev=False)
-    add_arguments(parser, command)
+    add_arguments(parser, command, own_modules=own_modules)
     return parser
 
 
@@ -92,9 +100,6 @@ def parse(command: str, parser: ArgumentParser, words: Sequence[str]) -> Namespa
 
 def _import_short_names() -> None:
     """Import what recipes may name without its module: a class is known by its short name once it is imported."""
-    # Modules of the user's own, beside the recipe; `python -m` looks there too.
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
     # Imports make a million objects and next to no garbage: a fifth of their time would go into looking for it.
     with warnings.catch_warnings(), _collector_at_rest():
         # Dependencies warn of what they import from each other; no user of ours can mend that.

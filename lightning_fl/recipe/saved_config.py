@@ -21,6 +21,8 @@ class SaveConfig(Callback):
         text: the resolved recipe as YAML.
     """
 
+    only_shows = True
+
     def __init__(self, text: str) -> None:
         self._text = text
 

@@ -308,6 +308,7 @@ def test_a_file_with_something_else(tmp_path, content):
     else:
         torch.save(content, path)
     with pytest.raises(
-        ConfigurationError, match=r"weights.pth': not a state dict of torchvision's resnet18 \(.+\); sa"
+        ConfigurationError,
+        match=r"weights.pth' is (damaged or )?not a state dict of torchvision's resnet18 \(.+\). Save",
     ):
         network("resnet18", weights_file=path)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.tensor_files import read_numpy, read_torch
 
 __all__ = ["coalition_table", "distance_table", "read_coalitions", "read_distances", "read_model"]
 
@@ -27,16 +28,17 @@ def read_distances(path: Path, names: list[str]) -> Tensor:
     advice = "Give a CSV file with the clients' names in its first row and column, or a .npy matrix in their order."
     try:
         if path.suffix == ".npy":
-            import numpy as np
-
-            matrix = torch.from_numpy(np.load(path, allow_pickle=False)).double()
+            arrays = read_numpy(path, ".npy", f"{advice[0].lower()}{advice[1:]}", error=ConfigurationError)
+            matrix = torch.from_numpy(arrays[""]).double()
         else:
             table = pd.read_csv(path, index_col=0, dtype={0: str})
             table.index = table.index.astype(str)
             if not set(names) & set(table.index) or list(table.index) != list(table.columns):
                 raise ValueError("its first row and column are not the names of this run's clients")
             matrix = torch.from_numpy(table.reindex(index=names, columns=names).to_numpy("float64", copy=True))
-    except (OSError, ValueError, TypeError) as error:
+    except ConfigurationError as error:
+        raise ConfigurationError(f"FedCollab: distances in {error}") from error
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(f"FedCollab: distances in {path} cannot be read: {error}. {advice}") from error
     if matrix.shape != (len(names), len(names)):
         raise ConfigurationError(
@@ -121,11 +123,13 @@ def read_model(run: Path, label: int, module: nn.Module, flat: FlatModule) -> We
         ConfigurationError: there is no such file, or it is another kind of model.
     """
     path = run / "models" / f"shared_{label}.ckpt"
+    mend = "Join a run with the same model, made with save_models (the default)."
+    kind = f"a model of the kind {type(module).__name__} is"
+    content = read_torch(path, kind, mend, error=ConfigurationError, place=f"FedCollab.structure: {path}")
     try:
-        module.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["state_dict"])
-    except Exception as error:
+        module.load_state_dict(content["state_dict"])
+    except (AttributeError, KeyError, RuntimeError, TypeError) as error:
         raise ConfigurationError(
-            f"FedCollab.structure: {path} is no model of the kind {type(module).__name__} is"
-            f" ({str(error).splitlines()[0]}). Join a run with the same model, made with save_models (the default)."
+            f"FedCollab.structure: {path} is not {kind} ({str(error).splitlines()[0]}). {mend}"
         ) from error
     return flat.collect().clone()

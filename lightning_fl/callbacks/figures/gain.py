@@ -25,6 +25,8 @@ class GainFigure(Callback):
             evaluation, there is no such metric.
     """
 
+    only_shows = True
+
     def __init__(self, *, metric: str | None = None) -> None:
         self.metric = metric
 

@@ -34,6 +34,8 @@ class GraphFigure(Callback):
             callbacks before this one.
     """
 
+    only_shows = True
+
     def __init__(self, *, panels: int = 6) -> None:
         if panels < 1:
             raise ConfigurationError(f"GraphFigure.panels={panels}: give a number of at least 1.")

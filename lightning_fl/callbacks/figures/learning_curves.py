@@ -27,6 +27,8 @@ class LearningCurves(Callback):
         ConfigurationError: at the first validation, ``monitor`` is not logged.
     """
 
+    only_shows = True
+
     def __init__(self, *, monitor: str | None = None) -> None:
         self.monitor = monitor
         #: Metric -> round -> [mean, worst] and client -> value.

@@ -35,6 +35,8 @@ class ParityFigure(Callback):
         ConfigurationError: an argument is not one of the above.
     """
 
+    only_shows = True
+
     def __init__(self, *, split: Literal["test", "val"] = "test", target: int = 0) -> None:
         if split not in ("test", "val"):
             raise ConfigurationError(f"ParityFigure.split={split!r}: choose one of test, val.")

@@ -17,6 +17,8 @@ class RoundFigure(Callback):
         ConfigurationError: ``every_n_rounds`` is negative.
     """
 
+    only_shows = True
+
     def __init__(self, *, every_n_rounds: int = 0) -> None:
         if every_n_rounds < 0:
             raise ConfigurationError(

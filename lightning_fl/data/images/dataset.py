@@ -1,7 +1,5 @@
 """Labelled images held in memory, and reading them from a ``.npz`` file."""
 
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -13,8 +11,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.data.cards.fields import did_you_mean
 from lightning_fl.data.module import SPLITS, Split
-from lightning_fl.data.user_file import foreign_content
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.tensor_files import read_numpy
 
 __all__ = ["ImageDataset", "check_geometry", "convert_channels", "read_npz", "resize_images"]
 
@@ -190,18 +188,8 @@ def read_npz(
         DataError: the file is damaged or of another kind, an entry is missing, or has a shape or type not as above.
     """
     place = str(path) if place is None else place
-    try:
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("not an archive of arrays")
-        with archive:
-            arrays = {name: archive[name] for name in archive.files if name.startswith(_PREFIXES)}
-    # what numpy raises for a file that is cut off, garbled, of another kind, or holds Python objects
-    except (*_NPZ_FAULTS, MemoryError) as error:
-        raise DataError(
-            f"{place} cannot be read as .npz ({_npz_fault(path, error)}): fetch it again, or give a file made with"
-            " numpy.savez."
-        ) from error
+    mend = "fetch it again, or give a file made with numpy.savez."
+    arrays = read_numpy(path, ".npz", mend, error=DataError, place=place, prefixes=_PREFIXES)
     parts: list[Split] = [split for split in SPLITS if any(name.startswith(f"{split}_") for name in arrays)]
     if "train" not in parts:
         found = ", ".join(arrays) or "nothing of the kind"
@@ -222,19 +210,6 @@ def read_npz(
 
 
 _PREFIXES = tuple(f"{split}_" for split in SPLITS)
-_NPZ_FAULTS = (OSError, ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile, zlib.error)
-
-
-def _npz_fault(path: Path, error: BaseException) -> str:
-    """Why, without numpy's advice to allow pickles."""
-    if isinstance(error, OSError) or zipfile.is_zipfile(path):
-        objects = "allow_pickle" in str(error)
-        return "it holds Python objects, which are never read" if objects else f"{type(error).__name__}: {error}"
-    with path.open("rb") as stream:
-        head = stream.read(512)
-    if head.startswith(b"\x93NUMPY"):
-        return "it holds a single array"
-    return foreign_content(head) or "it is damaged, or another kind of file"
 
 
 def _images(arrays: Mapping[str, np.ndarray], name: str, place: str) -> Tensor:

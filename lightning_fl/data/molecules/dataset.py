@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 import sys
-import zipfile
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +22,7 @@ from lightning_fl.data.molecules.featurizer import FEATURIZER_VERSION, MoleculeC
 from lightning_fl.data.molecules.table import INVALID_POLICIES, Invalid, MoleculeTable
 from lightning_fl.data.text_table import list_rows
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.tensor_files import read_torch
 
 __all__ = ["MoleculeDataset"]
 
@@ -157,11 +157,10 @@ def _load_or_encode(table: MoleculeTable, cache: Path | None) -> MoleculeCodes:
 
 
 def _load(path: Path, num_molecules: int) -> MoleculeCodes:
-    """Cached codes. Nothing in the file is executed; its sums are compared, which torch leaves out."""
-    with zipfile.ZipFile(path) as archive:
-        if archive.testzip() is not None:
-            raise ValueError("a sum in it is wrong")
-    codes = MoleculeCodes(**torch.load(path, weights_only=True))
+    """Cached codes."""
+    if not path.exists():
+        raise FileNotFoundError(path)
+    codes = MoleculeCodes(**read_torch(path, "a file of features", "They are made again.", error=DataError))
     if len(codes.num_atoms) != num_molecules:
         raise ValueError(f"it holds {len(codes.num_atoms)} molecules, not {num_molecules}")
     return codes

@@ -226,6 +226,10 @@ class SyntheticMixture(FederatedDataModule):
         x, y = linear_samples(self.coefficients, counts, noise_std=self.noise_std, rng=rng)
         return TensorDataset(x, y[:, None] if self.task == "regression" else (y > 0).long())
 
+    def data_digests(self, client: int, stage: str) -> dict[Split, str]:
+        """None: the arguments say all, and samples are drawn anew whenever they are asked for."""
+        return {}
+
     def describe(self) -> Mapping[str, Any]:
         """Every argument that changes the samples, the seed, and the clients' shares and sizes."""
         names = ("task", "mixture", "num_features", "coefficient_std", "noise_std", "invert_test", "invert_validation")

@@ -169,7 +169,7 @@ def test_a_damaged_file_is_named(tmp_path):
     flipped = bytearray(content)
     flipped[len(content) // 2] ^= 0xFF
     path.write_bytes(bytes(flipped))
-    with pytest.raises(DataError, match=r"cannot be read as \.npz \(BadZipFile"):
+    with pytest.raises(DataError, match=r"cannot be read as \.npz \(a checksum in it does not hold"):
         read_npz(path)
     with path.open("wb") as stream:
         np.save(stream, np.zeros(3))

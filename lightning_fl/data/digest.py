@@ -1,0 +1,131 @@
+"""What a client's data are, in a few characters: by these a checkpoint knows the data of its run again.
+
+Of samples that lie in memory the sum is of every value, in the order of the samples, whatever the batches; of others
+(loaders of one's own, streams, data sets that read files) it is of their number alone, for nothing is read for it.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.utilities import CombinedLoader
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
+
+from lightning_fl.data.graphs import is_graph, is_graph_dataset
+
+__all__ = ["data_digest"]
+
+_LENGTH = 16
+
+
+def data_digest(data: Any) -> str:
+    """The number of samples and, of those in memory, a sum of their values; the same in every process.
+
+    Args:
+        data: a data set, a loader, or several in a ``CombinedLoader``.
+
+    Returns:
+        Such as "24 samples, 0f343b0931126a20", or "24 samples", or "samples of unknown number".
+    """
+    if isinstance(data, CombinedLoader):
+        return "; ".join(map(data_digest, data.flattened))
+    source = data.dataset if isinstance(data, DataLoader) else data
+    length = None if isinstance(source, IterableDataset) else sized_len(source)
+    if length is None:
+        return "samples of unknown number"
+    total = hashlib.sha256()
+    known = _add_samples(total, source, None)
+    return f"{length} samples{f', {total.hexdigest()[:_LENGTH]}' if known else ''}"
+
+
+def _add_samples(total: Any, data: Any, indices: Tensor | None) -> bool:
+    """Add samples of a data set to a sum, all of them where ``indices`` is ``None``; whether they are in memory."""
+    if type(data) is Subset:
+        own = torch.as_tensor(data.indices, dtype=torch.long)
+        return _add_samples(total, data.dataset, own if indices is None else own[indices])
+    if isinstance(data, ConcatDataset):
+        if indices is None:
+            return all(_add_samples(total, part, None) for part in data.datasets)
+        starts = [0, *data.cumulative_sizes]
+        inside = [(indices >= low) & (indices < high) for low, high in pairwise(starts)]
+        return all(
+            _add_samples(total, part, indices[mask] - low)
+            for part, mask, low in zip(data.datasets, inside, starts, strict=False)
+        )
+    if is_graph_dataset(data):
+        return _add_graphs(total, data, indices)
+    if isinstance(data, list | tuple):
+        chosen = data if indices is None else [data[index] for index in indices.tolist()]
+        return all(_add_value(total, sample) for sample in chosen)
+    columns = list(data.tensors) if isinstance(data, TensorDataset) else _columns(data)
+    for column in columns:
+        rows = indices if indices is None or isinstance(column, Tensor) else indices.numpy()
+        _add_array(total, column if rows is None else column[rows])
+    return bool(columns)
+
+
+def _columns(data: Any) -> list[Tensor | np.ndarray]:
+    """The tensors and arrays that a data set of one's own keeps a row of for every sample."""
+    kept = vars(data) if hasattr(data, "__dict__") else {}
+    return [
+        value
+        for name, value in sorted(kept.items())
+        if not name.startswith("_") and _is_array(value) and value.ndim and len(value) == len(data)
+    ]
+
+
+def _add_graphs(total: Any, data: Any, indices: Tensor | None) -> bool:
+    """PyG's data sets hold one tensor for all graphs, and where each begins."""
+    store = getattr(data, "_data", None)
+    if store is None or data.slices is None:
+        return False
+    rows = torch.as_tensor(list(data.indices()), dtype=torch.long)
+    rows = rows if indices is None else rows[indices]
+    for name, begins in sorted(data.slices.items()):
+        value = store[name]
+        if not isinstance(value, Tensor) or not isinstance(begins, Tensor):
+            return False
+        lengths = begins[rows + 1] - begins[rows]
+        offsets = torch.repeat_interleave(begins[rows] - (lengths.cumsum(0) - lengths), lengths)
+        _add_array(total, lengths)
+        _add_array(total, value.index_select(store.__cat_dim__(name, value), offsets + torch.arange(len(offsets))))
+    return True
+
+
+def _add_value(total: Any, value: Any) -> bool:
+    """Add one sample, or a part of it; whether it is plain."""
+    if _is_array(value):
+        _add_array(total, value)
+        return True
+    if is_graph(value):
+        value = value.to_dict()
+    if isinstance(value, Mapping):
+        total.update(b"{")
+        return all(_add_value(total, part) for pair in value.items() for part in pair)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        total.update(b"[")
+        return all(_add_value(total, part) for part in value)
+    if value is None or isinstance(value, bool | int | float | str | bytes | np.generic):
+        total.update(repr(value).encode(errors="surrogatepass"))
+        return True
+    return False
+
+
+def _is_array(value: Any) -> bool:
+    """Whether it is an array, or a tensor whose values lie side by side."""
+    return isinstance(value, np.ndarray) or (isinstance(value, Tensor) and value.layout == torch.strided)
+
+
+def _add_array(total: Any, values: Tensor | np.ndarray) -> None:
+    """Add type, shape and bytes."""
+    if isinstance(values, Tensor):
+        total.update(f"{values.dtype}{list(values.shape)}".encode())
+        total.update(values.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+        return
+    total.update(f"{values.dtype}{list(values.shape)}".encode())
+    total.update(repr(values.tolist()).encode(errors="surrogatepass") if values.dtype == object else values.tobytes())

@@ -1,0 +1,80 @@
+"""What a recipe of somebody else's may name: classes of this package, unless its reader trusts it.
+
+A recipe names classes, and making an object of a class is running its code.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from jsonargparse import _common, set_parsing_settings
+
+from lightning_fl.errors import ConfigurationError
+
+__all__ = ["own_classes_only", "refuse_foreign_classes"]
+
+_PACKAGE = "lightning_fl"
+
+
+def refuse_foreign_classes(recipe: Any, place: str) -> None:
+    """Refuse a recipe that names a class outside of this package, at any depth. Nothing is imported.
+
+    Args:
+        recipe: as it was read.
+        place: what messages call it.
+
+    Raises:
+        ConfigurationError: naming the class.
+    """
+    for name in _class_paths(recipe):
+        if "." in name and name.partition(".")[0] != _PACKAGE:
+            raise ConfigurationError(_refusal(place, name))
+
+
+@contextmanager
+def own_classes_only(place: str) -> Iterator[None]:
+    """Meanwhile the parser imports nothing that a value names outside of this package, in whatever way it is named.
+
+    Args:
+        place: what messages call the recipe.
+
+    Raises:
+        ConfigurationError: a value names something else.
+    """
+    before = {name: _common.parsing_settings[name] for name in ("import_path_verdicts", "import_paths_enforced")}
+    set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[_PACKAGE])
+    try:
+        yield
+    except Exception as error:
+        if denied := _denied(error):
+            raise ConfigurationError(_refusal(place, denied)) from error
+        raise
+    finally:
+        _common.parsing_settings.update(before)
+
+
+def _class_paths(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(name := value.get("class_path"), str):
+            yield name
+        for part in value.values():
+            yield from _class_paths(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _class_paths(part)
+
+
+def _denied(error: BaseException | None) -> str | None:
+    """What the parser was kept from importing, if that is why it failed."""
+    while error is not None:
+        if "import path denylist" in str(error):
+            return str(error).partition("Importing '")[2].partition("'")[0]
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _refusal(place: str, name: str) -> str:
+    return (
+        f"{place} names {name}, which is not of lightning_fl: to make it is to run its code. Look at the file and, if"
+        " you trust whoever made it, give --trust."
+    )
