@@ -7,6 +7,7 @@ A comparison alone lets NaN pass: ``nan < 0`` is false. Constructors therefore c
 """
 
 import math
+from collections.abc import Iterator, Mapping
 from numbers import Integral, Real
 
 from lightning_fl.errors import ConfigurationError
@@ -36,14 +37,12 @@ def check_numbers(
         at_most: the range's end.
         below: the same, itself not allowed.
         mend: what else is to be said of the right values, after the range.
-        options: name -> value; ``None`` is an option that is not set.
+        options: name -> value, or several in a list or dict; ``None`` is an option that is not set.
 
     Raises:
         ConfigurationError: of the first that is not: "LabelNoise.std=nan: give a finite number of at least 0."
     """
-    for name, value in options.items():
-        if value is None:
-            continue
+    for name, value in _each(options):
         number = _as_float(value)
         if number is None:
             kind = "number"
@@ -66,14 +65,12 @@ def check_counts(
         at_least: the least.
         at_most: the largest, if there is one.
         mend: what else is to be said of the right values, after the range.
-        options: name -> value; ``None`` is an option that is not set.
+        options: name -> value, or several in a list or dict; ``None`` is an option that is not set.
 
     Raises:
         ConfigurationError: naming the first that is not.
     """
-    for name, value in options.items():
-        if value is None:
-            continue
+    for name, value in _each(options):
         end = at_most
         if isinstance(value, Integral) and not isinstance(value, bool):
             if at_least <= int(value) <= (_MOST if at_most is None else at_most):
@@ -83,6 +80,17 @@ def check_counts(
         else:
             kind = "whole number"
         raise _refusal(owner, name, value, f"{kind}{_range(at_least, None, end, None)}{mend}")
+
+
+def _each(options: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """The values that are set, each with its name: those of a list as ``ratios[0]``."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _each({f"{name}[{key}]": one for key, one in value.items()})
+        elif isinstance(value, list | tuple):
+            yield from _each({f"{name}[{place}]": one for place, one in enumerate(value)})
+        elif value is not None:
+            yield name, value
 
 
 def _as_float(value: object) -> float | None:

@@ -11,6 +11,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.collaboration_graph import CollaborationGraph
 from lightning_fl.callbacks.figures.plots.run import _figure
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.options import check_counts
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["GraphFigure", "draw_graph"]
@@ -34,8 +35,7 @@ class GraphFigure(Callback):
     """
 
     def __init__(self, *, panels: int = 6) -> None:
-        if panels < 1:
-            raise ConfigurationError(f"GraphFigure.panels={panels}: give a number of at least 1.")
+        check_counts(self, panels=panels)
         self.panels = panels
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
