@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeGuard
 
@@ -19,6 +20,7 @@ from lightning_fl.engine.hooks import overrides
 from lightning_fl.engine.turn.compilation import compile_faults
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.lightning_types import AnyModule
+from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.strategies.federated import FederatedStrategy
 
 __all__ = ["check_arguments", "check_settings", "complete_callbacks", "make_fabric"]
@@ -54,6 +56,8 @@ def make_fabric(
         accelerator = "cpu"
     if devices == "auto" and accelerator == "cpu":
         devices = 1
+    if not isinstance(devices, str):
+        check_counts("trainer", devices=devices, at_least=0 if isinstance(devices, list | tuple) else -1)
     _check_cores(accelerator, devices)
     if accelerator in ("cuda", "gpu") and not torch.cuda.is_available():
         raise ConfigurationError(
@@ -194,24 +198,27 @@ def check_settings(settings: dict[str, Any]) -> None:
     """Name every fault of the trainer's arguments in one message."""
     faults = []
     at_least_one = ("max_rounds", "local_epochs", "local_steps", "accumulate_grad_batches", "stacked_clients")
-    for name in (*at_least_one, "num_nodes", "num_threads"):
-        if settings[name] is not None and settings[name] < 1:
-            faults.append(f"trainer.{name}={settings[name]}: give a number of at least 1.")
+    numbers: list[tuple[Callable[..., None], dict[str, Any], tuple[str, ...]]] = [
+        (check_counts, {}, (*at_least_one, "num_nodes", "num_threads")),
+        (check_counts, {"at_least": 0}, ("check_val_every_n_rounds", "log_every_n_steps")),
+        (check_counts, {"at_least": 0, "at_most": 2**64 - 1}, ("seed",)),
+        (check_numbers, {"above": 0, "below": 1e9, "mend": " seconds"}, ("timeout",)),
+        (check_numbers, {"above": 0}, ("gradient_clip_val",)),
+    ]
+    for check, bounds, names in numbers:
+        for name in names:
+            try:
+                check("trainer", **bounds, **{name: settings[name]})
+            except ConfigurationError as error:
+                faults.append(str(error))
     cores = _cores()
-    if (settings["num_threads"] or 0) > max(_PER_CORE * cores, _ALWAYS):
+    if isinstance(settings["num_threads"], int) and settings["num_threads"] > max(_PER_CORE * cores, _ALWAYS):
         faults.append(
             f"trainer.num_threads={settings['num_threads']}: this machine has {cores} CPU cores, on which so many"
             f" threads would wait for each other. Set trainer.num_threads to {cores} or less."
         )
-    if settings["timeout"] is not None and not 0 < settings["timeout"] < 1e9:
-        faults.append(f"trainer.timeout={settings['timeout']}: give a positive number of seconds.")
-    for name in ("check_val_every_n_rounds", "log_every_n_steps"):
-        if settings[name] < 0:
-            faults.append(f"trainer.{name}={settings[name]}: give a number of at least 0.")
     if settings["local_epochs"] is not None and settings["local_steps"] is not None:
         faults.append("trainer.local_epochs and trainer.local_steps are both set: a turn has one length; drop one.")
-    if settings["gradient_clip_val"] is not None and settings["gradient_clip_val"] <= 0:
-        faults.append(f"trainer.gradient_clip_val={settings['gradient_clip_val']}: give a positive number.")
     allowed = {
         "optimizer_state": ("fresh", "keep"),
         "scheduler_interval": ("auto", "step", "round"),

@@ -16,6 +16,7 @@ from lightning_fl.engine.learner import changes
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import CheckpointError, ConfigurationError
 from lightning_fl.metrics import ClientMetrics, curve_name, default_metric
+from lightning_fl.options import check_counts
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["ModelCheckpoint"]
@@ -49,8 +50,7 @@ class ModelCheckpoint(Callback):
         mode: Literal["auto", "min", "max"] = "auto",
         save_models: bool = True,
     ) -> None:
-        if every_n_rounds < 0:
-            raise ConfigurationError(f"ModelCheckpoint.every_n_rounds={every_n_rounds}: give a number of at least 0.")
+        check_counts(self, every_n_rounds=every_n_rounds, at_least=0)
         if mode not in ("auto", "min", "max"):
             raise ConfigurationError(f"ModelCheckpoint.mode={mode!r}: choose one of auto, min, max.")
         self.every_n_rounds = every_n_rounds

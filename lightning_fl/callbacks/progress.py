@@ -18,8 +18,8 @@ from rich.text import Text
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import MetricSummary, curve_name, default_metric
+from lightning_fl.options import check_counts
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["ProgressDisplay", "RoundClock", "leading_metric"]
@@ -49,8 +49,7 @@ class ProgressDisplay(Callback):
     only_shows = True
 
     def __init__(self, *, every_n_rounds: int = 1) -> None:
-        if every_n_rounds < 1:
-            raise ConfigurationError(f"ProgressDisplay.every_n_rounds={every_n_rounds}: give a number of at least 1.")
+        check_counts(self, every_n_rounds=every_n_rounds)
         self.every_n_rounds = every_n_rounds
         self._live: Live | _NotebookDisplay | None = None
         self._clock: RoundClock | None = None

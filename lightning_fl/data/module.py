@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl.data.digest import data_digest
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.options import check_counts
 
 __all__ = ["BATCH_HOOKS", "SPLITS", "FederatedDataModule", "Split", "known_clients"]
 
@@ -50,9 +51,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         self, *, batch_size: int = 32, eval_batch_size: int | None = None, shuffle: bool = True, drop_last: bool = False
     ) -> None:
         super().__init__()
-        for name, value in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name}={value}: give a number of samples of at least 1.")
+        check_counts(self, batch_size=batch_size, eval_batch_size=eval_batch_size)
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size or 4 * batch_size
         self.shuffle = shuffle

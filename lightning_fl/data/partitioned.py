@@ -23,6 +23,7 @@ from lightning_fl.data.partition.sizes import check_fractions
 from lightning_fl.data.shared import cut_splits, warn_of_missing_parts
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.lightning_types import AnyDataModule, is_overridden
+from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.seeding import run_seed, seed_default_generators
 
 __all__ = ["Partitioned"]
@@ -74,7 +75,9 @@ class Partitioned(FederatedDataModule):
             shuffle=True if shuffle is None else shuffle,
             drop_last=bool(drop_last),
         )
+        check_numbers(self, split=split, at_least=0, at_most=1)
         check_fractions(split)
+        check_counts(self, split_seed=split_seed, at_least=0, at_most=2**64 - 1)
         if isinstance(data, FederatedDataModule):
             raise ConfigurationError(f"data is a {type(data).__name__}, which has clients already: use it as it is.")
         if collate_fn is not None and isinstance(data, AnyDataModule):

@@ -5,7 +5,6 @@ training and test samples alike, when the data are shared out. (To corrupt train
 :class:`~lightning_fl.callbacks.LabelNoise`.)
 """
 
-import math
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2.functional import rotate
 
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.options import check_counts, check_numbers
 
 __all__ = ["FedCollabConceptShift", "Inversion", "LabelPermutation", "Rotation", "Shift", "concept_permutations"]
 
@@ -78,9 +78,10 @@ class Rotation(Shift):
     """
 
     def __init__(self, *, degrees: tuple[float, ...] = (25, -25, 155, -155), clients_per_value: int = 5) -> None:
-        if len(degrees) == 0 or not all(math.isfinite(angle) for angle in degrees):
-            raise ConfigurationError(f"degrees={list(degrees)}: give at least one angle, all of them finite numbers.")
-        _check_block("clients_per_value", clients_per_value)
+        check_numbers(self, degrees=degrees)
+        if len(degrees) == 0:
+            raise ConfigurationError("degrees=[]: give at least one angle.")
+        check_counts(self, clients_per_value=clients_per_value)
         self.degrees = list(degrees)
         self.clients_per_value = clients_per_value
 
@@ -107,13 +108,14 @@ class LabelPermutation(Shift):
     def __init__(self, *, permutations: list[list[int]], clients_per_value: int = 5) -> None:
         if len(permutations) == 0:
             raise ConfigurationError("permutations=[]: give at least one.")
+        check_counts(self, permutations=permutations, at_least=0)
         for number, permutation in enumerate(permutations):
             if sorted(permutation) != list(range(max(1, len(permutations[0])))):
                 raise ConfigurationError(
                     f"permutations[{number}]={list(permutation)}: give each of the labels"
                     f" 0..{max(1, len(permutations[0])) - 1} once."
                 )
-        _check_block("clients_per_value", clients_per_value)
+        check_counts(self, clients_per_value=clients_per_value)
         self.permutations = permutations
         self.clients_per_value = clients_per_value
 
@@ -146,10 +148,15 @@ class FedCollabConceptShift(LabelPermutation):
     """
 
     def __init__(self, *, num_classes: int = 20, num_permuted: int = 6, clients_per_type: int = 5) -> None:
-        _check_block("clients_per_type", clients_per_type)
+        check_counts(self, clients_per_type=clients_per_type)
+        check_counts(self, num_classes=num_classes, num_permuted=num_permuted, at_least=2, at_most=_MOST_CLASSES)
         super().__init__(
             permutations=concept_permutations(num_classes, num_permuted), clients_per_value=clients_per_type
         )
+
+
+#: Numberings are written out.
+_MOST_CLASSES = 100_000
 
 
 def concept_permutations(num_classes: int, num_permuted: int) -> list[list[int]]:
@@ -197,7 +204,8 @@ class Inversion(Shift):
     """
 
     def __init__(self, *, clients: list[int]) -> None:
-        if len(clients) == 0 or min(clients) < 0 or len(set(clients)) < len(clients):
+        check_counts(self, clients=clients, at_least=0)
+        if len(clients) == 0 or len(set(clients)) < len(clients):
             raise ConfigurationError(f"clients={clients}: name at least one client, by its number from 0, each once.")
         self.clients = clients
 
@@ -211,11 +219,6 @@ class Inversion(Shift):
             raise ConfigurationError(
                 f"Inversion.clients={self.clients}: there are the clients 0..{num_clients - 1} only."
             )
-
-
-def _check_block(name: str, size: int) -> None:
-    if size < 1:
-        raise ConfigurationError(f"{name}={size}: give at least 1.")
 
 
 def _check_blocks(shift: Shift, num_blocks: int, size: int, num_clients: int) -> None:

@@ -29,6 +29,7 @@ from lightning_fl.data.partition.sizes import check_fractions
 from lightning_fl.data.shared import cut_splits
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.lightning_types import AnyDataModule, is_overridden
+from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.seeding import run_seed, seed_default_generators
 
 __all__ = ["Silos", "are_silos", "is_splits"]
@@ -140,7 +141,9 @@ class Silos(FederatedDataModule):
             shuffle=True if shuffle is None else shuffle,
             drop_last=bool(drop_last),
         )
+        check_numbers(self, split=split, at_least=0, at_most=1)
         check_fractions(split)
+        check_counts(self, split_seed=split_seed, at_least=0, at_most=2**64 - 1)
         if not isinstance(datamodules, Mapping | list | tuple):
             raise ConfigurationError(
                 f"datamodules is a {type(datamodules).__name__}: give a list with one data module, loader or data set"
@@ -192,6 +195,7 @@ class Silos(FederatedDataModule):
     def _check_samples(self, given: list[int] | dict[str, int] | None) -> list[int] | None:
         if given is None:
             return None
+        check_counts(self, num_samples=given)
         names = self.client_names()
         fits = sorted(given) == sorted(names) if isinstance(given, Mapping) else len(given) == len(names)
         samples: list[Any] = [given[name] for name in names] if fits and isinstance(given, Mapping) else list(given)

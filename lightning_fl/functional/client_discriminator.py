@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.options import check_counts, check_numbers
 
 __all__ = ["DiscriminatorSettings", "Monitor", "evaluate", "first_weights", "layers", "local_step_"]
 
@@ -70,16 +71,14 @@ class DiscriminatorSettings:
 
     def __post_init__(self) -> None:
         key = "FedCollab.discriminator"
-        for name in ("hidden", "eval_every", "patience", "max_train", "max_validation"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{key}.{name}={getattr(self, name)}: give a whole number of at least 1.")
+        counts = ("hidden", "max_rounds", "eval_every", "patience", "max_train", "max_validation")
+        check_counts(key, **{name: getattr(self, name) for name in counts})
         if self.max_rounds < self.eval_every:
             raise ConfigurationError(
                 f"{key}.max_rounds={self.max_rounds} is less than eval_every={self.eval_every}: a discriminator must be"
                 " evaluated at least once."
             )
-        if not 0 < self.learning_rate < math.inf:
-            raise ConfigurationError(f"{key}.learning_rate={self.learning_rate}: give a number above 0.")
+        check_numbers(key, learning_rate=self.learning_rate, above=0)
         if self.monitor not in MONITORS:
             raise ConfigurationError(f"{key}.monitor={self.monitor!r}: choose from {', '.join(MONITORS)}.")
 

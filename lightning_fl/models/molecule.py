@@ -12,6 +12,7 @@ from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.models.encoders import EDGE_ENCODERS, EncoderName, build_encoder
 from lightning_fl.models.optimizers import OptimizerName, check_optimizer, make_optimizer
+from lightning_fl.options import check_counts, check_numbers
 
 if TYPE_CHECKING:
     from torch_geometric.nn.aggr import Aggregation
@@ -142,18 +143,10 @@ class MoleculeModel(LightningModule):
             edge_dim = BOND_DIM if edge_dim is None else edge_dim
         _check_choice("encoder", encoder, get_args(EncoderName))
         _check_choice("readout", readout, get_args(ReadoutName))
-        check_optimizer(optimizer, learning_rate, momentum, weight_decay)
-        for name, number in (
-            ("node_dim", node_dim),
-            ("edge_dim", edge_dim),
-            ("hidden_dim", hidden_dim),
-            ("num_layers", num_layers),
-            ("num_targets", num_targets),
-        ):
-            if number < 1:
-                raise ConfigurationError(f"{name}={number}: give a whole number of at least 1.")
-        if not 0 <= dropout < 1:
-            raise ConfigurationError(f"dropout={dropout}: give a number from 0 to below 1.")
+        check_optimizer(self, optimizer, learning_rate, momentum, weight_decay)
+        check_counts(self, node_dim=node_dim, edge_dim=edge_dim, num_targets=num_targets)
+        check_counts(self, hidden_dim=hidden_dim, num_layers=num_layers)
+        check_numbers(self, dropout=dropout, at_least=0, below=1)
         # After the two sizes are known, so that a checkpoint says numbers and not "whatever the featuriser had".
         self.save_hyperparameters()
         self.encoder = build_encoder(

@@ -7,13 +7,14 @@ import torch
 from torch import nn
 
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.options import check_numbers
 
 __all__ = ["OptimizerName", "check_optimizer", "make_optimizer"]
 
 OptimizerName = Literal["sgd", "adam"]
 
 
-def check_optimizer(optimizer: str, learning_rate: float, momentum: float, weight_decay: float) -> None:
+def check_optimizer(owner: object, optimizer: str, learning_rate: float, momentum: float, weight_decay: float) -> None:
     """Refuse settings that make no optimiser.
 
     Raises:
@@ -23,12 +24,9 @@ def check_optimizer(optimizer: str, learning_rate: float, momentum: float, weigh
         raise ConfigurationError(
             f"optimizer={optimizer!r}: give one of {', '.join(map(repr, get_args(OptimizerName)))}."
         )
-    if not 0 <= momentum < 1:
-        raise ConfigurationError(f"momentum={momentum}: give a number from 0 to below 1.")
-    if not learning_rate > 0:
-        raise ConfigurationError(f"learning_rate={learning_rate}: give a number above 0.")
-    if not weight_decay >= 0:
-        raise ConfigurationError(f"weight_decay={weight_decay}: give a number of at least 0.")
+    check_numbers(owner, momentum=momentum, at_least=0, below=1)
+    check_numbers(owner, learning_rate=learning_rate, above=0)
+    check_numbers(owner, weight_decay=weight_decay, at_least=0)
     if optimizer == "adam" and momentum:
         raise ConfigurationError(f"momentum={momentum}: optimizer='adam' has its own; leave it out or give 'sgd'.")
 

@@ -11,6 +11,7 @@ from lightning_fl.data.cards.fields import listed
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.models.networks import NetworkName, StemName, build_network
 from lightning_fl.models.optimizers import OptimizerName, check_optimizer, make_optimizer
+from lightning_fl.options import check_counts, check_numbers
 
 __all__ = ["ClassificationModel"]
 
@@ -74,9 +75,11 @@ class ClassificationModel(LightningModule):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        check_optimizer(optimizer, learning_rate, momentum, weight_decay)
-        if not 0 <= label_smoothing < 1:
-            raise ConfigurationError(f"label_smoothing={label_smoothing}: give a number from 0 to below 1.")
+        check_optimizer(self, optimizer, learning_rate, momentum, weight_decay)
+        check_counts(self, in_shape=in_shape, channels=channels, hidden_sizes=hidden_sizes)
+        check_counts(self, num_classes=num_classes, at_least=2)
+        check_numbers(self, dropout=dropout, at_least=0, below=1)
+        check_numbers(self, label_smoothing=label_smoothing, at_least=0, below=1)
         # Without the file: a checkpoint must open where the file is not.
         self.save_hyperparameters(ignore=["weights_file"])
         self.network = build_network(

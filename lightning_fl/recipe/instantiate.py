@@ -7,7 +7,7 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning_fl.errors import FederatedError
 from lightning_fl.generated_modules import remove_generated_files
 
-__all__ = ["instantiate"]
+__all__ = ["construct", "instantiate"]
 
 
 class _ConstructorError(BaseException):
@@ -24,21 +24,27 @@ def instantiate(parser: ArgumentParser, config: Namespace) -> Namespace:
         FederatedError: an argument is refused; the message names the class.
     """
     try:
-        return parser.instantiate(config, instantiators=[(_construct, object, True)])
+        return parser.instantiate(config, instantiators=[(_construct_for_parser, object, True)])
     except _ConstructorError as carrier:
         raise carrier.error from carrier.error.__cause__
     finally:
         remove_generated_files()
 
 
-def _construct(class_type: type, *args: Any, **kwargs: Any) -> Any:
+def construct(class_type: type, *args: Any, **kwargs: Any) -> Any:
+    """An object of a class, whose refusals name the class and the argument as a recipe does: ``LabelNoise.std=nan``."""
     try:
         return class_type(*args, **{name: _real(value) for name, value in kwargs.items()})
     except FederatedError as error:
         name, text = class_type.__name__, str(error)
-        named = error if name in text or text.startswith("trainer.") else type(error)(f"{name}: {text}")
-        named.__cause__ = error.__cause__
-        raise _ConstructorError(named) from error
+        joint = "." if text.partition("=")[0].partition("[")[0] in kwargs else ": "
+        named = error if name in text or text.startswith("trainer.") else type(error)(f"{name}{joint}{text}")
+        raise named from error.__cause__
+
+
+def _construct_for_parser(class_type: type, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return construct(class_type, *args, **kwargs)
     except Exception as error:
         raise _ConstructorError(error) from error
 

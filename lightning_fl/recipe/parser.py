@@ -13,10 +13,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import get_args
+from typing import Any, get_args
 
 import yaml
-from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
+from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace, set_dumper, set_loader
 from jsonargparse.typing import restricted_number_type
 
 from lightning_fl.diagnosis import compact, federated_cause
@@ -26,6 +26,7 @@ from lightning_fl.recipe.file import load_recipe
 from lightning_fl.recipe.settings import collect_settings
 from lightning_fl.recipe.strategy_names import with_strategy_class, with_strategy_class_before_its_arguments
 from lightning_fl.shipped import find_recipe
+from lightning_fl.user_yaml import dump_yaml, parse_yaml
 
 __all__ = ["USAGE", "add_arguments", "make_parser", "parse"]
 
@@ -35,6 +36,24 @@ USAGE = "%(prog)s --config RECIPE [--config OVERRIDES ...] [--KEY VALUE ...]"
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<=", 2**32 - 1)], docstring="What NumPy takes as a seed.")
 
 
+#: The parser's own reader of files and values goes by this name.
+_MODE = "lightning-fl"
+
+
+def _parse_value(text: str) -> Any:
+    """What a text means to the parser; ``name:`` and ``{a, b}`` alone are texts, no mappings without values."""
+    value = parse_yaml(text)
+    if isinstance(value, dict) and value and all(item is None for item in value.values()):
+        words = set(text.strip(" {}").replace(" ", "").split(","))
+        if words == set(value) or [text.strip()] == [f"{key}:" for key in value]:
+            return text
+    return value
+
+
+set_loader(_MODE, _parse_value, (yaml.YAMLError,))
+set_dumper(_MODE, dump_yaml)
+
+
 class _RecipeFile(ActionConfigFile):
     """``--config``: a file, or the name of a shipped recipe."""
 
@@ -42,9 +61,7 @@ class _RecipeFile(ActionConfigFile):
         path = find_recipe(values)
         recipe = load_recipe(path)  # refuses what is not YAML, with file and line
         spelt_out = with_strategy_class(recipe)
-        super().__call__(
-            parser, cfg, os.fspath(path) if spelt_out is recipe else yaml.safe_dump(spelt_out), option_string
-        )
+        super().__call__(parser, cfg, os.fspath(path) if spelt_out is recipe else dump_yaml(spelt_out), option_string)
 
 
 def add_arguments(parser: ArgumentParser, command: str, *, own_modules: bool = True) -> None:
@@ -55,6 +72,7 @@ def add_arguments(parser: ArgumentParser, command: str, *, own_modules: bool = T
         command: a command that takes a recipe.
         own_modules: also look for modules that the recipe names in the working directory.
     """
+    parser.parser_mode = _MODE
     if own_modules and os.getcwd() not in sys.path:  # beside the recipe; `python -m` looks there too
         sys.path.append(os.getcwd())
     _import_short_names()

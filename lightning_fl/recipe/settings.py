@@ -7,6 +7,7 @@ import yaml
 
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.shipped import find_recipe
+from lightning_fl.user_yaml import parse_yaml
 
 __all__ = ["CLASS_KEYS", "collect_settings"]
 
@@ -74,7 +75,7 @@ def _override(tree: dict[str, Any], name: str, text: str) -> None:
 def _value(text: str, path: list[str]) -> Any:
     """A value of the command line; where a class is expected its bare name will do."""
     try:
-        value = yaml.safe_load(text)
+        value = parse_yaml(text)
     except yaml.YAMLError:
         return text
     if isinstance(value, str) and (path in (["model"], ["data"]) or path[-1] in ("callbacks", "partitioner")):

@@ -29,6 +29,7 @@ from lightning_fl.engine.weights.local_parameters import averaged_spans
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
 from lightning_fl.messages import MessageError, decode, encode
+from lightning_fl.options import check_numbers
 from lightning_fl.strategies.fork_launcher import ForkLauncher
 from lightning_fl.strategies.peers import Peers
 from lightning_fl.strategies.rendezvous import Place, meet
@@ -204,8 +205,7 @@ class FederatedStrategy(Learner, DDPStrategy):
     @timeout.setter
     def timeout(self, value: float | timedelta) -> None:
         seconds = value.total_seconds() if isinstance(value, timedelta) else value
-        if not (isinstance(seconds, int | float) and isfinite(seconds) and seconds > 0):
-            raise ConfigurationError(f"timeout={value!r}: give a positive number of seconds.")
+        check_numbers(self, timeout=seconds, above=0, below=1e9, mend=" seconds")
         self._timeout = timedelta(seconds=seconds)
 
     @property

@@ -17,14 +17,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lightning_fl.atomic import write_whole
 from lightning_fl.errors import CheckpointError, ConfigurationError
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.shipped import find_recipe
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.finished_run import FinishedRun
+from lightning_fl.user_yaml import dump_yaml
 from lightning_fl.version import __version__
 
 __all__ = ["Attempt", "Cell", "Variant", "cells_of"]
@@ -119,7 +118,7 @@ class Cell:
             self.folder.mkdir(parents=True, exist_ok=True)
             for number, layer in enumerate(self.layers):
                 if nested := _nested(layer):
-                    write_whole(self._override(number), yaml.safe_dump(nested, sort_keys=False))
+                    write_whole(self._override(number), dump_yaml(nested))
             write_whole(record, json.dumps(self.content, indent=2, sort_keys=True) + "\n")
         except OSError as error:
             raise ConfigurationError(

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -25,6 +24,7 @@ from lightning_fl.study.finished_run import FinishedRun
 from lightning_fl.study.pivot import make_pivot
 from lightning_fl.study.results import CellResult, StudyResults
 from lightning_fl.study.study_figures import Runs, draw_claims, draw_curves, draw_distributions, draw_results
+from lightning_fl.user_yaml import dump_yaml
 
 __all__ = ["write_html"]
 
@@ -76,7 +76,7 @@ def write_html(results: StudyResults, out: Path) -> Path:
         sources=sorted({cell.data_source for cell in results.cells} - {""}),
         stand_in_label=STAND_IN_LABEL,
         recipes={name: _recipe(arm.recipe, arm.overrides) for name, arm in study.arms.items()},
-        declaration=yaml.safe_dump(study.as_dict(), sort_keys=False, allow_unicode=True, width=110),
+        declaration=dump_yaml(study.as_dict(), width=110),
         environment=results.environment,
         repeat=_repeat(results),
     )
@@ -160,7 +160,7 @@ def _cell(cell: CellResult) -> dict[str, Any]:
 def _recipe(recipe: str, overrides: dict[str, Any]) -> dict[str, str]:
     # The file's name only: where it lay says nothing on another machine.
     name = Path(recipe).name
-    return {"name": name, "overrides": yaml.safe_dump(overrides, sort_keys=False) if overrides else ""}
+    return {"name": name, "overrides": dump_yaml(overrides) if overrides else ""}
 
 
 def _repeat(results: StudyResults) -> list[str]:

@@ -9,14 +9,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
-
 from lightning_fl.atomic import write_whole
 from lightning_fl.errors import CheckpointError, ConfigurationError
 from lightning_fl.study.cells import Cell
 from lightning_fl.study.claims import STATISTICS, Answer, answer_claim
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.study_file import load_study
+from lightning_fl.user_yaml import dump_yaml
 
 __all__ = ["CellResult", "Status", "StudyResults"]
 
@@ -175,7 +174,7 @@ class StudyResults:
         Args:
             out: the study's folder.
         """
-        text = yaml.safe_dump(self.study.as_dict(), sort_keys=False, allow_unicode=True, width=120)
+        text = dump_yaml(self.study.as_dict())
         write_whole(out / "study.yaml", f"# lightning-fl {self.environment.get('lightning-fl', '')}, resolved\n{text}")
         write_whole(out / "results.csv", _csv([_row(cell) for cell in self.cells]))
         claims = [

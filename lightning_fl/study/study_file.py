@@ -7,13 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import yaml
-
 from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.recipe.file import read_yaml
 from lightning_fl.study.claims import LABEL, STATISTICS, Claim, parse_claim
 from lightning_fl.study.declaration import FULL, Arm, Overrides, Published, Scale, Study, TableLayout
+from lightning_fl.user_yaml import read_yaml
 
 __all__ = ["load_study"]
 
@@ -54,7 +52,7 @@ def load_study(path: Path, scale: str | None = None) -> Study:
     Raises:
         ConfigurationError: what is wrong with the file, a fault a line, each with its key and what to do.
     """
-    content = read_yaml(path, _UniqueKeys)
+    content = read_yaml(path)
     if not isinstance(content, dict):
         kind = "empty" if content is None else f"a {type(content).__name__}"
         raise ConfigurationError(f"{path}: a study is a mapping with the keys {', '.join(_KEYS[:6])}, this is {kind}.")
@@ -63,20 +61,6 @@ def load_study(path: Path, scale: str | None = None) -> Study:
     if reader.faults:
         raise ConfigurationError("\n".join(f"{path}: {fault}" for fault in reader.faults))
     return study
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a mapping with the same key twice, of which YAML's reader would keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen and key.value != "<<":
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} stands here twice", key.start_mark
-                )
-            seen.add(key.value if isinstance(key.value, str) else id(key))
-        return super().construct_mapping(node, deep)
 
 
 class _Reader:

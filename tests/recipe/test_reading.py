@@ -21,9 +21,9 @@ def elsewhere(monkeypatch, tmp_path):
     [
         (b"", r"recipe.yaml: a recipe is a mapping with the keys .* this is empty\."),
         (b"- a\n", r"recipe.yaml: a recipe is a mapping .* this is a list\."),
-        (b"a: \xff\n", r"recipe.yaml cannot be read as YAML: 'utf-8' codec"),
+        (b"a: \xff\n", r"recipe.yaml cannot be read as YAML: invalid leading UTF-8 .* Save it as text in UTF-8"),
         (b"a: [1\nb: 2\n", r"recipe.yaml, line 2, column 2: not YAML: .* Check the indentation"),
-        (b"a: \x01\n", r"recipe.yaml cannot be read as YAML: unacceptable character"),
+        (b"a: \x01\n", r"recipe.yaml cannot be read as YAML: control characters are not allowed"),
     ],
 )
 def test_load_recipe_refuses(tmp_path, content, message):

@@ -179,8 +179,8 @@ def test_all_faults_are_said_at_once(write):
     [
         ("", "a study is a mapping with the keys title, metric, split, seeds, overrides, arms, this is empty"),
         ("[1]", "this is a list"),
-        ("arms: {a: r, a: s}", "line 1, column 14: not YAML: the key 'a' stands here twice"),
-        ("arms: {a: r", "line 1, column 12: not YAML"),
+        ("arms: {a: r, a: s}", "line 1, column 14: the key 'a' stands here twice, first in line 1: keep one"),
+        ("arms: {a: r", "line 2, column 1: not YAML: .* for what begins in line 1"),
     ],
 )
 def test_no_study_at_all(write, text, message):

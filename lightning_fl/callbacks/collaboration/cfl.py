@@ -34,6 +34,7 @@ from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.cfl import Bipartition, split_cluster
+from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["CFL", "ClusterSplit"]
@@ -89,19 +90,10 @@ class CFL(ClientClusters):
     ) -> None:
         if norms not in ("relative", "absolute"):
             raise ConfigurationError(f"CFL.norms={norms!r}: choose relative or absolute.")
-        if not 0 < mean_norm < math.inf:
-            raise ConfigurationError(
-                f"CFL.mean_norm={mean_norm}: give a number above 0, such as 0.25 of the largest client's (relative)."
-            )
-        if not 0 <= client_norm < math.inf:
-            raise ConfigurationError(
-                f"CFL.client_norm={client_norm}: give a number of at least 0, such as 0.1 of the first round's"
-                " (relative)."
-            )
-        if not 0 <= gamma_max < 1:
-            raise ConfigurationError(f"CFL.gamma_max={gamma_max}: give a number of at least 0 and below 1.")
-        if warm_up_rounds < 0:
-            raise ConfigurationError(f"CFL.warm_up_rounds={warm_up_rounds}: give a number of at least 0.")
+        check_numbers(self, mean_norm=mean_norm, above=0, mend=", such as 0.25 of the largest client's (relative)")
+        check_numbers(self, client_norm=client_norm, at_least=0, mend=", such as 0.1 of the first round's (relative)")
+        check_numbers(self, gamma_max=gamma_max, at_least=0, below=1)
+        check_counts(self, warm_up_rounds=warm_up_rounds, at_least=0)
         self.mean_norm = mean_norm
         self.client_norm = client_norm
         self.norms = norms

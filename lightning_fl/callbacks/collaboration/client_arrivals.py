@@ -6,6 +6,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.options import check_counts
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["ClientArrivals"]
@@ -28,11 +29,7 @@ class ClientArrivals(Callback):
     role = "arrival"
 
     def __init__(self, *, rounds: dict[str, int]) -> None:
-        for client, first in rounds.items():
-            if first < 1:
-                raise ConfigurationError(
-                    f"ClientArrivals.rounds: {client} arrives in round {first}; they begin with 1."
-                )
+        check_counts(self, rounds=rounds, mend=": rounds begin with 1")
         self.rounds = rounds
         self._first: dict[int, int] = {}
 

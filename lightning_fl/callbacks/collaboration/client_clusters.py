@@ -13,9 +13,10 @@ from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.gram import gram_matrix, join_most_similar
 from lightning_fl.functional.labels import in_order
+from lightning_fl.options import check_counts
 from lightning_fl.surface import TrainerSurface
 
-__all__ = ["ClientClusters", "check_at_least_one", "check_at_most_clients"]
+__all__ = ["ClientClusters", "check_at_most_clients"]
 
 
 class ClientClusters(Callback):
@@ -56,7 +57,7 @@ class ClientClusters(Callback):
     _curve = "clusters"
 
     def __init__(self, *, num_clusters: int | None = None) -> None:
-        check_at_least_one(self, num_clusters=num_clusters)
+        check_counts(self, num_clusters=num_clusters)
         self.num_clusters = num_clusters
         self.reset(0)
 
@@ -186,17 +187,6 @@ class ClientClusters(Callback):
         self.rounds = list(state["rounds"])
         self.assignments = [list(labels) for labels in state["assignments"]]
         self.clusters = list(state["clusters"])
-
-
-def check_at_least_one(owner: object, **values: int | None) -> None:
-    """Refuse arguments of a callback that are numbers below 1.
-
-    Raises:
-        ConfigurationError: naming the first.
-    """
-    for name, value in values.items():
-        if value is not None and value < 1:
-            raise ConfigurationError(f"{type(owner).__name__}.{name}={value}: give a number of at least 1.")
 
 
 def check_at_most_clients(owner: object, num_clients: int, **values: int) -> None:

@@ -19,7 +19,6 @@ Differs from the paper: the first round stands for the preprocessing. In a simul
 what a client refers to at once is bounded by B_c.
 """
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.dpfl import Collaborators, Model, batched_greedy_collaborators
 from lightning_fl.metrics import default_metric, higher_is_better, monitored_metric
+from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.seeding import generator
 from lightning_fl.surface import TrainerSurface
 
@@ -87,15 +87,15 @@ class CollaborationGraph(Callback):
         loners: list[int] | None = None,
         watched: list[int] | None = None,
     ) -> None:
-        if budget is not None and not (0 <= budget < math.inf and (budget < 1 or budget == int(budget))):
+        check_numbers(self, budget=budget, at_least=0, mend=" clients, a share of them below 1, or null")
+        if budget is not None and budget > 1 and budget != int(budget):
             raise ConfigurationError(
                 f"CollaborationGraph.budget={budget}: give a number of clients, a share of them below 1, or null."
             )
         if graph == "random" and budget is None:
             raise ConfigurationError("CollaborationGraph.graph='random' needs a budget: how many others a client gets.")
-        for name, value in (("every_n_rounds", every_n_rounds), ("init_epochs", init_epochs)):
-            if value is not None and value < 1:
-                raise ConfigurationError(f"CollaborationGraph.{name}={value}: give a number of at least 1.")
+        check_counts(self, every_n_rounds=every_n_rounds, init_epochs=init_epochs)
+        check_counts(self, loners=loners, watched=watched, at_least=0)
         self.budget = budget
         self.graph = graph
         self.every_n_rounds = every_n_rounds

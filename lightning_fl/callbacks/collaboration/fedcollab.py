@@ -41,6 +41,7 @@ from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.client_discriminator import DiscriminatorSettings
 from lightning_fl.functional.client_distances import pairwise_distances
 from lightning_fl.functional.fedcollab import coalition_objective, join_coalitions, solve_coalitions
+from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.seeding import derive_seed
 from lightning_fl.surface import TrainerSurface
 
@@ -100,16 +101,15 @@ class FedCollab(ClientClusters):
     ) -> None:
         if ignore not in (None, "quantities", "distances"):
             raise ConfigurationError(f"FedCollab.ignore={ignore!r}: choose quantities, distances or null.")
-        if not 0 <= capacity < float("inf"):
-            raise ConfigurationError(f"FedCollab.capacity={capacity}: give a number of at least 0 (10 in the paper).")
-        if num_restarts < 1:
-            raise ConfigurationError(f"FedCollab.num_restarts={num_restarts}: give a number of at least 1.")
+        check_numbers(self, capacity=capacity, at_least=0, mend=" (10 in the paper)")
+        check_counts(self, num_restarts=num_restarts)
+        check_counts(self, warm_up_rounds=warm_up_rounds, at_least=0)
         if distances is not None and structure is not None:
             raise ConfigurationError(
                 f"FedCollab.distances={distances!r} and structure={structure!r} are both set: a structure has its own"
                 " distances; drop one."
             )
-        if warm_up_rounds < 0 or (warm_up_rounds > 0) != (layer is not None) or (layer and encoder is not None):
+        if (warm_up_rounds > 0) != (layer is not None) or (layer and encoder is not None):
             raise ConfigurationError(
                 f"FedCollab.warm_up_rounds={warm_up_rounds}, layer={layer!r}, encoder="
                 f"{None if encoder is None else type(encoder).__name__}: give a number of rounds and a layer, or"

@@ -28,11 +28,12 @@ from typing import Any
 
 import torch
 
-from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters, check_at_least_one
+from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.engine.probes.updates import update_blocks
 from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.hcct import Merge, join_group, most_telling_layer, partition_from_gram
+from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["HCCT"]
@@ -59,12 +60,9 @@ class HCCT(ClientClusters):
     _curve = "groups"
 
     def __init__(self, *, tradeoff: float, every_n_rounds: int = 1, layer: str | None = None) -> None:
-        if not 0 <= tradeoff < float("inf"):
-            raise ConfigurationError(
-                f"HCCT.tradeoff={tradeoff}: give a number of at least 0, of the size of the square root of a client's"
-                " samples."
-            )
-        check_at_least_one(self, every_n_rounds=every_n_rounds)
+        size = ", of the size of the square root of a client's samples"
+        check_numbers(self, tradeoff=tradeoff, at_least=0, mend=size)
+        check_counts(self, every_n_rounds=every_n_rounds)
         self.tradeoff = tradeoff
         self.every_n_rounds = every_n_rounds
         self.layer = layer

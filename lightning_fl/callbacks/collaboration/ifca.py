@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters, check_at_least_one
+from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.cohort import Cohort
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.engine.probes.held_out_loss import HeldOutLoss
@@ -38,6 +38,7 @@ from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.engine.weights.initial_models import reinitialised
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.ifca import perturbed
+from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.seeding import generator
 from lightning_fl.surface import TrainerSurface
 
@@ -80,12 +81,9 @@ class IFCA(ClientClusters):
     def __init__(
         self, *, num_clusters: int, num_samples: int | None = None, initial_noise: float | None = None
     ) -> None:
-        check_at_least_one(self, num_samples=num_samples)
-        if initial_noise is not None and not 0 < initial_noise < math.inf:
-            raise ConfigurationError(
-                f"IFCA.initial_noise={initial_noise}: give a positive number, such as 0.1, or null to draw parameters"
-                " anew."
-            )
+        check_counts(self, num_samples=num_samples)
+        anew = ", such as 0.1, or null to draw parameters anew"
+        check_numbers(self, initial_noise=initial_noise, above=0, mend=anew)
         self.num_samples = num_samples
         self.initial_noise = initial_noise
         super().__init__(num_clusters=num_clusters)

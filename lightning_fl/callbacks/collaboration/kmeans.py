@@ -28,12 +28,13 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters, check_at_least_one
+from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.engine.probes.updates import column_blocks
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.gram import gram_matrix
 from lightning_fl.functional.kmeans import kmeans_from_gram
+from lightning_fl.options import check_counts
 from lightning_fl.seeding import derive_seed
 from lightning_fl.surface import TrainerSurface
 
@@ -62,7 +63,7 @@ class KMeans(ClientClusters):
     num_clusters: int
 
     def __init__(self, *, num_clusters: int, warm_up_rounds: int = 1, num_restarts: int = 10) -> None:
-        check_at_least_one(self, warm_up_rounds=warm_up_rounds, num_restarts=num_restarts)
+        check_counts(self, warm_up_rounds=warm_up_rounds, num_restarts=num_restarts)
         self.warm_up_rounds = warm_up_rounds
         self.num_restarts = num_restarts
         super().__init__(num_clusters=num_clusters)

@@ -12,6 +12,7 @@ from lightning_fl.callbacks.collaboration.collaboration_graph import Collaborati
 from lightning_fl.callbacks.figures.plots.run import _figure
 from lightning_fl.drawing import drawing
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.options import check_counts
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["GraphFigure", "draw_graph"]
@@ -37,8 +38,7 @@ class GraphFigure(Callback):
     only_shows = True
 
     def __init__(self, *, panels: int = 6) -> None:
-        if panels < 1:
-            raise ConfigurationError(f"GraphFigure.panels={panels}: give a number of at least 1.")
+        check_counts(self, panels=panels)
         self.panels = panels
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:

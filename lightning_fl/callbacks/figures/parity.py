@@ -12,6 +12,7 @@ from lightning_fl.data.module import Split
 from lightning_fl.drawing import drawing
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import ClientMetrics
+from lightning_fl.options import check_counts
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["ParityFigure"]
@@ -40,8 +41,7 @@ class ParityFigure(Callback):
     def __init__(self, *, split: Literal["test", "val"] = "test", target: int = 0) -> None:
         if split not in ("test", "val"):
             raise ConfigurationError(f"ParityFigure.split={split!r}: choose one of test, val.")
-        if target < 0:
-            raise ConfigurationError(f"ParityFigure.target={target}: give a column of the targets, counted from 0.")
+        check_counts(self, target=target, at_least=0, mend=": a column of the targets, counted from 0")
         self.split: Split = split
         self.target = target
 

@@ -1,7 +1,7 @@
 """What pictures of a run have in common: they are drawn at its end, and every few rounds if wanted."""
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.options import check_counts
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["RoundFigure"]
@@ -20,10 +20,7 @@ class RoundFigure(Callback):
     only_shows = True
 
     def __init__(self, *, every_n_rounds: int = 0) -> None:
-        if every_n_rounds < 0:
-            raise ConfigurationError(
-                f"{type(self).__name__}.every_n_rounds={every_n_rounds}: give a number of at least 0."
-            )
+        check_counts(self, every_n_rounds=every_n_rounds, at_least=0)
         self.every_n_rounds = every_n_rounds
 
     def on_round_end(self, trainer: TrainerSurface) -> None:

@@ -16,6 +16,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.seeding import generator
 from lightning_fl.surface import TrainerSurface
 
@@ -58,11 +59,10 @@ class LabelNoise(Callback):
         num_classes: int | None = None,
         splits: tuple[Split, ...] = ("train",),
     ) -> None:
-        if std < 0:
-            raise ConfigurationError(f"LabelNoise.std={std}: give a standard deviation of at least 0.")
-        for name, value in (("probability", probability), ("client_share", client_share)):
-            if not 0 <= value <= 1:
-                raise ConfigurationError(f"LabelNoise.{name}={value}: give a number between 0 and 1.")
+        check_numbers(self, std=std, at_least=0)
+        check_numbers(self, probability=probability, client_share=client_share, at_least=0, at_most=1)
+        check_counts(self, clients=clients, at_least=0)
+        check_counts(self, num_classes=num_classes, at_least=2)
         unknown = [split for split in splits if split not in SPLITS]
         if unknown:
             raise ConfigurationError(f"LabelNoise.splits={list(splits)}: choose from {', '.join(SPLITS)}.")

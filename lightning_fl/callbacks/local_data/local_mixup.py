@@ -29,6 +29,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.data.targets import batch_targets, with_batch_targets
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.drflm import mix, sample_gamma
+from lightning_fl.options import check_numbers
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["LocalMixup"]
@@ -49,8 +50,7 @@ class LocalMixup(Callback):
     """
 
     def __init__(self, *, alpha: float = 0.2, layer: str | None = None, target_key: str | None = None) -> None:
-        if alpha < 0:
-            raise ConfigurationError(f"LocalMixup.alpha={alpha}: give a number of at least 0.")
+        check_numbers(self, alpha=alpha, at_least=0, mend=" (0 turns mixing off)")
         self.alpha = alpha
         self.layer = layer
         self.target_key = target_key

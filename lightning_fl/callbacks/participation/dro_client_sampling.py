@@ -32,6 +32,7 @@ from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.drflm import draw_cohort, draw_subset, loss_estimate, sampling_weights_update
+from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["DROClientSampling"]
@@ -63,14 +64,9 @@ class DROClientSampling(Callback):
         floor: float = 0.0,
         num_loss_batches: int = 1,
     ) -> None:
-        if cohort_size is not None and cohort_size < 1:
-            raise ConfigurationError(f"DROClientSampling.cohort_size={cohort_size}: draw at least one client.")
-        if step_size < 0 or floor < 0:
-            raise ConfigurationError(
-                f"DROClientSampling.step_size={step_size}, floor={floor}: neither may be negative."
-            )
-        if num_loss_batches < 1:
-            raise ConfigurationError(f"DROClientSampling.num_loss_batches={num_loss_batches}: take at least one batch.")
+        check_counts(self, cohort_size=cohort_size, num_loss_batches=num_loss_batches)
+        check_numbers(self, step_size=step_size, at_least=0)
+        check_numbers(self, floor=floor, at_least=0, at_most=1)
         self.cohort_size = cohort_size
         self.step_size = step_size
         self.floor = floor

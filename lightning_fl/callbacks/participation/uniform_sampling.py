@@ -8,6 +8,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.cohort import Cohort
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.dpfl import shuffled
+from lightning_fl.options import check_numbers
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["UniformSampling"]
@@ -30,7 +31,8 @@ class UniformSampling(Callback):
     role = "participation"
 
     def __init__(self, *, cohort_size: float) -> None:
-        if not (0 < cohort_size < 1 or (cohort_size >= 1 and float(cohort_size).is_integer())):
+        check_numbers(self, cohort_size=cohort_size, above=0, mend=": clients of a round, or a share of them below 1")
+        if cohort_size > 1 and not float(cohort_size).is_integer():
             raise ConfigurationError(
                 f"UniformSampling.cohort_size={cohort_size}: give a number of clients, or a share of them between 0 and"
                 " 1."

@@ -9,6 +9,7 @@ from lightning_fl.engine.client import ClientState, LocalWork
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.engine.weights.weighted_sum import mixture
 from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.options import check_counts
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["FineTuning"]
@@ -32,9 +33,7 @@ class FineTuning(Callback):
     role = "fine-tuning"
 
     def __init__(self, *, epochs: int | None = None, steps: int | None = None) -> None:
-        for name, value in (("epochs", epochs), ("steps", steps)):
-            if value is not None and value < 1:
-                raise ConfigurationError(f"FineTuning.{name}={value}: give a number of at least 1.")
+        check_counts(self, epochs=epochs, steps=steps)
         if epochs is not None and steps is not None:
             raise ConfigurationError(f"FineTuning.epochs={epochs} and steps={steps} are both set: drop one.")
         self.epochs = epochs

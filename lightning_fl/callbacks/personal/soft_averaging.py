@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.callbacks.collaboration.client_clusters import check_at_least_one, check_at_most_clients
+from lightning_fl.callbacks.collaboration.client_clusters import check_at_most_clients
 from lightning_fl.callbacks.personal.personal_mixtures import PersonalMixtures
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
@@ -39,6 +39,7 @@ from lightning_fl.engine.probes.on_hosts import check_samples, check_split
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.dpfl import shuffled
+from lightning_fl.options import check_counts
 from lightning_fl.seeding import generator
 from lightning_fl.surface import TrainerSurface
 
@@ -87,7 +88,7 @@ class SoftAveraging(Callback):
         split: Literal["train", "val"] = "train",
         personal_split: Literal["train", "val"] | None = None,
     ) -> None:
-        check_at_least_one(
+        check_counts(
             self,
             num_models=num_models,
             every_n_rounds=every_n_rounds,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.dpfl import shuffled
 from lightning_fl.functional.pifl import choose_bids
+from lightning_fl.options import check_counts
 
 __all__ = ["BidView", "BiddingPolicy", "HonestBidding", "RandomBidding"]
 
@@ -101,8 +101,7 @@ class RandomBidding(BiddingPolicy):
     """
 
     def __init__(self, *, num_bids: int | None = 1) -> None:
-        if num_bids is not None and num_bids < 1:
-            raise ConfigurationError(f"RandomBidding.num_bids={num_bids}: give a number of at least 1, or null.")
+        check_counts(self, num_bids=num_bids, mend=", or null")
         self.num_bids = num_bids
 
     def bid(self, view: BidView, generator: torch.Generator) -> list[int]:

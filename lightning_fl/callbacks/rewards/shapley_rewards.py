@@ -31,6 +31,7 @@ from lightning_fl.engine.probes.valuation import ModelValuation
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.shapley import shapley_exact, shapley_permutations
+from lightning_fl.options import check_counts
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["ShapleyRewards"]
@@ -90,9 +91,8 @@ class ShapleyRewards(Callback):
         if method not in _METHODS:
             raise ConfigurationError(f"ShapleyRewards.method={method!r}: choose one of {', '.join(_METHODS)}.")
         check_split("ShapleyRewards.split", split)
-        for name, value in (("num_samples", num_samples), ("every_n_rounds", every_n_rounds)):
-            if value is not None and value < 1:
-                raise ConfigurationError(f"ShapleyRewards.{name}={value}: give a number of at least 1.")
+        check_counts(self, num_samples=num_samples, every_n_rounds=every_n_rounds)
+        check_counts(self, num_permutations=num_permutations)
         if num_permutations is not None and method != "permutations":
             raise ConfigurationError(
                 f"ShapleyRewards.num_permutations={num_permutations} has no meaning for method={method!r}: leave it"

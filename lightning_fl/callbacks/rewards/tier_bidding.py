@@ -49,6 +49,7 @@ from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.functional.dpfl import shuffled
 from lightning_fl.functional.pifl import schedule
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN
+from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["TierBidding"]
@@ -118,18 +119,14 @@ class TierBidding(Callback):
         personal_split: Literal["train", "val"] = "val",
         num_samples: int | None = 256,
     ) -> None:
-        for name, value in (("num_tiers", num_tiers), ("initial_rounds", initial_rounds), ("num_samples", num_samples)):
-            if value is not None and value < 1:
-                raise ConfigurationError(f"TierBidding.{name}={value}: give a number of at least 1.")
-        if num_best < 0 or num_random < 0 or not num_best + num_random:
+        check_counts(self, num_tiers=num_tiers, initial_rounds=initial_rounds, num_samples=num_samples)
+        check_counts(self, num_best=num_best, num_random=num_random, at_least=0)
+        if not num_best + num_random:
             raise ConfigurationError(
                 f"TierBidding.num_best={num_best}, num_random={num_random}: give numbers of at least 0, one of them at"
                 " least 1."
             )
-        if not 0 <= threshold <= 1:
-            raise ConfigurationError(
-                f"TierBidding.threshold={threshold}: importance weights lie between 0 and 1, so must it."
-            )
+        check_numbers(self, threshold=threshold, at_least=0, at_most=1, mend=", between which importance weights lie")
         check_split("TierBidding.bid_split", bid_split)
         check_split("TierBidding.personal_split", personal_split)
         self.num_tiers = num_tiers

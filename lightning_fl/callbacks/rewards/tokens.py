@@ -15,7 +15,6 @@ Differs from the paper: see the module named above. Where clients come and go: a
 is first there, however late, and keeps its account while it is away.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ from typing import Any
 
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Transaction, settle_round, to_units
+from lightning_fl.options import check_numbers
 
 __all__ = ["Ledger", "Tokens"]
 
@@ -50,8 +50,11 @@ class Tokens:
     gamma: float = 0.1
 
     def __post_init__(self) -> None:
+        check_numbers(self, initial_balance=self.initial_balance, price=self.price, above=0)
+        check_numbers(self, eta=self.eta, at_least=0, at_most=1)
+        check_numbers(self, gamma=self.gamma, above=0, at_most=1)
         for name, tokens in (("initial_balance", self.initial_balance), ("price", self.price)):
-            if not (0 < tokens < math.inf and to_units(tokens)):
+            if not to_units(tokens):
                 raise ConfigurationError(
                     f"Tokens.{name}={tokens}: give a finite number of tokens, at least a millionth."
                 )
@@ -59,10 +62,6 @@ class Tokens:
             raise ConfigurationError(
                 f"Tokens.price={self.price}, initial_balance={self.initial_balance}: nobody could ever bid; give"
                 " clients at least the price of one bid."
-            )
-        if not (0 <= self.eta <= 1 and 0 < self.gamma <= 1):
-            raise ConfigurationError(
-                f"Tokens.eta={self.eta}, gamma={self.gamma}: give an eta from 0 to 1, and a gamma above 0, at most 1."
             )
 
 

@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
-import yaml
-
 from lightning_fl.data.cards.card import Card
 from lightning_fl.data.cards.fields import CardFile, did_you_mean, read_choice
 from lightning_fl.data.cards.images import ImageCard
@@ -24,6 +22,7 @@ from lightning_fl.data.cards.molecules import FORMATS, CardTarget, MoleculeCard
 from lightning_fl.data.cards.tables import TableCard
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.package_folders import package_folder
+from lightning_fl.user_yaml import read_yaml
 
 __all__ = [
     "FORMATS",
@@ -78,9 +77,9 @@ def load_card(name_or_path: str | Path) -> Card:
             f"no card at {path}: give the path of a .yaml file, or one of {', '.join(available_cards())}."
         )
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"card {path} is not YAML: {' '.join(str(error).split())}") from error
+        content = read_yaml(path)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"card {error}") from error
     kinds = {name: kind for kind in _KINDS for name in kind.formats}
     if not isinstance(content, Mapping) or "format" not in content:
         raise ConfigurationError(f"card {path}: missing key 'format', one of {', '.join(kinds)}.")

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 from lightning_fl.data.cards.fields import did_you_mean
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.options import check_counts
 from lightning_fl.tensor_files import read_numpy
 
 __all__ = ["ImageDataset", "check_geometry", "convert_channels", "read_npz", "resize_images"]
@@ -136,10 +137,10 @@ class ImageDataset(Dataset):
         return type(self)(images, self.targets, classes=self.classes, columns=self._columns, place=self.place)
 
 
-def check_geometry(size: int | None, channels: int | None) -> None:
+def check_geometry(owner: object, size: int | None, channels: int | None) -> None:
     """Refuse a size or a number of channels that no image can have."""
-    if size is not None and size < 1:
-        raise ConfigurationError(f"size={size}: give height and width in pixels, at least 1, or null to keep them.")
+    check_counts(owner, size=size, mend=": height and width in pixels, or null to keep them")
+    check_counts(owner, channels=channels, at_most=3)
     if channels not in (None, 1, 3):
         raise ConfigurationError(f"channels={channels}: give 1 for grey images, 3 for colours, or null to keep them.")
 

@@ -16,6 +16,7 @@ from lightning_fl.data.partition import Partitioner, apportion
 from lightning_fl.data.partition.stratified import stratified_parts
 from lightning_fl.data.shared import OpenedData
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.options import check_counts
 from lightning_fl.seeding import generator
 
 __all__ = ["DomainPartition", "ImageDomains"]
@@ -111,11 +112,11 @@ class ImageDomains(SharedImages):
         **kwargs: Any,
     ) -> None:
         check_source(source)
-        check_geometry(size, channels)
+        check_geometry(self, size, channels)
         if missing not in MISSING_POLICIES:
             raise ConfigurationError(f"missing={missing!r}: expected one of {', '.join(MISSING_POLICIES)}.")
-        if samples_per_client is not None and samples_per_client < 1:
-            raise ConfigurationError(f"samples_per_client={samples_per_client}: give at least 1, or null for all.")
+        check_counts(self, samples_per_client=samples_per_client, mend=", or null for all")
+        check_counts(self, clients_per_domain=clients_per_domain)
         counts = [clients_per_domain] * len(domains) if isinstance(clients_per_domain, int) else clients_per_domain
         if len(counts) != len(domains) or not all(count >= 1 for count in counts):
             raise ConfigurationError(

@@ -25,6 +25,7 @@ from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
 from lightning_fl.data.shifts import Shift
 from lightning_fl.data.user_file import existing_file
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.options import check_counts
 from lightning_fl.seeding import generator
 
 __all__ = ["ImageData", "SharedImages"]
@@ -217,9 +218,8 @@ class ImageData(SharedImages):
     ) -> None:
         super().__init__(**kwargs)
         check_source(source)
-        check_geometry(size, channels)
-        if max_samples is not None and max_samples < 1:
-            raise ConfigurationError(f"max_samples={max_samples}: give at least 1, or null for all images.")
+        check_geometry(self, size, channels)
+        check_counts(self, max_samples=max_samples, mend=", or null for all images")
         self.origin = ImageOrigin.of(name, source=source, data_root=data_root)
         self.origin.check_superclasses(coarse_labels)
         self.size = size

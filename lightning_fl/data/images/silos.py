@@ -15,6 +15,7 @@ from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition.sizes import check_fractions
 from lightning_fl.data.shared import cut_splits
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.seeding import run_seed
 
 __all__ = ["ImageFolders"]
@@ -78,8 +79,12 @@ class ImageFolders(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_geometry(size, channels)
+        check_geometry(self, size, channels)
+        check_numbers(self, split=split, at_least=0, at_most=1)
         check_fractions(split)
+        check_counts(self, split_seed=split_seed, at_least=0, at_most=2**64 - 1)
+        check_numbers(self, mean=mean, at_least=0)
+        check_numbers(self, std=std, above=0)
         check_transform(augment or [], normalize, mean, std)
         if mean is not None and len(mean) not in (1, channels):
             raise ConfigurationError(f"mean={mean}: the images have {channels} channels, give one number for each.")

@@ -16,8 +16,9 @@ from lightning_fl.data.partition.groups import (
     sorted_groups,
 )
 from lightning_fl.data.partition.partitioner import Partitioner, read_column, read_keys
-from lightning_fl.data.partition.sizes import check_num_clients, check_ratios
+from lightning_fl.data.partition.sizes import check_ratios
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.options import check_counts, check_numbers
 
 __all__ = ["GroupBy", "Scaffold"]
 
@@ -26,9 +27,9 @@ class _ByKey(Partitioner):
     """Whole groups: all splits are dealt together, so that a group has one client everywhere."""
 
     def __init__(self, *, num_clients: int | None, ratios: list[float] | None) -> None:
-        if num_clients is not None:
-            check_num_clients(num_clients)
+        check_counts(self, num_clients=num_clients)
         if ratios is not None:
+            check_numbers(self, ratios=ratios, above=0)
             check_ratios(ratios)
             if num_clients is None or len(ratios) != num_clients:
                 raise ConfigurationError(
@@ -97,13 +98,13 @@ class GroupBy(_ByKey):
         min_samples: int = 0,
     ) -> None:
         super().__init__(num_clients=num_clients, ratios=ratios)
+        check_counts(self, num_groups=num_groups)
+        check_counts(self, min_samples=min_samples, at_least=0)
         if num_groups is not None and num_groups < max(1, num_clients or 1):
             raise ConfigurationError(
                 f"num_groups={num_groups} with num_clients={num_clients}: give at least one group and one per client,"
                 " or null for all groups."
             )
-        if min_samples < 0:
-            raise ConfigurationError(f"min_samples={min_samples}: give at least 0.")
         self.column = column
         self.num_groups = num_groups
         self.min_samples = min_samples

@@ -10,7 +10,6 @@ from torch.utils.data import Dataset
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.labels import (
     by_shares,
-    check_alpha,
     check_type_shares,
     dirichlet_shares,
     pathological_shares,
@@ -18,8 +17,8 @@ from lightning_fl.data.partition.labels import (
 )
 from lightning_fl.data.partition.partitioner import Partitioner, class_labels, faults_of
 from lightning_fl.data.partition.shards import by_shards, check_shards, shard_holdings
-from lightning_fl.data.partition.sizes import check_num_clients
-from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.errors import DataError
+from lightning_fl.options import check_counts, check_numbers
 
 __all__ = ["Dirichlet", "FedCollabLabelShift", "LabelTypes", "OneClassShards", "Pathological"]
 
@@ -42,9 +41,8 @@ class _ByLabel(Partitioner):
     """
 
     def __init__(self, *, num_clients: int, num_bins: int, target: int | None) -> None:
-        check_num_clients(num_clients)
-        if num_bins < 1:
-            raise ConfigurationError(f"num_bins={num_bins}: give at least 1.")
+        check_counts(self, num_clients=num_clients, num_bins=num_bins)
+        check_counts(self, target=target, at_least=0)
         self.num_clients: int = num_clients
         self.num_bins = num_bins
         self.target = target
@@ -97,9 +95,8 @@ class Dirichlet(_ByShares):
         min_samples: int = 1,
     ) -> None:
         super().__init__(num_clients=num_clients, num_bins=num_bins, target=target)
-        check_alpha(alpha)
-        if min_samples < 1:
-            raise ConfigurationError(f"min_samples={min_samples}: every client needs at least 1.")
+        check_numbers(self, alpha=alpha, above=0, mend=" (0.1 very uneven, 100 nearly alike)")
+        check_counts(self, min_samples=min_samples)
         self.alpha = alpha
         self.min_samples = min_samples
 
@@ -123,8 +120,7 @@ class Pathological(_ByShares):
         self, *, num_clients: int, classes_per_client: int, num_bins: int = 10, target: int | None = None
     ) -> None:
         super().__init__(num_clients=num_clients, num_bins=num_bins, target=target)
-        if classes_per_client < 1:
-            raise ConfigurationError(f"classes_per_client={classes_per_client}: give at least 1.")
+        check_counts(self, classes_per_client=classes_per_client)
         self.classes_per_client = classes_per_client
 
     def _shares(self, labels: Tensor, num_classes: int, seed: int) -> Tensor:
@@ -149,6 +145,8 @@ class LabelTypes(_ByShares):
     """
 
     def __init__(self, *, shares: list[list[float]], clients_per_type: int = 5, target: int | None = None) -> None:
+        check_counts(self, clients_per_type=clients_per_type)
+        check_numbers(self, shares=shares, at_least=0, at_most=1)
         check_type_shares(shares, clients_per_type)
         super().__init__(num_clients=len(shares) * clients_per_type, num_bins=len(shares[0]), target=target)
         self.shares = shares
@@ -221,6 +219,8 @@ class OneClassShards(_ByLabel):
         target: int | None = None,
     ) -> None:
         super().__init__(num_clients=num_clients, num_bins=num_bins, target=target)
+        check_counts(self, num_shards=num_shards, shard_size=shard_size)
+        check_numbers(self, scale=scale, above=0)
         check_shards(num_shards, num_clients, scale=scale, shard_size=shard_size)
         self.num_shards = num_shards
         self.scale = scale

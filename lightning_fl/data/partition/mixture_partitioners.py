@@ -10,8 +10,9 @@ from torch.utils.data import Dataset
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.mixtures import by_mixture, check_mixture, mixture_shares
 from lightning_fl.data.partition.partitioner import Partitioner, class_labels, faults_of, read_column
-from lightning_fl.data.partition.sizes import check_num_clients, remaining_fractions
+from lightning_fl.data.partition.sizes import remaining_fractions
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.options import check_counts
 
 __all__ = ["Mixture"]
 
@@ -70,12 +71,9 @@ class Mixture(Partitioner):
         invert_test: bool = False,
         invert_validation: bool | None = None,
     ) -> None:
-        check_num_clients(num_clients)
+        check_counts(self, num_clients=num_clients, samples_per_client=samples_per_client)
         check_mixture(mixture)
-        if samples_per_client is not None and samples_per_client < 1:
-            raise ConfigurationError(
-                f"samples_per_client={samples_per_client}: give at least 1, or null for as many as there are."
-            )
+        check_counts(self, classes_a=classes_a, classes_b=classes_b, at_least=0)
         if (column is None) != (values_a is None) or (column is None and values_b is not None):
             raise ConfigurationError(
                 f"column={column!r}, values_a={values_a}, values_b={values_b}: name a column and its values in D_A"

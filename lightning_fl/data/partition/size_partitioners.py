@@ -9,7 +9,8 @@ from torch.utils.data import Dataset
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.labels import by_sizes_stratified
 from lightning_fl.data.partition.partitioner import Partitioner, class_labels, faults_of
-from lightning_fl.data.partition.sizes import by_sizes, check_num_clients, check_ratios, check_sizes, quantity_sizes
+from lightning_fl.data.partition.sizes import by_sizes, check_ratios, check_sizes, quantity_sizes
+from lightning_fl.options import check_counts, check_numbers
 
 __all__ = ["IID", "Quantity", "Sizes"]
 
@@ -48,7 +49,7 @@ class IID(_BySize):
 
     def __init__(self, *, num_clients: int, stratified: bool = False) -> None:
         super().__init__(stratified=stratified)
-        check_num_clients(num_clients)
+        check_counts(self, num_clients=num_clients)
         self.num_clients: int = num_clients
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
@@ -66,6 +67,7 @@ class Quantity(_BySize):
 
     def __init__(self, *, ratios: list[float], stratified: bool = False) -> None:
         super().__init__(stratified=stratified)
+        check_numbers(self, ratios=ratios, above=0)
         check_ratios(ratios)
         self.num_clients = len(ratios)
         self.ratios = ratios
@@ -88,6 +90,7 @@ class Sizes(_BySize):
 
     def __init__(self, *, train: list[int], stratified: bool = True) -> None:
         super().__init__(stratified=stratified)
+        check_counts(self, train=train)
         check_sizes(train)
         self.num_clients = len(train)
         self.train = train

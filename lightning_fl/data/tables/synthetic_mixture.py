@@ -36,8 +36,8 @@ from torch.utils.data import TensorDataset
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition import mixture_counts, mixture_shares
 from lightning_fl.data.partition.mixtures import check_mixture, mixture_share
-from lightning_fl.data.partition.sizes import check_num_clients
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.seeding import generator, run_seed
 
 __all__ = ["SyntheticMixture", "SyntheticTask", "linear_accuracy", "linear_samples"]
@@ -143,24 +143,20 @@ class SyntheticMixture(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_num_clients(num_clients)
+        check_counts(self, num_clients=num_clients, num_features=num_features)
         check_mixture(mixture)
         if task not in _TASKS:
             raise ConfigurationError(f"task={task!r}: expected one of {', '.join(_TASKS)}.")
-        if num_features < 1:
-            raise ConfigurationError(f"num_features={num_features}: give at least 1.")
-        if not 1 <= min_samples <= max_samples:
+        check_counts(self, min_samples=min_samples, max_samples=max_samples)
+        if min_samples > max_samples:
             raise ConfigurationError(
                 f"min_samples={min_samples}, max_samples={max_samples}: give the fewest training samples of a client,"
                 " at least 1, and the most, at least as many."
             )
-        for name, count in (("val_samples", val_samples), ("test_samples", test_samples)):
-            if count < 0:
-                raise ConfigurationError(f"{name}={count}: give a number of samples of at least 0.")
-        if not 0 < coefficient_std < math.inf:
-            raise ConfigurationError(f"coefficient_std={coefficient_std}: give a positive number.")
-        if not 0 <= noise_std < math.inf:
-            raise ConfigurationError(f"noise_std={noise_std}: give a number of at least 0.")
+        check_counts(self, val_samples=val_samples, test_samples=test_samples, at_least=0)
+        check_numbers(self, coefficient_std=coefficient_std, above=0)
+        check_counts(self, data_seed=data_seed, at_least=0, at_most=2**64 - 1)
+        check_numbers(self, noise_std=noise_std, at_least=0)
         self.task = task
         self.mixture = mixture
         self.num_features = num_features

@@ -114,7 +114,7 @@ def test_missing_path_is_an_error(tmp_path):
 
 def test_not_yaml_is_an_error(tmp_path):
     (tmp_path / "bad.yaml").write_text("name: [1, 2")
-    with pytest.raises(ConfigurationError, match=r"card .*bad\.yaml is not YAML"):
+    with pytest.raises(ConfigurationError, match=r"card .*bad\.yaml, line 2, column 1: not YAML"):
         load_card(tmp_path / "bad.yaml")
 
 
