@@ -25,7 +25,7 @@ from pathlib import Path
 from fault_kinds.laboratory import Laboratory
 from fault_kinds.outcome import BAD, SKIPPED, Outcome
 
-KINDS = ("inputs", "kills", "signals", "files", "disks", "peers", "clock")
+KINDS = ("inputs", "kills", "signals", "files", "disks", "peers", "clients", "clock")
 
 
 def one(lab: Laboratory, kind: str, seed: int) -> Outcome:

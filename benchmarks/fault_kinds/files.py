@@ -30,8 +30,8 @@ MARKER = "EXECUTED"
 class Reading(NamedTuple):
     """A command and a file that it reads, ``{cache}`` standing for a file in the cache.
 
-    ``checked`` files hold a sum or are made anew, so that a change must be said or have no effect; of others a change of
-    one sign may go unseen where what is read is still what was written there.
+    ``checked`` files hold a sum or are made anew, so that a change must be said or have no effect; of others a change
+    of one sign may go unseen where what is read is still what was written there.
     """
 
     file: str
@@ -233,8 +233,7 @@ def _write_everything(folder: Path) -> None:
         "init_args": {"root": "folders", "size": 8, "channels": 1, "batch_size": 8},
     }
     write_recipe(images, folder / "folders.yaml")
-    state = {name: value for name, value in resnet18(weights=None).state_dict().items()}
-    torch.save(state, folder / "weights.pt")
+    torch.save(resnet18(weights=None).state_dict(), folder / "weights.pt")
     images["trainer"]["max_rounds"] = 1
     images["data"]["init_args"] |= {"channels": 3, "size": 32}
     images["model"]["init_args"] = {
@@ -249,7 +248,8 @@ def _write_everything(folder: Path) -> None:
     table["trainer"] |= {"max_rounds": 2, "devices": 1}
     write_recipe(table, folder / "table.yaml")
     card = (
-        "name: mine\ntitle: Mine\ntask: regression\nformat: csv\nfiles:\n  - name: a.csv\n    sha256: [{}]\n    addresses: []\n"
+        "name: mine\ntitle: Mine\ntask: regression\nformat: csv\n"
+        "files:\n  - name: a.csv\n    sha256: [{}]\n    addresses: []\n"
         "columns:\n  smiles: smiles\n  targets:\n    - {{name: y, unit: m}}\n  groups: [lab]\nrows: 44\nstandin: null\n"
         "licence: MIT\ncitation: none\nnote: none\n"
     )

@@ -77,6 +77,7 @@ def _names(content: Any, path: Path_) -> list[str]:
     """Words by which a message may name a node: its key, or the class whose argument it is."""
     keys = [str(key) for key in path if isinstance(key, str) and key not in ("init_args", "class_path")]
     names = keys[-1:] or [str(path[0])]
+    names.append(names[0].replace("_", " "))
     if path[-1] in ("init_args", "class_path") or isinstance(path[-1], int):
         names += keys[-2:]
         around = _at(content, path[:-1])
@@ -121,7 +122,7 @@ def _recipe_value(lab: Laboratory, seed: int, draws: random.Random, folder: Path
 
 def _diverges(path: Path_, value: Any) -> bool:
     """Numbers that are allowed and let training diverge."""
-    return isinstance(value, float) and abs(value) > 1e20 or path[-1] in ("learning_rate", "step_size", "tradeoff")
+    return (isinstance(value, float) and abs(value) > 1e20) or path[-1] in ("learning_rate", "step_size", "tradeoff")
 
 
 def _judge_accepted(
@@ -132,7 +133,7 @@ def _judge_accepted(
     if missing := whole_record(folder / "runs" / "version_0") if (folder / "runs").is_dir() else "":
         return BAD, case, missing
     number = isinstance(before, (int, float)) and not isinstance(before, bool)
-    if isinstance(value, float) and math.isnan(value) or (number and value == "nan"):
+    if (isinstance(value, float) and math.isnan(value)) or (number and value == "nan"):
         return BAD, case, "NaN accepted silently"
     if number and value in (math.inf, -math.inf):
         return POOR, case, "infinity accepted silently"
@@ -160,7 +161,7 @@ def _same(kept: Any, value: Any) -> bool:
     if str(kept) == str(value) or kept == value:
         return True
     try:
-        return float(kept) == float(value)
+        return float(kept) == (int(value, 0) if str(value).startswith("0x") else float(value))
     except (TypeError, ValueError):
         # A class is written with its module, numbers in other forms.
         return isinstance(kept, (dict, str)) and str(value).split(".")[-1] in str(kept)
@@ -190,7 +191,7 @@ def _recipe_key(lab: Laboratory, seed: int, draws: random.Random, folder: Path) 
     paths = [path for path in _nodes(content) if isinstance(path[-1], str)]
     path = draws.choice(paths)
     around, key = _at(content, path[:-1]), path[-1]
-    how = draws.choice(["delete", "misspell", "double", "move", "callback twice"])
+    how = draws.choices(["delete", "misspell", "double", "move", "callback twice"], [3, 5, 2, 4, 1])[0]
     wrong = True
     if how == "delete":
         del around[key]
@@ -292,7 +293,8 @@ def _recipe_text(lab: Laboratory, seed: int, draws: random.Random, folder: Path)
         return Outcome("inputs", seed, BAD, case, "hang")
     if command.code:
         keys = re.findall(r"[\w]+", line)
-        return Outcome("inputs", seed, *_refused(command, folder, ["r.yaml", "config", "line", *keys], case))
+        any_key = [""] if how in ("bit flip", "cut") else ["r.yaml", "config", "line", *keys]
+        return Outcome("inputs", seed, *_refused(command, folder, any_key, case))
     good = how in ("indent", "BOM and CRLF", "cut", "bit flip", "open quote", "utf-16", "no colon")
     return Outcome("inputs", seed, GOOD if good else POOR, case, "accepted")
 
@@ -344,7 +346,7 @@ def _words(lab: Laboratory, seed: int, draws: random.Random, folder: Path) -> Ou
             ["default_root_dir", "a.csv"],
         ),
         "root below a file": (["fit", "--config", "r.yaml", "--trainer.default_root_dir", "a.csv/x"], ["a.csv"]),
-        "personalize nothing": (["personalize", odd or "x", "a.csv"], [odd, "summary", "config", "run"]),
+        "personalize nothing": (["personalize", odd or "x", "a.csv"], [odd, "summary", "config", "run", "required"]),
         "compare nothing": (["compare", odd or "x"], [odd, "summary", "run"]),
         "study odd": (["study", odd or "x"], ["study", odd]),
         "recipes odd": (["recipes", odd or "x"], ["recipe", odd]),

@@ -15,7 +15,7 @@ LIMIT = 60.0
 #: What only a programmer understands, or what leads a user into danger.
 _INNER = re.compile(
     r"object at 0x|functools\.|__init__\(|jsonargparse|unexpected keyword argument|NoneType|has no attribute '_"
-    r"|argument after \*\*|enforce fail|\bKeyError\b|\bTypeError\b|\bIndexError\b|\bAttributeError\b|\bUnicode\w+Error\b"
+    r"|argument after \*\*|enforce fail|\b(Key|Type|Index|Attribute|Unicode\w+)Error\b"
 )
 _UNSAFE = re.compile(r"weights_only|allow_pickle|unsafely|pickle\.load")
 
@@ -57,9 +57,10 @@ def judge_refusal(command: Started, folder: Path, names: Sequence[str], *, early
     said = "\n".join(lines)
     if found := _UNSAFE.search(text):
         return POOR, f"passes on unsafe advice ({found[0]}): {said}"
-    if len(lines) > 3:
+    # All faults of a recipe are said at once, a line each.
+    if len([line for line in lines if not re.match(r"error: [\w.\[\]]+: ", line)]) > 3:
         return POOR, f"{len(lines)} lines: {said}"
-    if len(said) > 1200:
+    if len(said) > 1200 + 200 * len(lines):
         return POOR, f"{len(said)} characters: {said[:300]}"
     if found := _INNER.search(said):
         return POOR, f"inner words ({found[0]}): {said}"

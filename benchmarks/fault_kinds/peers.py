@@ -32,24 +32,16 @@ def prepare(folder: Path) -> None:
         torch.save({"x": x, "y": x.sum(1, keepdim=True)}, machine / f"silo_{silo}.pt")
 
 
-def start(lab: Laboratory, folder: Path, port: str, *more: str, rounds: int = ROUNDS) -> list[Started]:
-    """Both machines."""
+def start(
+    lab: Laboratory, folder: Path, port: str, *more: str, programs: dict[int, list[str]] | None = None
+) -> list[Started]:
+    """Both machines; ``programs``: what some run in place of the script."""
     found = []
     for node in range(2):
         variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": str(node)}
-        words = [
-            str(SCRIPT),
-            "fit",
-            "--num-nodes",
-            "2",
-            "--silos",
-            "2",
-            "--rounds",
-            str(rounds),
-            "--timeout",
-            str(TIMEOUT),
-        ]
-        found.append(lab.start([*words, *more], folder / f"machine_{node}", variables))
+        program = (programs or {}).get(node, [str(SCRIPT)])
+        words = ["fit", "--num-nodes", "2", "--silos", "2", "--rounds", str(ROUNDS), "--timeout", str(TIMEOUT)]
+        found.append(lab.start([*program, *words, *more], folder / f"machine_{node}", variables))
     return found
 
 

@@ -23,7 +23,10 @@ def trial(lab: Laboratory, seed: int) -> Outcome:
     moment = draws.random() * seen.seconds * 1.05
     distance = draws.choice([0.0, draws.random() * 0.005, draws.random() * 0.05, draws.random() * 0.2])
     whom = draws.choice(["the first", "the whole group"])
-    case = f"{name}, {devices} processes, {first.name} after {moment:.3f} s, {second.name} {1000 * distance:.1f} ms later, to {whom}"
+    case = (
+        f"{name}, {devices} processes, {first.name} after {moment:.3f} s, {second.name} {1000 * distance:.1f} ms later,"
+        f" to {whom}"
+    )
     command = lab.start(words(devices), folder)
     command.wait(moment)
     for number, pause in ((first, distance), (second, 0.0)):

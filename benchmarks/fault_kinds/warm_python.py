@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from select import select
 
@@ -84,10 +85,8 @@ class Started:
     def send(self, number: int, *pids: int) -> None:
         """Send a signal to some processes of the session, or to the first."""
         for pid in pids or (self.pid,):
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, number)
-            except ProcessLookupError:
-                pass
 
     def kill_all(self) -> None:
         """End the whole session at once."""
