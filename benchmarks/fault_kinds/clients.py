@@ -35,11 +35,9 @@ from lightning_fl.diagnosis import exit_code
 
 nan, inf = math.nan, math.inf
 
-class Loader(list):
-    batch_size = None
-
 def batches(change=lambda x, y: (x, y), count=3):
-    return Loader(change(*map(torch.clone, regression_set(8, 7 + i).tensors)) for i in range(count))
+    made = [change(*map(torch.clone, regression_set(8, 7 + i).tensors)) for i in range(count)]
+    return torch.utils.data.DataLoader(made, batch_size=None)
 
 class Endless:
     def __iter__(self):
@@ -49,7 +47,7 @@ class Raising:
     def __len__(self):
         return 3
     def __iter__(self):
-        yield batches()[0]
+        yield next(iter(batches()))
         raise OSError("the disk of this client is gone")
 
 class Module(TinyModule):
@@ -118,7 +116,7 @@ def _client(lab: Laboratory, seed: int, draws: random.Random) -> Outcome:
     folder = lab.folder("clients", seed)
     name = draws.choice(list(_CLIENTS))
     data, loss, weights, samples, well = _CLIENTS[name]
-    on_error = draws.choice(["raise", "skip"])
+    on_error = draws.choice(["fail", "skip"])
     case = f"a client gives {name}, on_client_error={on_error}"
     code = _CLIENT.format(data=data, loss=loss, weights=weights, samples=samples, on_error=on_error)
     command = lab.start(["-c", code], folder)
@@ -230,7 +228,7 @@ def _rank(lab: Laboratory, seed: int, draws: random.Random) -> Outcome:
         if not other.wait(peers.BOUND):
             return Outcome("clients", seed, BAD, case, f"the other hangs: {other.err[-300:]}")
         both[hostile].wait(peers.BOUND)
-    names = [f"rank {hostile}", "client", "silo"]
+    names = [f"rank {hostile}", "client", "silo", "weights"]
     machine = folder / f"machine_{1 - hostile}"
     # What a rank says of its own clients, within a message's form, is believed.
     believed = how in ("flipped", "cut", "noise", "other", "tensor", "poison")
