@@ -35,7 +35,10 @@ def one(lab: Laboratory, kind: str, seed: int) -> Outcome:
         outcome = import_module(f"fault_kinds.{kind}").trial(lab, seed)
     except Exception:
         outcome = Outcome(kind, seed, BAD, "the trial itself failed", traceback.format_exc()[-800:])
-    left = lab.clean(lab.scratch / f"{kind}_{seed}")
+    folder = lab.scratch / f"{kind}_{seed}"
+    unfinished = [run for run in folder.glob("runs/version_*") if not (run / "summary.json").exists()]
+    outcome.notes["unfinished_runs"] = len(unfinished)
+    left = lab.clean(folder)
     if left and outcome.survived:
         outcome.verdict, outcome.problem = BAD, f"{len(left)} processes are left; {outcome.problem}"
     outcome.notes["seconds"] = round(time.monotonic() - begin, 2)

@@ -125,7 +125,7 @@ def _spoilt(
         ("bars", _text(header, rows, delimiter="|").encode(), "either", ["'|'", "separat"]),
         ("utf-16", text.encode("utf-16"), "either", ["utf", "encod"]),
         ("latin-1", (text + f"{rows[0][0]},{rows[0][1]},é\n").encode("latin-1", "replace"), "either", ["utf", "encod"]),
-        (f"target {cell!r}", with_cell(1, cell), wrong, [cell, *row]),
+        (f"target {cell!r}", with_cell(1, cell), wrong, [cell, "num_classes", *row]),
         (f"feature {cell!r}", with_cell(0, cell), "fails", [cell, *row]),
         ("feature empty", with_cell(0, ""), "fails" if molecules else "either", ["empty", *row]),
         ("group empty", with_cell(2, ""), "fails", ["empty", *row]),

@@ -64,7 +64,7 @@ def judge_refusal(command: Started, folder: Path, names: Sequence[str], *, early
         return POOR, f"{len(said)} characters: {said[:300]}"
     if found := _INNER.search(said):
         return POOR, f"inner words ({found[0]}): {said}"
-    if names and not any(_flat(name) in _flat(said) for name in names if name):
+    if any(names) and not any(_flat(name) in _flat(said) for name in names if name):
         return POOR, f"names none of {list(names)[:6]}: {said}"
     if early and trained(folder):
         return POOR, f"only after training began: {said}"
