@@ -1,0 +1,1 @@
+"""The kinds of faults that ``benchmarks/faults.py`` tries, one file each."""
