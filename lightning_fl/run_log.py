@@ -60,6 +60,7 @@ class RunLog:
         self._writes = False
         self._fitted = False
         self._problem: OSError | None = None
+        self._held: list[Callable[[], None]] | None = None
         self.loggers: list[Any] = []
         self.summary: dict[str, Any] = {}
         #: The same on all ranks of a run and of no other; empty where one process needs none.
@@ -93,7 +94,7 @@ class RunLog:
             return
         if self.started:
             self.summary = {}
-        self._problem = None
+        self._problem, self._held = None, None
         self._directory, self.token = _make_folders(self._root, fabric)
         self._writes = fabric.is_global_zero
         self.loggers = self._make_loggers() if self._writes else []
@@ -153,10 +154,9 @@ class RunLog:
         figure.savefig(picture, format="png", dpi=150, bbox_inches="tight")
         (stem,) = file_names([name.replace("/", "_")])
         self.write(f"figures/{stem}.png", picture.getvalue())
-        with self._later():
-            for logger in self.loggers:
-                if hasattr(getattr(logger, "experiment", None), "add_figure"):
-                    logger.experiment.add_figure(name, figure, step, close=False)
+        for logger in self.loggers:
+            if hasattr(getattr(logger, "experiment", None), "add_figure"):
+                self._keep(partial(logger.experiment.add_figure, name, figure, step, close=False))
 
     def _log(self, scalars: dict[str, float], step: int) -> None:
         with self._curves():
@@ -179,8 +179,18 @@ class RunLog:
         Where the disk is full, the run goes on to write its models and its summary, and :meth:`finish` says so.
         """
         if self._writes:
-            with self._later():
-                write_whole(self.directory / name, content)
+            self._keep(partial(write_whole, self.directory / name, content))
+
+    def hold(self) -> None:
+        """From now on keep tables and pictures until :meth:`finish`: where space is short, the models come first."""
+        self._held = []
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        if self._held is not None:
+            self._held.append(write)
+            return
+        with self._later():
+            write()
 
     @contextlib.contextmanager
     def _later(self) -> Iterator[None]:
@@ -254,6 +264,7 @@ class RunLog:
         """
         if not self._writes or self._directory is None:
             return
+        held, self._held = self._held or [], None
         if error is None:
             assert about is not None
             assert federation is not None
@@ -266,6 +277,8 @@ class RunLog:
             if self.hyperparameters or fitted:
                 with self._later():
                     self._log_hyperparameters()
+        for write in held:
+            self._keep(write)
         for logger in self.loggers:
             with self._later():
                 logger.save() if hasattr(logger, "save") else None

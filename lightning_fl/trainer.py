@@ -217,6 +217,7 @@ class FederatedTrainer(TrainerSurface):
                         break
             self.loop.call("on_train_end")
             self.loop.call("on_fit_end")
+            self.run_log.hold()
             self.call("on_fit_end")
             self._report_profile()
             self.fitting = False

@@ -216,8 +216,8 @@ class ModelCheckpoint(Callback):
             return
         assert trainer.ckpt_path is not None
         path, folder = Path(trainer.ckpt_path), self._folder(trainer)
-        # What lies beside it may be of a round that it knows nothing of, or of another run.
-        for source in (path, path.with_name("best.ckpt")):
+        # What lies beside it may be of a round that it knows nothing of, or of another run; it may be the best itself.
+        for source in (path.with_name("best.ckpt"), path):
             with contextlib.suppress(CheckpointError):  # there need not be one
                 state = load_state(source, trainer.fabric)
                 if self._is_best(state):
