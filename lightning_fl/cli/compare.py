@@ -24,6 +24,8 @@ FORMATS = ("md", "csv", "tex")
 _FIGURES = ("learning_curves", "client_values", "client_gains", "client_distribution")
 #: Settings in which recipes differ that are named; the others are counted.
 _MOST_SETTINGS = 12
+#: In what the runs do not compare, in an error.
+_MOST_DIFFERENCES = 4
 
 
 def add_arguments(parser: ArgumentParser, command: str) -> None:
@@ -89,9 +91,11 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
         reference = groups.get(config.reference) or _read(config.reference, config.recursive)
     differences = find_differences(groups if reference is None else {**groups, "--reference": reference})
     if differences and not config.force:
+        more = len(differences) - _MOST_DIFFERENCES
         raise ConfigurationError(
-            f"these runs do not compare: {'; '.join(differences)}. Give runs on the same data, or compare nevertheless"
-            " with --force."
+            f"these runs do not compare: {'; '.join(differences[:_MOST_DIFFERENCES])}"
+            f"{f'; and {more} more differences' if more > 0 else ''}. Give runs on the same data, or compare"
+            " nevertheless with --force."
         )
     metrics = config.metric or [leading_metric(groups, config.split)]
     frame = comparison_table(groups, metrics, config.split, reference=reference, baseline=config.baseline)

@@ -51,7 +51,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     if config.study is None:
         return _list_studies()
     # What follows takes a second to import.
-    from lightning_fl.study.cells import cells_of
+    from lightning_fl.study.cells import Cell, cells_of
     from lightning_fl.study.display import StudyDisplay
     from lightning_fl.study.environment import describe_environment
     from lightning_fl.study.html_report import write_html
@@ -75,14 +75,22 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
             print(f"{CellResult.of(cell, study.metric, out).status:8}{cell.name}")
         return 0
     workers = Workers(usable_cores() if config.workers is None else config.workers)
+
+    def check_metric(*_: Cell) -> None:
+        """Refuse a metric that no run has, as soon as the first has come to its end."""
+        done = [finished for other in cells if (finished := other.finished()) is not None]
+        if done and not any(study.metric in finished.metric_names(study.split) for finished in done):
+            done[0].metric(study.metric, study.split)
+
     with StudyLock(out):
+        check_metric()
         environment = describe_environment()
         waiting = [cell for cell in asked if cell.finished() is None]
         if waiting:
             display = StudyDisplay(asked, workers.num_workers)
             workers.check(waiting)
             with display:
-                workers.run(waiting, display, known=cells, commit=environment["commit"])
+                workers.run(waiting, display, cells, environment["commit"], check=check_metric)
         results = StudyResults.of(study, cells, out, environment)
         results.write(out)
         write_markdown(results, out)

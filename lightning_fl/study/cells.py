@@ -33,6 +33,8 @@ Variant = tuple[str, tuple[tuple[str, str], ...]]
 
 _VERSION = re.compile(r"version_(\d+)$")
 _TAIL_BYTES = 65_536
+#: Of the words that a cell's folder begins with.
+_MOST_BYTES = 180
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,8 @@ def cells_of(study: Study, out: Path) -> list[Cell]:
             )
             digest = hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=5).hexdigest()
             parts = [arm, *(f"{axis}={label}" for axis, label in place.items())]
-            name = f"{','.join(re.sub(r'[^A-Za-z0-9_.=+-]', '_', part) for part in parts)},seed={seed}-{digest}"
+            words = ",".join(re.sub(r"[^A-Za-z0-9_.=+-]", "_", part) for part in parts)[:_MOST_BYTES]
+            name = f"{words},seed={seed}-{digest}"
             cells.append(Cell(arm, place, seed, out.absolute() / "cells" / name, study.split, recipe, layers, content))
     return cells
 

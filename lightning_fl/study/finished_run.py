@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from lightning_fl.data.cards.fields import did_you_mean
 from lightning_fl.errors import CheckpointError, ConfigurationError
 from lightning_fl.recipe.file import load_recipe
 
@@ -154,7 +155,10 @@ class FinishedRun:
         found = self.summary["metrics"].get(split, {})
         if name not in found:
             there = ", ".join(f"{name} ({other})" for other in self.splits() for name in self.metric_names(other))
-            raise ConfigurationError(f"{self.folder} has no {split} metric {name!r}. It has {there or 'no metrics'}.")
+            hint = did_you_mean(name, found)
+            raise ConfigurationError(
+                f"{self.folder} has no {split} metric {name!r}{hint}. It has {there or 'no metrics'}."
+            )
         record = found[name]
         return RunMetric(
             name=name,

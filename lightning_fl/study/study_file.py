@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from lightning_fl.data.cards.catalogue import did_you_mean
+from lightning_fl.data.cards.fields import is_plain_name
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.study.claims import LABEL, STATISTICS, Claim, parse_claim
 from lightning_fl.study.declaration import FULL, Arm, Overrides, Published, Scale, Study, TableLayout
@@ -31,6 +32,7 @@ _KEYS = (
     "scale",
     "definitions",
 )
+_LONGEST_NAME = 100
 _SPLITS = ("test", "val", "train")
 _DEFAULT_STATISTICS = ("mean", "worst")
 #: Columns of ``results.csv``, beside the axes.
@@ -147,6 +149,10 @@ class _Reader:
         scales = {FULL: Scale()}
         for name in self._names("scales", required=False):
             where, entry = f"scales.{name}", self.content["scales"][name]
+            if not is_plain_name(name):
+                self.faults.append(
+                    f"{where}: a scale names a folder: give a name without / and : that begins with no dot."
+                )
             if name == FULL:
                 self.faults.append(f"{where}: what stands outside of scales is the full scale: give another name.")
             if not isinstance(entry, dict):
@@ -328,11 +334,14 @@ class _Reader:
             return {}
         fine = {}
         for name, value in entries.items():
-            if isinstance(name, str) and LABEL.fullmatch(name):
+            if isinstance(name, str) and LABEL.fullmatch(name) and len(name) <= _LONGEST_NAME:
                 fine[name] = value
             else:
                 mend = "" if isinstance(name, str) else "put it in quotes; "
-                self.faults.append(f"{where}: {name!r} is no name: {mend}letters, digits and _ . : + - / @ make one.")
+                self.faults.append(
+                    f"{where}: {name!r} is no name: {mend}letters, digits and _ . : + - / @ make"
+                    f" one, at most {_LONGEST_NAME}."
+                )
         return fine
 
     def _subset(

@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -98,7 +98,14 @@ class Workers:
         if said:
             raise ConfigurationError("\n".join(said))
 
-    def run(self, cells: Sequence[Cell], watcher: Watcher, known: Sequence[Cell], commit: str) -> None:
+    def run(
+        self,
+        cells: Sequence[Cell],
+        watcher: Watcher,
+        known: Sequence[Cell],
+        commit: str,
+        check: Callable[[Cell], None] = lambda cell: None,
+    ) -> None:
         """Run cells until all have ended or a signal came (:attr:`interrupted_by`).
 
         The first SIGINT or SIGTERM lets the running cells finish their round and save it; a second one kills them.
@@ -108,6 +115,7 @@ class Workers:
             watcher: is told what happens.
             known: whose times tell how long others take; all cells of the study.
             commit: of the package, put down with every attempt.
+            check: looks at every cell that has ended; what it raises ends the study, and kills what runs.
         """
         pending = list(cells)
         seconds = known_seconds(known)
@@ -128,6 +136,7 @@ class Workers:
                             job.cell.note_end(took, job.process.exitcode or 0)
                         seconds = known_seconds(known)
                         watcher.ended(job.cell, took, self._left(pending, seconds))
+                        check(job.cell)
                     watcher.tick(self._running(), self._left(pending, seconds))
             finally:
                 self._kill()

@@ -93,6 +93,16 @@ def test_what_is_done_is_not_run_again(study, command):
 
 
 @pytest.mark.slow
+def test_a_metric_that_no_run_has_is_said_in_a_line_and_runs_nothing_more(study, command):
+    finish_all("runs/tiny_study/full")
+    Path(study).write_text(yaml.safe_dump({**STUDY, "metric": "rmsee", "seeds": [0, 1, 2]}, sort_keys=False))
+    code, out, err = command("study", study)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.endswith("has no test metric 'rmsee' (did you mean 'rmse'?). It has rmse (test).\n")
+    assert err.count("\n") == 1
+
+
 def test_the_folder_is_named_after_study_and_scale(study, command):
     finish_all("runs/tiny_study/quick")
     assert command("study", study, "--scale", "quick")[0] == 0

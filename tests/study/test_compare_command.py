@@ -82,7 +82,7 @@ class TestErrors:
             (["runs"], "error: runs is not a run's folder, 4 runs lie below it: add --recursive."),
             (
                 ["--recursive", "runs", "--metric", "auc"],
-                "error: runs/mixed/seed_0/version_0 has no test metric 'auc'.",
+                "error: runs/mixed/seed_0/version_0 has no test metric 'auc' (did you mean 'acc'?).",
             ),
             (["--recursive", "runs", "--split", "val"], "error: the runs have no val metric in common"),
             (["--recursive", "runs", "--split", "tset"], "error: split: expected one of 'test', 'val', 'train', got"),
@@ -106,6 +106,16 @@ class TestErrors:
 
     def test_no_run_is_given(self, compare):
         assert compare()[0] == 2
+
+
+def test_many_differences_are_counted(compare, make_run):
+    make_run("one/version_0", [1.0], data={f"field{number}": 1 for number in range(40)})
+    make_run("other/version_0", [1.0], data={f"field{number}": 2 for number in range(40)})
+    code, out, err = compare("one", "other")
+    assert (code, out) == (2, "")
+    assert len(err) < 600
+    assert "data.field3 is 1 in" in err
+    assert "; and 36 more differences. Give runs on the same data" in err
 
 
 class TestForce:

@@ -148,6 +148,12 @@ def test_what_is_written_is_read_as_the_same(write, tmp_path, content):
         ({"claims": [3]}, "claims\\[0\\]: give a text"),
         ({"claims": ["mean(b) > 0"]}, "claims\\[0\\]: 'mean\\(b\\) > 0' before .*: there is no arm 'b'"),
         ({"scale": "big"}, "scales: there is no scale 'big'; the study has full"),
+        (
+            {"scales": {"../../../escaped": {"seeds": [1]}}},
+            "scales.*: a scale names a folder: give a name",
+        ),
+        ({"scales": {"/abs": {"seeds": [1]}}}, "scales./abs: a scale names a folder"),
+        ({"arms": {"a" * 101: "r"}}, "arms: 'a+' is no name: letters.*at most 100"),
         ({"scales": {"small": 3}}, "scales.small: give at least one of seeds, arms, grid, overrides"),
         ({"scales": {"full": {"seeds": [1]}}}, "scales.full: what stands outside of scales is the full scale"),
         ({"scales": {"small": {"seed": [1]}}}, "scales.small.seed: there is no such key \\(did you mean 'seeds'"),

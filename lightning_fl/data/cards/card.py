@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from lightning_fl.data.cards.fields import CardFile, read_choice, read_file, read_keys, read_list, read_text
+from lightning_fl.data.cards.fields import (
+    CardFile,
+    read_choice,
+    read_file,
+    read_keys,
+    read_list,
+    read_plain_name,
+    read_text,
+)
 
 __all__ = ["Card"]
 
@@ -65,7 +73,7 @@ class Card(ABC):
             for number, entry in enumerate(read_list(top["files"], f"{where}, files"))
         ]
         return cls(
-            name=read_text(top, "name", where),
+            name=read_plain_name(top, "name", where),
             title=read_text(top, "title", where),
             task=read_choice(top, "task", cls.tasks, where),
             format=read_choice(top, "format", cls.formats, where),

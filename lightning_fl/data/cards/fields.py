@@ -4,7 +4,6 @@ import difflib
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lightning_fl.errors import ConfigurationError
@@ -12,6 +11,7 @@ from lightning_fl.errors import ConfigurationError
 __all__ = [
     "CardFile",
     "did_you_mean",
+    "is_plain_name",
     "listed",
     "read_choice",
     "read_count",
@@ -19,8 +19,14 @@ __all__ = [
     "read_keys",
     "read_list",
     "read_only_file",
+    "read_plain_name",
     "read_text",
 ]
+
+
+_MOST_BYTES = 150
+#: What Windows takes for a device.
+_DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -68,10 +74,7 @@ def read_file(content: object, where: str) -> CardFile:
         raise ConfigurationError(
             f"{where}: a download cannot be checked without a sum; list the accepted ones under sha256."
         )
-    name = read_text(entry, "name", where)
-    if Path(name).name != name:
-        raise ConfigurationError(f"{where}, name={name!r}: give the file's name without a folder.")
-    return CardFile(name=name, sha256=sums, addresses=addresses)
+    return CardFile(name=read_plain_name(entry, "name", where), sha256=sums, addresses=addresses)
 
 
 def read_keys(content: object, known: tuple[str, ...], where: str, optional: tuple[str, ...] = ()) -> Mapping[str, Any]:
@@ -99,6 +102,29 @@ def read_text(entry: Mapping[str, Any], key: str, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ConfigurationError(f"{where}, {key}={value!r}: expected a text that is not empty.")
     return value.strip()
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a file or folder of this name lies in its folder, on any system: no separator, not hidden, not long."""
+    return (
+        not re.search(r"[\x00-\x1f\x7f/\\:]", name)
+        and name == name.strip()
+        and not name.startswith((".", "~"))
+        and not name.endswith(".")
+        and 0 < len(name.encode(errors="replace")) <= _MOST_BYTES
+        and not _DEVICES.fullmatch(name)
+    )
+
+
+def read_plain_name(entry: Mapping[str, Any], key: str, where: str) -> str:
+    """The text under a key, which names a file or folder and cannot leave the one in which that is put."""
+    name = read_text(entry, key, where)
+    if not is_plain_name(name):
+        raise ConfigurationError(
+            f"{where}, {key}={name[:_MOST_BYTES]!r}: it names a file or folder, so give a name without a folder, with"
+            f" none of / \\ : in it, not beginning with . or ~, of at most {_MOST_BYTES} bytes."
+        )
+    return name
 
 
 def read_choice(entry: Mapping[str, Any], key: str, allowed: tuple[str, ...], where: str) -> str:

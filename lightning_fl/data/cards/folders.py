@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Literal, cast
 
-from lightning_fl.data.cards.fields import read_choice, read_keys, read_list
+from lightning_fl.data.cards.fields import is_plain_name, read_choice, read_keys, read_list
 from lightning_fl.errors import ConfigurationError
 
-__all__ = ["FolderLayout", "ImageFolder", "read_image_folder"]
+__all__ = ["FolderLayout", "ImageFolder", "is_relative", "read_image_folder"]
 
 FolderLayout = Literal["leaf", "class-folders"]
 
@@ -69,6 +68,11 @@ def _parts(content: object, where: str) -> dict[str, tuple[str, ...]]:
 
 def _folders(value: object, where: str) -> tuple[str, ...]:
     names = tuple(map(str, read_list(value, where)))
-    if not names or not all(name and ".." not in name and not PurePosixPath(name).is_absolute() for name in names):
+    if not names or not all(map(is_relative, names)):
         raise ConfigurationError(f"{where}={value!r}: give one or more folders, relative and without '..'.")
     return names
+
+
+def is_relative(path: str) -> bool:
+    """Whether a path, with ``/`` between its parts, stays below the folder to which it is joined."""
+    return all(map(is_plain_name, path.removesuffix("/").split("/")))

@@ -5,8 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_fl.data.cards.card import Card
-from lightning_fl.data.cards.fields import CardFile, read_count, read_keys, read_list, read_only_file, read_text
-from lightning_fl.data.cards.folders import ImageFolder, read_image_folder
+from lightning_fl.data.cards.fields import (
+    CardFile,
+    read_choice,
+    read_count,
+    read_keys,
+    read_list,
+    read_only_file,
+)
+from lightning_fl.data.cards.folders import ImageFolder, is_relative, read_image_folder
 from lightning_fl.errors import ConfigurationError
 
 __all__ = ["DIGITS_FORMAT", "ImageCard", "ImageFolder", "TorchvisionData"]
@@ -15,12 +22,19 @@ __all__ = ["DIGITS_FORMAT", "ImageCard", "ImageFolder", "TorchvisionData"]
 DIGITS_FORMAT = "scikit-learn-digits"
 
 
+#: What a card may have torchvision read: sets of images in memory, which check the sums of what they unpickle.
+_OF_TORCHVISION = (
+    *("MNIST", "FashionMNIST", "KMNIST", "EMNIST", "QMNIST"),
+    *("CIFAR10", "CIFAR100", "SVHN", "USPS", "STL10"),
+)
+
+
 @dataclass(frozen=True)
 class TorchvisionData:
     """How torchvision names a data set.
 
     Attributes:
-        dataset: the class in ``torchvision.datasets``.
+        dataset: the class in ``torchvision.datasets``, one of a few.
         parts: for ``"train"`` and ``"test"`` the class's arguments.
         files: files, relative to the folder given to the class, by which data in torchvision's layout are recognised.
         first_label: the label of the first class (EMNIST's letters begin at 1).
@@ -137,10 +151,12 @@ def _torchvision(content: object, where: str) -> TorchvisionData:
     at = f"{where}, torchvision"
     entry = read_keys(content, ("dataset", "train", "test", "files"), at, ("first_label",))
     files = tuple(map(str, read_list(entry["files"], f"{at}, files")))
-    if not files:
-        raise ConfigurationError(f"{at}, files is empty: name the files by which its layout is recognised.")
+    if not files or not all(map(is_relative, files)):
+        raise ConfigurationError(
+            f"{at}, files={list(files)}: name the files by which its layout is recognised, relative and without '..'."
+        )
     for part in ("train", "test"):
-        if not isinstance(entry[part], Mapping):
+        if not isinstance(entry[part], Mapping) or not _are_plain(entry[part]):
             raise ConfigurationError(
                 f"{at}, {part}={entry[part]!r}: give the arguments of {entry['dataset']}, such as {{train: true}}."
             )
@@ -148,7 +164,14 @@ def _torchvision(content: object, where: str) -> TorchvisionData:
     if first_label not in (0, 1):
         raise ConfigurationError(f"{at}, first_label={first_label!r}: give 0 or 1.")
     parts = {part: dict(entry[part]) for part in ("train", "test")}
-    return TorchvisionData(read_text(entry, "dataset", at), parts, files, first_label)
+    return TorchvisionData(read_choice(entry, "dataset", _OF_TORCHVISION, at), parts, files, first_label)
+
+
+def _are_plain(arguments: Mapping[Any, Any]) -> bool:
+    """Whether arguments are numbers and texts that leave the place and the download to us."""
+    return not {"root", "download"} & set(arguments) and all(
+        isinstance(value, bool | int | str) for value in arguments.values()
+    )
 
 
 def _class_names(value: object, key: str, where: str) -> tuple[str, ...]:

@@ -60,6 +60,8 @@ _READ_SECONDS = 10.0
 _DEADLINE_SECONDS = 60.0
 _ATTEMPTS = 3
 _CHUNK_BYTES = 1 << 14
+#: No data set of a card is as large; a server may send without end.
+_MOST_BYTES = 8 << 30
 
 
 @dataclass(frozen=True)
@@ -360,6 +362,9 @@ class _Transfer:
                             return
                         stream.write(chunk)
                         stream.flush()
+                    if stream.tell() > _MOST_BYTES:
+                        self.part.unlink(missing_ok=True)
+                        raise DataError(f"{self.address} sends more than {_MOST_BYTES >> 30} GiB: it was given up.")
 
 
 def _receive(address: str, part: Path, timeout: tuple[float, float], deadline: float) -> None:

@@ -151,7 +151,7 @@ FILE, COLUMNS = CARD["files"][0], CARD["columns"]
         ({"files": [FILE | {"sha256": ["ABC"]}]}, "sha256: 'ABC' is not a SHA-256 sum"),
         ({"files": [FILE | {"addresses": ["ftp://x"]}]}, "addresses: 'ftp://x' is no https:// or http:// address"),
         ({"files": [FILE | {"sha256": []}]}, "a download cannot be checked without a sum"),
-        ({"files": [FILE | {"name": "a/b.csv"}]}, "name='a/b.csv': give the file's name without a folder"),
+        ({"files": [FILE | {"name": "a/b.csv"}]}, "name='a/b.csv': it names a file or folder, so give a name without"),
     ],
 )
 def test_a_fault_is_named(tmp_path, changes, message):
@@ -162,6 +162,40 @@ def test_a_fault_is_named(tmp_path, changes, message):
 def test_did_you_mean_ignores_case_and_stays_silent_far_away():
     assert did_you_mean("SMILES", ["smiles", "target"]) == " (did you mean 'smiles'?)"
     assert did_you_mean("assay", ["smiles", "target"]) == ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "../escaped",
+            "../../../escaped",
+            "/tmp/escaped",
+            "..",
+            ".",
+            "a/../../b",
+            "a\\..\\b",
+            "C:\\x",
+            "C:x",
+            "~/x",
+            "~root",
+        ),
+        *(".hidden", "x.", "nul", "COM1.csv", "x" * 300, "ü" * 100, "a\x00b", "a\nb"),
+    ],
+)
+def test_no_name_in_a_card_leaves_its_folder(tmp_path, name):
+    for changes in ({"name": name}, {"files": [FILE | {"name": name}]}):
+        with pytest.raises(ConfigurationError, match=r"mine\.yaml.*name=.*: it names a file or folder, so give a name"):
+            load_card(write(tmp_path, **changes))
+    folder = {"folder": FOLDER | {"names": ["fine", f"below/{name}"]}}
+    with pytest.raises(ConfigurationError, match="give one or more folders, relative and without"):
+        load_card(write_image_card(tmp_path, **(LEAF | folder)))
+    with pytest.raises(ConfigurationError, match="relative and without"):
+        load_card(write_image_card(tmp_path, torchvision=TORCHVISION | {"files": [name]}))
+
+
+def test_names_of_any_script_are_fine_in_a_card(tmp_path):
+    assert load_card(write(tmp_path, name="Löslichkeit 溶解度 (v1.2)")).name == "Löslichkeit 溶解度 (v1.2)"
 
 
 # ---- images
@@ -249,7 +283,11 @@ def test_an_image_card_may_name_the_folder_as_published(tmp_path):
         ({"format": "scikit-learn-digits"}, "files: format scikit-learn-digits has no file; give an empty list"),
         ({"task": "regression"}, "task='regression': expected one of classification"),
         ({"standin": "esol"}, "standin='esol': expected one of digits"),
-        ({"torchvision": TORCHVISION | {"files": []}}, "files is empty: name the files by which"),
+        ({"torchvision": TORCHVISION | {"files": []}}, "files=[]: name the files by which"),
+        ({"torchvision": TORCHVISION | {"dataset": "utils"}}, "dataset='utils': expected one of MNIST, FashionMNIST"),
+        ({"torchvision": TORCHVISION | {"dataset": "ImageFolder"}}, "dataset='ImageFolder': expected one of MNIST"),
+        ({"torchvision": TORCHVISION | {"train": {"root": "/"}}}, "train={'root': '/'}: give the arguments of EMNIST"),
+        ({"torchvision": TORCHVISION | {"train": {"x": []}}}, "train={'x': []}: give the arguments of EMNIST"),
         ({"torchvision": TORCHVISION | {"train": True}}, "train=True: give the arguments of EMNIST"),
         ({"torchvision": TORCHVISION | {"first_label": 2}}, "first_label=2: give 0 or 1"),
         ({"torchvision": {"dataset": "MNIST"}}, "torchvision: missing key 'train'"),

@@ -1,3 +1,4 @@
+import contextlib
 import hashlib
 import re
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from lightning_fl.data.cards import lookup
 from lightning_fl.data.cards.catalogue import CardFile, load_card
 from lightning_fl.data.cards.lookup import cache_folder, download, file_sha256, find_file, resolve_source
 from lightning_fl.errors import ConfigurationError, DataError
@@ -380,3 +382,30 @@ def test_found_data_are_used(tmp_path, recwarn):
 def test_unknown_source():
     with pytest.raises(ConfigurationError, match="source='fake': expected one of auto, real, standin"):
         resolve_source(card_for(), source="fake")
+
+
+def test_a_server_that_sends_without_end_is_given_up(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr(lookup, "_MOST_BYTES", 1 << 20)
+
+    def endless(handler, stop):
+        handler.send_response(200)
+        handler.end_headers()
+        with contextlib.suppress(OSError):
+            while not stop.is_set():
+                handler.wfile.write(bytes(1 << 16))
+
+    destination = tmp_path / "data.bin"
+    with pytest.raises(DataError, match="sends more than 0 GiB: it was given up"):
+        download(serve(endless).address, destination, ("0" * 64,))
+    assert [path.name for path in tmp_path.iterdir()] == ["data.bin.lock"]
+
+
+def test_a_server_that_points_to_a_file_is_refused(serve, tmp_path):
+    (tmp_path / "secret").write_bytes(CONTENT)
+
+    def redirect(handler, _):
+        head(handler, 302, 0, Location=f"file://{tmp_path}/secret")
+
+    with pytest.raises(DataError, match="failed .InvalidSchema"):
+        download(serve(redirect).address, tmp_path / "data.bin", (file_sha256(tmp_path / "secret"),))
+    assert not (tmp_path / "data.bin").exists()
