@@ -28,7 +28,7 @@ def test_a_name_with_dollars_is_no_formula(text, tmp_path):
 
 
 def test_what_fails_is_said_once_and_what_follows_goes_on():
-    with pytest.warns(UserWarning) as said, drawing("gain"):
+    with pytest.warns(UserWarning, match="gain") as said, drawing("gain"):
         raise ValueError("image size of 1e6 pixels\nis too large")
     assert [str(one.message) for one in said] == [
         "the picture gain was not drawn, and nothing else is lost: ValueError: image size of 1e6 pixels is too large"
@@ -41,7 +41,7 @@ def test_a_full_disk_is_named(tmp_path):
 
 
 def test_letters_that_the_font_lacks_are_counted_in_one_line(tmp_path):
-    with pytest.warns(UserWarning) as said, drawing("gain"):
+    with pytest.warns(UserWarning, match="lacks") as said, drawing("gain"):
         figure_of("甲乙甲").savefig(tmp_path / "gain.png")
     assert [str(one.message) for one in said] == [
         "the font lacks 2 letters of names in the picture gain, where boxes stand."

@@ -153,7 +153,7 @@ class Peers:
         return TrainingError(f"the connection to another rank broke: {first}")
 
     def _late(self) -> str:
-        """Who keeps the others waiting, of those that this rank is connected to: is at work, or does not answer at all."""
+        """Who, of those that this rank is connected to, is still at work, or does not answer at all."""
         with self._changed:
             self._answers.clear()
         asked = sorted(self._open)
