@@ -58,6 +58,19 @@ def test_nothing_is_raised_inside_of_a_queue():
     assert inside == ["whole"]
 
 
+def test_what_is_raised_while_an_object_is_taken_apart_is_raised_again(capfd):
+    class Noisy:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"), ends_on_signals():  # noqa: PT012
+        noisy = Noisy()
+        del noisy
+        time.sleep(10)
+    assert capfd.readouterr().err == ""
+
+
 def test_handlers_of_the_program_are_left_alone():
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
@@ -84,7 +97,8 @@ interrupt._LAST_RESORT = 0.3
 interrupt.ends_with_this_process(ForkedProcess(pid))
 with interrupt.ends_on_signals(), interrupt.signals_of_a_run(), interrupt.InterruptGuard():
     print("here", flush=True)
-    HashStore().wait(["never"], timedelta(seconds=600))
+    # as a queue: should a signal come before it waits, nothing is raised either
+    exec("wait(['never'], limit)", {"__name__": "queue", "wait": HashStore().wait, "limit": timedelta(seconds=600)})
 """
 
 
