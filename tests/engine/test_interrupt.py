@@ -109,7 +109,9 @@ def test_a_process_that_waits_in_other_code_ends_all_the_same(start_warm):
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGINT)
     ended = process.end()
-    assert (ended.code, ended.err) == (128 + signal.SIGINT, "interrupted\n")
+    assert ended.code in (128 + signal.SIGINT, 128 + signal.SIGTERM)  # which of the two Python hears of first is open
+    assert ended.err.endswith("interrupted\n")
+    assert "Traceback" not in ended.err
 
 
 @pytest.mark.processes
