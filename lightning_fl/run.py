@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 from lightning_fl.arguments import check_arguments
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
-from lightning_fl.checkpoint import load_state, resolve_checkpoint, with_client_files
+from lightning_fl.checkpoint import load_checkpoint, load_state, resolve_checkpoint, with_client_files
 from lightning_fl.client_names import check_distinct
 from lightning_fl.continuation import check_fits, find_differences, say_differences, say_nothing_left
 from lightning_fl.data.module import FederatedDataModule, known_clients
@@ -341,12 +341,24 @@ def _agree_on(trainer: TrainerSurface, weights: Weights) -> None:
 def _how_to_go_on(trainer: TrainerSurface) -> str:
     """What is to be done after another rank was lost."""
     checkpoint = trainer.callback(ModelCheckpoint)
-    if checkpoint is None or checkpoint.last_round is None:
+    path = Path(trainer.log_dir) / "checkpoints" / "last.ckpt"
+    written = None if checkpoint is None else _round_of(path, checkpoint.last_round, trainer.processes.private)
+    if written is None:
         if trainer.resumes_fit:
             return f"To go on from where this run did, start all ranks again with --ckpt_path {trainer.ckpt_path}."
         return "No checkpoint of this run is there to go on from: begin anew."
-    path = Path(trainer.log_dir) / "checkpoints" / "last.ckpt"
-    return f"To go on from round {checkpoint.last_round}, start all ranks again with --ckpt_path {path}."
+    return f"To go on from round {written}, start all ranks again with --ckpt_path {path}."
+
+
+def _round_of(path: Path, known: int | None, private: bool) -> int | None:
+    """The round of a checkpoint: what its file says, or where rank zero's folder is not seen here, what is known.
+
+    Clients that keep their states have files of their own in a folder of this rank's.
+    """
+    try:
+        return int(load_checkpoint(path)["round"])
+    except CheckpointError:
+        return None if path.parent.is_dir() and not private else known
 
 
 def _limit_processes(trainer: TrainerSurface, datamodule: Any) -> None:

@@ -53,13 +53,13 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> FederatedTrainer:
 @pytest.mark.parametrize("stop", [1, 2, 5])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_finishes_the_round_saves_and_resumes_to_the_same_bits(
-    stop: int, number: int, tmp_path: Path, uninterrupted: FederatedTrainer, capsys: pytest.CaptureFixture[str]
+    stop: int, number: int, tmp_path: Path, uninterrupted: FederatedTrainer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(number)
     stopped = run(tmp_path, extra=[StopAfter(stop, number)], every=0)
     assert stopped.interrupted_by == number
     assert stopped.current_round == stop
-    assert f"{signal.Signals(number).name}: finishing the round" in capsys.readouterr().err
+    assert f"{signal.Signals(number).name}: finishing the round" in capfd.readouterr().err
     assert signal.getsignal(number) is before
     resumed = run(tmp_path, ckpt_path="last")
     assert digest(resumed.models[0]) == digest(uninterrupted.models[0])

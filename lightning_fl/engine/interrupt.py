@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 from _thread import start_new_thread
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Protocol
 
@@ -234,11 +235,22 @@ def ends_on_signals() -> Iterator[None]:
         return
     _THIS.answers = True
     plain = [number for number in _SIGNALS if signal.getsignal(number) in _PLAIN]
+    hook = sys.unraisablehook
+    sys.unraisablehook = partial(_raised_in_vain, hook)
     try:
         with _handled_by(end, [] if hasattr(sys, "ps1") else plain):
             yield
     finally:
         _THIS.answers, _THIS.end = False, None
+        sys.unraisablehook = hook
+
+
+def _raised_in_vain(otherwise: Callable[[Any], Any], what: Any) -> None:
+    """Ask again where Python dropped the exception: it came while an object was taken apart."""
+    if isinstance(what.exc_value, Interrupted) and _THIS.end is not None:
+        _THIS.end.raised = False
+    else:
+        otherwise(what)
 
 
 def ends_at_once(code: int | None = None) -> None:

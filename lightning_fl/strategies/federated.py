@@ -292,12 +292,18 @@ class FederatedStrategy(Learner, DDPStrategy):
     @contextmanager
     def _together(self) -> Iterator[None]:
         """Around what all ranks do together: where it breaks, the error says why, as far as that is known."""
+        peers = self._peers
         try:
+            if peers is not None:
+                peers.waits = True
             yield
         except (RuntimeError, ValueError) as error:
-            if self._peers is None or isinstance(error, FederatedError):
+            if peers is None or isinstance(error, FederatedError):
                 raise
-            raise self._peers.reason(error) from None
+            raise peers.reason(error) from None
+        finally:
+            if peers is not None:
+                peers.waits = False
 
     def fail(self, error: BaseException) -> None:
         """Tell all other ranks what ends this one, and leave them: whoever waits for this rank gets the error.

@@ -110,6 +110,9 @@ class Peers:
         self._changed = threading.Condition()
         self._process = os.getpid()
         self._at_work: int | None = None
+        self._answers: dict[int, bool] = {}
+        #: This rank is in what all do together.
+        self.waits = False
         _ALL.add(self)
         threading.Thread(target=self._listen, name="peers", daemon=True).start()
 
@@ -128,6 +131,13 @@ class Peers:
         Args:
             symptom: what it raised here.
         """
+        first = (str(symptom).splitlines() or [type(symptom).__name__])[0]
+        timed_out = "imed out" in first or "timeout" in first.lower()
+        if timed_out and self._error is None and (late := self._late()):
+            return TrainingError(
+                f"{late} in the time that trainer.timeout allows: raise it if turns or evaluations take longer, or look"
+                " what keeps that rank."
+            )
         with self._changed:
             for patience, enough in ((1.0, False), (_PATIENCE, True)):  # who has left may not be who failed
                 self._changed.wait_for(partial(self._knows, enough), patience)
@@ -135,13 +145,29 @@ class Peers:
                     return self._error
             if self._left:
                 return LostPeerError(f"{self.name(self._left[0])} has ended, and this rank goes on: start all alike.")
-        first = (str(symptom).splitlines() or [type(symptom).__name__])[0]
-        if "imed out" in first or "timeout" in first.lower():
+        if timed_out:
             return TrainingError(
                 "another rank did not come to an exchange in the time that trainer.timeout allows: raise it if turns or"
                 " evaluations take longer, or look what keeps that rank."
             )
         return TrainingError(f"the connection to another rank broke: {first}")
+
+    def _late(self) -> str:
+        """Who, of those that this rank is connected to, is still at work, or does not answer at all."""
+        with self._changed:
+            self._answers.clear()
+        asked = sorted(self._open)
+        self._send_all(["ask"])
+        with self._changed:
+            self._changed.wait_for(lambda: self._answers.keys() >= set(asked) or self._error is not None, _GRACE)
+            answers = dict(self._answers)
+        silent = [self.name(rank) for rank in asked if rank not in answers]
+        busy = [self.name(rank) for rank in asked if not answers.get(rank, True)]
+        parts = [f"{', '.join(silent)} did not answer: stopped, or its machine hangs; nobody heard of it"] * bool(
+            silent
+        )
+        parts += [f"{', '.join(busy)} was still at work and did not come to an exchange"] * bool(busy)
+        return "; ".join(parts)
 
     def _knows(self, of_leaving: bool) -> bool:
         return self._error is not None or (of_leaving and bool(self._left))
@@ -204,6 +230,14 @@ class Peers:
             if kind == "error":
                 name, text = map(str, rest)
                 self._learn(name, text[:_MOST_CHARACTERS], rank)
+                return True
+            if kind == "ask":
+                self._channels[rank].send(["here", self.waits])
+                return True
+            if kind == "here":
+                with self._changed:
+                    self._answers[rank] = bool(rest[0])
+                    self._changed.notify_all()
                 return True
         except OSError:
             kind = "gone"

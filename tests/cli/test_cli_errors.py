@@ -1,5 +1,9 @@
 """A wrong recipe is refused before training, in words that name the key and the mend."""
 
+import json
+import os
+import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -167,7 +171,7 @@ def test_what_is_not_given(command):
         )
 
 
-def test_an_error_of_the_users_own_constructor_keeps_its_type(tiny, command):
+def test_an_error_of_the_users_own_constructor_is_named_with_its_place(tiny, command):
     Path("own_model.py").write_text(
         "from lightning.pytorch import LightningModule\n"
         "class Faulty(LightningModule):\n"
@@ -175,9 +179,23 @@ def test_an_error_of_the_users_own_constructor_keeps_its_type(tiny, command):
         "        super().__init__()\n"
         "        raise RuntimeError(f'no model of size {size}')\n"
     )
-    with pytest.raises(RuntimeError, match="no model of size 7") as caught:
-        command("fit", "--config", "tiny.yaml", "--model", "own_model.Faulty", "--model.size", "7")
-    assert caught.traceback[-1].path.name == "own_model.py"
+    code, _, err = command("fit", "--config", "tiny.yaml", "--model", "own_model.Faulty", "--model.size", "7")
+    assert code == 2
+    assert err == (
+        "error: RuntimeError: no model of size 7 (own_model.py, line 5, in __init__).\n"
+        "error: LIGHTNING_FL_DEBUG=1 shows where in the code.\n"
+    )
+
+
+def test_a_mistake_of_the_packages_own_keeps_its_traceback(command, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("lightning_fl.cli.recipes.available_recipes", partial(json.loads, "{"))
+    code, _, err = command("recipes")
+    kept = tmp_path / f"lightning-fl-traceback-{os.getpid()}.txt"
+    assert code == 1
+    assert err.startswith("error: JSONDecodeError: Expecting property name")
+    assert err.endswith(f"This is a mistake of lightning-fl's own: please report it with its traceback, {kept}.\n")
+    assert kept.read_text().startswith("Traceback (most recent call last):")
 
 
 @pytest.mark.slow

@@ -1,0 +1,32 @@
+"""PyG's generated files are removed, and what was made of them goes on."""
+
+import inspect
+import sys
+import tempfile
+
+import torch
+from torch_geometric.nn import MessagePassing
+
+from lightning_fl.generated_modules import remove_generated_files
+
+
+class Sum(MessagePassing):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j):
+        return x_j
+
+
+def test_no_file_stays_and_its_lines_are_known(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    sys.modules.pop(f"{Sum.__module__}_Sum_propagate", None)
+    layer = Sum()
+    assert list(tmp_path.glob("*_Sum_propagate_*.py"))
+    remove_generated_files()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert "def propagate" in inspect.getsource(sys.modules[layer.propagate.__module__])
+    edges = torch.tensor([[0, 1], [1, 1]])
+    assert layer(torch.tensor([[1.0], [2.0]]), edges).tolist() == [[0.0], [3.0]]
+    assert Sum()(torch.tensor([[1.0], [2.0]]), edges).tolist() == [[0.0], [3.0]]
+    remove_generated_files()
