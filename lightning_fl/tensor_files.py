@@ -74,7 +74,7 @@ def read_numpy(
     *,
     error: type[FederatedError],
     place: str | None = None,
-    prefixes: tuple[str, ...] = ("",),
+    prefixes: tuple[str, ...] | None = None,
 ) -> dict[str, np.ndarray]:
     """The arrays of a ``.npz`` file by their names, or of a ``.npy`` file its one under "".
 
@@ -84,7 +84,8 @@ def read_numpy(
         mend: what is to be done if it cannot be read, a sentence's second half.
         error: what is raised.
         place: what messages call the file; ``None`` for its path.
-        prefixes: of a ``.npz`` file only arrays whose names begin so are read.
+        prefixes: a ``.npz`` file is expected, whose arrays with names that begin so are read; ``None`` for a single
+            array.
 
     Raises:
         FederatedError: of the class ``error``: the file cannot be read, is of another kind or damaged, or holds Python
@@ -98,7 +99,9 @@ def read_numpy(
                 raise _Unreadable("it was not written by numpy")
             file.seek(0)
             loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
+            if isinstance(loaded, np.ndarray) is not (prefixes is None):
+                raise _Unreadable(f"it holds {'several arrays' if prefixes is None else 'a single array'}")
+            if prefixes is None:
                 return {"": loaded}
             arrays = {name: loaded[name] for name in loaded.files if name.startswith(prefixes)}
         if strange := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
