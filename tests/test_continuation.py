@@ -117,8 +117,8 @@ def test_other_clients_are_refused_by_their_names(last: Path, tmp_path: Path) ->
     for call in (FederatedTrainer.fit, FederatedTrainer.test):
         with pytest.raises(
             CheckpointError,
-            match=r"last.ckpt is of other clients: client 0 was client_0, is client_1; client 1 was client_1, is client_0"
-            r"\. Give the data of that run's clients, under the same names and in the same order",
+            match=r"last.ckpt is of other clients: client 0 was client_0, is client_1; client 1 was client_1, is"
+            r" client_0\. Give the data of that run's clients, under the same names and in the same order",
         ):
             call(trainer(tmp_path), module(), Named("client_1", "client_0", "client_2"), ckpt_path=last)
 
@@ -144,9 +144,7 @@ def test_what_changes_no_result_is_not_said(last: Path, tmp_path: Path, recwarn:
 
 @pytest.mark.slow
 def test_another_recipe_is_said_by_name_and_value(last: Path, tmp_path: Path) -> None:
-    with pytest.warns(
-        UserWarning, match=r"last.ckpt is of a run that differs from this one: .*; and 1 more\. This run"
-    ):
+    with pytest.warns(UserWarning, match=r"last.ckpt is of a run that differs from this one: .*; and 1 more\."):
         found = goes_on(
             last,
             tmp_path,
@@ -175,9 +173,7 @@ def shifted(client: int) -> TinyClients:
 
 @pytest.mark.slow
 def test_other_data_are_said_by_client(last: Path, tmp_path: Path) -> None:
-    with pytest.warns(
-        UserWarning, match=r"the data of client_1 was 10 samples \(train\), is 10 other samples \(train\)"
-    ):
+    with pytest.warns(UserWarning, match=r"data of client_1 was 10 samples \(train\), is 10 other samples \(train\)"):
         assert list(goes_on(last, tmp_path, shifted(1))) == ["the data of client_1"]
     label = TinyClients()
     label.sets[2, "val"].tensors[1][0] += 0.1  # type: ignore[attr-defined]
@@ -201,9 +197,7 @@ def test_an_evaluation_says_what_it_depends_on(last: Path, tmp_path: Path) -> No
 def test_a_fit_with_nothing_left_to_train_says_so_and_ends_well(last: Path, tmp_path: Path) -> None:
     for rounds in (2, 1):
         run = trainer(tmp_path, rounds)
-        with pytest.warns(
-            UserWarning, match=rf"nothing is left to train: .*round 2, and trainer.max_rounds is {rounds}"
-        ):
+        with pytest.warns(UserWarning, match=rf"nothing is left to train: .* round 2, .*max_rounds is {rounds}"):
             run.fit(module(), TinyClients(), ckpt_path=last)
         assert (Path(run.log_dir) / "summary.json").is_file()
 
