@@ -5,7 +5,9 @@ packs what it saves as a zip archive with a checksum (CRC-32) of every record, w
 it is compared, so that a flipped bit is noticed wherever it lies.
 """
 
+import io
 import pickle
+import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +18,7 @@ import torch
 
 from lightning_fl.errors import CheckpointError, FederatedError
 
-__all__ = ["NUMPY", "read_numpy", "read_torch"]
+__all__ = ["NUMPY", "read_numpy", "read_torch", "unreadable_part"]
 
 #: What numpy's numbers and arrays are made of again: learning rates are numpy's where a schedule is computed with it.
 NUMPY: list[Any] = [
@@ -111,6 +113,37 @@ def read_numpy(
         raise error(f"{place or path} cannot be read as {what} ({_reason(found)}): {mend}") from found
 
 
+def unreadable_part(content: dict[str, Any], known: Sequence[Any] = ()) -> tuple[str, str] | None:
+    """Where a dict holds what :func:`read_torch` would refuse, and the name of its class; ``None`` for nowhere.
+
+    Args:
+        content: dicts in it are looked through one level deep.
+        known: as in :func:`read_torch`.
+    """
+    for name, value in content.items():
+        kind = _refused(value, known)
+        if kind is None:
+            continue
+        parts = value.items() if isinstance(value, dict) else ()
+        inner = next((key for key, part in parts if _refused(part, known) is not None), None)
+        return f"{name}{'' if inner is None else f' of {inner}'}", kind
+    return None
+
+
+def _refused(value: Any, known: Sequence[Any]) -> str | None:
+    """The class of an object in a value that would not be read again."""
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    stream.seek(0)
+    try:
+        with torch.serialization.safe_globals(list(known)):
+            torch.load(stream, weights_only=True)
+    except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        return named[1] if named else type(value).__name__
+    return None
+
+
 class _Unreadable(ValueError):
     """Why a file is not read, in words of our own."""
 
@@ -153,4 +186,4 @@ def _reason(error: Exception) -> str:
         return "a checksum in it does not hold"
     if isinstance(error, ValueError) and "Object arrays" in str(error):
         return "it holds Python objects, which are never loaded"
-    return f"its bytes are cut off or garbled, {type(error).__name__}"
+    return "its bytes are cut off or garbled"

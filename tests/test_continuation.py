@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from run_tiny import callbacks, settings
 from tiny import TinyClients, TinyModule
 
 from lightning_fl import CheckpointError, FederatedTrainer
-from lightning_fl.callbacks import LearningCurves, LocalMixup, ModelCheckpoint, UniformSampling
+from lightning_fl.callbacks import Callback, LearningCurves, LocalMixup, ModelCheckpoint, UniformSampling
 
 #: What another field of a checkpoint leads to: name, value (``...``: it is not there), words of the refusal.
 FAULTS: list[tuple[tuple[str, ...], Any, str]] = [
@@ -216,3 +217,21 @@ def test_a_client_s_part_is_not_taken_for_the_run_s(last: Path, tmp_path: Path) 
     torch.save({"lightning_fl_version": "0", "client": "north", "round": 1, "token": ""}, last)
     with pytest.raises(CheckpointError, match="is the part of one client, north: give the run's, such as last.ckpt"):
         trainer(tmp_path).fit(module(), TinyClients(), ckpt_path=last)
+
+
+class Holding(Callback):
+    """Keeps what a checkpoint cannot hold."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"recent": deque([1])}
+
+
+def test_a_state_that_could_not_be_read_again_is_refused_when_it_is_saved(tmp_path: Path) -> None:
+    run = trainer(tmp_path, extra=[Holding()])
+    with pytest.raises(
+        CheckpointError,
+        match=r"ckpt could not be read again: its callbacks of Holding holds a collections.deque, and a",
+    ):
+        run.fit(module(), TinyClients())
+    assert run.current_round == 1
+    assert not list((Path(run.log_dir) / "checkpoints").glob("*"))

@@ -132,11 +132,11 @@ def test_arrays_are_read_by_the_beginning_of_their_names(tmp_path: Path) -> None
     [
         (b"text", "it was not written by numpy"),
         (b"\x80\x04K\x01.", "it was not written by numpy"),
-        (b"PK\x03\x04", "its bytes are cut off or garbled, BadZipFile"),
+        (b"PK\x03\x04", "its bytes are cut off or garbled"),
         ({"a": np.array([{}])}, "it holds Python objects, which are never loaded"),
         (np.zeros(2), "it holds a single array"),
         ("text in it", "'a' in it is no array"),
-        (b"\x93NUMPY\x01\x00", "its bytes are cut off or garbled, ValueError"),
+        (b"\x93NUMPY\x01\x00", "its bytes are cut off or garbled"),
     ],
 )
 def test_other_files_of_arrays_are_refused_in_words(content: Any, reason: str, tmp_path: Path) -> None:
