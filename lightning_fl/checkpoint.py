@@ -25,7 +25,7 @@ from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.errors import CheckpointError
 from lightning_fl.file_names import client_files
-from lightning_fl.tensor_files import NUMPY, read_torch
+from lightning_fl.tensor_files import NUMPY, read_torch, unreadable_part
 
 __all__ = [
     "class_path",
@@ -152,14 +152,35 @@ def save_state(
                 "stores": {key: of[client] for key, of in state["client_stores"].items() if client in of},
                 "data": state["data"].get(client, {}),
             }
-            save_atomically(part, _client_file(folder, name, client, state["round"]))
+            _save_readable(
+                part, _client_file(folder, name, client, state["round"]), first=not _saved(folder, name, client)
+            )
         processes.of_ranks(None)  # all are whole, and rank zero has named those of the time before
         remove_old_client_files(folder, name, processes, keep=2)
         kept: dict[str, Any] = {"clients": {}, "client_stores": {}, "data": {}}
         state = {**state, **kept, "client_files": {"name": name, "token": token}}
     if processes.rank == 0:
-        save_atomically(state, folder / f"{name}.ckpt")
+        path = folder / f"{name}.ckpt"
+        _save_readable(state, path, first=not path.exists())
     return state
+
+
+def _save_readable(content: dict[str, Any], path: Path, *, first: bool) -> None:
+    """Write a file, the first of its kind only if it can be read again: it is no use to find out when it is needed.
+
+    Raises:
+        CheckpointError: it holds more than values and tensors, or cannot be written.
+    """
+    if first and (found := unreadable_part(content, NUMPY)) is not None:
+        raise CheckpointError(
+            f"{path} could not be read again: its {found[0]} holds a {found[1]}, and a checkpoint only numbers, texts,"
+            " tensors, lists and dicts. Let state_dict return these alone."
+        )
+    save_atomically(content, path)
+
+
+def _saved(folder: Path, name: str, client: int) -> bool:
+    return any(folder.glob(f"{name}.client-{client}.round-*.ckpt"))
 
 
 def keep_as(source: Path, state: dict[str, Any], folder: Path, name: str, processes: Processes) -> None:

@@ -5,7 +5,6 @@ of it is used.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,13 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_fl.engine.client import ClientState
 from lightning_fl.errors import CheckpointError
 
 __all__ = ["FIELDS", "PART_FIELDS", "Field", "completed"]
 
 _REQUIRED: Any = object()
-_STATE_NAMES = {field.name for field in fields(ClientState)}
 
 
 class Field(NamedTuple):
@@ -147,7 +144,9 @@ def _is_entry(value: Any) -> bool:
 
 
 def _is_client_state(value: Any) -> bool:
-    return isinstance(value, dict) and set(value) <= _STATE_NAMES
+    return isinstance(value, dict) and all(
+        name in _CLIENT_STATE and _CLIENT_STATE[name](part) for name, part in value.items()
+    )
 
 
 def _is_file_names(value: Any) -> bool:
@@ -171,6 +170,38 @@ def _maps(value: Any, key: type, fits: Callable[[Any], bool]) -> bool:
 
 def _anything(value: Any) -> bool:
     return True
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_store(name: str, value: Any) -> bool:
+    """What every client keeps under a name: of the names that the engine reads, tensors."""
+    fits = _is_state_dict if name in ("personal_layers", "final_models") else _anything
+    return isinstance(name, str) and _maps(value, int, fits)
+
+
+def _is_state_dict(value: Any) -> bool:
+    return _maps(value, str, lambda part: isinstance(part, Tensor) and _is_tensor(part, part.ndim))
+
+
+def _is_account(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        _maps(value.get(name, {}), int, _is_count) for name in ("bytes_received", "bytes_sent")
+    )
+
+
+#: Of a client's state, :class:`~lightning_fl.engine.client.ClientState`.
+_CLIENT_STATE: dict[str, Callable[[Any], bool]] = {
+    "global_step": _is_count,
+    "rounds_seen": _is_count,
+    "batches": _is_count,
+    "optimizers": lambda value: _lists(value, _is_mapping),
+    "schedulers": lambda value: _lists(value, _is_mapping),
+    "groups": lambda value: _lists(value, lambda of: _lists(of, _is_mapping)),
+    "parameters": lambda value: _lists(value, lambda of: _lists(of, lambda names: _lists(names, _is_text))),
+}
 
 
 def _numbers_of_clients(value: Any) -> bool:
@@ -198,7 +229,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "client_stores",
         "what clients keep, by name and number",
-        lambda value: _maps(value, str, lambda of: _maps(of, int, _anything)),
+        lambda value: isinstance(value, dict) and all(_is_store(name, of) for name, of in value.items()),
         dict,
     ),
     Field(
@@ -207,7 +238,7 @@ FIELDS: tuple[Field, ...] = (
         lambda value: _maps(value, int, lambda of: _maps(of, str, _anything)),
         dict,
     ),
-    Field("communication", "an account of bytes", lambda value: isinstance(value, dict), dict),
+    Field("communication", "an account of bytes", _is_account, dict),
     Field(
         "client_files",
         "a name and a token",

@@ -5,7 +5,9 @@ packs what it saves as a zip archive with a checksum (CRC-32) of every record, w
 it is compared, so that a flipped bit is noticed wherever it lies.
 """
 
+import io
 import pickle
+import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +17,9 @@ import numpy as np
 import torch
 
 from lightning_fl.errors import CheckpointError, FederatedError
+from lightning_fl.user_file import foreign_content
 
-__all__ = ["NUMPY", "read_numpy", "read_torch"]
+__all__ = ["NUMPY", "read_numpy", "read_torch", "unreadable_part"]
 
 #: What numpy's numbers and arrays are made of again: learning rates are numpy's where a schedule is computed with it.
 NUMPY: list[Any] = [
@@ -28,6 +31,8 @@ NUMPY: list[Any] = [
 ]
 
 _ZIP = b"PK\x03\x04"
+#: Bytes that tell what kind of file it is.
+_HEAD_BYTES = 512
 
 
 def read_torch(
@@ -74,7 +79,7 @@ def read_numpy(
     *,
     error: type[FederatedError],
     place: str | None = None,
-    prefixes: tuple[str, ...] = ("",),
+    prefixes: tuple[str, ...] | None = None,
 ) -> dict[str, np.ndarray]:
     """The arrays of a ``.npz`` file by their names, or of a ``.npy`` file its one under "".
 
@@ -84,7 +89,8 @@ def read_numpy(
         mend: what is to be done if it cannot be read, a sentence's second half.
         error: what is raised.
         place: what messages call the file; ``None`` for its path.
-        prefixes: of a ``.npz`` file only arrays whose names begin so are read.
+        prefixes: a ``.npz`` file is expected, whose arrays with names that begin so are read; ``None`` for a single
+            array.
 
     Raises:
         FederatedError: of the class ``error``: the file cannot be read, is of another kind or damaged, or holds Python
@@ -94,11 +100,14 @@ def read_numpy(
     try:
         _expect_file(path)
         with path.open("rb") as file:
-            if not file.read(6).startswith((_ZIP, b"PK\x05\x06", b"\x93NUMPY")):  # numpy would take it for a pickle
-                raise _Unreadable("it was not written by numpy")
+            head = file.read(_HEAD_BYTES)
+            if not head.startswith((_ZIP, b"PK\x05\x06", b"\x93NUMPY")):  # numpy would take it for a pickle
+                raise _Unreadable(foreign_content(head) or "it was not written by numpy")
             file.seek(0)
             loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
+            if isinstance(loaded, np.ndarray) is not (prefixes is None):
+                raise _Unreadable(f"it holds {'several arrays' if prefixes is None else 'a single array'}")
+            if prefixes is None:
                 return {"": loaded}
             arrays = {name: loaded[name] for name in loaded.files if name.startswith(prefixes)}
         if strange := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
@@ -106,6 +115,37 @@ def read_numpy(
         return arrays
     except Exception as found:  # as above
         raise error(f"{place or path} cannot be read as {what} ({_reason(found)}): {mend}") from found
+
+
+def unreadable_part(content: dict[str, Any], known: Sequence[Any] = ()) -> tuple[str, str] | None:
+    """Where a dict holds what :func:`read_torch` would refuse, and the name of its class; ``None`` for nowhere.
+
+    Args:
+        content: dicts in it are looked through one level deep.
+        known: as in :func:`read_torch`.
+    """
+    for name, value in content.items():
+        kind = _refused(value, known)
+        if kind is None:
+            continue
+        parts = value.items() if isinstance(value, dict) else ()
+        inner = next((key for key, part in parts if _refused(part, known) is not None), None)
+        return f"{name}{'' if inner is None else f' of {inner}'}", kind
+    return None
+
+
+def _refused(value: Any, known: Sequence[Any]) -> str | None:
+    """The class of an object in a value that would not be read again."""
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    stream.seek(0)
+    try:
+        with torch.serialization.safe_globals(list(known)):
+            torch.load(stream, weights_only=True)
+    except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        return named[1] if named else type(value).__name__
+    return None
 
 
 class _Unreadable(ValueError):
@@ -150,4 +190,4 @@ def _reason(error: Exception) -> str:
         return "a checksum in it does not hold"
     if isinstance(error, ValueError) and "Object arrays" in str(error):
         return "it holds Python objects, which are never loaded"
-    return f"its bytes are cut off or garbled, {type(error).__name__}"
+    return "its bytes are cut off or garbled"

@@ -132,7 +132,11 @@ def test_each_machine_keeps_its_own_clients_and_gets_what_one_process_gets(
         assert all(torch.equal(found["state_dict"][key], value) for key, value in one["state_dict"].items())
         assert (run / "summary.json").is_file() == (node == 0)
     shared = torch.load(runs[0] / "checkpoints" / "last.ckpt", weights_only=True)
-    assert shared["clients"] == shared["client_stores"] == {}
+    assert shared["clients"] == shared["client_stores"] == shared["data"] == {}  # sums of data stay with their clients
+    part = torch.load(runs[1] / "checkpoints" / "last.client-1.round-4.ckpt", weights_only=True)
+    alone = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    assert part["data"] == alone["data"][1]
+    assert shared["client_names"] == alone["client_names"]
     assert "client_stores" not in shared["callbacks"]["ModelCheckpoint"]["best"]
 
     with reserved_port() as port:  # a machine evaluates the best round with what its own client kept

@@ -173,7 +173,8 @@ def _read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]
         if finished and not (isinstance(summary["data"], dict) and isinstance(summary.get("seed"), int)):
             raise TypeError("it lacks the run's seed or what its data were")
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{summary_file} is damaged ({error}): copy it again, or train again.") from error
+        reason = "it is no text" if isinstance(error, UnicodeDecodeError) else error
+        raise CheckpointError(f"{summary_file} is damaged ({reason}): copy it again, or train again.") from error
     if not finished:
         last = folder / "checkpoints" / "last.ckpt"
         resume = f"lightning-fl fit --config {folder / 'config.yaml'}{f' --ckpt_path {last}' if last.is_file() else ''}"

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from lightning_fl.data.cards.fields import did_you_mean, listed
-from lightning_fl.data.user_file import foreign_content
 from lightning_fl.errors import DataError
+from lightning_fl.user_file import foreign_content
 
 if TYPE_CHECKING:
     import pandas as pd

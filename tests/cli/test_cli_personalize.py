@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import jsonargparse
 import numpy as np
 import processes
 import pytest
@@ -171,15 +172,22 @@ def test_tables(command):
     assert (code, err) == (2, "error: new.csv has no column 'kind'. It has number, class.\n")
 
 
-@pytest.mark.slow
-def test_faults_of_the_run(run, command, tmp_path):
-    def fault(*words):
+@pytest.fixture
+def fault(command):
+    """What is said of words that are refused."""
+
+    def said(*words):
         code, out, err = command("personalize", *words)
         assert (code, out) == (2, "")
         assert err.startswith("error: ")
         assert err.count("\n") == 1
-        return err
+        return err.removeprefix("error: ").rstrip("\n")
 
+    return said
+
+
+@pytest.mark.slow
+def test_faults_of_the_run(run, fault, tmp_path):
     assert "gone is not a folder: give a run's" in fault("gone", "new.csv")
     (tmp_path / "empty").mkdir()
     assert "has no config.yaml: give the folder that lightning-fl fit named" in fault("empty", "new.csv")
@@ -257,3 +265,94 @@ def test_of_many_models_those_with_the_largest_shares_are_shown(capsys):
     assert "shared_10 " in out
     assert "... and 10 more" in out
     assert f"{55 / 820:.1%}" in out
+
+
+FOREIGN = [
+    ("model", {"class_path": "foreign.Model"}, "foreign.Model"),
+    ("model", "foreign.Model", "foreign.Model"),
+    ("model", {"class_path": "lightning_fl.checkpoint.os.mkdir", "init_args": {"path": "executed"}}, "posix.mkdir"),
+    ("data", {"class_path": "Silos", "init_args": {"datamodules": [{"class_path": "foreign.Model"}]}}, "foreign.Model"),
+    (
+        "data",
+        {
+            "class_path": "Partitioned",
+            "init_args": {
+                "data": "foreign.Model",
+                "partitioner": {"class_path": "IID", "init_args": {"num_clients": 2}},
+                "collate_fn": "foreign.collate",
+            },
+        },
+        "foreign.collate",
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("key", "value", "name"), FOREIGN)
+def test_a_run_of_somebody_else_s_imports_nothing(key, value, name, run, fault):
+    code = "import os\nfrom lightning_fl.models import MoleculeModel\nos.mkdir('executed')\n"
+    Path("foreign.py").write_text(f"{code}class Model(MoleculeModel): pass\ndef collate(samples): return samples\n")
+    config = run / "config.yaml"
+    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {key: value}))
+    before = dict(jsonargparse._common.parsing_settings)
+    assert fault(run, "new.csv") == (
+        f"{config} names {name}, which is not of lightning_fl: to make it is to run its code. Look at the file and, if"
+        " you trust whoever made it, give --trust."
+    )
+    assert not Path("executed").exists()
+    assert jsonargparse._common.parsing_settings == before
+
+
+@pytest.mark.slow
+def test_trust_lets_a_run_name_what_it_likes(run, command, monkeypatch):
+    monkeypatch.syspath_prepend(Path.cwd())
+    Path("trusted.py").write_text("from lightning_fl.models import MoleculeModel\nclass Model(MoleculeModel): pass\n")
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("lightning_fl.models.MoleculeModel", "trusted.Model"))
+    code, out, err = command("personalize", run, "new.csv", "--trust")
+    assert (code, err) == (0, "")
+    assert "personal model" in out
+
+
+@pytest.mark.slow
+def test_a_record_that_was_changed_is_named(run, fault):
+    config, record = run / "config.yaml", run / "summary.json"
+    text, content = config.read_text(), json.loads(record.read_text())
+    lacking = {key: value for key, value in content.items() if key != "seed"}
+    for changed in (lacking, content | {"data": []}, [content]):
+        record.write_text(json.dumps(changed))
+        assert "summary.json is damaged (it " in fault(run, "new.csv")
+    data = {key: value for key, value in content["data"].items() if key != "target_names"}
+    record.write_text(json.dumps(content | {"data": data}))
+    assert "summary.json does not say 'target_names' of the run's data" in fault(run, "new.csv")
+    record.write_text(json.dumps(content))
+    recipe = yaml.safe_load(text)
+    config.write_text(yaml.safe_dump({"data": recipe["data"]}))
+    assert "config.yaml has no model: it is not the file that lightning-fl fit wrote" in fault(run, "new.csv")
+    config.write_text(yaml.safe_dump(recipe | {"trainer": [1]}))
+    assert "config.yaml: trainer is no mapping" in fault(run, "new.csv")
+
+
+@pytest.mark.slow
+def test_a_file_that_cannot_be_written_is_refused_first(run, fault, tmp_path):
+    assert fault(run, "new.csv", "--out", "new.csv/mine.ckpt") == (
+        f"new.csv/mine.ckpt would lie in {Path.cwd() / 'new.csv'}, which is no folder: name another file with --out."
+    )
+    (tmp_path / "elsewhere").mkdir()
+    (run / "personal").symlink_to(tmp_path / "elsewhere")
+    assert "new.ckpt leads out of the run's folder, by a link in it" in fault(run, "new.csv")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_samples_without_a_label_are_left_out_and_counted(run, command, fault):
+    lines = Path("new.csv").read_text().splitlines()
+    Path("half.csv").write_text("\n".join([lines[0], *lines[1:11], *(f"{'C' * n}S,,lab" for n in range(1, 8))]) + "\n")
+    Path("labelled.csv").write_text("\n".join(lines[:11]) + "\n")
+    with pytest.warns(UserWarning, match="7 of 17 samples have no label and are left out"):
+        code, out, _ = command("personalize", run, "half.csv", "--monitor", "val/rmse")
+    assert code == 0
+    assert out == command("personalize", run, "labelled.csv", "--monitor", "val/rmse")[1].replace("labelled", "half")
+    Path("one.csv").write_text("\n".join([*lines[:2], "CCS,,lab", "CCCS,,lab"]) + "\n")
+    with pytest.warns(UserWarning, match="2 of 3 samples have no label"):
+        assert "1 samples are too few to hold some out" in fault(run, "one.csv")

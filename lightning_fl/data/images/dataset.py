@@ -191,6 +191,8 @@ def read_npz(
     place = str(path) if place is None else place
     mend = "fetch it again, or give a file made with numpy.savez."
     arrays = read_numpy(path, ".npz", mend, error=DataError, place=place, prefixes=_PREFIXES)
+    if "" in arrays:
+        raise DataError(f"{place} cannot be read as .npz (it holds a single array): {mend}")
     parts: list[Split] = [split for split in SPLITS if any(name.startswith(f"{split}_") for name in arrays)]
     if "train" not in parts:
         found = ", ".join(arrays) or "nothing of the kind"

@@ -23,10 +23,10 @@ from lightning_fl.data.partition import apportion
 from lightning_fl.data.partition.stratified import stratified_parts
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
 from lightning_fl.data.shifts import Shift
-from lightning_fl.data.user_file import existing_file
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.options import check_counts
 from lightning_fl.seeding import generator
+from lightning_fl.user_file import existing_file
 
 __all__ = ["ImageData", "SharedImages"]
 

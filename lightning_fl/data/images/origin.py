@@ -11,8 +11,8 @@ from lightning_fl.data.images.reading import read_images
 from lightning_fl.data.images.sources import FoundImages, find_images
 from lightning_fl.data.images.standin import MAX_CLASSES, digits_standin
 from lightning_fl.data.module import Split
-from lightning_fl.data.user_file import existing_file
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.user_file import existing_file
 
 __all__ = ["ImageOrigin", "ReadImages"]
 

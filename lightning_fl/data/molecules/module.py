@@ -14,8 +14,8 @@ from lightning_fl.data.molecules.chemprop import chemprop_loader, expect_chempro
 from lightning_fl.data.molecules.table import DRUGOOD_PARTS, INVALID_POLICIES, Invalid, MoleculeTable, read_table
 from lightning_fl.data.partition import GroupBy, Partitioner
 from lightning_fl.data.shared import OpenedData, SharedDataModule
-from lightning_fl.data.user_file import existing_file
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.user_file import existing_file
 
 if TYPE_CHECKING:
     from lightning_fl.data.molecules.dataset import MoleculeDataset

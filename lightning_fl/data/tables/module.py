@@ -14,8 +14,8 @@ from lightning_fl.data.cards.tables import TableCard
 from lightning_fl.data.module import Split
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
 from lightning_fl.data.text_table import require_columns
-from lightning_fl.data.user_file import existing_file
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.user_file import existing_file
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -176,7 +176,7 @@ def test_a_damaged_file_is_named(tmp_path):
     with pytest.raises(DataError, match="it holds a single array"):
         read_npz(path)
     np.savez(path, train_images=np.array([{"an": "object"}], dtype=object), train_labels=cycle(1))
-    with pytest.raises(DataError, match="it holds Python objects, which are never read") as refused:
+    with pytest.raises(DataError, match="it holds Python objects, which are never loaded") as refused:
         read_npz(path)
     assert "pickle" not in str(refused.value)
     path.write_bytes(pickle.dumps({"an": "object"}))
