@@ -1,6 +1,7 @@
 """What a run leaves behind: its folder, curves for TensorBoard and CSV, and ``summary.json``."""
 
 import contextlib
+import functools
 import io
 import json
 import math
@@ -8,6 +9,7 @@ import os
 import platform
 import re
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -105,6 +107,7 @@ class RunLog:
                 return []
             from lightning.pytorch.loggers import TensorBoardLogger
 
+            _quiet_writers()
             version = self.directory.name
             board = TensorBoardLogger(self._root, name="", version=version, default_hp_metric=False)
             return [board, WholeCSVLogger(self._root, version)]
@@ -348,6 +351,18 @@ def _scalars(federation: Federation, split: Split, names: Sequence[str] | None) 
         scalars[f"{name}/rsd"] = gain.rsd
         scalars[f"{name}/harmed"] = gain.harmed
     return scalars
+
+
+@functools.cache
+def _quiet_writers() -> None:
+    """Have no traceback from TensorBoard's thread where the disk is full: its next call raises the same error here."""
+    others = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard.")):
+            others(args)
+
+    threading.excepthook = hook
 
 
 def _next_number(root: Path) -> int:

@@ -163,8 +163,7 @@ class LocalLoop:
             if self.processes.several:
                 for vector in self.flat.weights.vectors.values():
                     self.processes.transport.broadcast_bytes_(vector, 0)
-            if moved is not None:
-                self.federation.lay_out(self.flat, moved)
+            self.federation.lay_out(self.flat, moved)
             self.optimization.look_at_parameters()
         keep_metrics_local(self.module)
         self.metric_states = MetricStates(self.module, self.federation)
