@@ -10,6 +10,7 @@ import platform
 import re
 import secrets
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -159,7 +160,7 @@ class RunLog:
         self.write(f"figures/{stem}.png", picture.getvalue())
         for logger in self.loggers:
             if hasattr(getattr(logger, "experiment", None), "add_figure"):
-                self._keep(partial(logger.experiment.add_figure, name, figure, step, close=False))
+                self._keep(partial(_show, logger.experiment, name, figure, step))
 
     def _log(self, scalars: dict[str, float], step: int) -> None:
         with self._curves():
@@ -331,6 +332,13 @@ class RunLog:
         for logger in self.loggers:
             if hasattr(getattr(logger, "experiment", None), "add_hparams"):
                 logger.log_hyperparams(values, final)
+
+
+def _show(experiment: Any, name: str, figure: "Figure", step: int) -> None:
+    """Show a figure in TensorBoard, which draws it once more: what there is to warn of was said of its file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        experiment.add_figure(name, figure, step, close=False)
 
 
 def _scalars(federation: Federation, split: Split, names: Sequence[str] | None) -> dict[str, float]:
