@@ -1,6 +1,7 @@
 """What a run leaves behind: its folder, curves for TensorBoard and CSV, and ``summary.json``."""
 
 import contextlib
+import functools
 import io
 import json
 import math
@@ -8,6 +9,8 @@ import os
 import platform
 import re
 import secrets
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -105,6 +108,7 @@ class RunLog:
                 return []
             from lightning.pytorch.loggers import TensorBoardLogger
 
+            _quiet_writers()
             version = self.directory.name
             board = TensorBoardLogger(self._root, name="", version=version, default_hp_metric=False)
             return [board, WholeCSVLogger(self._root, version)]
@@ -156,7 +160,7 @@ class RunLog:
         self.write(f"figures/{stem}.png", picture.getvalue())
         for logger in self.loggers:
             if hasattr(getattr(logger, "experiment", None), "add_figure"):
-                self._keep(partial(logger.experiment.add_figure, name, figure, step, close=False))
+                self._keep(partial(_show, logger.experiment, name, figure, step))
 
     def _log(self, scalars: dict[str, float], step: int) -> None:
         with self._curves():
@@ -330,6 +334,13 @@ class RunLog:
                 logger.log_hyperparams(values, final)
 
 
+def _show(experiment: Any, name: str, figure: "Figure", step: int) -> None:
+    """Show a figure in TensorBoard, which draws it once more: what there is to warn of was said of its file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        experiment.add_figure(name, figure, step, close=False)
+
+
 def _scalars(federation: Federation, split: Split, names: Sequence[str] | None) -> dict[str, float]:
     """The curves of a split: of all clients together, and of each where there are names."""
     scalars: dict[str, float] = {}
@@ -348,6 +359,18 @@ def _scalars(federation: Federation, split: Split, names: Sequence[str] | None) 
         scalars[f"{name}/rsd"] = gain.rsd
         scalars[f"{name}/harmed"] = gain.harmed
     return scalars
+
+
+@functools.cache
+def _quiet_writers() -> None:
+    """Have no traceback from TensorBoard's thread where the disk is full: its next call raises the same error here."""
+    others = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard.")):
+            others(args)
+
+    threading.excepthook = hook
 
 
 def _next_number(root: Path) -> int:

@@ -78,15 +78,17 @@ class Federation:
             self.communication.begin(self.models[0])
         self.communication.model_bytes = shared_bytes(flat, self.personal)
 
-    def lay_out(self, flat: FlatModule, moved: Callable[[Weights], Weights]) -> None:
-        """Take up a new layout of the module before the first turn.
+    def lay_out(self, flat: FlatModule, moved: Callable[[Weights], Weights] | None) -> None:
+        """Take up what the module got before the first turn.
 
         Args:
             flat: the module.
-            moved: makes weights of the new layout of those of the old one.
+            moved: makes weights of the new layout of those of the old one; ``None`` where a checkpoint's layout, which
+                the run goes on from, had room for it.
         """
-        self.models = [moved(model) for model in self.models]
-        self.communication.begin(self.models[0])
+        if moved is not None:
+            self.models = [moved(model) for model in self.models]
+            self.communication.begin(self.models[0])
         self.keep_local(flat, [] if self.personal is None else self.personal.patterns)
 
     def freeze(self, flat: FlatModule, turns: Sequence[Mapping[str, bool]]) -> None:

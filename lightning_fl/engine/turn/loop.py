@@ -120,8 +120,7 @@ class LocalLoop(EvaluationLoop):
             if self.processes.several:
                 for vector in self.flat.weights.vectors.values():
                     self.processes.transport.broadcast_bytes_(vector, 0)
-            if moved is not None:
-                self.federation.lay_out(self.flat, moved)
+            self.federation.lay_out(self.flat, moved)
             self.optimization.look_at_parameters()
         keep_metrics_local(self.module)
         self.metric_states = MetricStates(self.module, self.federation)
