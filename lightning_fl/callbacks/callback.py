@@ -48,6 +48,8 @@ class Callback:
 
     #: Callbacks that share a role exclude each other: "collaboration", "participation", "fine-tuning", "contribution".
     role: str | None = None
+    #: Several of one class, with different settings, go together; else a run has one, as what is done twice misleads.
+    several = False
 
     def setup(self, trainer: _Trainer, stage: str) -> None:
         """Before data are prepared. ``stage`` is "fit", "validate", "test" or "predict"."""

@@ -444,7 +444,7 @@ def test_sizes_left_out_are_those_of_the_featuriser(monkeypatch):
         ({"dropout": -0.1}, r"dropout=-0.1: give a number from 0 to below 1"),
         ({"momentum": 1.5}, r"momentum=1.5: give a number from 0 to below 1"),
         ({"learning_rate": 0.0}, r"learning_rate=0.0: give a number above 0"),
-        ({"learning_rate": NAN}, r"learning_rate=nan: give a number above 0"),
+        ({"learning_rate": NAN}, r"learning_rate=nan: give a finite number above 0"),
         ({"weight_decay": -1.0}, r"weight_decay=-1.0: give a number of at least 0"),
         ({"momentum": 0.9, "optimizer": "adam"}, r"momentum=0.9: optimizer='adam' has its own"),
     ],

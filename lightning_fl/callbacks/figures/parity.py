@@ -35,6 +35,8 @@ class ParityFigure(Callback):
         ConfigurationError: an argument is not one of the above.
     """
 
+    several = True  # a picture for each split and target
+
     def __init__(self, *, split: Literal["test", "val"] = "test", target: int = 0) -> None:
         if split not in ("test", "val"):
             raise ConfigurationError(f"ParityFigure.split={split!r}: choose one of test, val.")
