@@ -2,8 +2,10 @@
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from inspect import signature
+from itertools import combinations
 from typing import Any, TypeGuard
 
 import torch
@@ -180,6 +182,7 @@ def complete_callbacks(
         raise ConfigurationError(
             f"{' and '.join(choosers)} both select the clients of a round: keep one of them in trainer.callbacks."
         )
+    _refuse_twice(given)
     if progress:
         from lightning_fl.callbacks.progress import ProgressDisplay
 
@@ -194,6 +197,28 @@ def complete_callbacks(
     return sorted(given, key=lambda callback: (isinstance(callback, ModelCheckpoint), callback.role != "arrival"))
 
 
+def _refuse_twice(callbacks: Sequence[Callback]) -> None:
+    """Refuse a callback that stands twice, also as a class and one derived from it."""
+    for (first, one), (second, other) in combinations(enumerate(callbacks), 2):
+        same = type(one) is type(other)
+        if Callback in (type(one), type(other)) or not (isinstance(one, type(other)) or isinstance(other, type(one))):
+            continue
+        places = f"trainer.callbacks[{first}] and trainer.callbacks[{second}]"
+        if not (one.several and other.several):
+            kinds = f"both {type(one).__name__}" if same else f"{type(one).__name__} and {type(other).__name__}"
+            derived = "" if same else ", one of which is derived from the other"
+            raise ConfigurationError(f"{places} are {kinds}{derived}: what they do would be done twice. Keep one.")
+        if same and _settings_of(one) == _settings_of(other):
+            raise ConfigurationError(
+                f"{places} are both {type(one).__name__}, with the same settings: keep one, or make them differ."
+            )
+
+
+def _settings_of(callback: Callback) -> list[str]:
+    """What a callback's constructor was given, as far as it keeps that."""
+    return [repr(getattr(callback, name, None)) for name in signature(type(callback)).parameters]
+
+
 def check_settings(settings: dict[str, Any]) -> None:
     """Name every fault of the trainer's arguments in one message."""
     faults = []
@@ -202,7 +227,7 @@ def check_settings(settings: dict[str, Any]) -> None:
         (check_counts, {}, (*at_least_one, "num_nodes", "num_threads")),
         (check_counts, {"at_least": 0}, ("check_val_every_n_rounds", "log_every_n_steps")),
         (check_counts, {"at_least": 0, "at_most": 2**64 - 1}, ("seed",)),
-        (check_numbers, {"above": 0, "below": 1e9, "mend": " seconds"}, ("timeout",)),
+        (check_numbers, {"above": 0, "below": 10**9, "mend": " seconds"}, ("timeout",)),
         (check_numbers, {"above": 0}, ("gradient_clip_val",)),
     ]
     for check, bounds, names in numbers:

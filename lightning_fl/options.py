@@ -12,7 +12,7 @@ from numbers import Integral, Real
 
 from lightning_fl.errors import ConfigurationError
 
-__all__ = ["check_counts", "check_numbers"]
+__all__ = ["check_counts", "check_numbers", "warn_beyond_end"]
 
 #: Beyond it no count means anything, and torch's sizes overflow.
 _MOST = 2**31 - 1
@@ -53,6 +53,25 @@ def check_numbers(
         else:
             kind = "number"
         raise _refusal(owner, name, value, f"{kind}{_range(at_least, above, at_most, below)}{mend}")
+
+
+def warn_beyond_end(owner: object, max_rounds: int, **options: object) -> None:
+    """Warn of options that name a round which the run does not reach: what they stand for will not happen.
+
+    Args:
+        owner: as for :func:`check_numbers`.
+        max_rounds: rounds of the run.
+        options: name -> rounds, or several in a list or dict; ``None`` is an option that is not set.
+    """
+    from lightning.fabric.utilities.rank_zero import rank_zero_warn
+
+    whose = owner if isinstance(owner, str) else type(owner).__name__
+    for name, value in _each(options):
+        if isinstance(value, int) and value > max_rounds:
+            rank_zero_warn(
+                f"{whose}.{name}={value} is beyond the end of the run, trainer.max_rounds={max_rounds}: it will not"
+                " come to that."
+            )
 
 
 def check_counts(

@@ -137,3 +137,14 @@ def test_counts(bounds, value, message):
 def test_what_is_not_set_and_what_is_fine_pass():
     check_numbers("Owner", x=None, y=0, z=(0.5, torch.tensor(1).item()), at_least=0, at_most=1)
     check_counts("Owner", x=None, y=1, z=[2**31 - 1])
+
+
+def test_a_callback_that_stands_twice_is_refused():
+    twice = r"trainer.callbacks\[0\] and trainer.callbacks\[2\] are both LocalMixup: what they do would be done twice"
+    with pytest.raises(ConfigurationError, match=twice):
+        lightning_fl.FederatedTrainer(
+            callbacks=[callbacks.LocalMixup(), callbacks.LearningCurves(), callbacks.LocalMixup(alpha=0.5)]
+        )
+    with pytest.raises(ConfigurationError, match=r"are both LabelNoise, with the same settings: keep one"):
+        lightning_fl.FederatedTrainer(callbacks=[callbacks.LabelNoise(), callbacks.LabelNoise()])
+    lightning_fl.FederatedTrainer(callbacks=[callbacks.LabelNoise(clients=[0]), callbacks.LabelNoise(clients=[1])])

@@ -63,7 +63,9 @@ def test_far_more_processes_than_cores_are_refused(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("timeout", [0, -3.0, float("nan")])
 def test_a_time_limit_that_is_none_is_refused(timeout: float) -> None:
-    with pytest.raises(ConfigurationError, match=r"trainer.timeout=.*: give a positive number of seconds"):
+    with pytest.raises(
+        ConfigurationError, match=r"trainer.timeout=.*: give a (finite )?number above 0 and below 10+ sec"
+    ):
         trainer_on(1, timeout=timeout)
 
 

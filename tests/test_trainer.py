@@ -271,7 +271,7 @@ def test_settings_are_checked_all_at_once() -> None:
     for part in (
         "trainer.max_rounds=0: give a number of at least 1",
         "local_epochs and trainer.local_steps are both set",
-        "trainer.gradient_clip_val=-1.0: give a positive number",
+        "trainer.gradient_clip_val=-1.0: give a number above 0",
         "trainer.optimizer_state='warm': choose one of fresh, keep",
     ):
         assert part in message

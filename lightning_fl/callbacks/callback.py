@@ -50,6 +50,8 @@ class Callback:
     role: str | None = None
     #: It draws or keeps what happens and changes no model: a run may go on without it, or with it, as the same run.
     only_shows: bool = False
+    #: Several of one class, with different settings, go together; else a run has one, as what is done twice misleads.
+    several = False
 
     def setup(self, trainer: _Trainer, stage: str) -> None:
         """Before data are prepared. ``stage`` is "fit", "validate", "test" or "predict"."""

@@ -109,7 +109,12 @@ def parse(command: str, parser: ArgumentParser, words: Sequence[str]) -> Namespa
     """
     words = with_strategy_class_before_its_arguments(words)
     try:
-        return parser.parse_args(words)
+        config = parser.parse_args(words)
+        if not isinstance(config.trainer, Namespace):
+            raise ConfigurationError(
+                f"trainer={str(config.trainer)[:60]}: expected a mapping with keys such as max_rounds, callbacks."
+            )
+        return config
     except ArgumentError as error:
         if federated_cause(error) is not None:
             raise

@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from lightning_fl.errors import ConfigurationError
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.shipped import find_recipe
 from lightning_fl.user_yaml import parse_yaml
@@ -29,6 +30,10 @@ def collect_settings(arguments: Sequence[str]) -> dict[str, Any]:
         name, has_value, text = word[2:].partition("=")
         if not has_value and name not in ("print_config", "help") and not name.endswith(".help"):
             text = next(words, "")
+        if name == "config" and not text:
+            raise ConfigurationError(
+                "--config has no value: give a recipe's file, or the name of a shipped one (`lightning-fl recipes`)."
+            )
         if name == "config":
             _merge(tree, load_recipe(find_recipe(text)))
         else:

@@ -205,7 +205,7 @@ class FederatedStrategy(Learner, DDPStrategy):
     @timeout.setter
     def timeout(self, value: float | timedelta) -> None:
         seconds = value.total_seconds() if isinstance(value, timedelta) else value
-        check_numbers(self, timeout=seconds, above=0, below=1e9, mend=" seconds")
+        check_numbers(self, timeout=seconds, above=0, below=10**9, mend=" seconds")
         self._timeout = timedelta(seconds=seconds)
 
     @property

@@ -293,7 +293,7 @@ def test_refuses_what_no_client_can_bring():
         Silos({"north": loader}, names=["a"])
     for wrong in ([1], [1, 0], [1, 2.5], {"client_0": 1}):
         with pytest.raises(
-            ConfigurationError, match=r"num_samples=.*: give a whole number above 0 for each of the 2 c"
+            ConfigurationError, match=r"num_samples=.*: give a (number of at least 1|whole number above 0 for each)"
         ):
             Silos([loader, Recorder()], num_samples=wrong)
 

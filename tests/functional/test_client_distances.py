@@ -376,9 +376,7 @@ def test_distance() -> None:
 
 @pytest.mark.parametrize("name", ["hidden", "eval_every", "patience", "max_train", "max_validation"])
 def test_settings_refuse_counts_below_one(name: str) -> None:
-    with pytest.raises(
-        ConfigurationError, match=rf"FedCollab\.discriminator\.{name}=0: give a whole number of at least 1"
-    ):
+    with pytest.raises(ConfigurationError, match=rf"FedCollab\.discriminator\.{name}=0: give a number of at least 1"):
         DiscriminatorSettings(**{name: 0})
 
 

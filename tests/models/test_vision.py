@@ -221,7 +221,7 @@ def test_a_checkpoint_opens_without_the_file_it_started_from(tmp_path):
         ({"momentum": 1.5}, "momentum=1.5: give a number from 0 to below 1"),
         ({"label_smoothing": 1.0}, "label_smoothing=1.0: give a number from 0 to below 1"),
         ({"learning_rate": 0.0}, "learning_rate=0.0: give a number above 0"),
-        ({"learning_rate": NAN}, "learning_rate=nan: give a number above 0"),
+        ({"learning_rate": NAN}, "learning_rate=nan: give a finite number above 0"),
         ({"weight_decay": -1.0}, "weight_decay=-1.0: give a number of at least 0"),
         ({"momentum": 0.9, "optimizer": "adam"}, "momentum=0.9: optimizer='adam' has its own"),
     ],

@@ -6,7 +6,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.options import check_counts
+from lightning_fl.options import check_counts, warn_beyond_end
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["ClientArrivals"]
@@ -44,6 +44,7 @@ class ClientArrivals(Callback):
                     f"ClientArrivals.rounds: there is no client {name!r}{did_you_mean(name, names)}; the data have"
                     f" {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}."
                 )
+        warn_beyond_end(self, trainer.max_rounds, rounds=self.rounds)
         self._first = {numbers[name]: first for name, first in self.rounds.items()}
         if all(self._first.get(client, 1) > 1 for client in range(len(names))):
             raise ConfigurationError("ClientArrivals.rounds: nobody is there in round 1; leave some client out of it.")

@@ -87,7 +87,7 @@ class CollaborationGraph(Callback):
         loners: list[int] | None = None,
         watched: list[int] | None = None,
     ) -> None:
-        check_numbers(self, budget=budget, at_least=0, mend=" clients, a share of them below 1, or null")
+        check_numbers(self, budget=budget, at_least=0, mend=": clients, a share of them below 1, or null")
         if budget is not None and budget > 1 and budget != int(budget):
             raise ConfigurationError(
                 f"CollaborationGraph.budget={budget}: give a number of clients, a share of them below 1, or null."

@@ -33,7 +33,7 @@ from lightning_fl.engine.probes.updates import update_blocks
 from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.hcct import Merge, join_group, most_telling_layer, partition_from_gram
-from lightning_fl.options import check_counts, check_numbers
+from lightning_fl.options import check_counts, check_numbers, warn_beyond_end
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["HCCT"]
@@ -86,6 +86,7 @@ class HCCT(ClientClusters):
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Forget an earlier run; check the layer's name."""
         super().on_fit_start(trainer)
+        warn_beyond_end(self, trainer.max_rounds, every_n_rounds=self.every_n_rounds)
         if self.compared_layer is not None:
             self._spans(trainer)
 

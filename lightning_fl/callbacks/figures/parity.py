@@ -37,6 +37,7 @@ class ParityFigure(Callback):
     """
 
     only_shows = True
+    several = True  # a picture for each split and target
 
     def __init__(self, *, split: Literal["test", "val"] = "test", target: int = 0) -> None:
         if split not in ("test", "val"):

@@ -49,6 +49,8 @@ class LabelNoise(Callback):
         splits: the splits whose labels are changed; test labels should stay clean to measure by.
     """
 
+    several = True  # some clients with more noise than others
+
     def __init__(
         self,
         *,

@@ -20,9 +20,12 @@ differ in their batches only); t' is drawn from 1..tau (the text of DRFLM has 0.
 weights may have a floor.
 """
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
@@ -30,7 +33,7 @@ from lightning_fl.client_names import curve_names
 from lightning_fl.cohort import Cohort, Participant
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.functional.drflm import draw_cohort, draw_subset, loss_estimate, sampling_weights_update
 from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.surface import TrainerSurface
@@ -152,6 +155,9 @@ class DROClientSampling(Callback):
             lambda client: trainer.training_loss(client, snapshot, self.num_loss_batches, "sampling weights"),
             "DROClientSampling asks for losses",
         )
+        losses = self._finite(trainer, losses)
+        if not losses:
+            return
         estimate = loss_estimate(
             torch.tensor(list(losses.values()), dtype=torch.float64), list(losses), trainer.num_clients
         )
@@ -163,6 +169,20 @@ class DROClientSampling(Callback):
         for name, weight in zip(names, self.weights.tolist(), strict=True):
             trainer.log(f"sampling_weight/{name}", weight)
         self._snapshots = self._snapshot = None
+
+    def _finite(self, trainer: TrainerSurface, losses: Mapping[int, float]) -> dict[int, float]:
+        """The losses that are numbers. A client whose is none has failed, and is left out where failing ones are."""
+        assert trainer.datamodule is not None
+        finite = {client: loss for client, loss in losses.items() if math.isfinite(loss)}
+        lost = [trainer.datamodule.client_names()[client] for client in losses if client not in finite]
+        if lost and trainer.on_client_error == "fail":
+            raise TrainingError(
+                f"DROClientSampling asks for losses: that of {', '.join(lost)} is not finite. Lower the learning rate,"
+                " look at the client's data, or set trainer.on_client_error=skip to leave it out."
+            )
+        if lost:
+            rank_zero_warn(f"DROClientSampling: the loss of {', '.join(lost)} is not finite and not counted.")
+        return finite
 
     def state_dict(self) -> dict[str, Any]:
         """lambda; the draws are derived anew."""

@@ -4,6 +4,8 @@ McMahan et al.: "Communication-Efficient Learning of Deep Networks from Decentra
 (https://arxiv.org/abs/1602.05629), algorithm 1: ``m = max(C K, 1)`` of K clients, weighted by their samples.
 """
 
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.cohort import Cohort
 from lightning_fl.errors import ConfigurationError
@@ -38,6 +40,14 @@ class UniformSampling(Callback):
                 " 1."
             )
         self.cohort_size = cohort_size
+
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
+        """Say so where all are in every cohort."""
+        if self.num_participants(trainer.num_clients) > trainer.num_clients:
+            rank_zero_warn(
+                f"UniformSampling.cohort_size={self.cohort_size:g}: there are {trainer.num_clients} clients only, who"
+                " all take part in every round."
+            )
 
     def num_participants(self, num_clients: int) -> int:
         """The cohort's size as a number of clients."""

@@ -34,4 +34,7 @@ class PersonalLayers(Callback):
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Lay the layers aside."""
-        trainer.keep_local(self.layers)
+        try:
+            trainer.keep_local(self.layers)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"PersonalLayers.layers={self.layers}: {error}") from error

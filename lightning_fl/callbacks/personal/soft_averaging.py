@@ -39,7 +39,7 @@ from lightning_fl.engine.probes.on_hosts import check_samples, check_split
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.dpfl import shuffled
-from lightning_fl.options import check_counts
+from lightning_fl.options import check_counts, warn_beyond_end
 from lightning_fl.seeding import generator
 from lightning_fl.surface import TrainerSurface
 
@@ -113,6 +113,9 @@ class SoftAveraging(Callback):
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Deal clients out: a part of them for each model."""
         self._reset()
+        warn_beyond_end(
+            self, trainer.max_rounds, every_n_rounds=self.every_n_rounds, initial_rounds=self.initial_rounds
+        )
         count = trainer.num_clients
         check_at_most_clients(self, count, num_models=self.num_models)
         if self.initial_rounds > trainer.max_rounds:

@@ -31,7 +31,7 @@ from lightning_fl.engine.probes.valuation import ModelValuation
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.shapley import shapley_exact, shapley_permutations
-from lightning_fl.options import check_counts
+from lightning_fl.options import check_counts, warn_beyond_end
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["ShapleyRewards"]
@@ -161,6 +161,7 @@ class ShapleyRewards(Callback):
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Forget an earlier run; check that there is a loss, and something to take it on."""
         self._reset()
+        warn_beyond_end(self, trainer.max_rounds, every_n_rounds=self.every_n_rounds)
         HeldOutLoss.check_module(trainer.loop.module, "ShapleyRewards")
         missing = clients_without(trainer.loop, self.split, range(trainer.num_clients))
         if missing:

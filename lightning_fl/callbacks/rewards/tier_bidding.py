@@ -49,7 +49,7 @@ from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.functional.dpfl import shuffled
 from lightning_fl.functional.pifl import schedule
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN
-from lightning_fl.options import check_counts, check_numbers
+from lightning_fl.options import check_counts, check_numbers, warn_beyond_end
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["TierBidding"]
@@ -174,6 +174,7 @@ class TierBidding(Callback):
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Give every tier the initial model."""
         self._reset()
+        warn_beyond_end(self, trainer.max_rounds, initial_rounds=self.initial_rounds)
         count = trainer.num_clients
         if self.num_tiers > count:
             raise ConfigurationError(

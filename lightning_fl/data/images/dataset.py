@@ -140,7 +140,7 @@ class ImageDataset(Dataset):
 def check_geometry(owner: object, size: int | None, channels: int | None) -> None:
     """Refuse a size or a number of channels that no image can have."""
     check_counts(owner, size=size, mend=": height and width in pixels, or null to keep them")
-    check_counts(owner, channels=channels, at_most=3)
+    check_counts(owner, channels=channels)
     if channels not in (None, 1, 3):
         raise ConfigurationError(f"channels={channels}: give 1 for grey images, 3 for colours, or null to keep them.")
 

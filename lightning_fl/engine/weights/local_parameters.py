@@ -33,7 +33,7 @@ class LocalParameters:
                 prefixes = {prefix for span in spans for prefix in _prefixes(span.name)}
                 near = difflib.get_close_matches(pattern, prefixes, n=1)
                 raise ConfigurationError(
-                    f"personal layers: {pattern!r} matches no layer, parameter or buffer"
+                    f"{pattern!r} matches no layer, parameter or buffer"
                     + (f" (did you mean {near[0]!r}?)" if near else "")
                     + f". The model's layers are {', '.join(sorted({span.name.split('.')[0] for span in spans}))}."
                 )
@@ -43,8 +43,7 @@ class LocalParameters:
         self._spans = [span for span in _distinct(spans) if (span.dtype, span.begin) in places]
         if self._spans and len(self._spans) == len(_distinct(spans)):
             raise ConfigurationError(
-                f"personal layers {self.patterns} are the whole model: nothing is left to share. Use LocalTraining for"
-                " clients that train alone."
+                "these are the whole model: nothing is left to share. Use LocalTraining for clients that train alone."
             )
 
     @property

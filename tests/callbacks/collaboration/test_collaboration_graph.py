@@ -368,9 +368,9 @@ def test_failing_clients_are_left_out():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"budget": -1}, r"budget=-1: give a number of clients, a share of them below 1, or null"),
+        ({"budget": -1}, r"budget=-1: give a number of at least 0: clients, a share of them below 1, or null"),
         ({"budget": 1.5}, r"budget=1\.5: give a number of clients"),
-        ({"budget": float("nan")}, r"budget=nan: give a number of clients"),
+        ({"budget": float("nan")}, r"budget=nan: give a finite number of at least 0: clients"),
         ({"graph": "random"}, r"graph='random' needs a budget"),
         ({"every_n_rounds": 0}, r"every_n_rounds=0: give a number of at least 1"),
         ({"init_epochs": 0}, r"init_epochs=0: give a number of at least 1"),

@@ -120,8 +120,8 @@ def test_class_labels_flip() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"std": -1.0}, "LabelNoise.std=-1.0: give a standard deviation of at least 0"),
-        ({"probability": 1.5}, "LabelNoise.probability=1.5: give a number between 0 and 1"),
+        ({"std": -1.0}, "LabelNoise.std=-1.0: give a number of at least 0"),
+        ({"probability": 1.5}, "LabelNoise.probability=1.5: give a number from 0 to 1"),
         ({"client_share": -0.5}, "LabelNoise.client_share=-0.5"),
         ({"splits": ("train", "tset")}, "choose from train, val, test"),
     ],

@@ -118,9 +118,9 @@ def test_weights_are_logged_and_kept() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"cohort_size": 0}, "cohort_size=0: draw at least one"),
-        ({"step_size": -1.0}, "step_size=-1.0, floor=0.0: neither may be negative"),
-        ({"num_loss_batches": 0}, "num_loss_batches=0: take at least one batch"),
+        ({"cohort_size": 0}, "cohort_size=0: give a number of at least 1"),
+        ({"step_size": -1.0}, "DROClientSampling.step_size=-1.0: give a number of at least 0"),
+        ({"num_loss_batches": 0}, "num_loss_batches=0: give a number of at least 1"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -129,9 +129,9 @@ def test_classes_must_agree(tmp_path, files):
     [
         ({"domains": ["mnist"]}, r"domains=\['mnist'\]: name two or more data sets, all different"),
         ({"domains": ["mnist", "mnist"]}, "all different"),
-        ({"clients_per_domain": 0}, "clients_per_domain=0 for 2 domains: give one number of at least 1"),
+        ({"clients_per_domain": 0}, "clients_per_domain=0: give a number of at least 1"),
         ({"clients_per_domain": [1, 2, 3]}, r"clients_per_domain=\[1, 2, 3\] for 2 domains"),
-        ({"samples_per_client": 0}, "samples_per_client=0: give at least 1"),
+        ({"samples_per_client": 0}, "samples_per_client=0: give a number of at least 1"),
         ({"missing": "ignore"}, "missing='ignore': expected one of refuse, skip"),
         ({"source": "fake"}, "source='fake'"),
         ({"size": 0}, "size=0"),

@@ -78,11 +78,11 @@ def test_columns_must_fit():
 
 
 def test_geometry_is_checked():
-    check_geometry(None, None)
-    with pytest.raises(ConfigurationError, match="size=0: give height and width"):
-        check_geometry(0, 1)
+    check_geometry("ImageData", None, None)
+    with pytest.raises(ConfigurationError, match="size=0: give a number of at least 1: height and width"):
+        check_geometry("ImageData", 0, 1)
     with pytest.raises(ConfigurationError, match="channels=2: give 1 for grey images, 3 for colours"):
-        check_geometry(8, 2)
+        check_geometry("ImageData", 8, 2)
 
 
 def test_what_fits_is_not_touched():

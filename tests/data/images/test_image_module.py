@@ -251,9 +251,9 @@ def test_nothing_is_known_too_early(npz):
     ("arguments", "message"),
     [
         ({"source": "fake"}, "source='fake': expected one of auto, real, standin"),
-        ({"size": 0}, "size=0: give height and width"),
+        ({"size": 0}, "size=0: give a number of at least 1: height and width"),
         ({"channels": 4}, "channels=4: give 1 for grey"),
-        ({"max_samples": 0}, "max_samples=0: give at least 1, or null"),
+        ({"max_samples": 0}, "max_samples=0: give a number of at least 1, or null"),
         ({"augment": ["turn"]}, r"augment=\['turn'\]: choose from crop, flip"),
         ({"mean": [0.5]}, "give both, one number per channel"),
         ({"name": "mnits"}, r"no card named 'mnits' \(did you mean 'mnist'\?\)"),

@@ -247,7 +247,7 @@ def test_the_record_has_all_arguments():
     ("arguments", "message"),
     [
         ({"num_clients": 0}, "num_clients=0"),
-        ({"samples_per_client": 0}, "samples_per_client=0: give at least 1, or null"),
+        ({"samples_per_client": 0}, "samples_per_client=0: give a number of at least 1, or null"),
         ({"column": "target"}, "column='target', values_a=None, values_b=None: name a column and its values in D_A"),
         ({"values_a": ["x"]}, r"column=None, values_a=\['x'\]"),
         ({"values_b": ["x"]}, r"column=None, values_a=None, values_b=\['x'\]"),

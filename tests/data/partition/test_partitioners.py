@@ -249,8 +249,8 @@ def test_an_error_names_the_split():
     ("make", "message"),
     [
         (lambda: IID(num_clients=0), "num_clients=0"),
-        (lambda: Quantity(ratios=[1, -1]), "positive number per client"),
-        (lambda: Sizes(train=[1, 0]), r"sizes=\[1, 0\]: give a whole number of at least 1"),
+        (lambda: Quantity(ratios=[1, -1]), r"Quantity\.ratios\[1\]=-1: give a number above 0"),
+        (lambda: Sizes(train=[1, 0]), r"Sizes\.train\[1\]=0: give a number of at least 1"),
         (lambda: Sizes(train=[]), r"sizes=\[\]"),
         (lambda: Dirichlet(num_clients=2, alpha=0), "alpha=0"),
         (lambda: Dirichlet(num_clients=2, alpha=1, num_bins=0), "num_bins=0"),
@@ -259,14 +259,14 @@ def test_an_error_names_the_split():
         (lambda: Pathological(num_clients=2, classes_per_client=0), "classes_per_client=0"),
         (lambda: GroupBy(column="assay", num_clients=0), "num_clients=0"),
         (lambda: GroupBy(column="assay", ratios=[1, 2]), "the number of clients"),
-        (lambda: GroupBy(column="assay", num_groups=0), "num_groups=0 with num_clients=None: give at least one group"),
+        (lambda: GroupBy(column="assay", num_groups=0), "num_groups=0: give a number of at least 1"),
         (
             lambda: GroupBy(column="assay", num_groups=2, num_clients=3),
             "num_groups=2 with num_clients=3: give at least",
         ),
-        (lambda: GroupBy(column="assay", min_samples=-1), "min_samples=-1: give at least 0"),
+        (lambda: GroupBy(column="assay", min_samples=-1), "min_samples=-1: give a number of at least 0"),
         (lambda: Scaffold(num_clients=2, ratios=[1, 2, 3]), "one ratio per client"),
-        (lambda: Scaffold(num_clients=2, ratios=[1, 0]), "positive number per client"),
+        (lambda: Scaffold(num_clients=2, ratios=[1, 0]), r"Scaffold\.ratios\[1\]=0: give a number above 0"),
     ],
 )
 def test_arguments_are_checked_at_once(make, message):

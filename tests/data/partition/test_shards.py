@@ -120,7 +120,7 @@ def test_test_data_follow_in_the_same_shares_of_classes():
     [
         ({"num_clients": 0}, "num_clients=0"),
         ({"num_clients": 11, "num_shards": 10}, "num_shards=10 for num_clients=11: give at least one shard per client"),
-        ({"scale": 0.0}, "scale=0.0: give a positive number"),
+        ({"scale": 0.0}, "scale=0.0: give a number above 0"),
         ({"scale": float("inf")}, "scale=inf"),
         ({"shard_size": 0}, "shard_size=0"),
         ({"num_bins": 0}, "num_bins=0"),
