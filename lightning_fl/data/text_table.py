@@ -45,7 +45,7 @@ _GAPS = frozenset({"na", "n/a", "#n/a", "<na>", "nan", "null", "none"})
 _HINTS = (
     (re.compile(r"[-+]?[\d.]*\d,\d[\d.,]*"), " (a number has a decimal point and no separators of thousands)"),
     (re.compile(r"[<>=~≤≥≈±].*"), " (a bound is no value)"),
-    (re.compile(r"[-+]?[\d.]+\s*[^\d\s.].*"), " (a number stands without its unit)"),
+    (re.compile(r"[-+]?[\d.]+(?:[eE][-+]?\d+)?\s*[^\d\s.eE+-].*"), " (a number stands without its unit)"),
 )
 
 
