@@ -362,7 +362,8 @@ def trial(lab: Laboratory, seed: int) -> Outcome:
     if command.code is None:
         return Outcome("files", seed, BAD, case, "hang")
     if command.code:
-        names = [path.name, path.stem, "cells" if "study" in reading.words else ""]
+        gone = how in ("missing", "a folder", "a link to itself", "a pipe")
+        names = [path.name, path.stem, path.parent.name if gone else "", "cells" if "study" in reading.words else ""]
         return Outcome("files", seed, *_with_case(judge_refusal(command, folder / "nothing", names), case))
     found = _results(folder, before)
     lines = differences(expected, found)
