@@ -12,6 +12,7 @@ import runpy
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import traceback
 import warnings
@@ -104,6 +105,7 @@ def become(request: dict[str, Any], out: int, err: int) -> NoReturn:
         os.close(err)
         os.environ.clear()
         os.environ.update(request["environment"])
+        tempfile.tempdir = None  # found anew, by this environment
         os.chdir(request["folder"])
         if request["cores"] is not None:
             os.sched_setaffinity(0, request["cores"])

@@ -21,7 +21,7 @@ from fault_kinds.judging import LIMIT, error_lines
 from fault_kinds.laboratory import Laboratory
 from fault_kinds.outcome import BAD, GOOD, POOR, Outcome
 from fault_kinds.ports import reserved_port
-from fault_kinds.record import differences, summary_of
+from fault_kinds.record import differences, summary_of, tensors
 from fault_kinds.warm_python import Started
 
 MARKER = "EXECUTED"
@@ -151,7 +151,7 @@ def _judged(command: Started, folder: Path, names: list[str], case: str, well: b
 def _poisoned(folder: Path) -> str:
     """A model or checkpoint below a folder that holds what is no number; empty if there is none."""
     for path in sorted(folder.rglob("*.ckpt")):
-        content: Any = torch.load(path, map_location="cpu", weights_only=False)
+        content: Any = tensors(path)
         vectors = list(content.get("state_dict", {}).values())
         vectors += [vector for model in content.get("models", []) for vector in model.values()]
         if not all(torch.isfinite(vector).all() for vector in vectors if vector.is_floating_point()):

@@ -53,7 +53,7 @@ def trial_table(lab: Laboratory, seed: int, draws: random.Random, folder: Path) 
     if command.code is None:
         return Outcome("inputs", seed, BAD, case, "hang")
     if command.code:
-        named = [*words, "u.csv", target, group, *groups]
+        named = [*words, "u.csv", "target_columns", "group_column", target, group, *groups]
         verdict, problem = judge_refusal(command, folder, named)
         if verdict != GOOD and must == "works" and "traceback" in problem:
             verdict = BAD

@@ -8,14 +8,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import torch
-
 from fault_kinds import hooks
 from fault_kinds.judging import error_lines
 from fault_kinds.kills import LIMIT, compared, finished_run, go_on, settle, undisturbed, words, write
 from fault_kinds.laboratory import Laboratory
 from fault_kinds.outcome import BAD, GOOD, POOR, SKIPPED, Outcome
-from fault_kinds.record import differences, record_of, summary_of
+from fault_kinds.record import differences, record_of, summary_of, tensors
 from fault_kinds.warm_python import Started
 
 _ERRORS = {
@@ -82,7 +80,7 @@ def _judged(command: Started, folder: Path, expected: dict[str, object]) -> tupl
     for path in folder.glob("runs/version_*/**/*"):
         if path.suffix == ".ckpt" and not path.name.startswith("."):
             try:
-                torch.load(path, map_location="cpu", weights_only=False)
+                tensors(path)
             except Exception as error:
                 return BAD, f"{path.relative_to(folder)} is not whole: {error}"
         if path.name == "summary.json":

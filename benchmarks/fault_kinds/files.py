@@ -17,7 +17,7 @@ import torch
 from fault_kinds.judging import LIMIT, judge_refusal
 from fault_kinds.laboratory import Laboratory
 from fault_kinds.outcome import BAD, GOOD, Outcome
-from fault_kinds.record import differences, record_of, summary_of
+from fault_kinds.record import differences, record_of, summary_of, tensors
 from fault_kinds.small_recipes import recipe, write_data, write_recipe
 from fault_kinds.warm_python import Started
 
@@ -322,7 +322,7 @@ def _results(folder: Path, before: set[Path]) -> dict[str, Any]:
 
 def record_of_file(path: Path) -> dict[str, Any]:
     """A model's tensors."""
-    content = torch.load(path, map_location="cpu", weights_only=False)
+    content = tensors(path)
     return {name: value.numpy().tobytes() for name, value in content["state_dict"].items()}
 
 
@@ -362,7 +362,8 @@ def trial(lab: Laboratory, seed: int) -> Outcome:
     if command.code is None:
         return Outcome("files", seed, BAD, case, "hang")
     if command.code:
-        names = [path.name, path.stem, "cells" if "study" in reading.words else ""]
+        gone = how in ("missing", "a folder", "a link to itself", "a pipe")
+        names = [path.name, path.stem, path.parent.name if gone else "", "cells" if "study" in reading.words else ""]
         return Outcome("files", seed, *_with_case(judge_refusal(command, folder / "nothing", names), case))
     found = _results(folder, before)
     lines = differences(expected, found)

@@ -284,7 +284,8 @@ def _recipe_text(lab: Laboratory, seed: int, draws: random.Random, folder: Path)
         "bit flip": lambda: _flipped(text.encode(), draws),
     }
     how = draws.choice(list(changes))
-    (folder / "r.yaml").write_bytes(changes[how]())
+    changed = changes[how]()
+    (folder / "r.yaml").write_bytes(changed)
     case = f"{name}: text, {how} at line {at + 1} ({line.strip()})"
     command = _run(lab, folder, "fit", "--config", "r.yaml")
     if (folder / "EXECUTED").exists():
@@ -295,7 +296,15 @@ def _recipe_text(lab: Laboratory, seed: int, draws: random.Random, folder: Path)
         keys = re.findall(r"[\w]+", line)
         any_key = [""] if how in ("bit flip", "cut") else ["r.yaml", "config", "line", *keys]
         return Outcome("inputs", seed, *_refused(command, folder, any_key, case))
-    good = how in ("indent", "BOM and CRLF", "cut", "bit flip", "open quote", "utf-16", "no colon")
+    good = changed == text.encode() or how in (
+        "indent",
+        "BOM and CRLF",
+        "cut",
+        "bit flip",
+        "open quote",
+        "utf-16",
+        "no colon",
+    )
     return Outcome("inputs", seed, GOOD if good else POOR, case, "accepted")
 
 
@@ -320,7 +329,9 @@ def _words(lab: Laboratory, seed: int, draws: random.Random, folder: Path) -> Ou
     odd = draws.choice(
         ["", " ", "nan", "-1", "1e9999", "💥", "a=b", "--", "null", "[", "{", "0.5", "99999999999999999999"]
     )
-    option = draws.choice(["trainer.max_rounds", "seed_everything", "model.learning_rate", "data.batch_size"])
+    option = draws.choice(
+        ["trainer.check_val_every_n_rounds", "seed_everything", "model.learning_rate", "data.batch_size"]
+    )
     cases: dict[str, tuple[list[str], list[str]]] = {
         f"--{option} {odd!r}": (["fit", "--config", "r.yaml", f"--{option}", odd], [option.split(".")[-1], odd]),
         f"--{option}={odd!r}": (["fit", "--config", "r.yaml", f"--{option}={odd}"], [option.split(".")[-1], odd]),
@@ -359,5 +370,5 @@ def _words(lab: Laboratory, seed: int, draws: random.Random, folder: Path) -> Ou
         return Outcome("inputs", seed, BAD, case, "hang")
     if command.code:
         return Outcome("inputs", seed, *_refused(command, folder, names, f"{case} ({odd!r})"))
-    fine = odd in ("0.5", "null", "-1", "1e9999", "nan", " ") or "no recipe" in case
+    fine = case == "datasets odd" or odd in ("0.5", "null", "-1", "1e9999", "nan", " ") or "no recipe" in case
     return Outcome("inputs", seed, GOOD if fine and "nan" not in odd else POOR, f"{case} ({odd!r})", "accepted")

@@ -15,7 +15,7 @@ LIMIT = 60.0
 #: What only a programmer understands, or what leads a user into danger.
 _INNER = re.compile(
     r"object at 0x|functools\.|__init__\(|jsonargparse|unexpected keyword argument|NoneType|has no attribute '_"
-    r"|argument after \*\*|enforce fail|\b(Key|Type|Index|Attribute|Unicode\w+)Error\b"
+    r"|mistake of lightning-fl's own|argument after \*\*|enforce fail|\b(Key|Type|Index|Attribute|Unicode\w+)Error\b"
 )
 _UNSAFE = re.compile(r"weights_only|allow_pickle|unsafely|pickle\.load")
 
