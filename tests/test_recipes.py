@@ -20,6 +20,7 @@ from lightning_fl.cli import main, make_parser
 from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.recipe.instantiate import instantiate
+from lightning_fl.run_log import RunLog
 from lightning_fl.shipped import available_recipes, find_recipe, recipe_headline
 
 RECIPES = available_recipes()
@@ -180,16 +181,19 @@ _DRAWN: set[str] = set()
 @pytest.fixture
 def quick_pictures(monkeypatch):
     """Of pictures of one name the first is drawn: what they show is tested elsewhere, here that a recipe makes them."""
-    draw = Figure.savefig
+    draw, log = Figure.savefig, RunLog.log_figure
 
-    def save(figure, path, **options):
-        if path.name in _DRAWN:
-            path.touch()
+    def log_quickly(run_log, name, figure, step):
+        if name in _DRAWN:
+            run_log.write(f"figures/{name}.png", b"")
         else:
-            draw(figure, path, dpi=20)
-            _DRAWN.add(path.name)
+            log(run_log, name, figure, step)
+            _DRAWN.add(name)
 
-    monkeypatch.setattr(Figure, "savefig", save)
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *args, **options: draw(figure, *args, **options | {"dpi": 20})
+    )
+    monkeypatch.setattr(RunLog, "log_figure", log_quickly)
     monkeypatch.setattr(SummaryWriter, "add_figure", lambda *args, **options: None)
 
 
