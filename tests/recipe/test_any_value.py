@@ -1,0 +1,65 @@
+"""Whatever stands in the place of a recipe's node: it is parsed, or refused in a few words."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import chdir
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonargparse import ArgumentError, ArgumentParser
+
+from lightning_fl.cli import make_parser
+from lightning_fl.diagnosis import error_text
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.recipe.file import load_recipe
+from lightning_fl.recipe.parser import parse
+from lightning_fl.shipped import find_recipe
+from lightning_fl.user_yaml import dump_yaml
+
+_RECIPE = load_recipe(find_recipe("drflm_esol"))
+
+
+def _places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    for key, item in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        yield (*path, key)
+        yield from _places(item, (*path, key))
+
+
+_texts = st.sampled_from(["", "null", "~", "1e5", "on", "../../x", "a.b", "x" * 5000, "x " * 2500, "HCCT", "a: b", "é"])
+_leaves = st.none() | st.booleans() | st.integers() | st.floats() | _texts
+_values = st.recursive(
+    _leaves,
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(["class_path", "init_args", "class_pat", "x" * 900]) | _texts, inner, max_size=2
+        )
+    ),
+    max_leaves=4,
+)
+
+
+@pytest.fixture(scope="module")
+def parser() -> ArgumentParser:
+    return make_parser("fit")
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(list(_places(_RECIPE))), _values)
+def test_any_value_at_any_place_is_parsed_or_refused(parser, tmp_path, place, value):
+    recipe = copy.deepcopy(_RECIPE)
+    node: Any = recipe
+    for key in place[:-1]:
+        node = node[key]
+    node[place[-1]] = value
+    (tmp_path / "recipe.yaml").write_text(dump_yaml(recipe), encoding="utf-8")
+    with chdir(tmp_path):
+        try:
+            parse("fit", parser, ["--config", "recipe.yaml"])
+        except (ConfigurationError, ArgumentError) as error:
+            text = error_text(error)
+            assert len(text.splitlines()) <= 3, text
+            assert len(text) <= 1000, text
