@@ -82,3 +82,10 @@ def test_models_of_their_own():
 def test_sizes_out_of_range(size, message):
     with pytest.raises(ConfigurationError, match=rf"UniformSampling\.cohort_size={message}"):
         UniformSampling(cohort_size=size)
+
+
+def test_more_than_there_are_is_warned_of():
+    record = Record()
+    with pytest.warns(UserWarning, match="cohort_size=50: there are 6 clients only, who all take part"):
+        fit(UniformSampling(cohort_size=50), record, max_rounds=1, local_steps=1)
+    assert record.cohorts == [list(range(len(SIZES)))]
