@@ -1,6 +1,7 @@
 """The trainer's arguments: checked all at once, before any data are read, and turned into Fabric and callbacks."""
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -58,7 +59,12 @@ def make_fabric(
         accelerator = "cpu"
     if devices == "auto" and accelerator == "cpu":
         devices = 1
-    if not isinstance(devices, str):
+    if isinstance(devices, str):
+        if devices != "auto" and not re.fullmatch(r"-?\d+(, *\d+)*,?", devices.strip()):
+            raise ConfigurationError(
+                f"trainer.devices={devices!r}: give the number of processes of a machine, a list of its GPUs, or auto."
+            )
+    else:
         check_counts("trainer", devices=devices, at_least=0 if isinstance(devices, list | tuple) else -1)
     _check_cores(accelerator, devices)
     if accelerator in ("cuda", "gpu") and not torch.cuda.is_available():

@@ -22,7 +22,21 @@ from lightning_fl.refusals import chain, place_of, refusal
 
 _HINT = "\nLIGHTNING_FL_DEBUG=1 shows where in the code."
 
-__all__ = ["compact", "error_text", "exit_code", "federated_cause"]
+#: Signs of what is shown of a value, and of one word of a message; a path is a word.
+_MOST_SHOWN, _MOST_OF_WORD = 60, 400
+
+__all__ = ["compact", "cut", "error_text", "exit_code", "federated_cause", "shown"]
+
+
+def shown(value: object) -> str:
+    """A value of the user's in a message: not all of what is long."""
+    return "null" if value is None else cut(repr(value))
+
+
+def cut(text: object, most: int = _MOST_SHOWN) -> str:
+    """A text, or its beginning where it has more signs."""
+    text = str(text)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def exit_code(command: Callable[[], int]) -> int:
@@ -108,7 +122,11 @@ def error_text(error: BaseException) -> str:
     unforeseen = own.__cause__ is not None and not isinstance(own.__cause__, FederatedError)
     if isinstance(own, TrainingError) and unforeseen and not _shows_traceback():
         hint = _HINT
-    return f"{own}{hint}"
+    return f"{_without_long_words(str(own))}{hint}"
+
+
+def _without_long_words(text: str) -> str:
+    return re.sub(rf"\S{{{_MOST_OF_WORD},}}", lambda word: cut(word[0]), text)
 
 
 def _shows_traceback() -> bool:
@@ -132,6 +150,7 @@ def compact(message: str) -> str:
     sentence = "; ".join(telling or chosen) or " ".join(message.split())
     if given and not telling and "got " not in sentence:
         sentence += f"; got {given[0]}" if len(given[0]) < 80 else ""
+    sentence = cut(_without_long_words(sentence), _MOST_OF_WORD)
     return f"{path}: {sentence}." if path else f"{sentence.rstrip('.')}."
 
 
@@ -145,5 +164,6 @@ _FRAME = re.compile(
 def _plain(text: str) -> str:
     text = re.sub(r"typing\.Literal\[([^\]]*)\]", r"one of \1", text)
     text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text)
+    text = re.sub(r"^Not of type \w+: (int\(\)|float\(\)|invalid literal|could not).*", "expected a number", text)
     text = re.sub(r"^Expected an? (one of )?", lambda match: f"expected {match[1] or 'a value of type '}", text)
     return re.sub(r"\.? Got value: ", ", got ", text).rstrip(".")

@@ -77,6 +77,9 @@ class _Dumper(yaml.SafeDumper):
     yaml_implicit_resolvers = _resolvers()
 
 
+_Dumper.add_multi_representer(str, _Dumper.represent_str)  # the recipe parser's texts are of a class of their own
+
+
 def dump_yaml(content: object, width: int = 120) -> str:
     """Plain values as YAML, which :func:`parse_yaml` reads as the same again.
 

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 import lightning_fl
 from lightning_fl import callbacks, data, models, strategies
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.options import check_counts, check_numbers
+from lightning_fl.options import check_counts, check_numbers, warn_beyond_end
 from lightning_fl.recipe.instantiate import construct
 
 _SAMPLES = TensorDataset(torch.zeros(4, 1), torch.zeros(4))
@@ -148,3 +148,31 @@ def test_a_callback_that_stands_twice_is_refused():
     with pytest.raises(ConfigurationError, match=r"are both LabelNoise, with the same settings: keep one"):
         lightning_fl.FederatedTrainer(callbacks=[callbacks.LabelNoise(), callbacks.LabelNoise()])
     lightning_fl.FederatedTrainer(callbacks=[callbacks.LabelNoise(clients=[0]), callbacks.LabelNoise(clients=[1])])
+
+
+def test_a_callback_and_one_derived_from_it_are_refused():
+    class MyMixup(callbacks.LocalMixup):
+        pass
+
+    derived = (
+        r"callbacks\[0\] and trainer.callbacks\[1\] are LocalMixup and MyMixup, one of which is derived from the other:"
+        " what they do would be done twice. Keep one"
+    )
+    with pytest.raises(ConfigurationError, match=derived):
+        lightning_fl.FederatedTrainer(callbacks=[callbacks.LocalMixup(), MyMixup()])
+
+
+def test_rounds_after_the_end_are_warned_of():
+    with pytest.warns(UserWarning, match="beyond the end") as warned:
+        warn_beyond_end("Owner", 3, rounds={"a": 3, "b": 4}, start=5, every=None, late=[1, 9])
+    beyond = "is beyond the end of the run, trainer.max_rounds=3: it will not come to that."
+    assert [str(each.message) for each in warned] == [
+        f"Owner.rounds[b]=4 {beyond}",
+        f"Owner.start=5 {beyond}",
+        f"Owner.late[1]=9 {beyond}",
+    ]
+
+
+def test_personal_layers_are_named():
+    with pytest.raises(ConfigurationError, match=r"^PersonalLayers.layers=\[\]: name at least one layer, such as"):
+        callbacks.PersonalLayers(layers=[])

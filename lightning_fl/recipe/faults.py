@@ -9,6 +9,7 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 from lightning_fl.data.cards.catalogue import did_you_mean
+from lightning_fl.diagnosis import cut, shown
 from lightning_fl.recipe.settings import CLASS_KEYS
 
 __all__ = ["accepted_arguments", "find_faults", "subclasses"]
@@ -33,13 +34,14 @@ def _faults_of_group(
     for key, value in tree.items():
         path = f"{prefix}{key}"
         if key not in here:
-            yield f"{path}: there is no such key{did_you_mean(str(key), here) or _elsewhere(str(key), keys)}."
+            hint = did_you_mean(str(key), here) or _elsewhere(str(key), keys)
+            yield f"{prefix}{cut(key)}: there is no such key{hint}."
         elif path in keys:
             yield from _faults_of_value(value, path, bases)
         elif isinstance(value, Mapping):
             yield from _faults_of_group(value, f"{path}.", keys, bases)
-        elif value is not None:
-            yield f"{path}={value!r}: expected a mapping with keys such as {', '.join(_below(path, keys)[:3])}."
+        else:
+            yield f"{path}={shown(value)}: expected a mapping with keys such as {', '.join(_below(path, keys)[:3])}."
 
 
 def _below(path: str, keys: Collection[str]) -> list[str]:
@@ -58,28 +60,54 @@ def _faults_of_value(value: object, path: str, bases: Mapping[str, type]) -> Ite
             yield from _faults_of_value(item, f"{path}[{number}]", bases)
     elif isinstance(value, Mapping) and isinstance(value.get("class_path"), str):
         yield from _faults_of_class(value, path, bases)
+    elif isinstance(value, Mapping) and "class_path" in value:
+        yield f"{path}.class_path={shown(value['class_path'])}: expected the name of a class."
+    elif path.endswith("]") and _without_places(path) in bases and not isinstance(value, Mapping | str):
+        yield f"{path}={shown(value)}: expected a class, with class_path and init_args."
+    elif isinstance(value, Mapping) and (misspelt := _misspelt(value, path, bases)):
+        yield misspelt
     elif isinstance(value, Mapping):
         for number, item in value.items():
             if isinstance(number, int):  # a client's, as in ``policies: {3: ...}``
                 yield from _faults_of_value(item, f"{path}[{number}]", bases)
 
 
+def _misspelt(entry: Mapping[str, Any], path: str, bases: Mapping[str, type]) -> str | None:
+    """What is wrong where a class is expected and an entry names none."""
+    if _without_places(path) not in bases or any(isinstance(key, int) for key in entry):
+        return None
+    for key in entry:
+        if key not in CLASS_KEYS and (hint := did_you_mean(str(key), CLASS_KEYS)):
+            return f"{path}.{cut(key)}: there is no such key{hint}."
+    # A list's entry cannot stand for a change of another; the rest may change a class that is the default.
+    if path in ("model", "data") or path.endswith("]"):
+        return f"{path}: class_path is not given: name a class, and its arguments under init_args."
+    return None
+
+
+def _without_places(path: str) -> str:
+    return re.sub(r"\[\d+\]", "", path)
+
+
 def _faults_of_class(entry: Mapping[str, Any], path: str, bases: Mapping[str, type]) -> Iterator[str]:
     from lightning_fl.lightning_types import EITHER_NAME  # imports torch
 
     name = entry["class_path"]
-    base = bases.get(re.sub(r"\[\d+\]", "", path))
+    base = bases.get(_without_places(path))
     found = _find_class(name, list(bases.values()) if base is None else [base])
     if isinstance(found, str):
-        yield f"{path}.class_path={name!r}: {found}."
+        yield f"{path}.class_path={shown(name)}: {found}."
         return
     if base is not None and isinstance(found, type) and not issubclass(found, EITHER_NAME.get(base, base)):
-        yield f"{path}.class_path={name!r}: it is not a subclass of {base.__module__}.{base.__qualname__}."
+        yield f"{path}.class_path={shown(name)}: it is not a subclass of {base.__module__}.{base.__qualname__}."
         return
     for key in entry:
         if key not in CLASS_KEYS:
-            yield f"{path}.{key}: arguments of {name} belong under {path}.init_args."
-    arguments = entry.get("init_args") or {}
+            yield f"{path}.{cut(key)}: arguments of {cut(name)} belong under {path}.init_args."
+    arguments = entry.get("init_args", {})
+    if not isinstance(arguments, Mapping):
+        given = f"{path}.init_args={shown(arguments)}"
+        yield f"{given}: give the arguments of {cut(name)} by name, or leave init_args out."
     try:
         known = accepted_arguments(found)
     except ValueError:  # no class of the kind a recipe can name; the parser says so
@@ -87,7 +115,7 @@ def _faults_of_class(entry: Mapping[str, Any], path: str, bases: Mapping[str, ty
     for key, value in arguments.items() if isinstance(arguments, Mapping) else ():
         if key not in known:
             hint = did_you_mean(str(key), known) or f"; it has {', '.join(known)}"
-            yield f"{path}.init_args.{key}: {found.__name__} has no such argument{hint}."
+            yield f"{path}.init_args.{cut(key)}: {found.__name__} has no such argument{hint}."
         else:
             yield from _faults_of_value(value, f"{path}.init_args.{key}", bases)
 
@@ -96,6 +124,8 @@ def _find_class(name: str, bases: Sequence[type]) -> type | Callable[..., Any] |
     """The class of a short or a dotted name, or what is wrong with it."""
     module, _, last = name.rpartition(".")
     if module:
+        if not all(part.isidentifier() for part in name.split(".")):
+            return "no name of a class; give a class of your own with its module, as in my_package.MyClass"
         try:
             return getattr(import_module(module), last)
         except AttributeError:

@@ -6,6 +6,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lightning_fl.errors import FederatedError
 from lightning_fl.generated_modules import remove_generated_files
+from lightning_fl.recipe.quoted import plain_texts
 
 __all__ = ["construct", "instantiate"]
 
@@ -50,5 +51,8 @@ def _construct_for_parser(class_type: type, *args: Any, **kwargs: Any) -> Any:
 
 
 def _real(value: Any) -> Any:
-    """A number as it was written: the parser reads 1.0 as 1+0j where an annotation (NumPy's ArrayLike) names both."""
-    return value.real if isinstance(value, complex) and value.imag == 0 else value
+    """A value as it was written.
+
+    Texts are plain ones, and the parser reads 1.0 as 1+0j where an annotation (NumPy's ArrayLike) names both.
+    """
+    return value.real if isinstance(value, complex) and value.imag == 0 else plain_texts(value)

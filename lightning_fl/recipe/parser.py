@@ -16,13 +16,14 @@ from importlib import import_module
 from typing import Any, get_args
 
 import yaml
-from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace, set_dumper, set_loader
+from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace, Path, set_dumper, set_loader
 from jsonargparse.typing import restricted_number_type
 
-from lightning_fl.diagnosis import compact, federated_cause
+from lightning_fl.diagnosis import compact, federated_cause, shown
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.recipe.faults import find_faults
 from lightning_fl.recipe.file import load_recipe
+from lightning_fl.recipe.quoted import mark_quoted
 from lightning_fl.recipe.settings import collect_settings
 from lightning_fl.recipe.strategy_names import with_strategy_class, with_strategy_class_before_its_arguments
 from lightning_fl.shipped import find_recipe
@@ -47,7 +48,7 @@ def _parse_value(text: str) -> Any:
         words = set(text.strip(" {}").replace(" ", "").split(","))
         if words == set(value) or [text.strip()] == [f"{key}:" for key in value]:
             return text
-    return value
+    return mark_quoted(value)
 
 
 set_loader(_MODE, _parse_value, (yaml.YAMLError,))
@@ -59,9 +60,9 @@ class _RecipeFile(ActionConfigFile):
 
     def __call__(self, parser: ArgumentParser, cfg: Namespace, values: str, option_string: str | None = None) -> None:
         path = find_recipe(values)
-        recipe = load_recipe(path)  # refuses what is not YAML, with file and line
-        spelt_out = with_strategy_class(recipe)
-        super().__call__(parser, cfg, os.fspath(path) if spelt_out is recipe else dump_yaml(spelt_out), option_string)
+        text = dump_yaml(with_strategy_class(load_recipe(path)))  # read in our way, whatever the file's encoding
+        with Path(os.fspath(path), mode="fr").relative_path_context():
+            super().__call__(parser, cfg, text, option_string)
 
 
 def add_arguments(parser: ArgumentParser, command: str, *, own_modules: bool = True) -> None:
@@ -112,13 +113,16 @@ def parse(command: str, parser: ArgumentParser, words: Sequence[str]) -> Namespa
         config = parser.parse_args(words)
         if not isinstance(config.trainer, Namespace):
             raise ConfigurationError(
-                f"trainer={str(config.trainer)[:60]}: expected a mapping with keys such as max_rounds, callbacks."
+                f"trainer={shown(config.trainer)}: expected a mapping with keys such as max_rounds, callbacks."
             )
         return config
-    except ArgumentError as error:
+    except Exception as error:
         if federated_cause(error) is not None:
             raise
-        raise ConfigurationError(_explain(error, command, parser, words)) from error
+        faults = _faults(command, parser, words)
+        if not faults and not isinstance(error, ArgumentError):
+            raise
+        raise ConfigurationError("\n".join(faults) or compact(str(error))) from error
 
 
 def _import_short_names() -> None:
@@ -151,8 +155,8 @@ def _collector_at_rest() -> Iterator[None]:
         gc.enable()
 
 
-def _explain(error: ArgumentError, command: str, parser: ArgumentParser, arguments: Sequence[str]) -> str:
-    """What is wrong with the settings: all that can be told apart, one fault a line."""
+def _faults(command: str, parser: ArgumentParser, arguments: Sequence[str]) -> list[str]:
+    """What is wrong with the settings: all that can be told apart."""
     from lightning.fabric.loggers.logger import Logger
     from lightning.pytorch import LightningModule
 
@@ -181,4 +185,4 @@ def _explain(error: ArgumentError, command: str, parser: ArgumentParser, argumen
         )
     if command != "fit" and not settings.get("ckpt_path"):
         faults.append(f"ckpt_path not given: add --ckpt_path with last, best or a file, for lightning-fl {command}.")
-    return "\n".join(faults) or compact(str(error))
+    return faults

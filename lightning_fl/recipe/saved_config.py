@@ -59,7 +59,9 @@ def _flatten(value: object, path: str, flat: dict[str, bool | int | float | str]
         for number, item in enumerate(value):
             named = isinstance(item, Mapping) and "class_path" in item
             _flatten(item, f"{path}.{item['class_path'].rpartition('.')[2] if named else number}", flat)
-    elif isinstance(value, bool | float | str):
+    elif isinstance(value, str):
+        flat[path] = str(value)
+    elif isinstance(value, bool | float):
         flat[path] = value
     elif isinstance(value, int):
         flat[path] = int(value)  # restricted numbers are classes of their own, unknown to whoever reads the log

@@ -16,11 +16,12 @@ def with_strategy_class(settings: dict[str, Any]) -> dict[str, Any]:
     entry = trainer.get("strategy") if isinstance(trainer, Mapping) else None
     if not isinstance(trainer, Mapping) or not isinstance(entry, Mapping):
         return settings
+    given = entry.get("init_args") or {}
     found = _registered(entry.get("class_path"))
-    if found is None:
+    if found is None or not isinstance(given, Mapping):
         return settings
     class_path, arguments = found
-    init_args = {**arguments, **(entry.get("init_args") or {})}
+    init_args = {**arguments, **given}
     return {**settings, "trainer": {**trainer, "strategy": {"class_path": class_path, "init_args": init_args}}}
 
 

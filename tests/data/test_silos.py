@@ -291,10 +291,14 @@ def test_refuses_what_no_client_can_bring():
         Silos(DATA)
     with pytest.raises(ConfigurationError, match=r"names=\['a'\]: datamodules is a dict, which has the names already"):
         Silos({"north": loader}, names=["a"])
-    for wrong in ([1], [1, 0], [1, 2.5], {"client_0": 1}):
-        with pytest.raises(
-            ConfigurationError, match=r"num_samples=.*: give a (number of at least 1|whole number above 0 for each)"
-        ):
+    each = "give a whole number above 0 for each"
+    for wrong, message in (
+        ([1], f"=.*: {each}"),
+        ([1, 0], r"\[1\]=0: give a number of at least 1"),
+        ([1, 2.5], r"\[1\]=2.5: give a whole number of at least 1"),
+        ({"client_0": 1}, f"=.*: {each}"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"num_samples{message}"):
             Silos([loader, Recorder()], num_samples=wrong)
 
 

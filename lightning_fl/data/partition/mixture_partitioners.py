@@ -71,7 +71,8 @@ class Mixture(Partitioner):
         invert_test: bool = False,
         invert_validation: bool | None = None,
     ) -> None:
-        check_counts(self, num_clients=num_clients, samples_per_client=samples_per_client)
+        check_counts(self, num_clients=num_clients)
+        check_counts(self, samples_per_client=samples_per_client, mend=", or null")
         check_mixture(mixture)
         check_counts(self, classes_a=classes_a, classes_b=classes_b, at_least=0)
         if (column is None) != (values_a is None) or (column is None and values_b is not None):

@@ -290,8 +290,8 @@ def test_bad_settings_are_named() -> None:
     for name in ("num_clusters", "num_samples"):
         with pytest.raises(ConfigurationError, match=f"IFCA.{name}=0: give a number of at least 1"):
             IFCA(**{"num_clusters": 2, name: 0})
-    for noise in (0.0, -1.0, float("inf")):
-        with pytest.raises(ConfigurationError, match=f"IFCA.initial_noise={noise}: give a positive number"):
+    for noise, kind in ((0.0, "number"), (-1.0, "number"), (float("inf"), "finite number")):
+        with pytest.raises(ConfigurationError, match=f"IFCA.initial_noise={noise}: give a {kind} above 0, such as 0.1"):
             IFCA(num_clusters=2, initial_noise=noise)
     with pytest.raises(ConfigurationError, match="IFCA.num_clusters=7 for 6 clients"):
         fit(IFCA(num_clusters=7))

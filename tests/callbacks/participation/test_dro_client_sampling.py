@@ -7,7 +7,7 @@ import torch
 from tiny import TinyClients, TinyModule, same_bits, weights_of
 from torch import Tensor
 
-from lightning_fl import ConfigurationError, FederatedTrainer
+from lightning_fl import ConfigurationError, FederatedTrainer, TrainingError
 from lightning_fl.callbacks import Callback, DROClientSampling, LocalMixup
 from lightning_fl.cohort import Cohort, Participant
 from lightning_fl.functional import draw_cohort, draw_subset, project_simplex
@@ -149,3 +149,26 @@ def test_several_models_are_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="DROClientSampling needs one shared model, the collaboration has 3"):
         run(Alone(), DROClientSampling())
+
+
+class LossLost(DROClientSampling):
+    """The second client's loss is no number."""
+
+    def _finite(self, trainer: Any, losses: Any) -> dict[int, float]:
+        return super()._finite(trainer, {**losses, 1: float("nan")})
+
+
+def test_a_loss_that_is_no_number_names_the_client() -> None:
+    with pytest.raises(TrainingError, match="DROClientSampling asks for losses: that of client_1 is not finite. Lower"):
+        run(LossLost(cohort_size=3, step_size=STEP_SIZE))
+
+
+def test_a_loss_that_is_no_number_is_left_out_where_failing_clients_are() -> None:
+    sampling = LossLost(cohort_size=3, step_size=STEP_SIZE)
+    with pytest.warns(UserWarning, match="the loss of client_1 is not finite and not counted"):
+        trainer, module = run(sampling, on_client_error="skip")
+    assert trainer.current_round == 3
+    assert all(weight.isfinite().all() for weight in weights_of(module))
+    assert sampling.weights.sum().item() == pytest.approx(1)
+    assert sampling.weights.min() >= 0
+    assert sampling.weights[1] < sampling.weights[[0, 2]].max()

@@ -69,7 +69,23 @@ def test_models_of_their_own():
     assert [sorted(chosen) for chosen in graph.chosen] == record.cohorts
 
 
-@pytest.mark.parametrize("size", [0, -1, 2.5, float("nan"), float("inf")])
-def test_sizes_out_of_range(size):
-    with pytest.raises(ConfigurationError, match=r"UniformSampling\.cohort_size=.*: give a number of clients, or a"):
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (0, "0: give a number above 0: clients of a round, or a share of them below 1"),
+        (-1, "-1: give a number above 0: clients"),
+        (2.5, "2.5: give a number of clients, or a"),
+        (float("nan"), "nan: give a finite number above 0: clients"),
+        (float("inf"), "inf: give a finite number above 0: clients"),
+    ],
+)
+def test_sizes_out_of_range(size, message):
+    with pytest.raises(ConfigurationError, match=rf"UniformSampling\.cohort_size={message}"):
         UniformSampling(cohort_size=size)
+
+
+def test_more_than_there_are_is_warned_of():
+    record = Record()
+    with pytest.warns(UserWarning, match="cohort_size=50: there are 6 clients only, who all take part"):
+        fit(UniformSampling(cohort_size=50), record, max_rounds=1, local_steps=1)
+    assert record.cohorts == [list(range(len(SIZES)))]

@@ -271,7 +271,7 @@ def test_an_image_card_may_name_the_folder_as_published(tmp_path):
     ("changes", "message"),
     [
         ({"image": {"channels": 2, "size": 32}}, "image.channels=2: give 1 for grey images or 3 for colours"),
-        ({"image": {"channels": 1, "size": 0}}, "size=0: give a number of at least 1: height and width in pixels"),
+        ({"image": {"channels": 1, "size": 0}}, "image, size=0: give height and width in pixels"),
         ({"image": {"channels": 1}}, "image: missing key 'size'"),
         ({"classes": ["cat"]}, "classes: give two or more names, all different"),
         ({"classes": ["cat", "cat"]}, "all different"),

@@ -1,0 +1,104 @@
+"""Whatever stands in the place of a recipe's node: it is parsed, or refused in a few words."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import chdir
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
+
+from lightning_fl.cli import make_parser
+from lightning_fl.diagnosis import error_text
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.recipe.file import load_recipe
+from lightning_fl.recipe.instantiate import instantiate
+from lightning_fl.recipe.parser import parse
+from lightning_fl.shipped import find_recipe
+from lightning_fl.user_yaml import dump_yaml
+
+_RECIPE = load_recipe(find_recipe("drflm_esol"))
+
+
+def _places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    for key, item in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        yield (*path, key)
+        yield from _places(item, (*path, key))
+
+
+_texts = st.sampled_from(["", "null", "~", "1e5", "on", "../../x", "a.b", "x" * 5000, "x " * 2500, "HCCT", "a: b", "é"])
+_leaves = st.none() | st.booleans() | st.integers() | st.floats() | _texts
+_values = st.recursive(
+    _leaves,
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(["class_path", "init_args", "class_pat", "x" * 900]) | _texts, inner, max_size=2
+        )
+    ),
+    max_leaves=4,
+)
+
+
+@pytest.fixture(scope="module")
+def parser() -> ArgumentParser:
+    return make_parser("fit")
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(list(_places(_RECIPE))), _values)
+def test_any_value_at_any_place_is_parsed_or_refused(parser, tmp_path, place, value):
+    recipe = copy.deepcopy(_RECIPE)
+    node: Any = recipe
+    for key in place[:-1]:
+        node = node[key]
+    node[place[-1]] = value
+    (tmp_path / "recipe.yaml").write_text(dump_yaml(recipe), encoding="utf-8")
+    with chdir(tmp_path):
+        try:
+            parse("fit", parser, ["--config", "recipe.yaml"])
+        except (ConfigurationError, ArgumentError) as error:
+            text = error_text(error)
+            assert len(text.splitlines()) <= 3, text
+            assert len(text) <= 1000, text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--seed_everything=null", "seed_everything: expected a number."),
+        ("--trainer=null", "trainer=null: expected a mapping with keys such as strategy, accelerator, devices."),
+        ("--trainer=[1]", "trainer=[1]: expected a mapping with keys such as strategy, accelerator, devices."),
+        ("--trainer.callbacks=[null]", "trainer.callbacks[0]=null: expected a class, with class_path and init_args."),
+        ("--trainer.callbacks=[{class_path: null}]", "callbacks[0].class_path=null: expected the name of a class."),
+        ("--trainer.callbacks=[{class_pat: HCCT}]", "[0].class_pat: there is no such key (did you mean 'class_path'?)"),
+        ("--trainer.callbacks=[{class_path: HCCT, init_args: 3}]", "init_args=3: give the arguments of HCCT by name"),
+        (
+            "--data={class_path: ../../x}",
+            "data.class_path='../../x': no name of a class; give a class of your own",
+        ),
+        (f"--data={'x' * 5000}", f"data.class_path='{'x' * 56}...: there is no such class"),
+        ("--config", "--config has no value: give a recipe's file, or the name of a shipped one"),
+    ],
+)
+def test_what_stands_in_the_wrong_place_is_named(parser, words, message):
+    with pytest.raises(ConfigurationError) as raised:
+        parse("fit", parser, ["--config", "drflm_esol", words])
+    assert message in str(raised.value)
+    assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_text_in_quotes_stays_one(parser, tmp_path, encoding):
+    data = {"class_path": "MoleculeCSV", "init_args": {"path": "a.csv", "target_columns": ["1e5"], "group_column": "~"}}
+    (tmp_path / "recipe.yaml").write_text(dump_yaml({**_RECIPE, "data": data}), encoding=encoding)
+    config = parse("fit", parser, ["--config", str(tmp_path / "recipe.yaml")])
+    (tmp_path / "again.yaml").write_text(parser.dump(config), encoding="utf-8")  # as config.yaml is kept
+    for read in (config, parse("fit", parser, ["--config", str(tmp_path / "again.yaml")])):
+        made = instantiate(parser, Namespace(data=read.data)).data
+        assert (made.group_column, list(made.target_columns)) == ("~", ["1e5"])
+        assert {type(made.group_column), type(made.target_columns[0])} == {str}
+    assert parse("fit", parser, ["--config", "drflm_esol", "--ckpt_path=null"]).ckpt_path is None
