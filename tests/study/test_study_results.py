@@ -58,7 +58,7 @@ def test_a_run_without_the_metric_failed(tmp_path):
     finish(cells[0], 0.5)
     found = CellResult.of(cells[0], "auc", tmp_path / "out")
     assert found.status == "failed"
-    assert "has no test metric 'auc'. It has acc (test)" in found.failure
+    assert "has no test metric 'auc' (did you mean 'acc'?). It has acc (test)" in found.failure
 
 
 def test_claims_are_answered_in_the_unit_of_the_table(tmp_path):
