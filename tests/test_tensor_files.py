@@ -131,7 +131,10 @@ def test_arrays_are_read_by_the_beginning_of_their_names(tmp_path: Path) -> None
     ("content", "reason"),
     [
         (b"text", "it was not written by numpy"),
-        (b"\x80\x04K\x01.", "it is a pickle, which is never read"),
+        (
+            b"\x80\x04K\x01.",
+            "it is a pickle, which is never read, for it may run code: write it in the format that is asked for",
+        ),
         (b"PK\x03\x04", "its bytes are cut off or garbled"),
         ({"a": np.array([{}])}, "it holds Python objects, which are never loaded"),
         (np.zeros(2), "it holds a single array"),
