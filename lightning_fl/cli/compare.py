@@ -103,13 +103,13 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
             f"{f'; and {more} more differences' if more > 0 else ''}. Give runs on the same data, or compare"
             " nevertheless with --force."
         )
-    _tell_missing([found for of_row in groups.values() for found in of_row], curves=config.out is not None)
     metrics = config.metric or [leading_metric(groups, config.split)]
     frame = comparison_table(groups, metrics, config.split, reference=reference, baseline=config.baseline)
     settings = _shortened(recipe_lines(groups))
     if config.out is not None:
         out = Path(config.out).expanduser()
         _refuse_existing(out, metrics, overwrite=config.overwrite)
+    _tell_missing([found for of_row in groups.values() for found in of_row], curves=config.out is not None)
     to_terminal(frame, warnings=differences)
     if settings:
         print("\n".join(["The recipes differ in", *(f"  {line}" for line in settings)]))
