@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,16 +19,21 @@ _PREFIX, _SUFFIX = ".", ".tmp"
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
+def whole_file(path: Path, *, by_several: bool = False) -> Iterator[IO[bytes]]:
     """A file to write to that takes its name, in one step, when all of it is on the disk; its folder is made.
 
     A kill meanwhile leaves at most ``.NAME.tmp`` beside it, which the next to write the file replaces.
+
+    Args:
+        path: of the file.
+        by_several: other processes may be writing the same file: the last of them has it. What a kill leaves then goes
+            by :func:`remove_leftovers`.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; what was there before is untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(path)
+    temporary = _temporary(path, f".{secrets.token_hex(4)}" if by_several else "")
     temporary.unlink(missing_ok=True)
     try:
         with temporary.open("wb") as file:
@@ -84,8 +90,8 @@ def remove_leftovers(folder: Path) -> None:
                 temporary.unlink(missing_ok=True)
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f"{_PREFIX}{path.name}{_SUFFIX}")
+def _temporary(path: Path, writer: str = "") -> Path:
+    return path.with_name(f"{_PREFIX}{path.name}{writer}{_SUFFIX}")
 
 
 def _claim(file: IO[bytes]) -> bool:

@@ -5,6 +5,8 @@ of it is used.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.errors import CheckpointError
+from lightning_fl.metrics import GainSummary, MetricSummary
 
 __all__ = ["FIELDS", "PART_FIELDS", "Field", "completed"]
 
@@ -158,6 +161,50 @@ def _is_file_names(value: Any) -> bool:
     )
 
 
+def _is_measured(value: Any) -> bool:
+    """Split -> the latest figures."""
+    return (
+        _maps(value, str, _is_mapping)
+        and value.keys() <= {"metrics", "gains", "evaluated_samples"}
+        and all(map(_is_figures, value.get("metrics", {}).values()))
+        and all(_maps(gains, str, partial(_describes, GainSummary)) for gains in value.get("gains", {}).values())
+        and all(_maps(samples, int, _is_number) for samples in value.get("evaluated_samples", {}).values())
+    )
+
+
+def _is_figures(value: Any) -> bool:
+    """Clients' names, and metrics by their names."""
+    return (
+        isinstance(value, dict)
+        and _lists(value.get("clients"), _anything)
+        and _maps(value.get("of"), str, partial(_describes, MetricSummary))
+    )
+
+
+def _describes(summary: type[GainSummary | MetricSummary], value: Any) -> bool:
+    """Whether a mapping holds what a summary is made of: numbers, and those of the clients."""
+    known = {field.name: field.default is MISSING for field in fields(summary)}
+    return (
+        _maps(value, str, _anything)
+        and {name for name, needed in known.items() if needed} <= value.keys() <= known.keys()
+        and _maps(value["clients"], int, _is_number)
+        and all(
+            part is None or isinstance(part, bool | int | float) for name, part in value.items() if name != "clients"
+        )
+    )
+
+
+def _is_record(value: Any) -> bool:
+    """What the run's record was, and how far its curves were written."""
+    return (
+        _maps(value, str, _anything)
+        and _maps(value.get("summary", {}), str, _anything)
+        and _lists(value.get("unwritten", []), lambda row: _maps(row, str, _anything))
+        and _is_count(value.get("num_rows", 0))
+        and ("unwritten" in value) == ("num_rows" in value)
+    )
+
+
 def _lists(value: Any, fits: Callable[[Any], bool]) -> bool:
     return isinstance(value, list | tuple) and all(map(fits, value))
 
@@ -253,6 +300,8 @@ FIELDS: tuple[Field, ...] = (
         lambda value: _maps(value, int, lambda of: _maps(of, str, _is_text)),
         dict,
     ),
+    Field("measured", "the latest figures by split", _is_measured, dict),
+    Field("record", "a run's record", lambda value: value is None or _is_record(value), None),
 )
 
 #: Of ``NAME.client-I.round-R.ckpt``.

@@ -5,15 +5,29 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-__all__ = ["client_files", "file_names"]
+__all__ = ["MOST_PLAIN_BYTES", "client_files", "file_names", "is_plain_name"]
 
 #: Bytes of a name in UTF-8; file systems take 255, less what is added to it.
 _MOST_BYTES = 100
+#: Of a name that must be a file's as it is.
+MOST_PLAIN_BYTES = 150
 _DIGITS = 8
 #: What Windows takes for a device, whatever follows the first dot.
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 #: The shared models beside which clients' lie.
 _SHARED = r"shared_\d+"
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a file or folder of this name lies in its folder, on any system: no separator, not hidden, not long."""
+    return (
+        not re.search(r"[\x00-\x1f\x7f/\\:]", name)
+        and name == name.strip()
+        and not name.startswith((".", "~"))
+        and not name.endswith(".")
+        and 0 < len(name.encode(errors="replace")) <= MOST_PLAIN_BYTES
+        and not _DEVICES.fullmatch(name)
+    )
 
 
 def client_files(names: Sequence[str]) -> list[str]:

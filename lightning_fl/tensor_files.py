@@ -8,6 +8,7 @@ it is compared, so that a flipped bit is noticed wherever it lies.
 import io
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,7 +67,9 @@ def read_torch(
         packed = _check_archive(path)
         if not (packed or legacy):
             raise _Unreadable("it was not written by torch.save")
-        with torch.serialization.safe_globals(list(known)):
+        with torch.serialization.safe_globals(list(known)), warnings.catch_warnings():
+            # Of a file of pickle's, which is refused: it advises to load it unsafely.
+            warnings.filterwarnings("ignore", "Detected pickle protocol")
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as found:  # damaged bytes lead to anything; none of it comes from code in the file
         raise error(f"{place or path} is damaged or not {what} ({_reason(found)}). {mend}") from found

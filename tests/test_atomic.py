@@ -40,6 +40,18 @@ def test_leftovers_are_removed_but_nothing_that_is_being_written(tmp_path: Path)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["checkpoints", "live.csv"]
 
 
+def test_of_several_writers_at_once_the_last_has_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "features.pt"
+    with whole_file(path, by_several=True) as first:
+        first.write(b"first, ")
+        with whole_file(path, by_several=True) as second:
+            second.write(b"second")
+        assert path.read_bytes() == b"second"
+        first.write(b"whole")
+    assert path.read_bytes() == b"first, whole"
+    assert os.listdir(tmp_path) == ["features.pt"]
+
+
 def test_an_error_leaves_the_old_file_only(tmp_path: Path) -> None:
     write_whole(tmp_path / "a", "before")
 

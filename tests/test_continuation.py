@@ -32,6 +32,12 @@ FAULTS: list[tuple[tuple[str, ...], Any, str]] = [
     (("layout",), [("a", "float32", 10**9, [3])], "its field 'layout' puts 'a' outside of the weights"),
     (("client_files",), {"name": "../last", "token": ""}, "its field 'client_files' is not a name and a token"),
     (("communication",), {"bytes_sent": {0: "x"}}, "its field 'communication' is not an account of bytes"),
+    (("measured",), [], "its field 'measured' is not the latest figures by split"),
+    (("measured", "metrics"), {"val": {"clients": [], "of": {"loss": {}}}}, "its field 'measured' is not the latest"),
+    (("measured", "gains"), {"val": {"loss": 1.0}}, "its field 'measured' is not the latest figures by split"),
+    (("measured", "evaluated_samples"), {"val": {0: "x"}}, "its field 'measured' is not the latest figures by split"),
+    (("record",), 3, "its field 'record' is not a run's record"),
+    (("record",), {"unwritten": [3]}, "its field 'record' is not a run's record"),
     (("callbacks", "DROClientSampling"), {}, "last.ckpt: the checkpoint's state of DROClientSampling is not one of"),
     (("communication",), {"bytes_sent": {}}, "last.ckpt: the checkpoint's state of its models and clients is not one"),
 ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from jsonargparse import ArgumentParser, Namespace
 
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.file_names import file_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +27,11 @@ _FIGURES = ("learning_curves", "client_values", "client_gains", "client_distribu
 _MOST_SETTINGS = 12
 #: In what the runs do not compare, in an error.
 _MOST_DIFFERENCES = 4
+#: What a run cannot be compared by that lacks a file.
+_WITHOUT = {
+    "config.yaml": "started from Python, or the file is lost; settings not known, so no other run is in its row",
+    "metrics.csv": "its curves are not drawn",
+}
 
 
 def add_arguments(parser: ArgumentParser, command: str) -> None:
@@ -103,6 +109,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     if config.out is not None:
         out = Path(config.out).expanduser()
         _refuse_existing(out, metrics, overwrite=config.overwrite)
+    _tell_missing([found for of_row in groups.values() for found in of_row], curves=config.out is not None)
     to_terminal(frame, warnings=differences)
     if settings:
         print("\n".join(["The recipes differ in", *(f"  {line}" for line in settings)]))
@@ -151,6 +158,19 @@ def _read(folder: str, recursive: bool) -> list["FinishedRun"]:
         if count:
             raise ConfigurationError(f"{path} is not a run's folder, {count} runs lie below it: add --recursive.")
     return [FinishedRun.read(path)]
+
+
+def _tell_missing(runs: Sequence["FinishedRun"], *, curves: bool) -> None:
+    """Say which of the runs' files are not there, a line for each kind of file; damaged ones are refused."""
+    from lightning_fl.data.cards.fields import listed
+
+    without = {"config.yaml": [run for run in runs if not run.config]}
+    if curves:
+        without["metrics.csv"] = [run for run in runs if run.rounds is not None and run.curves.empty]
+    for name, found in without.items():
+        if found:
+            folders = listed([str(run.folder) for run in found], most=_MOST_DIFFERENCES)
+            print(f"warning: no {name}, or nothing in it, in {folders}: {_WITHOUT[name]}", file=sys.stderr)
 
 
 def _shortened(lines: list[str]) -> list[str]:
@@ -233,4 +253,5 @@ def _images(name: str, draw: Callable[[], "Figure | None"]) -> dict[str, bytes]:
 
 
 def _file_part(metric: str) -> str:
-    return metric.replace("/", "_")
+    (part,) = file_names([metric.replace("/", "_")])  # as the run's own figures are called
+    return part

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,18 @@ __all__ = ["WATCHING", "FinishedRun", "RunMetric", "find_runs"]
 #: Ends of the names of callbacks that change no result: those that draw, show and measure.
 WATCHING = ("Figure", "Figures", "Curves", "SaveConfig", "ProgressDisplay", "LocalReference")
 
-#: What a run's record holds at least.
+#: What a run's record holds at least, and what else is read of it.
 _RECORD = {"metrics": dict, "data": dict, "data_source": str, "strategy": str, "seed": int, "client_names": list}
+_MORE = {
+    "callbacks": list,
+    "communication": dict,
+    "gains_over_local_training": dict,
+    "interrupted": bool,
+    "rounds": int,
+    "wall_time_seconds": int | float,
+}
+_NUMBER = int | float | None
+_MEND = "copy the run again, or repeat it."
 
 
 @dataclass(frozen=True)
@@ -73,18 +83,9 @@ class FinishedRun:
             raise ConfigurationError(f"{path} is not a folder: give a run's, such as runs/drflm_esol/version_0.")
         if not (path / "summary.json").is_file():
             return cls.read(_last_finished(path))
-        try:
-            summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-            complete = all(isinstance(summary[key], kind) for key, kind in _RECORD.items())
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"{path / 'summary.json'} is damaged ({type(error).__name__}: {error}): copy the run again, or repeat"
-                " it."
-            ) from error
-        if not complete:
-            raise CheckpointError(f"{path / 'summary.json'} is no run's record: copy the run again, or repeat it.")
-        config = load_recipe(path / "config.yaml") if (path / "config.yaml").is_file() else {}
-        return cls(path, summary, config)
+        recipe = path / "config.yaml"
+        is_there = recipe.exists() or recipe.is_symlink()  # whatever it is: reading says what is wrong with it
+        return cls(path, _read_record(path / "summary.json"), load_recipe(recipe) if is_there else {})
 
     @property
     def seed(self) -> int:
@@ -176,12 +177,20 @@ class FinishedRun:
     def curves(self) -> pd.DataFrame:
         """What was logged by round: the column ``step`` (rounds done) and one for each curve; may be empty."""
         path = self.folder / "metrics.csv"
-        if not path.is_file():
+        if not (path.exists() or path.is_symlink()):
             return pd.DataFrame({"step": []})
         try:
-            return pd.read_csv(path)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} is damaged ({error}): copy the run again, or repeat it.") from error
+            if not path.is_file():
+                raise ValueError("it is no file")
+            curves = pd.read_csv(path)
+            if "step" not in curves:
+                raise ValueError("it has no column step")
+            strange = [name for name in map(str, curves) if not pd.api.types.is_numeric_dtype(curves[name])]
+            if strange:
+                raise ValueError(f"not all in its column {strange[0][:40]!r} are numbers")
+        except (OSError, ValueError, OverflowError) as error:
+            raise CheckpointError(f"{path} is damaged ({_reason(error)}): {_MEND}") from error
+        return curves
 
     def curve(self, name: str, split: str = "val") -> pd.DataFrame:
         """One metric by round: ``round``, ``mean``, ``worst`` (NaN where not logged) and ``megabytes``.
@@ -252,8 +261,51 @@ def _is_finished_fit(folder: Path) -> bool:
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         return "rounds" in summary and not summary.get("interrupted", False)
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return True  # damaged: reading it says so
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    """``summary.json`` of a run."""
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged ({_reason(error)}): {_MEND}") from error
+    if not isinstance(summary, dict):
+        raise CheckpointError(f"{path} is no run's record, but a {type(summary).__name__}: {_MEND}")
+    wrong = [key for key, kind in _RECORD.items() if not isinstance(summary.get(key), kind)]
+    wrong += [key for key, kind in _MORE.items() if not isinstance(summary.get(key), kind | None)]
+    for key, inner in (("metrics", "higher_is_better"), ("gains_over_local_training", "clients")):
+        if key not in wrong and not all(map(partial(_is_split, inner=inner), (summary.get(key) or {}).values())):
+            wrong.append(key)
+    if wrong:
+        raise CheckpointError(f"{path} is no run's record, {wrong[0]!r} in it is missing or of another kind: {_MEND}")
+    return summary
+
+
+def _is_split(metrics: Any, inner: str) -> bool:
+    """Whether this is what a record says of a split: metric -> its figures, those of the clients among them."""
+    return isinstance(metrics, dict) and all(
+        isinstance(metric, dict)
+        and inner in metric
+        and isinstance(metric.get("clients"), dict)
+        and all(isinstance(value, _NUMBER) for value in metric["clients"].values())
+        and all(isinstance(metric.get(part), _NUMBER) for part in ("mean", "worst", "best", "std"))
+        for metric in metrics.values()
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Why a file is not read, without the words of the parser's inside."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no text in UTF-8"
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON from line {error.lineno}, column {error.colno}"
+    if isinstance(error, RecursionError):
+        return "its lists lie too deep in each other"
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return " ".join(str(error).removeprefix("Error tokenizing data. C error: ").split())
 
 
 def _number(value: float | None) -> float:

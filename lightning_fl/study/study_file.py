@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from lightning_fl.data.cards.catalogue import did_you_mean
-from lightning_fl.data.cards.fields import is_plain_name
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.file_names import is_plain_name
 from lightning_fl.study.claims import LABEL, STATISTICS, Claim, parse_claim
 from lightning_fl.study.declaration import FULL, Arm, Overrides, Published, Scale, Study, TableLayout
 from lightning_fl.user_yaml import read_yaml

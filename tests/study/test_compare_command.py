@@ -185,6 +185,9 @@ class TestOut:
         Path("file").write_text("")
         code, _, err = compare("--recursive", arms, "--out", "file/out")
         assert code == 2
+        told, err = err.splitlines(keepends=True)
+        folders = "runs/mixed/seed_0/version_0, runs/mixed/seed_1/version_0"
+        assert told == f"warning: no metrics.csv, or nothing in it, in {folders}: its curves are not drawn\n"
         assert err.startswith("error: cannot write to file/out: ")
         assert err.endswith("Free some space or give another folder with --out.\n")
 
@@ -223,10 +226,29 @@ def test_stand_ins_are_labelled(compare, make_run):
     assert pd.read_csv("out/clients.csv")["source"][0] == "stand-in"
 
 
+def test_a_run_whose_settings_are_not_known_is_named(compare, arms, make_run):
+    (arms / "plain" / "seed_0" / "version_0" / "config.yaml").unlink()
+    code, _, err = compare("--recursive", arms)
+    assert code == 0
+    assert err.startswith("warning: no config.yaml, or nothing in it, in runs/plain/seed_0/version_0: started from")
+    assert err.endswith("so no other run is in its row\n")
+    assert err.count("\n") == 1
+
+
+def test_damaged_curves_end_it_before_anything_is_written(compare, arms):
+    path = arms / "plain" / "seed_0" / "version_0" / "metrics.csv"
+    path.write_text("step,val/acc\n1,zero\n")
+    code, out, err = compare("--recursive", arms, "--out", "out")
+    assert (code, out) == (2, "")
+    mend = "copy the run again, or repeat it."
+    assert err == f"error: {path} is damaged (not all in its column 'val/acc' are numbers): {mend}\n"
+    assert not Path("out").exists()
+
+
 def test_a_damaged_run(compare, make_run):
     run = make_run("run", [1.0])
     content = json.loads((run.folder / "summary.json").read_text())
     (run.folder / "summary.json").write_text(json.dumps(content)[:-20])
     code, _, err = compare("run")
     assert code == 2
-    assert err.startswith("error: run/summary.json is damaged (JSONDecodeError")
+    assert err.startswith("error: run/summary.json is damaged (not JSON from line 1, column ")

@@ -1,4 +1,7 @@
+import json
 import math
+import os
+from pathlib import Path
 
 import pytest
 
@@ -82,22 +85,53 @@ class TestRead:
     @pytest.mark.parametrize(
         ("text", "words"),
         [
-            ("{", "JSONDecodeError"),
-            ('{"metrics": {}}', "KeyError: 'data'"),
-            ("[]", "TypeError"),
-            ('{"metrics": 1}', "no run's"),
+            ("{", r"is damaged \(not JSON from line 1, column 2\)"),
+            (b"\xc2PK\0", r"is damaged \(it is no text in UTF-8\)"),
+            pytest.param("[" * 100_000, r"is damaged \(its lists lie too deep in each other\)", id="deep"),
+            ('{"metrics": {}}', "is no run's record, 'data' in it is missing or of another kind"),
+            ("[]", "is no run's record, but a list"),
+            ({"metrics": 1}, "'metrics' in it is missing or of another kind"),
+            ({"metrics": {"test": {"acc": 3}}}, "'metrics' in it is missing or of another kind"),
+            ({"metrics": {"test": {"acc": {"clients": {"a": "x"}, "higher_is_better": True}}}}, "'metrics' in it is"),
+            ({"communication": []}, "'communication' in it is missing or of another kind"),
+            ({"gains_over_local_training": {"test": {"acc": {}}}}, "'gains_over_local_training' in it is missing or"),
         ],
     )
     def test_a_damaged_record(self, tmp_path, text, words):
         (tmp_path / "version_0").mkdir()
-        (tmp_path / "version_0" / "summary.json").write_text(text)
-        with pytest.raises(CheckpointError, match=f"{words}.*: copy the run again, or repeat it"):
+        if isinstance(text, dict):
+            whole = {"data": {}, "data_source": "measured", "strategy": "FedAvg", "seed": 0, "client_names": []}
+            text = json.dumps({"metrics": {}, **whole, **text})
+        content = text if isinstance(text, bytes) else text.encode()
+        (tmp_path / "version_0" / "summary.json").write_bytes(content)
+        with pytest.raises(CheckpointError, match=f"summary.json .*{words}.*: copy the run again, or repeat it"):
             FinishedRun.read(tmp_path)
 
-    def test_damaged_curves(self, make_run):
+    @pytest.mark.parametrize("kind", ["pipe", "link to itself", "folder"])
+    def test_settings_that_are_no_file(self, make_run, kind):
+        run = make_run("version_0", [1.0], config=False)
+        path = run.folder / "config.yaml"
+        {"pipe": os.mkfifo, "link to itself": lambda to: to.symlink_to(to), "folder": Path.mkdir}[kind](path)
+        words = "Too many levels" if kind == "link to itself" else "is a folder, a pipe or a device"
+        with pytest.raises(ConfigurationError, match=f"version_0/config.yaml .*{words}"):
+            FinishedRun.read(run.folder)
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            (b"", "No columns to parse from file"),
+            (b"round\n1\n", "it has no column step"),
+            (b"step,val/acc\n1,0.5\n2,zero\n", "not all in its column 'val/acc' are numbers"),
+            (b"step,val/acc\n1,0.5\n2,0.5,3\n", "Expected 2 fields in line 3, saw 3"),
+            (b"step,val/acc\n1,\xff\n", "it is no text in UTF-8"),
+            (None, "it is no file"),
+        ],
+    )
+    def test_damaged_curves(self, make_run, text, words):
         run = make_run("version_0", [1.0])
-        (run.folder / "metrics.csv").write_text("")
-        with pytest.raises(CheckpointError, match=r"metrics.csv is damaged .*: copy the run again"):
+        path = run.folder / "metrics.csv"
+        os.mkfifo(path) if text is None else path.write_bytes(text)
+        with pytest.raises(CheckpointError, match=rf"metrics.csv is damaged \({words}\): copy the run again"):
             _ = run.curves
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.file_names import MOST_PLAIN_BYTES, is_plain_name
 
 __all__ = [
     "CardFile",
     "did_you_mean",
-    "is_plain_name",
     "listed",
     "read_choice",
     "read_count",
@@ -22,11 +22,6 @@ __all__ = [
     "read_plain_name",
     "read_text",
 ]
-
-
-_MOST_BYTES = 150
-#: What Windows takes for a device.
-_DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -104,25 +99,13 @@ def read_text(entry: Mapping[str, Any], key: str, where: str) -> str:
     return value.strip()
 
 
-def is_plain_name(name: str) -> bool:
-    """Whether a file or folder of this name lies in its folder, on any system: no separator, not hidden, not long."""
-    return (
-        not re.search(r"[\x00-\x1f\x7f/\\:]", name)
-        and name == name.strip()
-        and not name.startswith((".", "~"))
-        and not name.endswith(".")
-        and 0 < len(name.encode(errors="replace")) <= _MOST_BYTES
-        and not _DEVICES.fullmatch(name)
-    )
-
-
 def read_plain_name(entry: Mapping[str, Any], key: str, where: str) -> str:
     """The text under a key, which names a file or folder and cannot leave the one in which that is put."""
     name = read_text(entry, key, where)
     if not is_plain_name(name):
         raise ConfigurationError(
-            f"{where}, {key}={name[:_MOST_BYTES]!r}: it names a file or folder, so give a name without a folder, with"
-            f" none of / \\ : in it, not beginning with . or ~, of at most {_MOST_BYTES} bytes."
+            f"{where}, {key}={name[:MOST_PLAIN_BYTES]!r}: it names a file or folder, so give a name without a"
+            f" folder, with none of / \\ : in it, not beginning with . or ~, of at most {MOST_PLAIN_BYTES} bytes."
         )
     return name
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
-from lightning_fl.data.cache_file import write_cached
+from lightning_fl.atomic import remove_leftovers, whole_file
 from lightning_fl.data.cards.images import ImageCard
 from lightning_fl.data.cards.lookup import dataset_cache, rank_zero_info, rank_zero_warn
 from lightning_fl.data.images.dataset import ImageDataset, read_npz
@@ -80,9 +80,11 @@ def _from_cache(card: ImageCard, listing: FolderListing, cached: Path) -> dict[S
 def _read_and_keep(card: ImageCard, listing: FolderListing, cached: Path) -> dict[Split, ImageDataset]:
     parts = _read_folder(card, listing)
     try:
+        remove_leftovers(cached.parent)
         for older in cached.parent.glob("*.npz"):  # of a folder that has changed since
             older.unlink()
-        write_cached(cached, lambda stream: np.savez(stream, **_arrays(parts)))  # type: ignore[arg-type]
+        with whole_file(cached, by_several=True) as file:  # a process that waits no longer may write it too
+            np.savez(file, **_arrays(parts))  # type: ignore[arg-type]
     except OSError as error:
         _warn_of_cache(cached, error)
     return parts

@@ -13,7 +13,7 @@ from lightning_fl.data.cards.folders import FolderLayout
 from lightning_fl.data.cards.images import ImageCard
 from lightning_fl.errors import DataError
 
-__all__ = ["FolderListing", "list_folder"]
+__all__ = ["FolderListing", "list_folder", "refuse_folders"]
 
 #: How the files of a layout end, and how one gets them again.
 _ENDINGS: dict[FolderLayout, str] = {"leaf": ".json", "class-folders": ".png"}
@@ -66,6 +66,26 @@ def list_folder(card: ImageCard, root: Path) -> FolderListing | None:
     return None
 
 
+def refuse_folders(folder: Path, endings: tuple[str, ...], what: str) -> None:
+    """Refuse folders that are called as a file is, which would be left out.
+
+    Args:
+        folder: all in it and below it is looked at.
+        endings: of the files that are read.
+        what: begins the message.
+
+    Raises:
+        DataError: there is one.
+    """
+    for root, names, _ in os.walk(folder, followlinks=True):
+        for name in names:
+            if name.lower().endswith(endings) and not name.startswith("."):
+                raise DataError(
+                    f"{what}: {Path(root) / name} is a folder, and called as a file is: put the file in its place, or"
+                    " take it away."
+                )
+
+
 def _list(card: ImageCard, folder: Path, way: Mapping[str, tuple[str, ...]]) -> FolderListing:
     assert card.folder is not None
     layout = card.folder.layout
@@ -82,6 +102,7 @@ def _list(card: ImageCard, folder: Path, way: Mapping[str, tuple[str, ...]]) -> 
                 )
             below = _class_folders(card, folder / name, mend) if layout == "class-folders" else [""]
             for entry in below:
+                refuse_folders(folder / name / entry, (_ENDINGS[layout],), f"data set {card.name}")
                 files = _files(folder / name / entry, _ENDINGS[layout])
                 if not files:
                     raise DataError(

@@ -10,6 +10,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from lightning_fl.data.images.dataset import ImageDataset, check_geometry, read_npz, resize_images
 from lightning_fl.data.images.file import read_image_file
+from lightning_fl.data.images.listing import refuse_folders
 from lightning_fl.data.images.transform import Augmentation, ImageTransform, check_transform, transform_batch
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition.sizes import check_fractions
@@ -237,6 +238,8 @@ class ImageFolders(FederatedDataModule):
         # allow_empty: a silo may lack images of a class
         found = {name: places[name] for name in present}
         files = make_dataset(folder, found, IMG_EXTENSIONS, allow_empty=True) if found else []
+        for name in found:
+            refuse_folders(folder / name, IMG_EXTENSIONS, f"silo {silo}")
         if not files:
             raise DataError(
                 f"silo {silo}: no images in the class folders of {folder}: expected files that end in"

@@ -16,7 +16,7 @@ from rich.progress import track
 from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 
-from lightning_fl.data.cache_file import write_cached
+from lightning_fl.atomic import remove_leftovers, whole_file
 from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.data.molecules.featurizer import FEATURIZER_VERSION, MoleculeCodes, encode_smiles
 from lightning_fl.data.molecules.table import INVALID_POLICIES, Invalid, MoleculeTable
@@ -147,7 +147,9 @@ def _load_or_encode(table: MoleculeTable, cache: Path | None) -> MoleculeCodes:
     content = io.BytesIO()  # torch.save says in words of its own what is wrong with a disk
     torch.save(asdict(codes), content)
     try:
-        write_cached(path, lambda stream: stream.write(content.getbuffer()))
+        remove_leftovers(cache)
+        with whole_file(path, by_several=True) as file:
+            file.write(content.getbuffer())
     except OSError as error:
         rank_zero_warn(
             f"cannot keep features in {cache} ({error}), so they are computed in every run: set LIGHTNING_FL_CACHE to "

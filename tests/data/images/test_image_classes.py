@@ -248,6 +248,10 @@ def test_a_folder_that_is_not_complete_is_named(cinic):
     (cinic / "valid" / "truck").mkdir()
     with pytest.raises(DataError, match=r"CINIC-10/valid/truck holds no \.png files: unpack the archive again"):
         find_images(CARD)
+    (cinic / "valid" / "truck" / "0.png").mkdir()
+    with pytest.raises(DataError, match=r"data set cinic10: .*/valid/truck/0.png is a folder, and called as a file is"):
+        find_images(CARD)
+    (cinic / "valid" / "truck" / "0.png").rmdir()
     (cinic / "test" / "plane").mkdir()
     shutil.copy(cinic / "test" / "truck" / "n00_9.png", cinic / "valid" / "truck")
     with pytest.raises(DataError, match=r"CINIC-10/test has folders plane that are none of the classes airplane, auto"):

@@ -163,6 +163,10 @@ def silo(folder, make):
         (lambda folder: (folder / "cat").mkdir(), r"silo odd: no images in the class folders of .*odd: expected files"),
         (lambda folder: None, r"silo odd: no images in the class folders"),
         (
+            lambda folder: (folder / "cat" / "0.PNG").mkdir(parents=True),
+            r"silo odd: .*/cat/0\.PNG is a folder, and called as a file is: put the file in its place",
+        ),
+        (
             lambda folder: (write_npz(folder / "a.npz"), write_npz(folder / "b.npz")),
             r"silo odd: .*odd holds more than one \.npz file",
         ),

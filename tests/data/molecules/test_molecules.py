@@ -11,7 +11,7 @@ from lightning_utilities.core import rank_zero
 from torch.utils.data import Subset
 from torch_geometric.loader import DataLoader
 
-from lightning_fl.data import cache_file
+from lightning_fl import atomic
 from lightning_fl.data.molecules import dataset as molecules
 from lightning_fl.data.molecules.dataset import MoleculeDataset
 from lightning_fl.data.molecules.featurizer import ATOM_DIM, BOND_DIM, encode_smiles
@@ -230,19 +230,19 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
     def full(*_):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(cache_file.os, "replace", full)
+    monkeypatch.setattr(atomic.os, "replace", full)
     with pytest.warns(UserWarning, match="no space left on device"):
         MoleculeDataset(table(SMILES), cache=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path):
-    (old, new) = (tmp_path / "old.tmp", tmp_path / "new.tmp")
-    for path in (old, new):
-        path.write_bytes(b"half")
-    os.utime(old, (0, 0))
-    MoleculeDataset(table(SMILES), cache=tmp_path)
-    assert (old.exists(), new.exists()) == (False, True)
+def test_what_a_killed_process_left_is_removed_and_not_what_is_being_written(tmp_path):
+    (tmp_path / ".a.pt.0123.tmp").write_bytes(b"half")
+    with atomic.whole_file(tmp_path / "b.pt", by_several=True) as file:
+        MoleculeDataset(table(SMILES), cache=tmp_path)
+        file.write(b"whole")
+    assert not list(tmp_path.glob("*.tmp"))
+    assert (tmp_path / "b.pt").read_bytes() == b"whole"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
