@@ -41,10 +41,16 @@ class Laboratory:
         return folder.parent / f"{folder.name}.logs"
 
     def start(
-        self, words: list[str], folder: Path, more: dict[str, str] | None = None, *, real: bool = False
+        self,
+        words: list[str],
+        folder: Path,
+        more: dict[str, str] | None = None,
+        *,
+        real: bool = False,
+        inside: str = ".",
     ) -> Started:
-        """Start ``python WORDS``."""
-        started = self.python.start(words, folder, more, real=real)
+        """Start ``python WORDS`` in a trial's folder, or ``inside`` a folder of it."""
+        started = self.python.start(words, folder, more, real=real, inside=inside)
         with self._lock:
             self._started.append(started)
         return started
