@@ -140,6 +140,6 @@ def _large_png() -> bytes:
     )
 
 
-def executed(folder: Path, temporary: Path) -> bool:
-    """A payload was run by a command, in its folder or among its temporary files."""
-    return any(folder.rglob(MARKER)) or (temporary / MARKER).exists()
+def executed(*folders: Path) -> bool:
+    """A payload was run by a command that worked, or had its temporary files, in these folders."""
+    return any(any(folder.rglob(MARKER)) for folder in folders)
