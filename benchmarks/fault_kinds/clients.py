@@ -17,14 +17,13 @@ import psutil
 import torch
 
 from fault_kinds import peers
+from fault_kinds.damage import MARKER, executed
 from fault_kinds.judging import LIMIT, error_lines
 from fault_kinds.laboratory import Laboratory
 from fault_kinds.outcome import BAD, GOOD, POOR, Outcome
 from fault_kinds.ports import reserved_port
 from fault_kinds.record import differences, summary_of, tensors
 from fault_kinds.warm_python import Started
-
-MARKER = "EXECUTED"
 
 _CLIENT = """
 import itertools, math, sys
@@ -126,7 +125,7 @@ def _client(lab: Laboratory, seed: int, draws: random.Random) -> Outcome:
 
 def _judged(command: Started, folder: Path, names: list[str], case: str, well: bool) -> tuple[str, str, str]:
     """The verdict, the case and the problem; ``well``: exit code 0 is right if all models are sound."""
-    if any(folder.rglob(MARKER)):
+    if executed(folder):
         return BAD, case, "THE PAYLOAD WAS EXECUTED"
     if command.code is None:
         return BAD, case, f"hang: {command.err[-300:]}"
@@ -291,7 +290,7 @@ def _stranger(lab: Laboratory, seed: int, draws: random.Random) -> Outcome:
         caller.join()
         for line in kept:
             line.close()
-    if any(folder.rglob(MARKER)):
+    if executed(folder):
         return Outcome("clients", seed, BAD, case, "THE PAYLOAD WAS EXECUTED")
     if not ended:
         return Outcome("clients", seed, BAD, case, f"hang: {both[0].err[-200:]} / {both[1].err[-200:]}")

@@ -12,7 +12,7 @@ from fault_kinds.laboratory import Laboratory
 from fault_kinds.outcome import BAD, GOOD, POOR, Outcome
 from fault_kinds.small_recipes import recipe, write_recipe
 
-__all__ = ["trial_table"]
+__all__ = ["judge_run", "trial_table"]
 
 _SMILES = ["CCO", "CCCO", "CCN", "CCCCO", "CC(=O)O", "c1ccccc1", "CCOC", "CNC", "CCCl", "CC#N", "CCS", "C1CCCCC1"]
 
@@ -60,12 +60,22 @@ def trial_table(lab: Laboratory, seed: int, draws: random.Random, folder: Path) 
         if verdict == GOOD and must == "works":
             verdict, problem = POOR, f"good input is refused: {problem}"
         return Outcome("inputs", seed, verdict, case, problem)
-    return Outcome("inputs", seed, *_judge_run(command.err, folder, groups, must, words, case))
+    return Outcome("inputs", seed, *judge_run(command.err, folder, groups, must, words, case))
 
 
-def _judge_run(
+def judge_run(
     said: str, folder: Path, groups: list[str], must: str, words: list[str], case: str
 ) -> tuple[str, str, str]:
+    """Verdict, case and problem of a table that was not refused.
+
+    Args:
+        said: to standard error.
+        folder: where it ran.
+        groups: whose clients must be there.
+        must: "works", "fails" or "either".
+        words: one of these is said where it must fail and does not.
+        case: what was done.
+    """
     run = folder / "runs" / "version_0"
     if missing := whole_record(run):
         return BAD, case, missing

@@ -16,6 +16,8 @@ from fault_kinds.outcome import BAD, GOOD, POOR, SKIPPED, Outcome
 from fault_kinds.record import differences, record_of, summary_of, tensors
 from fault_kinds.warm_python import Started
 
+__all__ = ["judge_full_disk", "trial"]
+
 _ERRORS = {
     errno.ENOSPC: "no space left",
     errno.EIO: "input/output error",
@@ -49,7 +51,7 @@ def trial(lab: Laboratory, seed: int) -> Outcome:
     try:
         command = lab.start(program, folder)
         command.wait(LIMIT)
-        verdict, problem = _judged(command, folder, seen.record)
+        verdict, problem = judge_full_disk(command, folder, seen.record)
         if verdict == BAD or (command.code == 0):
             return Outcome("disks", seed, verdict, case, problem)
         if mounted:
@@ -72,7 +74,8 @@ def _mount(folder: Path, options: str) -> bool:
     return done.returncode == 0
 
 
-def _judged(command: Started, folder: Path, expected: dict[str, object]) -> tuple[str, str]:
+def judge_full_disk(command: Started, folder: Path, expected: dict[str, object]) -> tuple[str, str]:
+    """The verdict on a run whose disk failed, and what is wrong with it; ``expected`` is the undisturbed record."""
     if command.code is None:
         return BAD, f"hang: {command.err[-300:]}"
     if command.code < 0:

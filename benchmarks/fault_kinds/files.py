@@ -1,30 +1,23 @@
 """Damaged and hostile files in the place of every file that a command reads."""
 
-import os
-import pickle
 import random
 import shutil
-import struct
-import zipfile
-from collections.abc import Callable
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from fault_kinds.damage import GONE, damage, executed
 from fault_kinds.judging import LIMIT, judge_refusal
 from fault_kinds.laboratory import Laboratory
 from fault_kinds.outcome import BAD, GOOD, Outcome
 from fault_kinds.record import differences, record_of, summary_of, tensors
+from fault_kinds.silo_files import trial_silo
 from fault_kinds.small_recipes import recipe, write_data, write_recipe
 from fault_kinds.warm_python import Started
 
 __all__ = ["trial"]
-
-#: What a payload makes when it is run.
-MARKER = "EXECUTED"
 
 
 class Reading(NamedTuple):
@@ -68,126 +61,6 @@ READINGS = [
     Reading("cells.yaml", ["study", "cells.yaml", "--workers", "1"], False),
     Reading("t.csv", ["fit", "--config", "table.yaml"], False),
 ]
-
-
-class _Payload:
-    def __reduce__(self) -> Any:
-        return os.mkdir, (MARKER,)
-
-
-def _pickled() -> bytes:
-    return pickle.dumps(_Payload())
-
-
-def _saved_by_torch() -> bytes:
-    buffer = BytesIO()
-    torch.save({"state_dict": _Payload(), "lightning_fl_version": "0.1.0"}, buffer)
-    return buffer.getvalue()
-
-
-def _objects() -> bytes:
-    buffer = BytesIO()
-    parts: dict[str, Any] = {
-        name: np.array([_Payload()], dtype=object) for name in ("train_images", "train_labels", "x")
-    }
-    np.savez(buffer, **parts)
-    return buffer.getvalue()
-
-
-def _zip_bomb() -> bytes:
-    """A few hundred kilobytes that announce an array of 300 MB."""
-    buffer = BytesIO()
-    header = BytesIO()
-    shape: dict[str, Any] = {"descr": "|u1", "fortran_order": False, "shape": (300_000_000,)}
-    np.lib.format.write_array_header_1_0(header, shape)
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("train_images.npy", "w") as file:
-        file.write(header.getvalue())
-        for _ in range(300):
-            file.write(bytes(1_000_000))
-    return buffer.getvalue()
-
-
-def _announced() -> bytes:
-    """A zip file whose array's header announces more than any machine has."""
-    buffer, header = BytesIO(), BytesIO()
-    shape: dict[str, Any] = {"descr": "<f8", "fortran_order": False, "shape": (10**15,)}
-    np.lib.format.write_array_header_1_0(header, shape)
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name in ("train_images.npy", "train_labels.npy"):
-            archive.writestr(name, header.getvalue() + bytes(100))
-    return buffer.getvalue()
-
-
-def _flip(content: bytes, draws: random.Random, count: int) -> bytes:
-    changed = bytearray(content)
-    for _ in range(count):
-        changed[draws.randrange(len(changed))] ^= 1 << draws.randrange(8)
-    return bytes(changed)
-
-
-def _zeroed(content: bytes, draws: random.Random) -> bytes:
-    at = draws.randrange(len(content))
-    size = min(len(content) - at, 1 + draws.randrange(512))
-    return content[:at] + bytes(size) + content[at + size :]
-
-
-def _damage(path: Path, others: list[Path], draws: random.Random) -> str:
-    """Damage a file; what was done."""
-    content = path.read_bytes()
-    other = draws.choice([one for one in others if one.read_bytes() != content])
-    changes: dict[str, Callable[[], bytes]] = {
-        "cut": lambda: content[: draws.randrange(len(content))],
-        "cut by one byte": lambda: content[:-1],
-        "empty": lambda: b"",
-        "one bit": lambda: _flip(content, draws, 1),
-        "one bit ": lambda: _flip(content, draws, 1),
-        "hundred bits": lambda: _flip(content, draws, 100),
-        "zeros": lambda: _zeroed(content, draws),
-        "doubled": lambda: content + content,
-        "random bytes": lambda: draws.randbytes(len(content) or 10),
-        f"swapped with {other.name}": other.read_bytes,
-        "text": lambda: b"hello, this is no such file\n",
-        "a pickle with a payload": _pickled,
-        "torch.save with a payload": _saved_by_torch,
-        "npz of objects": _objects,
-        "zip bomb": _zip_bomb,
-        "announces petabytes": _announced,
-        "PNG of a billion pixels": lambda: _large_png(),
-        "deep JSON": lambda: b'{"a":' * 20_000 + b"1" + b"}" * 20_000,
-        "JSON list": lambda: b"[1, 2]",
-        "JSON null": lambda: b"null",
-        "YAML payload": lambda: f"model: !!python/object/apply:os.mkdir [{MARKER}]\n".encode(),
-        "missing": lambda: b"",
-        "a folder": lambda: b"",
-        "a link to itself": lambda: b"",
-        "a pipe": lambda: b"",
-    }
-    how = draws.choice(list(changes))
-    new = changes[how]()
-    if how in ("missing", "a folder", "a link to itself", "a pipe"):
-        path.unlink()
-        if how == "a folder":
-            path.mkdir()
-        elif how == "a link to itself":
-            path.symlink_to(path.name)
-        elif how == "a pipe":
-            os.mkfifo(path)
-    else:
-        path.write_bytes(new)
-        how += "" if new != content else " (the same)"
-    return how.strip()
-
-
-def _large_png() -> bytes:
-    import zlib
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    head = struct.pack(">IIBBBBB", 40_000, 40_000, 8, 0, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
-    )
 
 
 # -- what is there before ----------------------------------------------------------------------------------------
@@ -346,6 +219,9 @@ def _expected(lab: Laboratory, reading: Reading) -> dict[str, Any]:
 def trial(lab: Laboratory, seed: int) -> Outcome:
     """One file, one damage, one command."""
     draws = random.Random(f"files {seed}")
+    of_silos = random.Random(f"files of silos {seed}")
+    if of_silos.random() < 0.1:
+        return trial_silo(lab, seed, of_silos)
     reading = draws.choice(READINGS)
     expected = _expected(lab, reading)
     folder = lab.folder("files", seed)
@@ -354,22 +230,28 @@ def trial(lab: Laboratory, seed: int) -> Outcome:
     path = next((folder / "cache").rglob("*.pt")) if reading.file == "{cache}" else folder / reading.file
     others = [folder / "a.csv", folder / "scans.npz", folder / _LAST, folder / "runs/version_1/models/shared_0.ckpt"]
     others += [folder / "runs/version_1/checkpoints/last.ckpt", folder / "runs/version_1/summary.json"]
-    how = _damage(path, others, draws)
+    how = damage(path, others, draws)
     case = f"{reading.file} {how}; {' '.join(reading.words)}"
     command = _run(lab, folder, reading.words)
-    if any(folder.rglob(MARKER)) or (command.temporary / MARKER).exists():
+    if executed(folder, command.temporary):
         return Outcome("files", seed, BAD, case, "THE PAYLOAD WAS EXECUTED")
     if command.code is None:
         return Outcome("files", seed, BAD, case, "hang")
     if command.code:
-        gone = how in ("missing", "a folder", "a link to itself", "a pipe")
-        names = [path.name, path.stem, path.parent.name if gone else "", "cells" if "study" in reading.words else ""]
+        names = [
+            path.name,
+            path.stem,
+            path.parent.name if how in GONE else "",
+            "cells" if "study" in reading.words else "",
+        ]
         return Outcome("files", seed, *_with_case(judge_refusal(command, folder / "nothing", names), case))
     found = _results(folder, before)
     lines = differences(expected, found)
     said = any(word in command.err for word in (path.name, str(path.parent.name), "sha256"))
     if not lines or said:
         return Outcome("files", seed, GOOD, case, "said" if said else "no effect")
+    if how == "missing" and path.suffix == ".png":
+        return Outcome("files", seed, GOOD, case, "one picture of many fewer")
     if (
         not reading.checked
         and how in ("one bit", "hundred bits", "zeros", "cut", "cut by one byte", "doubled")

@@ -18,11 +18,12 @@ import yaml
 from fault_kinds import csv_inputs
 from fault_kinds.judging import LIMIT, judge_refusal, whole_record
 from fault_kinds.laboratory import Laboratory
+from fault_kinds.named_places import trial_place
 from fault_kinds.outcome import BAD, GOOD, POOR, Outcome
 from fault_kinds.small_recipes import recipe, write_data, write_recipe
 from fault_kinds.warm_python import Started
 
-__all__ = ["trial"]
+__all__ = ["judge_accepted", "trial"]
 
 Path_ = tuple[Any, ...]
 _RECIPES = ("fedavg", "drflm", "coalitions", "tiers", "stacked", "steps", "table")
@@ -40,6 +41,9 @@ def trial(lab: Laboratory, seed: int) -> Outcome:
     """One input."""
     draws = random.Random(f"inputs {seed}")
     folder = lab.folder("inputs", seed)
+    of_places = random.Random(f"places {seed}")
+    if of_places.random() < 0.1:
+        return trial_place(lab, seed, of_places, folder)
     write_data(folder)
     how = draws.choices(
         [_recipe_value, _recipe_key, _recipe_text, csv_inputs.trial_table, _words], [32, 22, 10, 26, 10]
@@ -117,7 +121,7 @@ def _recipe_value(lab: Laboratory, seed: int, draws: random.Random, folder: Path
     if command.code:
         verdict, problem = judge_refusal(command, folder, names, early=not _diverges(path, value))
         return Outcome("inputs", seed, verdict, case, problem)
-    return Outcome("inputs", seed, *_judge_accepted(command, folder, path, before, value, case))
+    return Outcome("inputs", seed, *judge_accepted(command, folder, path, before, value, case))
 
 
 def _diverges(path: Path_, value: Any) -> bool:
@@ -125,9 +129,10 @@ def _diverges(path: Path_, value: Any) -> bool:
     return (isinstance(value, float) and abs(value) > 1e20) or path[-1] in ("learning_rate", "step_size", "tradeoff")
 
 
-def _judge_accepted(
+def judge_accepted(
     command: Started, folder: Path, path: Path_, before: Any, value: Any, case: str
 ) -> tuple[str, str, str]:
+    """Verdict, case and problem of a recipe that was not refused, of which one value was changed."""
     if command.code is None:
         return BAD, case, "hang"
     if missing := whole_record(folder / "runs" / "version_0") if (folder / "runs").is_dir() else "":

@@ -10,6 +10,10 @@ from fault_kinds.warm_python import Started, WarmPython
 __all__ = ["Laboratory"]
 
 
+#: Seconds after its end within which what a command has started has ended, too.
+_GRACE = 10.0
+
+
 class Laboratory:
     """Starts commands and sees that none is left.
 
@@ -41,10 +45,16 @@ class Laboratory:
         return folder.parent / f"{folder.name}.logs"
 
     def start(
-        self, words: list[str], folder: Path, more: dict[str, str] | None = None, *, real: bool = False
+        self,
+        words: list[str],
+        folder: Path,
+        more: dict[str, str] | None = None,
+        *,
+        real: bool = False,
+        inside: str = ".",
     ) -> Started:
-        """Start ``python WORDS``."""
-        started = self.python.start(words, folder, more, real=real)
+        """Start ``python WORDS`` in a trial's folder, or ``inside`` a folder of it."""
+        started = self.python.start(words, folder, more, real=real, inside=inside)
         with self._lock:
             self._started.append(started)
         return started
@@ -63,7 +73,8 @@ class Laboratory:
         with self._lock:
             mine = [one for one in self._started if one._out.parent == self.logs(folder)]
             self._started = [one for one in self._started if one not in mine]
-        left = [pid for one in mine for pid in one.session()]
+        # Servers that a command has started end when they find that it is gone.
+        left = [pid for one in mine if not one.all_ended(_GRACE) for pid in one.session()]
         for one in mine:
             one.kill_all()
         if not self.keep:

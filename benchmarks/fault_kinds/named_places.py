@@ -32,7 +32,7 @@ def trial_place(lab: Laboratory, seed: int, draws: random.Random, folder: Path) 
     before = set(folder.rglob("*"))
     commands = [words] if place != "label" else [["fit", "--config", "r.yaml"], words]
     for each in commands:
-        command = lab.start(["-m", "lightning_fl", *each], here)
+        command = lab.start(["-m", "lightning_fl", *each], folder, inside="deep/er")
         command.wait(LIMIT)
     outside = [
         path

@@ -1,4 +1,7 @@
-"""Two machines with folders of their own, one of which is lost: the other ends, naming it, and both can go on."""
+"""Two machines with folders of their own, one of which is lost: the other ends, naming it, and both can go on.
+
+At times one or both are killed once more while they go on.
+"""
 
 import json
 import random
@@ -74,6 +77,17 @@ def undisturbed(lab: Laboratory) -> tuple[dict[str, Any], float]:
     return lab.once("peers", make)
 
 
+def go_on(lab: Laboratory, folder: Path, *more: str) -> list[Started]:
+    """Both machines go on to the end, or begin anew where no checkpoint was saved yet."""
+    with reserved_port() as port:
+        both = start(lab, folder, port, "--ckpt-path", "last", *more)
+        if all(one.wait(BOUND) for one in both) and all("no last.ckpt" in one.err for one in both):
+            both = start(lab, folder, port, *more)
+        for one in both:
+            one.wait(BOUND)
+    return both
+
+
 def trial(lab: Laboratory, seed: int) -> Outcome:
     """One machine killed or stopped at a random moment."""
     draws = random.Random(f"peers {seed}")
@@ -96,20 +110,28 @@ def trial(lab: Laboratory, seed: int) -> Outcome:
             both[lost].send(signal.SIGCONT)
         if not both[lost].wait(BOUND):
             return Outcome("peers", seed, BAD, case, f"the lost one hangs: {both[lost].err[-400:]}")
-    problem = _problem(other, number, lost)
-    with reserved_port() as port:
-        both = start(lab, folder, port, "--ckpt-path", "last")
-        if all(one.wait(BOUND) for one in both) and all("no last.ckpt" in one.err for one in both):
-            both = start(lab, folder, port)
-        if not all(one.wait(BOUND) for one in both) or any(one.code for one in both):
-            errors = " / ".join(one.err[-300:] for one in both)
-            return Outcome("peers", seed, BAD, case, f"does not go on: {errors}")
+    problem = judge_survivor(other, number, lost)
+    if draws.random() < 0.4:
+        again, moment = draws.choice([[0], [1], [0, 1]]), draws.random() * seconds
+        case += f"; SIGKILL to {' and '.join(map(str, again))} {moment:.2f} s after going on"
+        with reserved_port() as port:
+            both = start(lab, folder, port, "--ckpt-path", "last")
+            both[again[0]].wait(moment)
+            for node in again:
+                both[node].send(signal.SIGKILL)
+            if not all(one.wait(BOUND) for one in both):
+                return Outcome("peers", seed, BAD, case, f"hang: {both[0].err[-300:]} {both[1].err[-300:]}")
+    both = go_on(lab, folder)
+    if not all(one.wait(0) for one in both) or any(one.code for one in both):
+        errors = " / ".join(one.err[-300:] for one in both)
+        return Outcome("peers", seed, BAD, case, f"does not go on: {errors}")
     if lines := differences(expected, record(folder)):
         return Outcome("peers", seed, BAD, case, summary_of(lines))
     return Outcome("peers", seed, POOR if problem else GOOD, case, problem, {"other_ended_after": round(bound, 2)})
 
 
-def _problem(other: Started, number: int, lost: int) -> str:
+def judge_survivor(other: Started, number: int, lost: int) -> str:
+    """What is wrong with the end of the machine that was not lost; empty if nothing is."""
     if other.code == 0:
         return ""  # it had ended, or had no more need of the lost one
     if "Traceback" in other.err:

@@ -125,9 +125,15 @@ class WarmPython:
         return own | {"OMP_NUM_THREADS": "1", "LIGHTNING_FL_OFFLINE": "1", **(more or {})}
 
     def start(
-        self, words: list[str], folder: Path, more: dict[str, str] | None = None, *, real: bool = False
+        self,
+        words: list[str],
+        folder: Path,
+        more: dict[str, str] | None = None,
+        *,
+        real: bool = False,
+        inside: str = ".",
     ) -> Started:
-        """Start ``python WORDS`` in a folder, as a fork or as a process of its own."""
+        """Start ``python WORDS`` in a folder or ``inside`` one of it, as a fork or as a process of its own."""
         with self._lock:
             self._count += 1
             name = f"command_{self._count}"
@@ -143,7 +149,7 @@ class WarmPython:
                 process = subprocess.Popen(
                     [self.python, *words],
                     env=environment,
-                    cwd=folder,
+                    cwd=folder / inside,
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
@@ -153,7 +159,7 @@ class WarmPython:
                 started._process = process
                 return started
             ours, theirs = os.pipe()
-            request = {"words": words, "environment": environment, "folder": str(folder), "cores": None}
+            request = {"words": words, "environment": environment, "folder": str(folder / inside), "cores": None}
             with self._lock:
                 line = json.dumps(request).encode() + b"\n"
                 socket.send_fds(self._channel, [line[:60000]], [out, err, theirs])
