@@ -35,9 +35,18 @@ def test_no_file_stays_and_its_lines_are_known(tmp_path, monkeypatch):
 
 
 @pytest.mark.processes
-def test_nothing_stays_of_what_is_constructed_and_never_run(tmp_path, start_warm):
-    code = f"import tempfile\ntempfile.tempdir = {str(tmp_path)!r}\nimport lightning_fl.run\n"
-    code += "from torch_geometric.nn import SGConv\nSGConv(2, 2)\nraise KeyboardInterrupt"
-    ended = start_warm("-c", code).end()
-    assert "KeyboardInterrupt" in ended.err
+@pytest.mark.parametrize(("end", "code"), [("raise KeyboardInterrupt", -2), ("kill(getpid(), 15)", 143)])
+def test_nothing_stays_of_what_is_constructed_and_never_run(end, code, tmp_path, start_warm):
+    lines = f"""
+import sys, tempfile
+from os import getpid, kill
+tempfile.tempdir, sys.dont_write_bytecode = {str(tmp_path)!r}, False
+import lightning_fl.run
+from lightning_fl.engine.interrupt import ends_at_once
+from torch_geometric.nn import SGConv
+ends_at_once()
+SGConv(2, 2)
+{end}
+"""
+    assert start_warm("-c", lines).end().code in (code, 1 if code < 0 else code)
     assert list(tmp_path.iterdir()) == []

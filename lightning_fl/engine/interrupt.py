@@ -19,6 +19,8 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Protocol
 
+from lightning_fl.generated_modules import remove_generated_files
+
 __all__ = [
     "InterruptGuard",
     "Interrupted",
@@ -197,6 +199,8 @@ def _exit(number: int) -> NoReturn:
     for child in _THIS.children:
         with contextlib.suppress(OSError):
             child.kill()
+    with contextlib.suppress(OSError):
+        remove_generated_files()
     if _speaks():
         _say("interrupted")
     os._exit(128 + number)
