@@ -1,5 +1,7 @@
 """Files of code that PyG writes into the temporary folder for every kind of message passing layer, and leaves there."""
 
+import atexit
+import contextlib
 import linecache
 import sys
 import tempfile
@@ -25,3 +27,9 @@ def remove_generated_files() -> None:
         linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
         for path in filter(None, (file, getattr(module, "__cached__", None))):
             Path(path).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it was not made, or others have something there
+            (folder / "__pycache__").rmdir()
+
+
+# What is constructed and never run.
+atexit.register(remove_generated_files)

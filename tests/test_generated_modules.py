@@ -4,6 +4,7 @@ import inspect
 import sys
 import tempfile
 
+import pytest
 import torch
 from torch_geometric.nn import MessagePassing
 
@@ -20,13 +21,32 @@ class Sum(MessagePassing):
 
 def test_no_file_stays_and_its_lines_are_known(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     sys.modules.pop(f"{Sum.__module__}_Sum_propagate", None)
     layer = Sum()
     assert list(tmp_path.glob("*_Sum_propagate_*.py"))
     remove_generated_files()
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert list(tmp_path.iterdir()) == []
     assert "def propagate" in inspect.getsource(sys.modules[layer.propagate.__module__])
     edges = torch.tensor([[0, 1], [1, 1]])
     assert layer(torch.tensor([[1.0], [2.0]]), edges).tolist() == [[0.0], [3.0]]
     assert Sum()(torch.tensor([[1.0], [2.0]]), edges).tolist() == [[0.0], [3.0]]
     remove_generated_files()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("end", "code"), [("raise KeyboardInterrupt", -2), ("kill(getpid(), 15)", 143)])
+def test_nothing_stays_of_what_is_constructed_and_never_run(end, code, tmp_path, start_warm):
+    lines = f"""
+import sys, tempfile
+from os import getpid, kill
+tempfile.tempdir, sys.dont_write_bytecode = {str(tmp_path)!r}, False
+import lightning_fl.run
+from lightning_fl.engine.interrupt import ends_at_once
+from torch_geometric.nn import SGConv
+ends_at_once()
+SGConv(2, 2)
+{end}
+"""
+    assert start_warm("-c", lines).end().code in (code, 1 if code < 0 else code)
+    assert list(tmp_path.iterdir()) == []

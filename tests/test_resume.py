@@ -15,6 +15,7 @@ from tiny import TinyClients, TinyModule
 
 from lightning_fl import CheckpointError, FederatedTrainer
 from lightning_fl.callbacks import Callback, FineTuning, ModelCheckpoint, PersonalLayers
+from lightning_fl.errors import LostPeerError
 
 ROUNDS = 6
 
@@ -257,3 +258,31 @@ def test_a_checkpoint_that_keeps_the_best_round_in_one_place_still_resumes(tmp_p
     for path in Path(resumed.log_dir).glob("models/*.ckpt"):
         found, expected = torch.load(path, weights_only=True)["state_dict"], kept[path.name]["state_dict"]
         assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+class LosesARank(Callback):
+    """In round 3, when this rank has heard of a checkpoint of round 9 that rank zero did not come to write."""
+
+    def __init__(self, removed: bool) -> None:
+        self.removed = removed
+
+    def on_client_end(self, trainer: FederatedTrainer, client: int) -> None:
+        if trainer.current_round == 2:
+            trainer.callback(ModelCheckpoint).last_round = 9
+            if self.removed:
+                (Path(trainer.log_dir) / "checkpoints" / "last.ckpt").unlink(missing_ok=True)
+            raise LostPeerError("rank 1 (b) is gone.")
+
+
+@pytest.mark.parametrize(
+    ("removed", "said"),
+    [
+        (False, r"rank 1 \(b\) is gone\. To go on from round 2, start all ranks again with --ckpt_path .*last\.ckpt\."),
+        (True, r"rank 1 \(b\) is gone\. No checkpoint of this run is there to go on from: begin anew\."),
+    ],
+)
+def test_after_a_lost_rank_the_round_to_go_on_from_is_that_of_the_file(
+    removed: bool, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(LostPeerError, match=said):
+        run(tmp_path, extra=[LosesARank(removed)])

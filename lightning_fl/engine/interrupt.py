@@ -19,6 +19,8 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Protocol
 
+from lightning_fl.generated_modules import remove_generated_files
+
 __all__ = [
     "InterruptGuard",
     "Interrupted",
@@ -143,6 +145,8 @@ class _Process:
         self.guard: InterruptGuard | None = None
         #: Whoever is to be killed before this process ends without a word.
         self.children: list[Child] = []
+        #: The calls around what ends: in a worker of ``multiprocessing``, say, whose own code is not interrupted.
+        self.around: set[FrameType] = set()
         #: A command or a run answers signals, and within a run.
         self.answers = False
         self.runs = False
@@ -181,7 +185,7 @@ def end(number: int, frame: FrameType | None) -> None:
 
 def _delicate(frame: FrameType | None) -> str:
     """The delicate module that a frame is inside of, if any."""
-    while frame is not None:
+    while frame is not None and frame not in _THIS.around:
         name = str(frame.f_globals.get("__name__", ""))
         top = name.partition(".")[0]
         if top in _DELICATE or name in _OWN_DELICATE:
@@ -195,6 +199,8 @@ def _exit(number: int) -> NoReturn:
     for child in _THIS.children:
         with contextlib.suppress(OSError):
             child.kill()
+    with contextlib.suppress(OSError):
+        remove_generated_files()
     if _speaks():
         _say("interrupted")
     os._exit(128 + number)
@@ -233,7 +239,7 @@ def ends_on_signals() -> Iterator[None]:
     if _THIS.answers:
         yield
         return
-    _THIS.answers = True
+    _THIS.answers, _THIS.around = True, set(_calls())
     plain = [number for number in _SIGNALS if signal.getsignal(number) in _PLAIN]
     hook = sys.unraisablehook
     sys.unraisablehook = partial(_raised_in_vain, hook)
@@ -241,8 +247,16 @@ def ends_on_signals() -> Iterator[None]:
         with _handled_by(end, [] if hasattr(sys, "ps1") else plain):
             yield
     finally:
-        _THIS.answers, _THIS.end = False, None
+        _THIS.answers, _THIS.end, _THIS.around = False, None, set()
         sys.unraisablehook = hook
+
+
+def _calls() -> Iterator[FrameType]:
+    """The frames of the calls that are at work, from within."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _raised_in_vain(otherwise: Callable[[Any], Any], what: Any) -> None:

@@ -134,10 +134,7 @@ class Peers:
         first = (str(symptom).splitlines() or [type(symptom).__name__])[0]
         timed_out = "imed out" in first or "timeout" in first.lower()
         if timed_out and self._error is None and (late := self._late()):
-            return TrainingError(
-                f"{late} in the time that trainer.timeout allows: raise it if turns or evaluations take longer, or look"
-                " what keeps that rank."
-            )
+            return TrainingError(late)
         with self._changed:
             for patience, enough in ((1.0, False), (_PATIENCE, True)):  # who has left may not be who failed
                 self._changed.wait_for(partial(self._knows, enough), patience)
@@ -153,7 +150,7 @@ class Peers:
         return TrainingError(f"the connection to another rank broke: {first}")
 
     def _late(self) -> str:
-        """Who, of those that this rank is connected to, is still at work, or does not answer at all."""
+        """Who, of those that this rank is connected to, is still at work, or does not answer at all, in sentences."""
         with self._changed:
             self._answers.clear()
         asked = sorted(self._open)
@@ -163,11 +160,18 @@ class Peers:
             answers = dict(self._answers)
         silent = [self.name(rank) for rank in asked if rank not in answers]
         busy = [self.name(rank) for rank in asked if not answers.get(rank, True)]
-        parts = [f"{', '.join(silent)} did not answer: stopped, or its machine hangs; nobody heard of it"] * bool(
-            silent
-        )
-        parts += [f"{', '.join(busy)} was still at work and did not come to an exchange"] * bool(busy)
-        return "; ".join(parts)
+        said = []
+        if silent:
+            said.append(
+                f"{', '.join(silent)} did not come to an exchange in the time that trainer.timeout allows, and does not"
+                " answer: its process is stopped or hangs, or its machine does."
+            )
+        if busy:
+            said.append(
+                f"{', '.join(busy)} was still at work and did not come to an exchange in the time that trainer.timeout"
+                " allows: raise it if turns or evaluations take longer, or look what keeps that rank."
+            )
+        return " ".join(said)
 
     def _knows(self, of_leaving: bool) -> bool:
         return self._error is not None or (of_leaving and bool(self._left))

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from lightning_fl.engine.interrupt import ends_with_this_process
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.study.cells import Cell
 from lightning_fl.study.forked import check_settings, run_cell, start_worker
@@ -52,6 +54,17 @@ class _Job:
     began: float
 
 
+class _Server:
+    """The process from which workers are forked; it would import to its end, for seconds, after the study is gone."""
+
+    def kill(self) -> None:
+        """End it at once, if it runs."""
+        pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
 class Workers:
     """Processes that run cells.
 
@@ -74,6 +87,7 @@ class Workers:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["lightning_fl.study.warm"])
         self._jobs: list[_Job] = []
+        ends_with_this_process(_Server())
 
     def check(self, cells: Sequence[Cell]) -> None:
         """Parse and instantiate one cell of every variant: a fault in the last is known before the first is run.
@@ -90,6 +104,10 @@ class Workers:
                 faults = list(executor.map(check_settings, [cell.words() for cell in firsts]))
             except BrokenProcessPool as error:
                 raise ConfigurationError(f"the recipes cannot be checked: a worker died ({error}).") from error
+            except KeyboardInterrupt:  # there is nothing to wait for
+                _Server().kill()
+                executor.shutdown(wait=False, cancel_futures=True)
+                raise
         said = [
             f"{cell.name.rpartition(', ')[0]}: {line}"
             for cell, fault in zip(firsts, faults, strict=True)
@@ -146,7 +164,12 @@ class Workers:
         resumed = cell.resumable()
         cell.note_start(resumed, commit)
         process = self._context.Process(target=run_cell, args=(cell.words(), cell.log), name=cell.name)
-        process.start()
+        try:
+            process.start()
+        except (EOFError, OSError):
+            if self.interrupted_by:  # a signal to all processes at once has ended the server
+                return
+            raise
         self._jobs.append(_Job(cell, process, time.monotonic()))
         if self.interrupted_by:  # meanwhile
             process.terminate()

@@ -155,3 +155,12 @@ def test_stopped_and_killed_it_goes_on_and_runs_nothing_twice(tiny, command):
     assert "cells," not in out
     assert Path("out/table.md").read_text() == before
     assert [attempts(cell) for cell in cells("out")] == [[False, True], [False, True], [False]]
+
+
+def test_a_signal_while_recipes_are_checked_ends_the_study_and_what_it_started(tiny):
+    process = study(declare(seeds=[0, 1], arms={"a": "tiny.yaml"}), "--workers", "2", "--out", "out")
+    process.until_it_prints("0 done")
+    process.send_signal(signal.SIGINT)
+    code, _, err = process.end()  # of the server too, which shares its output
+    assert (code, err) == (130, "interrupted\n")
+    assert not list(Path("out").glob("cells/*/version_*"))

@@ -58,6 +58,22 @@ def test_nothing_is_raised_inside_of_a_queue():
     assert inside == ["whole"]
 
 
+def test_what_is_around_a_command_does_not_delay_it():
+    code = "def work(run):\n    run()\n"
+    multiprocessing = {"__name__": "multiprocessing.process"}
+    exec(code, multiprocessing)
+
+    def command():
+        with ends_on_signals():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        multiprocessing["work"](command)
+    assert time.monotonic() - began < 0.9  # after a second it is raised anywhere
+
+
 def test_what_is_raised_while_an_object_is_taken_apart_is_raised_again(capfd):
     class Noisy:
         def __del__(self):
@@ -92,13 +108,14 @@ from lightning_fl.engine import interrupt
 from lightning_fl.strategies.fork_launcher import ForkedProcess
 pid = os.fork()
 if not pid:
+    signal.alarm(60)
     signal.pause()
 interrupt._LAST_RESORT = 0.3
 interrupt.ends_with_this_process(ForkedProcess(pid))
 with interrupt.ends_on_signals(), interrupt.signals_of_a_run(), interrupt.InterruptGuard():
-    print("here", flush=True)
     # as a queue: should a signal come before it waits, nothing is raised either
-    exec("wait(['never'], limit)", {"__name__": "queue", "wait": HashStore().wait, "limit": timedelta(seconds=600)})
+    names = {"__name__": "queue", "wait": HashStore().wait, "limit": timedelta(seconds=600)}
+    exec("print('here', flush=True); wait(['never'], limit)", names)
 """
 
 
