@@ -22,7 +22,7 @@ from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.hooks import overrides
 from lightning_fl.engine.turn.compilation import compile_faults
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.lightning_types import AnyModule
+from lightning_fl.lightning_types import AnyModule, is_overridden
 from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.strategies.federated import FederatedStrategy
 
@@ -266,8 +266,8 @@ def check_settings(settings: dict[str, Any]) -> None:
         raise ConfigurationError(" ".join(faults))
 
 
-def check_arguments(module: object, datamodule: object) -> None:
-    """Refuse a model or data of the wrong kind, with the way to wrap them."""
+def check_arguments(module: object, datamodule: object, stage: str) -> None:
+    """Refuse a model or data of the wrong kind, with the way to wrap them, and to fit a module that is not complete."""
     if not isinstance(module, AnyModule):
         raise ConfigurationError(
             f"the model is a {type(module).__name__}: give a lightning.pytorch.LightningModule, or one of"
@@ -278,3 +278,6 @@ def check_arguments(module: object, datamodule: object) -> None:
             f"the data are a {type(datamodule).__name__}: wrap a LightningDataModule or data set in"
             " lightning_fl.Partitioned, or one data module per silo in lightning_fl.Silos."
         )
+    for name in ("training_step", "configure_optimizers") if stage == "fit" else ():
+        if not is_overridden(name, module):
+            raise ConfigurationError(f"{type(module).__name__} defines no {name}, which training needs: define it.")

@@ -211,7 +211,7 @@ def _set_up(
     factory = BatchFactory(datamodule, fabric.device, settings.channels_last, trainer.hooks)
     trainer.batch_factory = factory
     module: LightningModule = steps.module
-    check_arguments(module, datamodule)
+    check_arguments(module, datamodule, stage)
     steps.check(fabric.device)
     trainer.call("setup", stage)
     around = Surroundings(

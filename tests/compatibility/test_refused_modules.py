@@ -51,3 +51,11 @@ def test_other_compiled_modules_are_refused(tmp_path: Path) -> None:
 def test_what_is_no_lightning_module_is_refused(model: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=rf"the model is a {type(model).__name__}: give a lightning.pytorch"):
         federated_trainer(tmp_path, max_rounds=1).fit(model, Clients())
+
+
+@pytest.mark.parametrize("missing", ["training_step", "configure_optimizers"])
+def test_a_fit_needs_a_whole_module_and_a_test_does_not(missing: str, tmp_path: Path) -> None:
+    incomplete = type("Incomplete", (Linear,), {missing: getattr(pl.LightningModule, missing)})()
+    with pytest.raises(ConfigurationError, match=f"Incomplete defines no {missing}, which training needs: define it"):
+        federated_trainer(tmp_path).fit(incomplete, Clients())
+    federated_trainer(tmp_path).validate(incomplete, Clients())
