@@ -63,7 +63,6 @@ class InterruptGuard:
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
-        self.received = 0
         self._process = os.getpid()
         self._handlers = contextlib.ExitStack()
 
@@ -87,6 +86,7 @@ class InterruptGuard:
         elif self.signal_number is not None:
             end(number, frame)
         else:
+            _THIS.answered += 1
             self.signal_number = number
             if _speaks():
                 name = signal.Signals(number).name
@@ -150,6 +150,9 @@ class _Process:
         #: A command or a run answers signals, and within a run.
         self.answers = False
         self.runs = False
+        #: Signals of a run: those that came, and those that the main thread has answered.
+        self.received = 0
+        self.answered = 0
 
 
 _THIS = _Process()
@@ -169,6 +172,7 @@ def end(number: int, frame: FrameType | None) -> None:
     Raises:
         Interrupted: always, but now or later.
     """
+    _THIS.answered += 1
     ending = begin_end(number)
     again, ending.asked_again = ending.asked_again, False
     if ending.raised:
@@ -327,6 +331,7 @@ def signals_of_a_run() -> Iterator[None]:
         writing.close()
         yield
         return
+    _THIS.received = _THIS.answered = 0
     watcher = threading.Thread(target=_watch, args=(reading,), name="signals", daemon=True)
     watcher.start()
     _THIS.runs = True
@@ -343,10 +348,15 @@ def signals_of_a_run() -> Iterator[None]:
 def _watch(reading: socket.socket) -> None:
     while numbers := reading.recv(64):
         for number in numbers:
+            if number not in _SIGNALS:
+                continue
+            _THIS.received += 1
+            waiting = _THIS.received - _THIS.answered
+            if waiting <= 0:  # the main thread was faster, and may have left the guard that answered
+                continue
             guard, handler = _THIS.guard, signal.getsignal(number)
             if guard is not None and handler == guard.note:
-                guard.received += 1
-                if guard.received > 1:
+                if guard.signal_number is not None or waiting > 1:
                     begin_end(number)
             elif handler is end:
                 begin_end(number)

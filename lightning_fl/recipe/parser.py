@@ -61,8 +61,10 @@ class _RecipeFile(ActionConfigFile):
     def __call__(self, parser: ArgumentParser, cfg: Namespace, values: str, option_string: str | None = None) -> None:
         path = find_recipe(values)
         text = dump_yaml(with_strategy_class(load_recipe(path)))  # read in our way, whatever the file's encoding
-        with Path(os.fspath(path), mode="fr").relative_path_context():
+        file = Path(os.fspath(path), mode="fr")
+        with file.relative_path_context():
             super().__call__(parser, cfg, text, option_string)
+        cfg[self.dest][-1] = file
 
 
 def add_arguments(parser: ArgumentParser, command: str, *, own_modules: bool = True) -> None:

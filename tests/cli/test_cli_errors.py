@@ -70,7 +70,7 @@ import pytest
             ["trainer.logger: Multiple subclasses with name CSVLogger. Give the full class path to avoid ambiguity: "],
         ),
         ("--trainer.max_rounds 0", ["trainer.max_rounds=0: give a number of at least 1."]),
-        ("--model.dropout 3", ["MoleculeModel: dropout=3.0: give a number from 0 to below 1."]),
+        ("--model.dropout 3", ["MoleculeModel.dropout=3.0: give a number from 0 to below 1."]),
         ("--trainer.callbacks+=LocalMixup --trainer.callbacks.alpha -1", ["LocalMixup.alpha=-1.0: give a number"]),
         ("--ckpt_path none.ckpt", ["none.ckpt: there is no such checkpoint. Give a file, or 'last' or 'best'."]),
         ("--config esl.yaml", ["no recipe 'esl.yaml': there is neither such a file nor a shipped recipe of this name"]),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from processes import start
 
+from lightning_fl.engine import interrupt
 from lightning_fl.engine.interrupt import InterruptGuard, ends_on_signals
 
 
@@ -23,6 +24,25 @@ def test_the_first_signal_is_noted_and_the_second_is_not_held_back(number, capfd
             os.kill(os.getpid(), number)
             signal.sigtimedwait([], 1)
     assert {each: signal.getsignal(each) for each in InterruptGuard.signals} == before
+
+
+def test_a_signal_that_a_guard_has_answered_ends_nothing_later(monkeypatch):
+    """The thread that sees signals may come to one of them when the guard of the rounds is gone."""
+    held = threading.Event()
+    watch = interrupt._watch
+
+    def late(reading):
+        held.wait()
+        watch(reading)
+
+    monkeypatch.setattr(interrupt, "_watch", late)
+    with ends_on_signals():
+        with interrupt.signals_of_a_run():
+            with InterruptGuard() as guard:
+                os.kill(os.getpid(), signal.SIGTERM)
+                assert guard.signal_number == signal.SIGTERM
+            held.set()
+        assert interrupt._THIS.end is None
 
 
 def test_handlers_are_put_back_after_an_error():
