@@ -14,6 +14,9 @@ from fault_kinds.record import differences, record_of, summary_of
 from fault_kinds.small_recipes import recipe, write_data, write_recipe
 from fault_kinds.warm_python import Started
 
+#: A user's, which torch makes at the first step of an optimiser and uses again in every run.
+_CACHE_OF_TORCH = "torchinductor_"
+
 __all__ = ["RECIPES", "Undisturbed", "finished_run", "go_on", "settle", "undisturbed", "words", "write"]
 
 RECIPES = ("fedavg", "drflm", "coalitions", "tiers", "stacked", "steps", "table")
@@ -197,7 +200,8 @@ def compared(command: Started, folder: Path, seen: Undisturbed, case: str) -> tu
     if run is None:
         return BAD, case, "exit 0 without summary.json"
     lines = differences(seen.record, record_of(run))
-    lines += [f"left in TMPDIR: {path.name}" for path in command.temporary.iterdir()]
+    left = [path.name for path in command.temporary.iterdir() if not path.name.startswith(_CACHE_OF_TORCH)]
+    lines += [f"left in TMPDIR: {name}" for name in left]
     lines += [f"left in /dev/shm: {path.name}" for path in Path("/dev/shm").glob("torch_*")]
     return (BAD if lines else GOOD), case, summary_of(lines)
 
