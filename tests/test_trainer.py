@@ -249,6 +249,22 @@ def test_a_skipped_client_is_left_out_and_the_rest_renormalised() -> None:
     torch.testing.assert_close(weights_of(module), weights_of(expected), rtol=1e-6, atol=1e-7)
 
 
+def test_what_a_skipped_client_did_to_the_module_is_undone() -> None:
+    class Widens(TinyModule):
+        def on_train_epoch_end(self) -> None:
+            if self.trainer.client == 1:
+                self.linear.weight = torch.nn.Parameter(torch.zeros(1, 9))
+
+    module, expected = Widens(), FailsAt(1, "nan")
+    with pytest.warns(
+        UserWarning, match=r"client 1 \(client_1\) is left out of round 3: TrainingError: 'linear.weight'"
+    ):
+        trainer(on_client_error="skip").fit(module, TinyClients())
+    with pytest.warns(UserWarning, match="left out of round 1"):
+        trainer(on_client_error="skip").fit(expected, TinyClients())
+    assert all(torch.equal(own, other) for own, other in zip(weights_of(module), weights_of(expected), strict=True))
+
+
 def test_all_clients_failing_stops_the_run_even_when_skipping() -> None:
     class Never(TinyModule):
         def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:

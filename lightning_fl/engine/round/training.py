@@ -283,6 +283,7 @@ def _train_cohort(
             reports[place] = _hand_over(loop, participant, turn, report, hand_over)
         except Exception as error:
             reports[place] = ClientReport(error=_in_words(loop, error))
+            loop.flat.restore()  # for the clients after it
             failure = error if loop.settings.on_client_error == "fail" else None
             if failure is not None and loop.processes.several:  # the others do not finish their turns for it
                 _judge_failures(loop, cohort, {place: reports[place]}, failure)

@@ -256,6 +256,13 @@ class FlatModule:
                     slot.owner[slot.key] = slot.tensor
         return self.weights
 
+    def restore(self) -> None:
+        """Put the module's own parameters and buffers back where user code left others, which need not fit."""
+        for slot in self._slots:
+            if not slot.holds(slot.owner.get(slot.key)):
+                slot.tensor.data = slot.view
+                slot.owner[slot.key] = slot.tensor
+
     # -- what the module gets later --------------------------------------------------------------------------------
 
     def _watch(self) -> None:
