@@ -10,7 +10,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning_fl.checkpoint import class_path
 from lightning_fl.data.module import Split
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import CheckpointError
+from lightning_fl.errors import CheckpointError, cut
 from lightning_fl.fingerprint import differences, listed
 from lightning_fl.surface import TrainerSurface
 
@@ -66,7 +66,9 @@ def find_differences(trainer: TrainerSurface, state: Mapping[str, Any], *, evalu
 def say_differences(path: Path, found: Mapping[str, list[str]]) -> None:
     """Warn of what differs, once."""
     if found:
-        short = {name: (_cut(before), _cut(now)) for name, (before, now) in found.items()}
+        short = {
+            name: (cut(before, _MOST_CHARACTERS), cut(now, _MOST_CHARACTERS)) for name, (before, now) in found.items()
+        }
         rank_zero_warn(
             f"{path} is of a run that differs from this one: {listed(short, '{name} was {before}, is {now}')}. This run"
             " goes on with what is now; summary.json lists it as differs_from_checkpoint."
@@ -88,7 +90,11 @@ def _check_names(trainer: TrainerSurface, state: Mapping[str, Any], path: Path) 
     if before is None or before == now:
         return
     pairs = enumerate(zip(before, now, strict=False))
-    other = {f"client {client}": (_cut(old), _cut(new)) for client, (old, new) in pairs if old != new}
+    other = {
+        f"client {client}": (cut(old, _MOST_CHARACTERS), cut(new, _MOST_CHARACTERS))
+        for client, (old, new) in pairs
+        if old != new
+    }
     raise CheckpointError(
         f"{path} is of other clients: {listed(other, '{name} was {before}, is {now}')}. Give the data of that run's"
         " clients, under the same names and in the same order, or start anew."
@@ -125,7 +131,3 @@ def _other_data(trainer: TrainerSurface, before: Mapping[int, Mapping[str, str]]
 def _now(old: str, new: str, split: Split) -> str:
     count, before = new.partition(",")[0], old.partition(",")[0]
     return f"{count if count != before else count.replace(' ', ' other ', 1)} ({split})"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"

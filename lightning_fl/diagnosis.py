@@ -17,26 +17,20 @@ from pathlib import Path
 from jsonargparse import ArgumentError
 
 from lightning_fl.engine.interrupt import Interrupted, ends_on_signals
-from lightning_fl.errors import FederatedError, TrainingError
+from lightning_fl.errors import FederatedError, TrainingError, cut
 from lightning_fl.refusals import chain, place_of, refusal
 
 _HINT = "\nLIGHTNING_FL_DEBUG=1 shows where in the code."
 
-#: Signs of what is shown of a value, and of one word of a message; a path is a word.
-_MOST_SHOWN, _MOST_OF_WORD = 60, 400
+#: Signs of one word of a message; a path is a word.
+_MOST_OF_WORD = 400
 
-__all__ = ["compact", "cut", "error_text", "exit_code", "federated_cause", "shown"]
+__all__ = ["compact", "error_text", "exit_code", "federated_cause", "shown"]
 
 
 def shown(value: object) -> str:
     """A value of the user's in a message: not all of what is long."""
     return "null" if value is None else cut(repr(value))
-
-
-def cut(text: object, most: int = _MOST_SHOWN) -> str:
-    """A text, or its beginning where it has more signs."""
-    text = str(text)
-    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def exit_code(command: Callable[[], int]) -> int:

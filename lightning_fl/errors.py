@@ -10,6 +10,7 @@ __all__ = [
     "FederatedError",
     "LostPeerError",
     "TrainingError",
+    "cut",
 ]
 
 
@@ -35,3 +36,9 @@ class TrainingError(FederatedError, RuntimeError):
 
 class LostPeerError(TrainingError):
     """Another process of the run is gone: killed, or its machine or network failed."""
+
+
+def cut(text: object, most: int = 60) -> str:
+    """A text for a message, or its beginning where it has more than so many signs."""
+    text = str(text)
+    return text if len(text) <= most else f"{text[: most - 3]}..."

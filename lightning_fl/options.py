@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from numbers import Integral, Real
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.errors import ConfigurationError, cut
 
 __all__ = ["check_counts", "check_numbers", "warn_beyond_end"]
 
@@ -145,6 +145,4 @@ def _range(at_least: float | None, above: float | None, at_most: float | None, b
 def _refusal(owner: object, name: str, value: object, wanted: str) -> ConfigurationError:
     whose = owner if isinstance(owner, str) else type(owner).__name__
     shown = value if isinstance(value, Real) else repr(value)
-    text = str(shown)
-    text = text if len(text) <= 60 else f"{text[:57]}..."
-    return ConfigurationError(f"{whose}{whose and '.'}{name}={text}: give a {wanted}.")
+    return ConfigurationError(f"{whose}{whose and '.'}{name}={cut(shown)}: give a {wanted}.")

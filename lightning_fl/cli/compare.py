@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
+from lightning_fl.atomic import write_whole
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.file_names import file_names
 
@@ -120,7 +121,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
             _write_tables(out, frame, clients, groups, config.format, differences, settings)
             for name, draw in _figures(groups, frame, clients):
                 for ending, image in _images(name, draw).items():
-                    (out / f"{name}.{ending}").write_bytes(image)
+                    write_whole(out / f"{name}.{ending}", image)
         except OSError as error:
             raise ConfigurationError(
                 f"cannot write to {out}: {error}. Free some space or give another folder with --out."
@@ -203,17 +204,17 @@ def _write_tables(
     from lightning_fl.study.render import to_csv, to_latex, to_markdown
 
     if "csv" in formats:
-        (out / "table.csv").write_text(to_csv(frame), encoding="utf-8")
-        (out / "clients.csv").write_text(to_csv(clients), encoding="utf-8")
+        write_whole(out / "table.csv", to_csv(frame))
+        write_whole(out / "clients.csv", to_csv(clients))
     if "tex" in formats:
-        (out / "table.tex").write_text(to_latex(frame, warnings), encoding="utf-8")
+        write_whole(out / "table.tex", to_latex(frame, warnings))
     if "md" in formats:
         parts = [to_markdown(frame, warnings)]
         if settings:
             parts.append("\n".join(["The recipes differ in:\n", *(f"- `{line}`" for line in settings), ""]))
         runs = [f"- {label}: {', '.join(f'`{run.folder}`' for run in found)}" for label, found in groups.items()]
         parts.append("\n".join(["Runs:\n", *runs, ""]))
-        (out / "table.md").write_text("\n".join(parts), encoding="utf-8")
+        write_whole(out / "table.md", "\n".join(parts))
 
 
 def _figures(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from lightning_fl.data.cards.fields import did_you_mean, listed
-from lightning_fl.errors import DataError
+from lightning_fl.errors import DataError, cut
 from lightning_fl.user_file import foreign_content
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ _PACKED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 _MOST_BYTES = 4 << 30
 _HEAD_BYTES = 512
 _LISTED_ROWS = 10
-_LONGEST_VALUE = 60
 #: Byte order marks, the longer first, for one of UTF-32 begins as one of UTF-16 does.
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
@@ -124,13 +123,8 @@ def refuse_values(wrong: "pd.Series", place: str, fault: str, mend: str) -> None
 def list_rows(rows: Sequence[int], values: Sequence[object]) -> str:
     """``"row 3 'abc', row 9 'x' and 4 more"``: the first ten rows with their values, for messages."""
     pairs = zip(rows[:_LISTED_ROWS], values[:_LISTED_ROWS], strict=True)
-    text = ", ".join(f"row {row} {_brief(value)}" for row, value in pairs)
+    text = ", ".join(f"row {row} {cut(repr(value))}" for row, value in pairs)
     return text + (f" and {len(rows) - _LISTED_ROWS} more" if len(rows) > _LISTED_ROWS else "")
-
-
-def _brief(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def read_text(path: Path) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 from lightning_fl.data.cards.catalogue import did_you_mean
-from lightning_fl.diagnosis import cut, shown
+from lightning_fl.diagnosis import shown
+from lightning_fl.errors import cut
 from lightning_fl.recipe.settings import CLASS_KEYS
 
 __all__ = ["accepted_arguments", "find_faults", "subclasses"]
