@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from lightning_fl.data.cards.fields import listed
-from lightning_fl.data.cards.lookup import rank_zero_warn
 from lightning_fl.data.digest import data_digest
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition import Partitioner, split_indices
