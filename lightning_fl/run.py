@@ -213,6 +213,7 @@ def _set_up(
     module: LightningModule = steps.module
     check_arguments(module, datamodule, stage)
     steps.check(fabric.device)
+    trainer.module, trainer.datamodule = module, datamodule
     trainer.call("setup", stage)
     around = Surroundings(
         federated=trainer,
@@ -228,7 +229,6 @@ def _set_up(
     shim.set_stage(*_STAGES[stage])
     datamodule.see_trainer(shim)
     shim.watching = module_callbacks(module)
-    trainer.module, trainer.datamodule = module, datamodule
     if fabric.local_rank == 0:
         datamodule.prepare_data()
         shim.call_hook("prepare_data")
