@@ -126,7 +126,7 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None) ->
             # The lines below compare with the local models.
             fewer = {name: metric for name, metric in metrics.items() if not name.startswith("local/")} or metrics
             table = client_table(fewer, names, samples)
-            dropped = []
+            dropped: list[str] = []
             while _too_wide(table, console) and len(fewer) > 1:
                 dropped.insert(0, list(fewer)[-1])
                 fewer = {name: metric for name, metric in fewer.items() if name != dropped[0]}

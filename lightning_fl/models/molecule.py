@@ -250,7 +250,6 @@ class MoleculeModel(LightningModule):
         self.hparams["task"], self.hparams["num_targets"] = task, num_targets
         if task == "multiclass":
             self.hparams["num_classes"] = num_classes
-        self._hparams_initial["task"], self._hparams_initial["num_targets"] = task, num_targets
         last = self.head[-1]
         assert isinstance(last, nn.Linear)
         if last.out_features != self._num_outputs:
@@ -261,7 +260,9 @@ class MoleculeModel(LightningModule):
             self._register_targets()
 
     def _register_targets(self) -> None:
-        device = self.head[-1].weight.device
+        last = self.head[-1]
+        assert isinstance(last, nn.Linear)
+        device = last.weight.device
         self.register_buffer("target_mean", torch.zeros(self.num_targets, device=device))
         self.register_buffer("target_scale", torch.ones(self.num_targets, device=device))
         self.register_buffer("target_learned", torch.tensor(0, device=device))
