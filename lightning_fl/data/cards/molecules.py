@@ -29,8 +29,13 @@ class MoleculeCard(Card):
     Attributes:
         file: the data file.
         smiles: the column that holds the molecules.
-        targets: the columns to predict.
+        targets: the columns to predict; empty where these are all columns but ``not_targets``.
+        not_targets: with ``targets`` left open, the columns that are none.
+        target_unit: with ``targets`` left open, the unit of all.
         groups: columns that divide the rows naturally into clients.
+        split_column: column of a published split into training, validation and test molecules; ``None`` for none.
+        select_column: column of which one value is chosen, where the file holds several data sets; ``None`` for none.
+        censored: targets may be bounds, such as "> 99.5".
         rows: rows of data in the file; ``None`` where not known.
     """
 
@@ -39,34 +44,57 @@ class MoleculeCard(Card):
     targets: tuple[CardTarget, ...]
     groups: tuple[str, ...]
     rows: int | None
+    not_targets: tuple[str, ...] = ()
+    target_unit: str = "not given"
+    split_column: str | None = None
+    select_column: str | None = None
+    censored: bool = False
 
     content = "molecules"
     data_module = "MoleculeNet"
     formats = FORMATS
-    tasks = ("regression",)
+    tasks = ("regression", "classification")
     standins = ("esol",)
     own_keys = ("columns", "rows")
+    optional_keys = ("censored",)
 
     @classmethod
     def _own_fields(cls, top: Mapping[str, Any], files: list[CardFile], where: str) -> dict[str, Any]:
-        columns = read_keys(top["columns"], ("smiles", "targets", "groups"), f"{where}, columns")
-        targets = tuple(
-            CardTarget(name=read_text(entry, "name", at), unit=read_text(entry, "unit", at))
-            for number, item in enumerate(read_list(columns["targets"], f"{where}, columns.targets"))
-            for at in [f"{where}, columns.targets[{number}]"]
-            for entry in [read_keys(item, ("name", "unit"), at)]
-        )
-        if not targets:
-            raise ConfigurationError(f"{where}, columns.targets is empty: name at least one column to predict.")
+        at = f"{where}, columns"
+        columns = read_keys(top["columns"], ("smiles", "targets", "groups"), at, ("split", "select"))
+        own: dict[str, Any] = {key: read_text(columns, key, at) for key in ("split", "select") if key in columns}
+        if isinstance(columns["targets"], Mapping):
+            others = read_keys(columns["targets"], ("all_but", "unit"), f"{at}.targets")
+            targets: tuple[CardTarget, ...] = ()
+            not_targets = tuple(map(str, read_list(others["all_but"], f"{at}.targets.all_but")))
+            unit = read_text(others, "unit", f"{at}.targets")
+        else:
+            targets = tuple(
+                CardTarget(name=read_text(entry, "name", of), unit=read_text(entry, "unit", of))
+                for number, item in enumerate(read_list(columns["targets"], f"{at}.targets"))
+                for of in [f"{at}.targets[{number}]"]
+                for entry in [read_keys(item, ("name", "unit"), of)]
+            )
+            not_targets, unit = (), "not given"
+            if not targets:
+                raise ConfigurationError(f"{at}.targets is empty: name at least one column to predict.")
         if top["standin"] is not None and len(targets) != 1:
             raise ConfigurationError(
                 f"{where}, standin: it has one target and cannot replace {len(targets)}; set it to null."
             )
+        censored = top.get("censored", False)
+        if not isinstance(censored, bool):
+            raise ConfigurationError(f"{where}, censored={censored!r}: give true or false.")
         rows = top["rows"]
         return {
             "file": read_only_file(files, where),
             "smiles": read_text(columns, "smiles", f"{where}, columns"),
             "targets": targets,
+            "not_targets": not_targets,
+            "target_unit": unit,
+            "split_column": own.get("split"),
+            "select_column": own.get("select"),
+            "censored": censored,
             "groups": tuple(map(str, read_list(columns["groups"], f"{where}, columns.groups"))),
             "rows": None
             if rows is None
@@ -87,6 +115,19 @@ class MoleculeCard(Card):
         """Columns and units."""
         return {
             "molecules": self.smiles,
-            "targets": "; ".join(f"{target.name} [{target.unit}]" for target in self.targets),
+            "targets": "; ".join(f"{target.name} [{target.unit}]" for target in self.targets)
+            or f"all columns but {', '.join((self.smiles, *self._others))} [{self.target_unit}]",
             "groups": ", ".join(self.groups) or "none",
+            **({"split": self.split_column} if self.split_column else {}),
+            **({"data sets": f"one value of {self.select_column}"} if self.select_column else {}),
         }
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The columns that must be there besides molecules and targets."""
+        named = (self.split_column, self.select_column)
+        return tuple(dict.fromkeys((*self.groups, *(name for name in named if name is not None))))
+
+    @property
+    def _others(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.required, *self.not_targets)))

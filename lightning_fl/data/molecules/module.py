@@ -156,6 +156,8 @@ class MoleculeNet(MoleculeDataModule):
             download.
         smiles_column: column of SMILES, if not the card's.
         target_columns: columns to predict, if not the card's.
+        select: column -> the value that rows must have there, such as ``{dataset: caco2_wang}`` of a file that holds
+            several data sets; ``None`` for all rows.
         **kwargs: arguments of :class:`MoleculeDataModule`.
 
     Example:
@@ -171,6 +173,7 @@ class MoleculeNet(MoleculeDataModule):
         data_root: str | None = None,
         smiles_column: str | None = None,
         target_columns: list[str] | None = None,
+        select: dict[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -178,6 +181,12 @@ class MoleculeNet(MoleculeDataModule):
             raise ConfigurationError(f"source={source!r}: expected one of {', '.join(SOURCES)}.")
         self.card = _with_columns(expect_kind(load_card(name), MoleculeCard), smiles_column, target_columns)
         self.smiles_column = self.card.smiles
+        column = self.card.select_column
+        if column is not None and column not in (select or {}):
+            raise ConfigurationError(
+                f"name={name!r} holds several data sets: choose one with select, as in select: {{{column}: NAME}}."
+            )
+        self.select = select
         self.source_choice: Source = source
         self.data_root = data_root
 
@@ -185,7 +194,7 @@ class MoleculeNet(MoleculeDataModule):
         found = resolve_source(
             self.card, source=self.source_choice, data_root=self.data_root, allow_download=allow_download
         )
-        return _open_standin(self.card) if found is None else _open_card(self.card, found)
+        return _open_standin(self.card) if found is None else _open_card(self.card, found, select=self.select)
 
 
 class DrugOOD(MoleculeDataModule):
@@ -309,15 +318,19 @@ def _with_columns(card: MoleculeCard, smiles: str | None, targets: list[str] | N
     return replace(card, smiles=smiles or card.smiles, targets=chosen, standin=standin)
 
 
-def _open_card(card: MoleculeCard, found: FoundFile, parts: list[str] | None = None) -> _OpenedTable:
+def _open_card(
+    card: MoleculeCard, found: FoundFile, parts: list[str] | None = None, select: dict[str, str] | None = None
+) -> _OpenedTable:
     table = read_table(
         found.path,
         file_format=card.format,
         smiles=card.smiles,
-        targets=[target.name for target in card.targets],
-        units=[target.unit for target in card.targets],
-        required=card.groups,
+        targets=[target.name for target in card.targets] or None,
+        units=[target.unit for target in card.targets] or card.target_unit,
+        required=card.required,
         parts=parts,
+        not_targets=card.not_targets,
+        select=select,
     )
     record = {
         **card.describe(),
@@ -326,7 +339,8 @@ def _open_card(card: MoleculeCard, found: FoundFile, parts: list[str] | None = N
         "verified": found.verified,
         "rows": len(table.smiles),
     }
-    return _OpenedTable(table, "measured", record | ({"parts": parts} if parts else {}))
+    chosen = {"parts": parts, "select": select}
+    return _OpenedTable(table, "measured", record | {key: value for key, value in chosen.items() if value})
 
 
 def _open_standin(card: MoleculeCard) -> _OpenedTable:

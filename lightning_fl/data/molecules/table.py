@@ -1,7 +1,7 @@
 """Tables of molecules: SMILES, targets and further columns, read from a file and checked."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.data.cards.catalogue import FORMATS
+from lightning_fl.data.cards.fields import did_you_mean, listed
 from lightning_fl.data.text_table import read_numbers, read_text_table, refuse_values, require_columns
 from lightning_fl.errors import ConfigurationError, DataError
 
@@ -57,10 +58,12 @@ def read_table(
     *,
     file_format: str,
     smiles: str,
-    targets: Sequence[str],
-    units: Sequence[str],
+    targets: Sequence[str] | None,
+    units: Sequence[str] | str,
     required: Sequence[str] = (),
     parts: Sequence[str] | None = None,
+    not_targets: Sequence[str] = (),
+    select: Mapping[str, str] | None = None,
 ) -> MoleculeTable:
     """Read a file of molecules.
 
@@ -69,10 +72,13 @@ def read_table(
         file_format: ``"csv"``, ``"csv.gz"`` or ``"drugood-json"``: an object whose ``split`` holds lists of records,
             one list a part; the part's name is kept as the column ``split``.
         smiles: the column of SMILES.
-        targets: the columns to predict, at least one.
-        units: their units, as text.
+        targets: the columns to predict, at least one; ``None`` for all but ``smiles``, ``required`` and
+            ``not_targets`` that have a value in some row.
+        units: their units, as text; one for all where ``targets`` is ``None``.
         required: further columns that must be there.
         parts: the parts of a DrugOOD file to read, in this order; ``None`` for all.
+        not_targets: see ``targets``.
+        select: column -> the value that rows must have there; ``None`` for all rows.
 
     Raises:
         ConfigurationError: the format or a part is unknown, ``parts`` is given for another format, no target is named,
@@ -81,7 +87,7 @@ def read_table(
     """
     if file_format not in FORMATS:
         raise ConfigurationError(f"file_format={file_format!r}: expected one of {', '.join(FORMATS)}.")
-    if not targets or len(units) != len(targets):
+    if targets is not None and (not targets or len(units) != len(targets)):
         raise ConfigurationError(
             f"targets={list(targets)!r}, units={list(units)!r}: name at least one target and one unit for each."
         )
@@ -91,7 +97,15 @@ def read_table(
         raise ConfigurationError(f"parts={list(parts)!r}: a file of format {file_format} has no parts; leave it out.")
     else:
         frame = read_text_table(path)
-    require_columns(frame, (smiles, *targets, *required), str(path))
+    require_columns(frame, (smiles, *(targets or ()), *required, *(select or {})), str(path))
+    for column, value in (select or {}).items():
+        frame = _selected(frame, column, value, path)
+    if targets is None:
+        known = {smiles, *required, *not_targets}
+        targets = [str(name) for name in frame.columns if name not in known and frame[name].notna().any()]
+        if not targets:
+            raise DataError(f"{path} has no column with a value to predict besides {', '.join(sorted(known))}.")
+        units = [str(units)] * len(targets)
     others = [name for name in frame.columns if name not in (smiles, *targets)]
     return MoleculeTable(
         smiles=[value or "" for value in frame[smiles]],
@@ -102,6 +116,17 @@ def read_table(
         rows=list(map(int, frame.index)),
         place=str(path),
     )
+
+
+def _selected(frame: "pd.DataFrame", column: str, value: str, path: Path) -> "pd.DataFrame":
+    """The rows that have a value in a column."""
+    found = frame[frame[column] == value]
+    if found.empty:
+        known = sorted({str(other) for other in frame[column] if other is not None})
+        raise DataError(
+            f"{path}, column {column!r} has no {value!r}{did_you_mean(value, known)}. It has {listed(known)}."
+        )
+    return found
 
 
 def _read_drugood(path: Path, parts: Sequence[str]) -> "pd.DataFrame":

@@ -43,7 +43,11 @@ def write(folder: Path, **changes: object) -> Path:
 def test_every_shipped_card_reads_and_is_named_after_its_file():
     found = available_cards()
     kinds = {
-        MoleculeCard: ["chembl_ic50", "drugood_ic50", "esol", "freesolv", "lipophilicity"],
+        MoleculeCard: [
+            *("aqsoldb", "aqsoldb_curated", "bace", "bbbp", "biogen_adme", "chembl_by_year", "chembl_ic50"),
+            *("chembl_ki_simpd", "drugood_ic50", "esol", "freesolv", "hiv", "lipophilicity", "sider", "tdc_admet"),
+            *("tox21", "toxcast"),
+        ],
         ImageCard: [
             *("cifar10", "cifar100", "cinic10", "digits", "emnist_balanced", "emnist_byclass", "emnist_letters"),
             *("fashionmnist", "femnist", "mnist", "mnistm", "svhn", "synthdigits", "usps"),
@@ -102,7 +106,7 @@ def test_reading_a_card_imports_nothing_heavy():
 
 def test_unknown_name_suggests_the_nearest():
     with pytest.raises(
-        ConfigurationError, match=r"no card named 'Esol_' \(did you mean 'esol'\?\)\. There are adult, chembl"
+        ConfigurationError, match=r"no card named 'Esol_' \(did you mean 'esol'\?\)\. There are adult, aqsoldb"
     ):
         load_card("Esol_")
 
@@ -134,7 +138,7 @@ FILE, COLUMNS = CARD["files"][0], CARD["columns"]
             "unknown key 'smile' (did you mean 'smiles'?); missing",
         ),
         ({"files": [without(FILE, "sha256")]}, "files[0]: missing key 'sha256'"),
-        ({"columns": None}, "columns: expected the keys smiles, targets, groups, got NoneType"),
+        ({"columns": None}, "columns: expected the keys smiles, targets, groups, split, select, got NoneType"),
         ({"files": []}, "files: got 0 files"),
         ({"files": FILE}, "files: expected a list, got {"),
         ({"columns": COLUMNS | {"targets": []}}, "columns.targets is empty"),
