@@ -130,6 +130,17 @@ class FederatedDataModule(LightningDataModule, ABC):
         parts = {split: self.client_data(client, split) for split in splits}
         return {split: data_digest(part) for split, part in parts.items() if part is not None}
 
+    def held_rows(self, client: int) -> Mapping[Split, Sequence[int]] | None:
+        """A client's samples in each split by their numbers in the source, for the record; ``None`` where they have none.
+
+        Called by the hosting rank where data belong to their ranks, else by any.
+        """
+        return None
+
+    def held_source(self) -> Mapping[str, Any]:
+        """What the numbers of :meth:`held_rows` are of: ``numbering``, ``files`` with their sums, ``parts``."""
+        return {}
+
     def transfer_hooks(self, client: int) -> LightningDataModule:
         """The data module whose hooks (``on_after_batch_transfer`` and the like) a client's batches go through."""
         return self
