@@ -18,6 +18,7 @@ from lightning_fl.checkpoint import load_checkpoint, load_state, resolve_checkpo
 from lightning_fl.client_names import check_distinct
 from lightning_fl.continuation import check_fits, find_differences, say_differences, say_nothing_left
 from lightning_fl.data.module import FederatedDataModule, known_clients
+from lightning_fl.data.split_file import split_file_text
 from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.batches.from_loaders import LoaderBatches
 from lightning_fl.engine.federation import Federation
@@ -108,6 +109,7 @@ class Run:
                 _know(trainer, stage)
             if stage == "fit":
                 trainer.call("on_fit_start")
+                _write_splits(trainer)
             if state is not None:
                 assert path is not None
                 self._take_up(state, path)
@@ -290,6 +292,18 @@ def _know(trainer: TrainerSurface, stage: str) -> None:
     trainer.identity = identity_of(trainer, trainer.module, trainer.datamodule)
     own = {client: trainer.datamodule.data_digests(client, stage) for client in trainer.hosted_clients}
     trainer.data_digests = own if trainer.processes.private else trainer.processes.exchange(own)
+
+
+def _write_splits(trainer: TrainerSurface) -> None:
+    """Leave in the run's folder who holds which samples; of data that belong to their ranks, each rank its own."""
+    data = trainer.datamodule
+    assert data is not None
+    if trainer.processes.private:
+        for client in trainer.hosted_clients:
+            if (text := split_file_text(data, [client])) is not None:
+                trainer.run_log.write(f"splits.client-{client}.json", text, of_every_rank=True)
+    elif trainer.is_global_zero and (text := split_file_text(data, range(data.num_clients))) is not None:
+        trainer.run_log.write("splits.json", text)
 
 
 def _exchange_sizes(trainer: TrainerSurface, factory: BatchFactory, processes: Processes) -> list[int]:

@@ -177,12 +177,17 @@ class RunLog:
                 f"{self._refused(error)} Free some space, then go on from the last checkpoint with --ckpt_path last."
             ) from error
 
-    def write(self, name: str, content: str | bytes) -> None:
+    def write(self, name: str, content: str | bytes, *, of_every_rank: bool = False) -> None:
         """Keep a table or a picture in the run's folder, whole or not at all.
 
         Where the disk is full, the run goes on to write its models and its summary, and :meth:`finish` says so.
+
+        Args:
+            name: of the file.
+            content: all of it.
+            of_every_rank: every rank has a file of its own name to write; otherwise rank zero alone writes.
         """
-        if self._writes:
+        if self._writes or of_every_rank:
             self._keep(partial(write_whole, self.directory / name, content))
 
     def hold(self) -> None:

@@ -145,6 +145,17 @@ class FederatedDataModule(LightningDataModule, ABC):
                 " leave PooledTraining out, or take one data set that a partitioner shares out."
             )
 
+    def held_rows(self, client: int) -> Mapping[Split, Sequence[int]] | None:
+        """A client's samples in each split by their numbers in the source, for the record; ``None`` where they have none.
+
+        Called by the hosting rank where data belong to their ranks, else by any.
+        """
+        return None
+
+    def held_source(self) -> Mapping[str, Any]:
+        """What the numbers of :meth:`held_rows` are of: ``numbering``, ``files`` with their sums, ``parts``."""
+        return {}
+
     def transfer_hooks(self, client: int) -> LightningDataModule:
         """The data module whose hooks (``on_after_batch_transfer`` and the like) a client's batches go through."""
         return self

@@ -9,6 +9,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
+from lightning_fl.data.division import Division, DivisionSettings, divide_clients
 from lightning_fl.data.loaders import (
     divisible_loader,
     has_plain_batches,
@@ -19,8 +20,9 @@ from lightning_fl.data.loaders import (
 )
 from lightning_fl.data.module import BATCH_HOOKS, SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition import Partitioner
+from lightning_fl.data.partition.partitioner import sample_rows
 from lightning_fl.data.partition.sizes import check_fractions
-from lightning_fl.data.shared import cut_splits, pooled_indices, warn_of_missing_parts
+from lightning_fl.data.shared import pooled_indices, warn_of_missing_parts
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.lightning_types import AnyDataModule, is_overridden
 from lightning_fl.options import check_counts, check_numbers
@@ -42,6 +44,11 @@ class Partitioned(FederatedDataModule):
         split: shares of train, val and test inside a client, with sum 1. Of these, a data module uses those it lacks
             a loader for, in proportion.
         split_seed: seed of the partition and of the splits; ``None`` for the run's seed.
+        division: by what a client's samples are divided, one of :mod:`lightning_fl.data.division`; ``None`` for at
+            random.
+        folds: K for K-fold cross-validation inside every client; see
+            :class:`~lightning_fl.data.shared.SharedDataModule`.
+        fold: which fold, 0..K-1.
         batch_size: samples in a local training step; ``None`` for the training loader's own, or 32 for a data set.
         eval_batch_size: samples in an evaluation step; ``None`` for the evaluation loader's own, or four
             times ``batch_size``.
@@ -63,6 +70,9 @@ class Partitioned(FederatedDataModule):
         *,
         split: tuple[float, float, float] = (0.8, 0.1, 0.1),
         split_seed: int | None = None,
+        division: Division | None = None,
+        folds: int | None = None,
+        fold: int = 0,
         batch_size: int | None = None,
         eval_batch_size: int | None = None,
         shuffle: bool | None = None,
@@ -78,6 +88,12 @@ class Partitioned(FederatedDataModule):
         check_numbers(self, split=split, at_least=0, at_most=1)
         check_fractions(split)
         check_counts(self, split_seed=split_seed, at_least=0, at_most=2**64 - 1)
+        self._settings = DivisionSettings(division, tuple(split), folds, fold)
+        self._settings.check(self)
+        if partitioner.exact and not self._settings.is_default:
+            raise ConfigurationError(
+                f"{type(partitioner).__name__} gives every client's parts as they are: leave out division and folds."
+            )
         if isinstance(data, FederatedDataModule):
             raise ConfigurationError(f"data is a {type(data).__name__}, which has clients already: use it as it is.")
         if collate_fn is not None and isinstance(data, AnyDataModule):
@@ -94,6 +110,9 @@ class Partitioned(FederatedDataModule):
         self.partitioner = partitioner
         self.split = tuple(split)
         self.split_seed = split_seed
+        self.division = division
+        self.folds = folds
+        self.fold = fold
         self._collate = collate_fn
         self._given = {
             "batch_size": batch_size,
@@ -135,16 +154,21 @@ class Partitioned(FederatedDataModule):
             self.source = source
         parts = self.partitioner.partition_clients(self._datasets, self.split, seed)
         self._names = self.partitioner.names
-        indices = [{split: part[client] for split, part in parts.items()} for client in range(len(parts["train"]))]
-        for client, of_client in enumerate(indices):
-            if len(of_client["train"]) == 0:
+        if not self._settings.is_default and len(parts) == len(SPLITS):
+            raise ConfigurationError(
+                "every client has validation and test samples, nothing is left to be divided: leave out division, folds"
+                " and fold."
+            )
+        for client, train in enumerate(parts["train"]):
+            if len(train) == 0:
                 name = self._names[client] if self._names else client
                 raise DataError(
                     f"client {name} has no training samples: take fewer clients, another partitioner or another"
                     " split_seed."
                 )
-            of_client.update(cut_splits(of_client["train"], self.split, seed, client, own=list(parts)))
-        warn_of_missing_parts(self._names or list(map(str, range(len(indices)))), indices)
+        names = self._names or list(map(str, range(len(parts["train"]))))
+        indices = divide_clients(self._datasets, parts, self._settings, seed, names)
+        warn_of_missing_parts(names, indices)
         self._indices, self._seed = indices, seed
 
     def _open(self, datamodule: LightningDataModule, seed: int) -> None:
@@ -194,7 +218,7 @@ class Partitioned(FederatedDataModule):
         if len(indices) == 0:
             return None
         if (client, split) not in self._kept:
-            source: Split = split if split in self._datasets else "train"  # where it was cut from
+            source = self._source(split)
             subset, loader = _subset(self._datasets[source], indices), self._loaders.get(source)
             training = split == "train"
             options: dict[str, Any] = {
@@ -255,8 +279,31 @@ class Partitioned(FederatedDataModule):
             **super().describe(),
             "partitioner": self.partitioner.describe(),
             "split_seed": self._seed,
+            **self._settings.describe(),
             "num_samples": sizes,
         }
+
+    def held_rows(self, client: int) -> Mapping[Split, Sequence[int]] | None:
+        """The numbers of a client's samples in each split: of rows where the data have them, else of samples from 0."""
+        found: dict[Split, Sequence[int]] = {}
+        for split, indices in self._set_up()[client].items():
+            rows = sample_rows(self._datasets[self._source(split)])
+            found[split] = indices.tolist() if rows is None else [rows[index] for index in indices.tolist()]
+        return found
+
+    def held_source(self) -> Mapping[str, Any]:
+        """What these numbers are of."""
+        rows = sample_rows(self._datasets["train"])
+        return {
+            "numbering": "samples from 0" if rows is None else "rows",
+            "files": [],
+            "parts": {split: self._source(split) for split in SPLITS},
+            "split_seed": self._seed,
+        }
+
+    def _source(self, split: Split) -> Split:
+        """The split whose data set a split's samples are of."""
+        return split if split in self._datasets else "train"
 
     def teardown(self, stage: str | None = None) -> None:
         """The data module's own."""

@@ -12,10 +12,12 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from lightning_fl.data.cards.fields import listed
 from lightning_fl.data.digest import data_digest
+from lightning_fl.data.division import ClientShares, Cut, Division, DivisionSettings, RandomDivision, divide_clients
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
-from lightning_fl.data.partition import Partitioner, split_indices
+from lightning_fl.data.partition import Partitioner
+from lightning_fl.data.partition.partitioner import sample_rows
 from lightning_fl.data.partition.sizes import check_fractions, remaining_fractions
-from lightning_fl.data.partition.stratified import check_classes, split_stratified, stratified_parts
+from lightning_fl.data.partition.stratified import check_classes, stratified_parts
 from lightning_fl.data.targets import dataset_targets
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.seeding import generator, run_seed
@@ -29,9 +31,6 @@ __all__ = [
     "pooled_indices",
     "warn_of_missing_parts",
 ]
-
-#: For every client: the split, and the ascending indices of its samples in the data set that holds the split.
-ClientShares = list[dict[Split, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,12 @@ class SharedDataModule(FederatedDataModule):
         split: shares of every client's samples for training, validation and test; they sum to 1. Where the data have
             parts of their own, the shares of the others are used in proportion.
         split_seed: seed of partition and division; ``None`` for the run's seed.
+        division: by what a client's samples are divided, one of :mod:`lightning_fl.data.division`; ``None`` for at
+            random.
+        folds: K for K-fold cross-validation inside every client: the shares of ``split`` then only say whether there
+            is validation.
+        fold: which fold is tested on, 0..K-1; the next one is for validation. Where test samples are given, it is for
+            validation.
         stratified: the division inside a client keeps the proportions of its classes as nearly as integers allow
             (:func:`~lightning_fl.data.partition.stratified.stratified_parts`); needs class labels, and a partitioner
             that leaves the division to this module.
@@ -90,12 +95,22 @@ class SharedDataModule(FederatedDataModule):
         partitioner: Partitioner,
         split: tuple[float, float, float] = (0.8, 0.1, 0.1),
         split_seed: int | None = None,
+        division: Division | None = None,
+        folds: int | None = None,
+        fold: int = 0,
         stratified: bool = False,
         train_shares: list[float] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         check_fractions(split)
+        self._settings = DivisionSettings(division, split, folds, fold)
+        self._settings.check(self, stratified=stratified)
+        if partitioner.exact and not (self._settings.is_default and train_shares is None and not stratified):
+            raise ConfigurationError(
+                f"{type(partitioner).__name__} gives every client's parts as they are: leave out division, folds,"
+                " stratified and train_shares."
+            )
         if train_shares is not None:
             if not all(0 < share <= 1 for share in train_shares):
                 raise ConfigurationError(
@@ -107,6 +122,9 @@ class SharedDataModule(FederatedDataModule):
         self.partitioner = partitioner
         self.split = split
         self.split_seed = split_seed
+        self.division = division
+        self.folds = folds
+        self.fold = fold
         self.stratified = stratified
         self.train_shares = train_shares
         self._opened: OpenedData | None = None
@@ -130,6 +148,13 @@ class SharedDataModule(FederatedDataModule):
         """
         return datasets
 
+    #: Whether a client's samples of the same thing stay in one part.
+    _copies_together: bool = False
+
+    def _identities(self) -> Sequence[str] | None:
+        """Which thing every training sample is of, where samples may be of the same one; ``None`` if not known."""
+        return None
+
     def prepare_data(self) -> None:
         """Find or download the data (one process per machine)."""
         self._load(allow_download=True)
@@ -138,13 +163,21 @@ class SharedDataModule(FederatedDataModule):
         """Read the data and share them out (every process; the same in each). Further calls change nothing."""
         if self._indices is not None:
             return
-        datasets = self._load(allow_download=False).datasets
+        opened = self._load(allow_download=False)
+        datasets = opened.datasets
         self._seed = seed = self.partition_seed
+        self.partitioner.check_record(opened.record)
         parts = self.partitioner.partition_clients(datasets, self.split, seed)
         if self.stratified and self.train_shares is None and len(parts) == len(SPLITS) > len(datasets):
             raise ConfigurationError(
                 f"stratified=True: {type(self.partitioner).__name__} divides every client's {self.sample_noun}s itself,"
                 " nothing is left to be divided by class. Leave stratified out."
+            )
+        if not self._settings.is_default and len(parts) == len(SPLITS):
+            whose = "the data have" if len(datasets) == len(SPLITS) else f"{type(self.partitioner).__name__} gives"
+            raise ConfigurationError(
+                f"{whose} validation and test {self.sample_noun}s, nothing is left to be divided: leave out division,"
+                " folds and fold."
             )
         num_clients = len(parts["train"])
         if self.train_shares is not None:
@@ -159,11 +192,16 @@ class SharedDataModule(FederatedDataModule):
                     f" {len(datasets['train'])}: take fewer clients or a more even partition."  # type: ignore[arg-type]
                 )
         labels = class_labels(datasets["train"]) if self.stratified else None
-        shares = [
-            {split: part[client] for split, part in parts.items()}
-            | cut_splits(parts["train"][client], self.split, seed, client, own=list(parts), labels=labels)
-            for client in range(num_clients)
-        ]
+        shares = divide_clients(
+            datasets,
+            parts,
+            self._settings,
+            seed,
+            names,
+            labels=labels,
+            identities=self._identities(),
+            together=self._copies_together,
+        )
         warn_of_missing_parts(names, shares)
         if self.train_shares is not None:
             for client, share in enumerate(self.train_shares):
@@ -241,6 +279,26 @@ class SharedDataModule(FederatedDataModule):
             return pooled_indices([of_client["train"] for of_client in self._shares])
         return self._shares[client][split]
 
+    def held_rows(self, client: int) -> Mapping[Split, Sequence[int]] | None:
+        """The numbers of a client's samples in each split: of rows where the data have them, else of samples from 0."""
+        found: dict[Split, Sequence[int]] = {}
+        for split, indices in self._shares[client].items():
+            rows = sample_rows(self._data.datasets[self._part_of(split)])
+            found[split] = indices.tolist() if rows is None else [rows[index] for index in indices.tolist()]
+        return found
+
+    def held_source(self) -> Mapping[str, Any]:
+        """What these numbers are of."""
+        record = self._data.record
+        rows = sample_rows(self._data.datasets["train"])
+        named = {"file": record.get("file"), "sha256": record.get("sha256")}
+        return {
+            "numbering": "samples from 0" if rows is None else "rows",
+            "files": record.get("files") or ([named] if record.get("file") else []),
+            "parts": {split: self._part_of(split) for split in SPLITS},
+            "split_seed": self._seed,
+        }
+
     def client_names(self) -> list[str]:
         """The groups' names where each group is a client."""
         return list(self._names or super().client_names())
@@ -263,6 +321,7 @@ class SharedDataModule(FederatedDataModule):
             "split": list(self.split),
             "split_seed": self._seed,
             "stratified": self.stratified,
+            **self._settings.describe(),
             "train_shares": self.train_shares,
             "client_names": self.client_names(),
             "client_sizes": sizes,
@@ -309,12 +368,17 @@ def cut_splits(
     Returns:
         Ascending indices under "train" and under every split that is not in ``own``.
     """
-    shares = remaining_fractions(fractions, own)
-    if labels is None:
-        parts = split_indices(train, shares, seed, client)
-    else:
-        parts = split_stratified(train, labels[train], shares, seed, client)
-    return {split: part for split, part in parts.items() if split == "train" or split not in own}
+    cut = Cut(
+        size=len(train),
+        fractions=remaining_fractions(fractions, own),
+        own=own,
+        seed=seed,
+        client=client,
+        name=str(client),
+        labels=None if labels is None else labels[train],
+    )
+    parts = RandomDivision().divide([], cut)
+    return {split: train[parts[split]] for split in SPLITS if cut.is_cut[split]}
 
 
 def warn_of_missing_parts(names: Sequence[str], shares: ClientShares) -> None:

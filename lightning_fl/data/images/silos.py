@@ -185,6 +185,16 @@ class ImageFolders(FederatedDataModule):
         """Of all splits: a silo is read as a whole."""
         return self._digests(client)
 
+    def held_rows(self, client: int) -> Mapping[Split, Sequence[int]]:
+        """The numbers of a silo's images in the order in which its parts are read, from 0."""
+        if client not in self._opened:
+            self._opened[client] = self._open(client)
+        return {split: list(part.indices) for split, part in self._opened[client].items()}
+
+    def held_source(self) -> Mapping[str, Any]:
+        """What these numbers are of; which splits have a part of their own differs between silos."""
+        return {"numbering": "samples from 0 of a silo's part", "split_seed": self.split_seed}
+
     def _open(self, client: int) -> dict[Split, Subset]:
         """Read a silo and divide its images."""
         silo = self._known_names[client]

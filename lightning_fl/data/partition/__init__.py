@@ -5,6 +5,7 @@ ascending indices. They cover all samples unless the function says what is left 
 the same partition in every process.
 """
 
+from lightning_fl.data.partition.from_file import FromFile
 from lightning_fl.data.partition.group_partitioners import GroupBy, Scaffold
 from lightning_fl.data.partition.groups import (
     by_group,
@@ -33,18 +34,28 @@ from lightning_fl.data.partition.labels import (
     pathological_shares,
     type_shares,
 )
+from lightning_fl.data.partition.lda import ScaffoldLDA, group_lda
 from lightning_fl.data.partition.mixture_partitioners import Mixture
 from lightning_fl.data.partition.mixtures import by_mixture, largest_mixture, mixture_counts, mixture_shares
 from lightning_fl.data.partition.partitioner import Partitioner
 from lightning_fl.data.partition.shards import by_shards, half_normal_counts, one_class_shards, shard_holdings
 from lightning_fl.data.partition.size_partitioners import IID, Quantity, Sizes
-from lightning_fl.data.partition.sizes import apportion, by_sizes, iid, quantity, quantity_sizes, split_indices
+from lightning_fl.data.partition.sizes import (
+    apportion,
+    by_sizes,
+    dirichlet_ratios,
+    iid,
+    quantity,
+    quantity_sizes,
+    split_indices,
+)
 from lightning_fl.data.partition.stratified import split_stratified, stratified_parts
 
 __all__ = [
     "IID",
     "Dirichlet",
     "FedCollabLabelShift",
+    "FromFile",
     "GroupBy",
     "LabelTypes",
     "Mixture",
@@ -53,6 +64,7 @@ __all__ = [
     "Pathological",
     "Quantity",
     "Scaffold",
+    "ScaffoldLDA",
     "Sizes",
     "apportion",
     "bin_targets",
@@ -66,7 +78,9 @@ __all__ = [
     "choose_groups",
     "deal_groups",
     "dirichlet",
+    "dirichlet_ratios",
     "dirichlet_shares",
+    "group_lda",
     "half_normal_counts",
     "iid",
     "indices_of_clients",

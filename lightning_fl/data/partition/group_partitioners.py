@@ -15,7 +15,7 @@ from lightning_fl.data.partition.groups import (
     murcko_scaffolds,
     sorted_groups,
 )
-from lightning_fl.data.partition.partitioner import Partitioner, read_column, read_keys
+from lightning_fl.data.partition.partitioner import Partitioner, read_column, read_smiles
 from lightning_fl.data.partition.sizes import check_ratios
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.options import check_counts, check_numbers
@@ -132,9 +132,4 @@ class Scaffold(_ByKey):
         super().__init__(num_clients=num_clients, ratios=ratios)
 
     def _keys(self, dataset: Dataset) -> Sequence[Hashable]:
-        smiles = read_keys(
-            dataset,
-            lambda base: getattr(base, "smiles", None),
-            "has no attribute smiles with the SMILES of every sample: Scaffold needs molecules",
-        )
-        return murcko_scaffolds(smiles)
+        return murcko_scaffolds(read_smiles(dataset, "Scaffold"))

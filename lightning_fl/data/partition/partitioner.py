@@ -14,7 +14,7 @@ from lightning_fl.data.partition.labels import bin_targets
 from lightning_fl.data.targets import dataset_targets
 from lightning_fl.errors import DataError
 
-__all__ = ["Partitioner", "class_labels", "faults_of", "read_column", "read_keys"]
+__all__ = ["Partitioner", "class_labels", "faults_of", "read_column", "read_keys", "read_smiles", "sample_rows"]
 
 
 class Partitioner(ABC):
@@ -25,6 +25,8 @@ class Partitioner(ABC):
 
     #: Number of clients N; ``None`` where the data tell.
     num_clients: int | None = None
+    #: The partition and its division are given as they are: nothing is drawn, divided or left out afterwards.
+    exact: bool = False
     #: Names of the clients where the partition gives them; set by a call.
     names: list[str] | None = None
 
@@ -73,6 +75,16 @@ class Partitioner(ABC):
             DataError: if the data cannot be partitioned.
         """
         return self.partition_splits(datasets, seed)
+
+    def check_record(self, record: Mapping[str, Any]) -> None:  # noqa: B027 - most fit any data
+        """Refuse data that the partitioner is not for; called before it is asked to share them out.
+
+        Args:
+            record: what the data module says of where its data come from, such as ``file`` and ``sha256``.
+
+        Raises:
+            DataError: they are others.
+        """
 
     def describe(self) -> dict[str, Any]:
         """Name and arguments, for the run's record."""
@@ -130,6 +142,32 @@ def read_column(dataset: Dataset, name: str, reader: str) -> Sequence[Any]:
         lambda base: base.column(name) if hasattr(base, "column") else None,
         f"has no method column(name) that returns the {name!r} of every sample: {reader} needs one",
     )
+
+
+def read_smiles(dataset: Dataset, reader: str) -> Sequence[str]:
+    """The SMILES of every molecule.
+
+    Args:
+        dataset: has an attribute ``smiles``.
+        reader: who needs them, for the message.
+
+    Raises:
+        DataError: there is no such attribute.
+    """
+    return read_keys(
+        dataset,
+        lambda base: getattr(base, "smiles", None),
+        f"has no attribute smiles with the SMILES of every sample: {reader} needs molecules",
+    )
+
+
+def sample_rows(dataset: Any) -> Sequence[int] | None:
+    """The rows of the samples in their source, as a spreadsheet shows them, where the data set knows them."""
+    if type(dataset) is Subset:
+        below = sample_rows(dataset.dataset)
+        return None if below is None else [below[index] for index in dataset.indices]
+    rows = getattr(dataset, "rows", None)
+    return rows if isinstance(rows, Sequence) and len(rows) == len(dataset) else None
 
 
 def read_keys(dataset: Any, read: Callable[[Any], Sequence[Any] | None], problem: str) -> Sequence[Any]:

@@ -9,7 +9,8 @@ from torch.utils.data import Dataset
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.labels import by_sizes_stratified
 from lightning_fl.data.partition.partitioner import Partitioner, class_labels, faults_of
-from lightning_fl.data.partition.sizes import by_sizes, check_ratios, check_sizes, quantity_sizes
+from lightning_fl.data.partition.sizes import by_sizes, check_ratios, check_sizes, dirichlet_ratios, quantity_sizes
+from lightning_fl.errors import ConfigurationError
 from lightning_fl.options import check_counts, check_numbers
 
 __all__ = ["IID", "Quantity", "Sizes"]
@@ -58,23 +59,76 @@ class IID(_BySize):
 
 
 class Quantity(_BySize):
-    """Random parts of unequal size.
+    """Random parts of unequal size: in given ratios, or in ratios drawn from a Dirichlet distribution (FedGraphNN).
 
     Args:
-        ratios: one positive number per client, such as ``[7, 2, 1]``.
+        ratios: one positive number per client, such as ``[7, 2, 1]``; instead of ``num_clients`` and ``alpha``.
         stratified: every client gets the classes in the proportions of the whole, as for :class:`IID`.
+        num_clients: number of clients whose ratios are drawn; with ``alpha``.
+        alpha: concentration > 0 of the distribution: small values give one client nearly everything.
+        min_samples: least number of (training) samples of a client whose ratio is drawn; ``None`` for 10.
+
+    Example:
+        >>> Quantity(num_clients=4, alpha=0.5).num_clients
+        4
     """
 
-    def __init__(self, *, ratios: list[float], stratified: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        ratios: list[float] | None = None,
+        stratified: bool = False,
+        num_clients: int | None = None,
+        alpha: float | None = None,
+        min_samples: int | None = None,
+    ) -> None:
         super().__init__(stratified=stratified)
         check_numbers(self, ratios=ratios, above=0)
-        check_ratios(ratios)
-        self.num_clients = len(ratios)
+        check_counts(self, num_clients=num_clients, min_samples=min_samples)
+        check_numbers(self, alpha=alpha, above=0)
+        drawn = [value is not None for value in (num_clients, alpha)]
+        if not all(drawn) and (ratios is None or any(drawn) or min_samples is not None):
+            raise ConfigurationError(
+                f"Quantity.ratios={ratios} with num_clients={num_clients}, alpha={alpha}, min_samples={min_samples}:"
+                " give ratios alone, or num_clients and alpha to draw them."
+            )
+        if ratios is not None and all(drawn):
+            raise ConfigurationError(
+                f"Quantity.ratios={ratios} and alpha={alpha}: give one of them, the ratios or how they are drawn."
+            )
+        if ratios is not None:
+            check_ratios(ratios)
+        self.num_clients: int = len(ratios or []) if num_clients is None else num_clients
         self.ratios = ratios
+        self.alpha = alpha
+        self.min_samples = min_samples
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
         """See :func:`lightning_fl.data.partition.quantity`."""
-        return self._parts(dataset, quantity_sizes(_length(dataset), self.ratios), seed)
+        return self._parts(dataset, quantity_sizes(_length(dataset), self._ratios_for(dataset, seed)), seed)
+
+    def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
+        """The same ratios in all splits; where they are drawn, for the training data."""
+        parts = {}
+        ratios: list[float] = []
+        for split, dataset in datasets.items():
+            with faults_of(split):
+                ratios = ratios or self._ratios_for(dataset, seed)
+                parts[split] = self._parts(dataset, quantity_sizes(_length(dataset), ratios), seed)
+        return parts
+
+    def _ratios_for(self, dataset: Dataset, seed: int) -> list[float]:
+        if self.alpha is None:
+            assert self.ratios is not None
+            return self.ratios
+        least = 10 if self.min_samples is None else self.min_samples
+        return dirichlet_ratios(_length(dataset), self.num_clients, self.alpha, seed, min_samples=least)
+
+    def describe(self) -> dict[str, Any]:
+        """Name and the arguments that are given, for the run's record."""
+        told = super().describe()
+        drawn = ("alpha", "min_samples")
+        return {name: value for name, value in told.items() if name not in drawn or value is not None}
 
 
 class Sizes(_BySize):

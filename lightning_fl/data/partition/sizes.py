@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.functional.dirichlet import sample_dirichlet
 from lightning_fl.seeding import generator
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "check_num_clients",
     "check_ratios",
     "check_sizes",
+    "dirichlet_ratios",
     "iid",
     "quantity",
     "quantity_sizes",
@@ -86,6 +88,49 @@ def quantity_sizes(num_samples: int, ratios: Sequence[float]) -> list[int]:
             " larger ratio or take fewer clients."
         )
     return sizes
+
+
+def dirichlet_ratios(
+    num_samples: int, num_clients: int, alpha: float, seed: int, *, min_samples: int = 10, max_draws: int = 1000
+) -> list[float]:
+    """Shares of the clients in all samples, drawn from Dir(alpha, ..., alpha): unequal sizes with one knob.
+
+    He et al., "FedGraphNN", arXiv:2104.07145 (2021): latent Dirichlet allocation over the sizes, drawn anew until each
+    client has at least 10 samples.
+
+    Args:
+        num_samples: samples to share out.
+        num_clients: N.
+        alpha: concentration > 0; small values give one client nearly everything.
+        seed: seed of the partition.
+        min_samples: least number of samples of a client.
+        max_draws: draws before it is given up.
+
+    Returns:
+        N numbers with sum 1.
+
+    Raises:
+        ConfigurationError: if ``num_clients`` or ``alpha`` is out of range.
+        DataError: if there are too few samples, or no draw gave every client enough.
+    """
+    check_num_clients(num_clients)
+    if num_clients * min_samples > num_samples:
+        raise DataError(
+            f"{num_clients} clients with at least {min_samples} of {num_samples} samples each: ask for at most"
+            f" {num_samples // min_samples} clients, or lower min_samples."
+        )
+    rng, smallest = generator(seed, "partition", "dirichlet sizes"), -1
+    for _ in range(max_draws):
+        ratios: list[float] = sample_dirichlet(alpha, num_clients, rng).tolist()
+        fewest = min(apportion(num_samples, ratios))
+        if fewest >= min_samples:
+            return ratios
+        smallest = max(smallest, fewest)
+    raise DataError(
+        f"none of {max_draws} draws with alpha={alpha} gave each of {num_clients} clients {min_samples} of"
+        f" {num_samples} samples (the best left one client {smallest}): raise alpha, take fewer clients, or lower"
+        " min_samples."
+    )
 
 
 def by_sizes(num_samples: int, sizes: Sequence[int], seed: int) -> list[Tensor]:

@@ -1,0 +1,143 @@
+"""All clients' divisions, each for itself."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lightning_fl.data.division.division import Cut, Division, check_folds
+from lightning_fl.data.division.parts import group_numbers
+from lightning_fl.data.division.random import RandomDivision
+from lightning_fl.data.module import SPLITS, Split
+from lightning_fl.data.partition.sizes import remaining_fractions
+from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.options import check_counts
+
+__all__ = ["ClientShares", "DivisionSettings", "divide_clients"]
+
+#: For every client: the split, and the ascending indices of its samples in the data set that holds the split.
+ClientShares = list[dict[Split, Tensor]]
+
+
+@dataclass(frozen=True)
+class DivisionSettings:
+    """How clients' samples are divided.
+
+    Attributes:
+        division: by what; ``None`` for at random.
+        fractions: shares of train, val and test.
+        folds: K of K-fold cross-validation, or ``None``.
+        fold: which of the folds.
+    """
+
+    division: Division | None
+    fractions: Sequence[float]
+    folds: int | None = None
+    fold: int = 0
+
+    def check(self, owner: object, *, stratified: bool = False) -> None:
+        """Refuse settings that do not go together.
+
+        Args:
+            owner: whose options they are.
+            stratified: whether classes are to keep their proportions.
+
+        Raises:
+            ConfigurationError: they do not.
+        """
+        check_counts(owner, at_least=2, folds=self.folds)
+        check_counts(owner, at_least=0, fold=self.fold)
+        check_folds(self.folds, self.fold, self.fractions)
+        name = type(self.division).__name__
+        if self.folds is not None and self.division is not None and not self.division.takes_folds:
+            raise ConfigurationError(
+                f"folds={self.folds} with {name}: its parts follow one order, of which there are no folds. Leave folds"
+                " out, or take another division."
+            )
+        if stratified and self.division is not None and not isinstance(self.division, RandomDivision):
+            raise ConfigurationError(
+                f"stratified=True with {name}: classes keep their proportions in a division at random only. Leave one"
+                " of them out."
+            )
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nothing but the shares is set."""
+        return self.division is None and self.folds is None
+
+    def describe(self) -> dict[str, object]:
+        """What is set besides the shares, for the run's record."""
+        told: dict[str, object] = {} if self.division is None else {"division": self.division.describe()}
+        return told if self.folds is None else told | {"folds": self.folds, "fold": self.fold}
+
+
+def divide_clients(
+    datasets: Mapping[Split, Dataset],
+    parts: Mapping[Split, Sequence[Tensor]],
+    settings: DivisionSettings,
+    seed: int,
+    names: Sequence[str],
+    *,
+    labels: Tensor | None = None,
+    identities: Sequence[str] | None = None,
+    together: bool = False,
+) -> ClientShares:
+    """Cut the splits that have no data of their own from every client's training samples.
+
+    Args:
+        datasets: the data sets, the training data under "train".
+        parts: split -> every client's ascending indices; at least "train".
+        settings: how they are divided.
+        seed: seed of the partition.
+        names: of the clients.
+        labels: classes of all training data, to keep their proportions; ``None`` for a division without them.
+        identities: which thing every training sample is of; ``None`` if that is not known.
+        together: keep a client's samples of one thing in one part.
+
+    Returns:
+        For every client ascending indices under "train", "val" and "test".
+
+    Raises:
+        DataError: the samples cannot be divided so.
+    """
+    division = settings.division or RandomDivision()
+    keys = division.read(datasets["train"], identities)
+    shares: ClientShares = []
+    for client, name in enumerate(names):
+        train = parts["train"][client].sort().values
+        indices = train.tolist()
+        copies = None
+        if together and identities is not None:
+            copies = group_numbers([identities[index] for index in indices])
+        task = Cut(
+            size=len(train),
+            fractions=remaining_fractions(settings.fractions, list(parts)),
+            own=list(parts),
+            seed=seed,
+            client=client,
+            name=name,
+            labels=None if labels is None else labels[train],
+            copies=copies,
+            folds=settings.folds,
+            fold=settings.fold,
+        )
+        found = division.divide([] if keys is None else [keys[index] for index in indices], task)
+        if copies is not None:
+            _check_copies(found, copies, name, division)
+        own = {split: part[client] for split, part in parts.items()}
+        shares.append(own | {split: train[found[split]] for split in SPLITS if task.is_cut[split]})
+    return shares
+
+
+def _check_copies(parts: Mapping[Split, Tensor], copies: Tensor, client: str, division: Division) -> None:
+    """Refuse parts that divide copies, which were asked to be kept together."""
+    seen = [copies[part].unique() for part in parts.values()]
+    molecules, counts = torch.cat(seen).unique(return_counts=True)
+    if divided := int((counts > 1).sum()):
+        raise DataError(
+            f"client {client}: {type(division).__name__} puts the copies of {divided} of {len(molecules)} molecules"
+            " into more than one part, and duplicates='together' keeps them in one: correct the file, merge the copies, or"
+            " take duplicates: report."
+        )

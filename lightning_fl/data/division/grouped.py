@@ -1,0 +1,66 @@
+"""By groups that are never cut: scaffolds, or a column such as the patient."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lightning_fl.data.division.division import Cut, Division, read_texts
+from lightning_fl.data.division.parts import fold_numbers, group_numbers, grouped_parts, joined_groups
+from lightning_fl.data.module import Split
+from lightning_fl.data.partition.groups import murcko_scaffolds
+from lightning_fl.data.partition.partitioner import read_smiles
+
+__all__ = ["GroupDivision", "ScaffoldDivision"]
+
+
+class GroupDivision(Division):
+    """By a column whose values are never cut: the patient, the batch, a cluster of molecules made elsewhere.
+
+    See :func:`~lightning_fl.data.division.parts.grouped_parts`; folds are those of
+    :func:`~lightning_fl.data.division.parts.fold_numbers`.
+
+    Args:
+        column: name of the column, read with ``dataset.column(name)``.
+        balanced: large groups are for training, the others in random order; otherwise the largest groups are for
+            training and the smallest for test.
+    """
+
+    def __init__(self, *, column: str, balanced: bool = True) -> None:
+        self.column = column
+        self.balanced = balanced
+
+    def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
+        """The column."""
+        return read_texts(dataset, self.column, type(self).__name__)
+
+    def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
+        """Whole groups; copies of one molecule bring their groups together."""
+        groups = group_numbers(keys)
+        if cut.copies is not None:
+            groups = joined_groups(groups, cut.copies)
+        if cut.folds is not None:
+            return cut.by_folds(fold_numbers(cut.size, cut.folds, cut.generator("group folds"), groups=groups))
+        rng = cut.generator("groups")
+        return cut.by_fractions(grouped_parts(groups, cut.fractions, rng, balanced=self.balanced))
+
+
+class ScaffoldDivision(GroupDivision):
+    """Molecules by Bemis-Murcko scaffold, so that test molecules have other scaffolds than those trained on.
+
+    Molecules without a ring share one scaffold. The result depends on the client's molecules, its name and the seed,
+    not on the order of rows nor on other clients.
+
+    Args:
+        balanced: chemprop's ``SCAFFOLD_BALANCED``: scaffolds larger than half of a held-out part are for training,
+            the others in random order. Otherwise DeepChem's ``ScaffoldSplitter``: the most frequent scaffolds are for
+            training and the rarest for test.
+    """
+
+    def __init__(self, *, balanced: bool = True) -> None:
+        self.balanced = balanced
+
+    def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
+        """The scaffolds."""
+        return murcko_scaffolds(read_smiles(dataset, "ScaffoldDivision"))

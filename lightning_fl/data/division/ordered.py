@@ -1,0 +1,82 @@
+"""By time, or any other order."""
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lightning_fl.data.division.division import Cut, Division, read_texts
+from lightning_fl.data.division.parts import ordered_parts
+from lightning_fl.data.module import Split
+from lightning_fl.data.text_table import list_rows
+from lightning_fl.errors import DataError
+
+__all__ = ["OrderDivision"]
+
+
+class OrderDivision(Division):
+    """By a column that orders the samples, such as the date of measurement: the first train, the last are tested on.
+
+    Samples of one date stay together, in the part of the first of them. Where copies of a molecule stay together, the
+    date of the first counts.
+
+    Args:
+        column: name of the column, read with ``dataset.column(name)``: numbers, or dates (and times) in ISO's form
+            such as 2020-04-09; a time without a zone is UTC.
+    """
+
+    takes_folds = False
+
+    def __init__(self, *, column: str) -> None:
+        self.column = column
+
+    def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[float]:
+        """The column as numbers; of dates, seconds.
+
+        Raises:
+            DataError: values are neither all numbers nor all dates.
+        """
+        texts = read_texts(dataset, self.column, "OrderDivision")
+        numbers = [_number(text) for text in texts]
+        dates = [_seconds(text) for text in texts]
+        for values in (numbers, dates):
+            if None not in values:
+                return [value for value in values if value is not None]
+        found = numbers if numbers.count(None) <= dates.count(None) else dates
+        kind = "numbers" if found is numbers else "dates"
+        wrong = [place for place, value in enumerate(found) if value is None]
+        rows = [int(row) for row in read_texts(dataset, None, "OrderDivision")]
+        shown = list_rows([rows[place] for place in wrong], [texts[place] for place in wrong])
+        raise DataError(
+            f"OrderDivision.column={self.column!r}: {len(wrong)} values are no {kind} as the others are: {shown}."
+            " Give all as numbers, or all as dates in ISO's form such as 2020-04-09."
+        )
+
+    def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
+        """See :func:`~lightning_fl.data.division.parts.ordered_parts`."""
+        times = torch.tensor(keys, dtype=torch.float64)
+        if cut.copies is not None:
+            first = torch.full((int(cut.copies.max()) + 1,), math.inf, dtype=torch.float64)
+            times = first.scatter_reduce(0, cut.copies, times, "amin")[cut.copies]
+        ranks = times.unique(return_inverse=True)[1]
+        return cut.by_fractions(ordered_parts(ranks, cut.fractions))
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

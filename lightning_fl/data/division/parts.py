@@ -1,0 +1,155 @@
+"""How one client's samples are divided into parts: pure functions of groups, orders and sizes."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_fl.data.partition.sizes import apportion, split_sizes
+from lightning_fl.data.partition.stratified import stratified_parts
+from lightning_fl.errors import DataError
+
+__all__ = ["fold_numbers", "group_numbers", "grouped_parts", "joined_groups", "ordered_parts"]
+
+
+def group_numbers(keys: Sequence[str]) -> Tensor:
+    """The group of every sample as a number, groups numbered in the order of their names, int64 [n]."""
+    number = {name: place for place, name in enumerate(sorted(set(keys)))}
+    return torch.tensor([number[key] for key in keys], dtype=torch.long)
+
+
+def joined_groups(first: Tensor, second: Tensor) -> Tensor:
+    """The finest groups that cut none of two groupings: samples that share a group of either are together.
+
+    Args:
+        first: groups, integers >= 0, shape [n]; what is joined has the order of these.
+        second: other groups of the same samples, shape [n].
+
+    Returns:
+        Groups numbered from 0 in the order of their smallest group in ``first``, int64 [n].
+    """
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    size, other = int(first.max()) + 1, int(second.max()) + 1
+    ones = torch.ones(len(first), dtype=torch.int8).numpy()
+    links = coo_matrix((ones, (first.numpy(), second.numpy() + size)), shape=(size + other, size + other))
+    _, component = connected_components(links, directed=False)
+    labels = torch.from_numpy(component).long()[first]
+    smallest = torch.full((int(labels.max()) + 1,), size).scatter_reduce(0, labels, first, "amin")
+    rank = torch.empty_like(smallest)
+    rank[smallest.argsort()] = torch.arange(len(smallest))
+    return rank[labels]
+
+
+def grouped_parts(
+    groups: Tensor, fractions: Sequence[float], rng: torch.Generator, *, balanced: bool = True
+) -> list[Tensor]:
+    """Divide samples into training, validation and test samples without cutting a group.
+
+    Groups are taken one after another, each into the first of the three parts that it still fits into, else into the
+    last that has a share; the first group is always for training.
+
+    Args:
+        groups: the group of every sample, integers >= 0, shape [n], n >= 1; the result depends on their numbers and
+            not on the order of the samples.
+        fractions: shares of train, val and test, the first > 0, with sum 1.
+        rng: generator of the order of groups.
+        balanced: groups larger than half of a held-out part come first, so that they are trained on, the others in
+            random order (chemprop's ``SCAFFOLD_BALANCED``); otherwise all groups from the largest to the smallest
+            (DeepChem's ``ScaffoldSplitter``), so that rare groups are tested on; ties in random order.
+
+    Returns:
+        Ascending positions of train, val and test, int64.
+    """
+    names, counts = groups.unique(return_counts=True)
+    sizes = apportion(len(groups), fractions)
+    order = torch.randperm(len(names), generator=rng).tolist()
+    if balanced:
+        held_out = [size for size, share in zip(sizes[1:], fractions[1:], strict=True) if share > 0]
+        large = min(held_out, default=0) / 2
+        order.sort(key=lambda place: int(counts[place]) <= large)
+    else:
+        order.sort(key=lambda place: -int(counts[place]))
+    last = max(part for part, share in enumerate(fractions) if share > 0)
+    filled = [0, 0, 0]
+    part_of = torch.empty(len(names), dtype=torch.long)
+    for place in order:
+        count = int(counts[place])
+        fitting = [part for part in range(3) if fractions[part] > 0 and filled[part] + count <= sizes[part]]
+        part = 0 if filled[0] == 0 else fitting[0] if fitting else last
+        filled[part] += count
+        part_of[place] = part
+    owner = part_of[torch.searchsorted(names, groups)]
+    return [(owner == part).nonzero()[:, 0] for part in range(3)]
+
+
+def ordered_parts(ranks: Tensor, fractions: Sequence[float]) -> list[Tensor]:
+    """Divide samples by an order: the first are for training, then come validation and test.
+
+    Samples of one rank stay together, in the part of the first of them; parts may therefore differ from their shares.
+
+    Args:
+        ranks: place of every sample in the order, integers, shape [n], n >= 1.
+        fractions: shares of train, val and test, the first > 0, with sum 1.
+
+    Returns:
+        Ascending positions of train, val and test, int64.
+    """
+    ends = torch.tensor(split_sizes(len(ranks), fractions)).cumsum(0)
+    ordered = ranks.sort().values
+    begins = torch.searchsorted(ordered, ranks)  # of the first with the same rank
+    part = torch.searchsorted(ends, begins, right=True)
+    return [(part == number).nonzero()[:, 0] for number in range(3)]
+
+
+def fold_numbers(
+    num_samples: int,
+    num_folds: int,
+    rng: torch.Generator,
+    *,
+    groups: Tensor | None = None,
+    labels: Tensor | None = None,
+) -> Tensor:
+    """The fold of every sample: folds of equal size, or as nearly as groups that are not cut allow.
+
+    Args:
+        num_samples: n.
+        num_folds: K.
+        rng: generator of the draws.
+        groups: the group of every sample, [n]: from the largest on, each into the fold that has least samples (as
+            scikit-learn's ``GroupKFold``), ties in random order.
+        labels: classes of the samples, integers, [n], to keep their proportions in every fold; without ``groups``.
+
+    Returns:
+        Folds 0..K-1, int64 [n].
+
+    Raises:
+        DataError: there are fewer samples or groups than folds.
+    """
+    folds = torch.empty(num_samples, dtype=torch.long)
+    if groups is None:
+        _check_units(num_samples, num_folds, "samples")
+        sizes = apportion(num_samples, [1.0] * num_folds)
+        parts = (
+            torch.randperm(num_samples, generator=rng).split(sizes)
+            if labels is None
+            else stratified_parts(labels, sizes, rng)
+        )
+        for fold, part in enumerate(parts):
+            folds[part] = fold
+        return folds
+    names, counts = groups.unique(return_counts=True)
+    _check_units(len(names), num_folds, "groups that are not cut")
+    filled = torch.zeros(num_folds, dtype=torch.long)
+    fold_of = torch.empty(len(names), dtype=torch.long)
+    order = torch.randperm(len(names), generator=rng).tolist()
+    for place in sorted(order, key=lambda place: -int(counts[place])):
+        fold_of[place] = int(filled.argmin())
+        filled[fold_of[place]] += counts[place]
+    return fold_of[torch.searchsorted(names, groups)]
+
+
+def _check_units(count: int, num_folds: int, noun: str) -> None:
+    if count < num_folds:
+        raise DataError(f"{count} {noun} for folds={num_folds}: take fewer folds, or larger clients.")

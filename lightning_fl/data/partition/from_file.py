@@ -1,0 +1,114 @@
+"""A partition and division that another run had, from its record."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lightning_fl.data.cards.fields import listed
+from lightning_fl.data.module import SPLITS, Split
+from lightning_fl.data.partition.partitioner import Partitioner, sample_rows
+from lightning_fl.data.split_file import SplitFile, read_split_file, sums_of
+from lightning_fl.errors import DataError
+from lightning_fl.user_file import existing_file
+
+__all__ = ["FromFile"]
+
+
+class FromFile(Partitioner):
+    """The partition and division of another run, sample for sample, whatever the seed and the version.
+
+    Args:
+        path: ``splits.json`` in that run's folder. The data must be of the same file, by its SHA-256 sum.
+    """
+
+    exact = True
+
+    def __init__(self, *, path: str) -> None:
+        self.path = path
+        self._file: SplitFile | None = None
+
+    @property
+    def _splits(self) -> SplitFile:
+        if self._file is None:
+            self._file = read_split_file(existing_file(self.path, "FromFile.path"))
+            self.names = self._file.names
+            _check_once(self._file)
+        return self._file
+
+    def check_record(self, record: Mapping[str, Any]) -> None:
+        """Refuse data of another file.
+
+        Raises:
+            DataError: the sums differ.
+        """
+        now = sums_of(record.get("files") or [record])
+        known = self._splits.sums
+        if known != now:
+            raise DataError(
+                f"{self._splits.place} is of data with the SHA-256 sum {listed(sorted(known)) or 'of no file'}, these"
+                f" have {listed(sorted(now)) or 'none'}: give the same file of data, or divide these by ListDivision."
+            )
+
+    def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
+        """All samples that every client has of the training data, whatever it did with them."""
+        place_of = _places(dataset, self._splits)
+        parts = self._splits.parts
+        return [
+            _indices([row for split in SPLITS if parts[split] == "train" for row in of[split]], place_of, self._splits)
+            for of in self._splits.clients
+        ]
+
+    def partition_clients(
+        self, datasets: Mapping[Split, Dataset], fractions: Sequence[float], seed: int
+    ) -> dict[Split, list[Tensor]]:
+        """Every client's samples in every split.
+
+        Raises:
+            DataError: the data have other parts, or lack a sample.
+        """
+        file = self._splits
+        own = {split for split, part in file.parts.items() if split == part}
+        if own != set(datasets):
+            raise DataError(
+                f"{file.place} is of data with the parts {listed(sorted(own))}, these have {listed(sorted(datasets))}:"
+                " give the data as in that run."
+            )
+        places = {part: _places(dataset, file) for part, dataset in datasets.items()}
+        return {
+            split: [_indices(of[split], places[file.parts[split]], file) for of in file.clients] for split in SPLITS
+        }
+
+
+def _places(dataset: Any, file: SplitFile) -> dict[int, int]:
+    """Number in the file -> index in the data set."""
+    rows = sample_rows(dataset)
+    if file.by_rows != (rows is not None):
+        raise DataError(f"{file.place} counts {'rows' if file.by_rows else 'samples'}, and these data do not.")
+    return {row: index for index, row in enumerate(range(len(dataset)) if rows is None else rows)}
+
+
+def _indices(rows: Sequence[int], place_of: Mapping[int, int], file: SplitFile) -> Tensor:
+    absent = [str(row) for row in rows if row not in place_of]
+    if absent:
+        raise DataError(
+            f"{file.place} names {len(absent)} {'rows' if file.by_rows else 'samples'} that the data do not have:"
+            f" {listed(absent, 5)}. Give the data as in that run (invalid, identity and duplicates too)."
+        )
+    return torch.tensor([place_of[row] for row in rows], dtype=torch.long).sort().values
+
+
+def _check_once(file: SplitFile) -> None:
+    """Refuse a file that gives a sample to two clients or for two parts."""
+    seen: set[tuple[Split, int]] = set()
+    for name, of in zip(file.names, file.clients, strict=True):
+        for split in SPLITS:
+            numbers = {(file.parts[split], number) for number in of[split]}
+            if both := numbers & seen:
+                raise DataError(
+                    f"{file.place} has sample {min(both)[1]} twice, in the {split} samples of {name} the second time:"
+                    " it is damaged."
+                )
+            seen |= numbers

@@ -1,0 +1,103 @@
+"""``splits.json``: which rows of which file every client trained, validated and tested on. Written by a run."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
+from lightning_fl.errors import DataError
+
+__all__ = ["SplitFile", "read_split_file", "split_file_text", "sums_of"]
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class SplitFile:
+    """The content of such a file.
+
+    Attributes:
+        place: the file, for messages.
+        by_rows: the numbers are of rows, as a spreadsheet shows them; otherwise of samples, from 0.
+        sums: SHA-256 sums of the files of data.
+        parts: the part of the data that each split's samples belong to.
+        names: of the clients.
+        clients: for every client, the numbers of its samples in each split.
+    """
+
+    place: Path
+    by_rows: bool
+    sums: frozenset[str]
+    parts: Mapping[Split, Split]
+    names: list[str]
+    clients: list[dict[Split, list[int]]]
+
+
+def split_file_text(data: FederatedDataModule, clients: Sequence[int]) -> str | None:
+    """The text of a file of some clients.
+
+    Args:
+        data: set up.
+        clients: whose.
+
+    Returns:
+        JSON, a line for every client's split; ``None`` where the data have no numbers.
+    """
+    names, lines = data.client_names(), []
+    for client in clients:
+        rows = data.held_rows(client)
+        if rows is None:
+            return None
+        parts = ",\n".join(f'   "{split}": {json.dumps(list(rows[split]))}' for split in SPLITS)
+        lines.append(f'  {{"name": {json.dumps(names[client])},\n{parts}}}')
+    about = json.dumps({"format": _FORMAT, **data.held_source()}, indent=1)
+    return about[:-2] + ',\n "clients": [\n' + ",\n".join(lines) + "\n ]\n}\n"
+
+
+def read_split_file(path: Path) -> SplitFile:
+    """Read one.
+
+    Raises:
+        DataError: it cannot be read, or is none.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as JSON: {error}. Give the splits.json of a run.") from error
+    try:
+        if content["format"] != _FORMAT:
+            raise DataError(
+                f"{path} is of format {content['format']!r}, this version reads {_FORMAT}: take the version that wrote"
+                " it."
+            )
+        clients = [{split: _numbers(entry[split]) for split in SPLITS} for entry in content["clients"]]
+        parts: dict[Split, Split] = {split: content["parts"][split] for split in SPLITS}
+        if not clients or not set(parts.values()) <= set(SPLITS):
+            raise ValueError("no clients, or no parts")
+        return SplitFile(
+            place=path,
+            by_rows={"rows": True, "samples from 0": False}[content["numbering"]],
+            sums=sums_of(content["files"]),
+            parts=parts,
+            names=[str(entry["name"]) for entry in content["clients"]],
+            clients=clients,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{path} is no splits.json of a run, or is damaged ({error}): check the file.") from error
+
+
+def sums_of(files: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """The SHA-256 sums of files, as far as they are known."""
+    found = [file.get("sha256") for file in files]
+    every = [list(entry.values()) if isinstance(entry, Mapping) else [entry] for entry in found]
+    return frozenset(entry for some in every for entry in some if isinstance(entry, str))
+
+
+def _numbers(values: object) -> list[int]:
+    if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
+        raise ValueError("numbers of samples are expected")
+    if len(set(values)) < len(values):
+        raise ValueError("a sample stands twice in one part")
+    return values
