@@ -131,7 +131,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         return {split: data_digest(part) for split, part in parts.items() if part is not None}
 
     def held_rows(self, client: int) -> Mapping[Split, Sequence[int]] | None:
-        """A client's samples in each split by their numbers in the source, for the record; ``None`` where they have none.
+        """A client's samples in each split by their numbers in the source; ``None`` where they have none.
 
         Called by the hosting rank where data belong to their ranks, else by any.
         """
