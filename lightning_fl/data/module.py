@@ -146,7 +146,7 @@ class FederatedDataModule(LightningDataModule, ABC):
             )
 
     def held_rows(self, client: int) -> Mapping[Split, Sequence[int]] | None:
-        """A client's samples in each split by their numbers in the source, for the record; ``None`` where they have none.
+        """A client's samples in each split by their numbers in the source; ``None`` where they have none.
 
         Called by the hosting rank where data belong to their ranks, else by any.
         """

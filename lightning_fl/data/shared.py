@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from lightning_fl.data.cards.fields import listed
 from lightning_fl.data.digest import data_digest
-from lightning_fl.data.division import ClientShares, Cut, Division, DivisionSettings, RandomDivision, divide_clients
+from lightning_fl.data.division import ClientShares, Division, DivisionSettings, cut_splits, divide_clients
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition import Partitioner
 from lightning_fl.data.partition.partitioner import sample_rows
-from lightning_fl.data.partition.sizes import check_fractions, remaining_fractions
+from lightning_fl.data.partition.sizes import check_fractions
 from lightning_fl.data.partition.stratified import check_classes, stratified_parts
 from lightning_fl.data.targets import dataset_targets
 from lightning_fl.errors import ConfigurationError, DataError
@@ -344,41 +344,6 @@ def class_labels(dataset: Dataset) -> Tensor:
         labels = labels[:, 0]
     check_classes(labels)
     return labels
-
-
-def cut_splits(
-    train: Tensor,
-    fractions: Sequence[float],
-    seed: int,
-    client: int,
-    *,
-    own: Sequence[Split] = ("train",),
-    labels: Tensor | None = None,
-) -> dict[Split, Tensor]:
-    """Divide a client's training samples into those and the splits that have no data set of their own.
-
-    Args:
-        train: the client's samples in the training data, int64, shape [n], n >= 1.
-        fractions: shares of train, val and test; of these, the shares of what is divided are used in proportion.
-        seed: seed of the partition.
-        client: number of the client.
-        own: splits that have their samples, "train" among them.
-        labels: classes of all training data, integers, to keep their proportions; ``None`` to divide at random.
-
-    Returns:
-        Ascending indices under "train" and under every split that is not in ``own``.
-    """
-    cut = Cut(
-        size=len(train),
-        fractions=remaining_fractions(fractions, own),
-        own=own,
-        seed=seed,
-        client=client,
-        name=str(client),
-        labels=None if labels is None else labels[train],
-    )
-    parts = RandomDivision().divide([], cut)
-    return {split: train[parts[split]] for split in SPLITS if cut.is_cut[split]}
 
 
 def warn_of_missing_parts(names: Sequence[str], shares: ClientShares) -> None:

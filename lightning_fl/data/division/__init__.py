@@ -10,7 +10,7 @@ from lightning_fl.data.division.given import ColumnDivision, ListDivision
 from lightning_fl.data.division.grouped import GroupDivision, ScaffoldDivision
 from lightning_fl.data.division.hashed import HashDivision
 from lightning_fl.data.division.ordered import OrderDivision
-from lightning_fl.data.division.random import RandomDivision
+from lightning_fl.data.division.random import RandomDivision, cut_splits
 
 __all__ = [
     "ClientShares",
@@ -24,5 +24,6 @@ __all__ = [
     "OrderDivision",
     "RandomDivision",
     "ScaffoldDivision",
+    "cut_splits",
     "divide_clients",
 ]

@@ -138,6 +138,6 @@ def _check_copies(parts: Mapping[Split, Tensor], copies: Tensor, client: str, di
     if divided := int((counts > 1).sum()):
         raise DataError(
             f"client {client}: {type(division).__name__} puts the copies of {divided} of {len(molecules)} molecules"
-            " into more than one part, and duplicates='together' keeps them in one: correct the file, merge the copies, or"
-            " take duplicates: report."
+            " into more than one part, and duplicates='together' keeps them in one: correct the file, merge the copies,"
+            " or take duplicates: report."
         )

@@ -41,7 +41,9 @@ class HashDivision(Division):
     for federated privacy-preserving machine learning", J. Cheminform. 13 (2021) 96.
 
     Args:
-        by: ``"molecule"``, or ``"scaffold"``, so that all molecules of a Bemis-Murcko scaffold are in one part.
+        by: ``"molecule"``, or ``"scaffold"``, so that all molecules of a Bemis-Murcko scaffold are in one part;
+            frequent scaffolds make very unequal parts, and tautomers, which ``identity: inchikey_no_stereo`` takes for
+            one molecule, may have several scaffolds.
         column: hash this column instead, such as the patient; for data that are no molecules too.
     """
 

@@ -1,5 +1,6 @@
 """The default: at random."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -7,11 +8,11 @@ from torch import Tensor
 
 from lightning_fl.data.division.division import Cut, Division
 from lightning_fl.data.division.parts import fold_numbers, grouped_parts
-from lightning_fl.data.module import Split
-from lightning_fl.data.partition.sizes import split_indices
+from lightning_fl.data.module import SPLITS, Split
+from lightning_fl.data.partition.sizes import remaining_fractions, split_indices
 from lightning_fl.data.partition.stratified import split_stratified
 
-__all__ = ["RandomDivision"]
+__all__ = ["RandomDivision", "cut_splits"]
 
 
 class RandomDivision(Division):
@@ -28,3 +29,38 @@ class RandomDivision(Division):
         if cut.labels is None:
             return split_indices(samples, cut.fractions, cut.seed, cut.client)
         return split_stratified(samples, cut.labels, cut.fractions, cut.seed, cut.client)
+
+
+def cut_splits(
+    train: Tensor,
+    fractions: Sequence[float],
+    seed: int,
+    client: int,
+    *,
+    own: Sequence[Split] = ("train",),
+    labels: Tensor | None = None,
+) -> dict[Split, Tensor]:
+    """Divide a client's training samples into those and the splits that have no data set of their own.
+
+    Args:
+        train: the client's samples in the training data, int64, shape [n], n >= 1.
+        fractions: shares of train, val and test; of these, the shares of what is divided are used in proportion.
+        seed: seed of the partition.
+        client: number of the client.
+        own: splits that have their samples, "train" among them.
+        labels: classes of all training data, integers, to keep their proportions; ``None`` to divide at random.
+
+    Returns:
+        Ascending indices under "train" and under every split that is not in ``own``.
+    """
+    cut = Cut(
+        size=len(train),
+        fractions=remaining_fractions(fractions, own),
+        own=own,
+        seed=seed,
+        client=client,
+        name=str(client),
+        labels=None if labels is None else labels[train],
+    )
+    parts = RandomDivision().divide([], cut)
+    return {split: train[parts[split]] for split in SPLITS if cut.is_cut[split]}

@@ -4,7 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -147,8 +147,8 @@ def _refuse_classes(table: MoleculeTable, column: int, several: Sequence[tuple[i
     wrong = [rows for _, rows in several if _conflicts(table.targets[rows, column])]
     if wrong and bool(((values == 0) | (values == 1)).all()):
         raise DataError(
-            f"{table.place}: {table.target_names[column]!r} has the values 0 and 1 only, and {len(wrong)} molecules have"
-            f" both: {_shown(table, wrong[0], column)}. A mean of classes is none: take duplicates: merge_majority."
+            f"{table.place}: {table.target_names[column]!r} has the values 0 and 1 only, and {len(wrong)} molecules"
+            f" have both: {_shown(table, wrong[0], column)}. Take duplicates: merge_majority for classes."
         )
 
 
@@ -158,9 +158,10 @@ def _shown(table: MoleculeTable, rows: Sequence[int], column: int) -> str:
 
 def _other_fields(
     table: MoleculeTable, kept: Sequence[int], several: Sequence[tuple[int, list[int]]]
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """What the table has for every row besides its targets, of the first rows."""
-    length, found = len(table.smiles), {}
+    length = len(table.smiles)
+    found: dict[str, Any] = {}
     for field in dataclasses.fields(table):
         value = getattr(table, field.name)
         if field.name == "columns":

@@ -11,6 +11,9 @@ from lightning_fl.data.cards.catalogue import CardTarget, MoleculeCard, expect_k
 from lightning_fl.data.cards.lookup import SOURCES, FoundFile, Source, cache_folder, file_sha256, resolve_source
 from lightning_fl.data.module import Split
 from lightning_fl.data.molecules.chemprop import chemprop_loader, expect_chemprop
+from lightning_fl.data.molecules.copies import MoleculeCopies
+from lightning_fl.data.molecules.duplicates import Duplicates
+from lightning_fl.data.molecules.identity import Identity
 from lightning_fl.data.molecules.table import DRUGOOD_PARTS, INVALID_POLICIES, Invalid, MoleculeTable, read_table
 from lightning_fl.data.partition import GroupBy, Partitioner
 from lightning_fl.data.shared import OpenedData, SharedDataModule
@@ -45,19 +48,36 @@ class MoleculeDataModule(SharedDataModule):
         invalid: ``"refuse"`` SMILES that RDKit cannot read with an error, or ``"skip"`` them with a warning.
         graphs: ``"pyg"`` for PyG's, with the features of :mod:`lightning_fl.data.molecules.featurizer`;
             ``"chemprop"`` for chemprop's own data set, features and batches, for its modules (docs/chemprop.md).
-        **kwargs: ``partitioner``, ``split``, ``split_seed``, ``stratified``, ``train_shares``, ``batch_size``,
-            ``eval_batch_size``, ``shuffle`` and ``drop_last`` of :class:`~lightning_fl.data.shared.SharedDataModule`.
+        identity: which molecules are the same: by canonical ``"smiles"``, or by ``"inchikey_no_stereo"``, the first
+            block of the InChIKey, which stereoisomers share.
+        duplicates: what is done with several rows of one molecule, after they are counted: ``"report"`` alone;
+            ``"together"``: a client's rows of one molecule are in one part; or they are merged before they are shared
+            out, a client named by a column keeping a row of its own: ``"merge_mean"`` for values,
+            ``"merge_majority"`` for classes (a missing value where several are as frequent), ``"merge_refuse"`` where
+            all must be equal. What several clients hold stays on one side with the division ``HashDivision``.
+        **kwargs: ``partitioner``, ``split``, ``split_seed``, ``division``, ``folds``, ``fold``, ``stratified``,
+            ``train_shares``, ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
+            :class:`~lightning_fl.data.shared.SharedDataModule`.
 
     Raises:
         ConfigurationError: from the constructor, if an argument is not allowed.
-        DataError: from ``prepare_data`` and ``setup``, if the data are missing or damaged or a client gets no molecule.
+        DataError: from ``prepare_data`` and ``setup``, if the data are missing or damaged, a client gets no molecule,
+            or rows cannot be merged.
     """
 
     sample_noun = "molecule"
     #: The column of SMILES.
     smiles_column: str = "smiles"
 
-    def __init__(self, *, invalid: Invalid = "refuse", graphs: Graphs = "pyg", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        invalid: Invalid = "refuse",
+        graphs: Graphs = "pyg",
+        identity: Identity = "smiles",
+        duplicates: Duplicates = "report",
+        **kwargs: Any,
+    ) -> None:
         # Not above, for RDKit and PyG are slow to load and this class is known by name to every run; and not later, so
         # that processes which are forked from this one share them.
         import lightning_fl.data.molecules.dataset  # noqa: F401
@@ -69,6 +89,10 @@ class MoleculeDataModule(SharedDataModule):
             raise ConfigurationError(f"graphs={graphs!r}: expected one of {', '.join(get_args(Graphs))}.")
         if graphs == "chemprop":
             expect_chemprop()
+        self._copies = MoleculeCopies(identity, duplicates, self.partitioner, self.division)
+        self._copies_together = duplicates == "together"
+        self.identity: Identity = identity
+        self.duplicates: Duplicates = duplicates
         self.invalid = invalid
         self.graphs: Graphs = graphs
         self._loaders: dict[tuple[int, Split], DataLoader] = {}
@@ -81,8 +105,18 @@ class MoleculeDataModule(SharedDataModule):
         from lightning_fl.data.molecules.dataset import MoleculeDataset
 
         opened = self._open_table(allow_download=allow_download)
-        dataset = MoleculeDataset(opened.table, invalid=self.invalid, cache=cache_folder() / "molecules")
+        cache = cache_folder() / "molecules"
+        table = self._copies.merged(opened.table, cache)
+        dataset = MoleculeDataset(table, invalid=self.invalid, cache=cache)
         return OpenedData({"train": dataset}, opened.source, opened.record | {"molecules": len(dataset)})
+
+    def _identities(self) -> list[str]:
+        return self._copies.identities(self.dataset)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read the molecules, share them out and count those that occur several times. Further calls change nothing."""
+        super().setup(stage)
+        self._copies.count(self.dataset, self._shares)
 
     def client_data(self, client: int, split: Split) -> Subset | DataLoader | None:
         """A view of the data set that all clients share, or a chemprop loader; ``None`` where there is nothing."""
@@ -142,7 +176,12 @@ class MoleculeDataModule(SharedDataModule):
 
     def describe(self) -> Mapping[str, Any]:
         """Origin, file, sum, units, licence, partition and sizes, for the run's record."""
-        return {**super().describe(), "target_names": self.target_names, "target_units": self.target_units}
+        return {
+            **super().describe(),
+            "target_names": self.target_names,
+            "target_units": self.target_units,
+            "duplicates": self._copies.describe(),
+        }
 
 
 class MoleculeNet(MoleculeDataModule):

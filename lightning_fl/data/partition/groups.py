@@ -164,15 +164,17 @@ def murcko_scaffolds(smiles: Sequence[str]) -> list[str]:
     """
     from rdkit.Chem import MolFromSmiles
     from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
+    from rdkit.rdBase import BlockLogs
 
     scaffold_of: dict[str, str] = {}  # a molecule often occurs several times, measured in several assays
     for position, text in enumerate(smiles):
         if text in scaffold_of:
             continue
-        molecule = MolFromSmiles(text)
-        if molecule is None:
-            raise DataError(f"smiles[{position}]={text!r} cannot be read by RDKit: correct or remove it.")
-        scaffold_of[text] = MurckoScaffoldSmiles(mol=molecule, includeChirality=False)
+        with BlockLogs():  # a line for every hydrogen that has no neighbour
+            molecule = MolFromSmiles(text)
+            if molecule is None:
+                raise DataError(f"smiles[{position}]={text!r} cannot be read by RDKit: correct or remove it.")
+            scaffold_of[text] = MurckoScaffoldSmiles(mol=molecule, includeChirality=False)
     return [scaffold_of[text] for text in smiles]
 
 
