@@ -22,8 +22,8 @@ class GCN(PyGGCN):
         H^{l+1} = \mathrm{relu}(\hat{A} H^l W_l^T + b_l), \qquad \hat{A} = D^{-1/2} (A + I) D^{-1/2}
 
     Parameters, their first values and results are those of ``torch_geometric.nn.GCN`` (results within rounding). On a
-    CPU :math:`\hat{A}` is made once for all layers and multiplied as a :class:`~lightning_fl.models.segments.SparseMatrix`.
-    PyG's own layers run where a layer has been replaced or has a hook, on other devices and under ``torch.compile``.
+    CPU :math:`\hat{A}` is made once for all layers, a :class:`~lightning_fl.models.segments.SparseMatrix`. PyG's own
+    layers run where a layer has been replaced or has a hook, on other devices and under ``torch.compile``.
 
     Args:
         node_dim: number A of atom features.
@@ -46,23 +46,39 @@ class GCN(PyGGCN):
         last: Any = self.convs[-1]
         return _convolve(self._hidden(x, adjacency), adjacency, last)
 
-    def read_out(self, x: Tensor, edge_index: Tensor, matrix: SparseMatrix) -> Tensor | None:
-        """Sums or means of the atom embeddings, ``matrix @ forward(...)``, [G, D], at the cost of one layer less.
+    def can_read_out(self, x: Tensor) -> bool:
+        """Whether :meth:`read_out` may take the place of a call: nobody watches the module or its layers."""
+        return unobserved(self) and self._is_plain(x)
 
-        Nothing follows the last layer, so the atoms may be summed before it: it then has G rows instead of V.
+    def read_out(self, x: Tensor, edge_index: Tensor, membership: Tensor, molecules: SparseMatrix) -> Tensor:
+        r"""Sums or means of the atom embeddings, ``molecules @ forward(...)``, at the cost of one layer less.
+
+        Nothing follows the last layer, so that the atoms can be summed before its weights are applied, which then have
+        G rows to multiply instead of V. And where no bond joins two molecules, the sum of :math:`\hat{A} H` over a
+        molecule is that of H with every atom weighted by its column sum of :math:`\hat{A}`.
+
+        Args:
+            x: [V, A].
+            edge_index: [2, E].
+            membership: [V], the molecule of each atom.
+            molecules: :func:`~lightning_fl.models.segments.molecule_matrix` of it.
 
         Returns:
-            ``None`` where PyG's own layers must run.
+            [G, D].
         """
-        if not (self._is_plain(x) and unobserved(self)):
-            return None
         adjacency = normalized_adjacency(edge_index, len(x), x.dtype)
+        hidden = self._hidden(x, adjacency)
+        source, target = (membership.index_select(0, end) for end in edge_index)
+        if torch.equal(source, target):
+            pooled = molecules.scale_columns(adjacency.column_sums) @ hidden
+        else:
+            pooled = molecules @ (adjacency @ hidden)
         last: Any = self.convs[-1]
-        pooled = matrix @ (adjacency @ self._hidden(x, adjacency))
-        return F.linear(pooled, last.lin.weight).addcmul(matrix.row_sums.to(pooled.dtype), last.bias)
+        return F.linear(pooled, last.lin.weight) + molecules.row_sums.unsqueeze(1) * last.bias
 
     def _hidden(self, x: Tensor, adjacency: SparseMatrix) -> Tensor:
-        for conv in self.convs[:-1]:
+        convs: Any = self.convs
+        for conv in convs[:-1]:
             x = self.dropout(_convolve(x, adjacency, conv).relu_())
         return x
 

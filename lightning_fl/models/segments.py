@@ -2,8 +2,8 @@
 
 PyG's layers gather a row for every edge and add the rows with ``scatter_add_``. Here the edges are sorted by target
 once for all layers of a forward pass, each target's row is summed without an intermediate row per edge
-(``torch.embedding_bag``), and the gradient is the same product with the transposed matrix. The order of every sum is that
-of the edges, whatever the number of threads.
+(``torch.embedding_bag``), and the gradient is the same product with the transposed matrix. The order of every sum is
+that of the edges, whatever the number of threads.
 """
 
 from dataclasses import dataclass
@@ -41,19 +41,30 @@ class SparseMatrix:
 
     def __matmul__(self, x: Tensor) -> Tensor:
         rows, columns = self.rows, self.columns
-        return _Product.apply(  # type: ignore[no-any-return, no-untyped-call]
-            x, rows.index, rows.pointer, rows.weight, columns.index, columns.pointer, columns.weight
-        )
+        return _Product.apply(x, rows.index, rows.pointer, rows.weight, columns.index, columns.pointer, columns.weight)
 
     @property
     def row_sums(self) -> Tensor:
-        """[R, 1]."""
-        pointer = self.rows.pointer
-        return torch.segment_reduce(self.rows.weight, "sum", offsets=pointer, unsafe=True).unsqueeze(1)
+        """[R]."""
+        return torch.segment_reduce(self.rows.weight, "sum", offsets=self.rows.pointer, unsafe=True)
+
+    def scale_columns(self, scale: Tensor) -> "SparseMatrix":
+        """The matrix with column j multiplied by ``scale[j]``, [C]."""
+        rows, columns = self.rows, self.columns
+        of_column = scale.repeat_interleave(columns.pointer.diff(), output_size=len(columns.index))
+        return SparseMatrix(
+            _Rows(rows.index, rows.pointer, rows.weight * scale.index_select(0, rows.index)),
+            _Rows(columns.index, columns.pointer, columns.weight * of_column),
+        )
+
+    @property
+    def column_sums(self) -> Tensor:
+        """[C]."""
+        return torch.segment_reduce(self.columns.weight, "sum", offsets=self.columns.pointer, unsafe=True)
 
 
 class _Product(torch.autograd.Function):
-    """The product with a sparse matrix given by its rows and its columns; its gradient is a product of the same kind."""
+    """The product with a sparse matrix given by its rows and its columns; its gradient is one of the same kind."""
 
     @staticmethod
     def forward(
@@ -74,10 +85,10 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         index, pointer, weight, column_index, column_pointer, column_weight = ctx.saved_tensors
         transposed = (column_index, column_pointer, column_weight, index, pointer, weight)
-        return _Product.apply(gradient, *transposed), None, None, None, None, None, None  # type: ignore[no-untyped-call]
+        return _Product.apply(gradient, *transposed), None, None, None, None, None, None
 
 
 def normalized_adjacency(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> SparseMatrix:
@@ -163,7 +174,7 @@ def _sort(columns: Tensor, rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]
 
 
 def _is_paired(edge_index: Tensor) -> bool:
-    """Whether every edge is followed by its opposite, so that the matrix of the edges is symmetric, and none is a loop."""
+    """Whether every edge is followed by its opposite, so that their matrix is symmetric, and none is a loop."""
     source, target = edge_index
     if len(source) % 2:
         return False
