@@ -1,7 +1,7 @@
 """Tables in text files, read as texts: unpacked, decoded, divided into cells and checked; and the numbers in them.
 
 Every table that a user or a card names is read here. Cells are separated by commas, semicolons, tabs or bars, whichever
-the header has most of; the file may be packed by gzip, bzip2 or xz, whatever its name.
+the header has most of; the file may be packed by gzip, bzip2, xz or zip, whatever its name.
 """
 
 import bz2
@@ -11,10 +11,13 @@ import gzip
 import io
 import lzma
 import re
+import zipfile
 import zlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.data.cards.fields import did_you_mean, listed
 from lightning_fl.errors import DataError, cut
@@ -23,10 +26,21 @@ from lightning_fl.user_file import foreign_content
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["list_rows", "read_numbers", "read_text", "read_text_table", "refuse_values", "require_columns"]
+__all__ = [
+    "is_excel",
+    "list_rows",
+    "read_numbers",
+    "read_packed",
+    "read_text",
+    "read_text_table",
+    "refuse_twice",
+    "refuse_values",
+    "require_columns",
+]
 
-_SEPARATORS = ",;\t|"
+_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _PACKED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+_ZIP = b"PK\x03\x04"
 _MOST_BYTES = 4 << 30
 _HEAD_BYTES = 512
 _LISTED_ROWS = 10
@@ -63,7 +77,10 @@ def read_text_table(path: Path) -> "pd.DataFrame":
     import pandas as pd  # takes a second to import
 
     text = read_text(path)
-    rows = _rows(text, path)
+    separator = _separator(text)
+    if separator != ",":
+        rank_zero_info(f"{path}: cells are separated by {_SEPARATORS[separator]}")
+    rows = _rows(text, separator, path)
     if not rows:
         raise DataError(f"{path} is empty: check the file.")
     (_, header), *body = rows.items()
@@ -137,18 +154,55 @@ def read_text(path: Path) -> str:
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a file, unpacked."""
+    """The bytes of a table in text, unpacked."""
+    content = read_packed(path)
+    kind = foreign_content(content[:_HEAD_BYTES])
+    if content.startswith(_ZIP) and is_excel(path):
+        kind = "it is an Excel file: save it as CSV (UTF-8)"
+    if kind is not None:
+        raise DataError(f"{path} cannot be read as a table: {kind}.")
+    return content
+
+
+def read_packed(path: Path) -> bytes:
+    """The bytes of a file, unpacked where it is packed by gzip, bzip2, xz or, as the only file in it, by zip.
+
+    Raises:
+        DataError: the file cannot be read, is damaged, unpacks to more than 4 GiB, or is an archive of several files.
+    """
     try:
         with path.open("rb") as stream:
             head = stream.read(_HEAD_BYTES)
+        if head.startswith(_ZIP) and not is_excel(path):
+            return _only_member(path)
         opener: Any = next((opener for start, opener in _PACKED.items() if head.startswith(start)), open)
         with opener(path, "rb") as unpacked:
             content = _bounded(unpacked, path)
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read as a table: {error}. Check the file, or fetch it again.") from error
-    if (kind := foreign_content(content[:_HEAD_BYTES])) is not None:
-        raise DataError(f"{path} cannot be read as a table: {kind}.")
     return content
+
+
+def is_excel(path: Path) -> bool:
+    """Whether an archive is one of Excel's."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return "xl/workbook.xml" in archive.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def _only_member(path: Path) -> bytes:
+    """What an archive holds as its only file, folders and what macOS adds left aside."""
+    with zipfile.ZipFile(path) as archive:
+        members = [one for one in archive.infolist() if not one.is_dir() and not one.filename.startswith("__MACOSX/")]
+        if len(members) != 1:
+            names = listed([one.filename for one in members], 5) or "nothing"
+            raise DataError(f"{path} is a zip archive with {names} in it: pack one table alone, or unpack it.")
+        if members[0].flag_bits & 1:
+            raise DataError(f"{path} is a zip archive with a password: unpack it.")
+        with archive.open(members[0]) as unpacked:
+            return _bounded(unpacked, path)
 
 
 def _bounded(stream: IO[bytes], path: Path) -> bytes:
@@ -178,10 +232,10 @@ def _decoded(content: bytes, path: Path) -> str:
     return text
 
 
-def _rows(text: str, path: Path) -> dict[int, list[str | None]]:
+def _rows(text: str, separator: str, path: Path) -> dict[int, list[str | None]]:
     """Number of a row -> its cells, of the rows that have any text."""
     stream = io.StringIO(text, newline="")
-    reader = csv.reader(stream, delimiter=_separator(text), skipinitialspace=True, strict=True)
+    reader = csv.reader(stream, delimiter=separator, skipinitialspace=True, strict=True)
     rows: dict[int, list[str | None]] = {}
     number, header = 0, None
     while True:
@@ -198,7 +252,7 @@ def _rows(text: str, path: Path) -> dict[int, list[str | None]]:
         if any(cells[len(header) :]):
             raise DataError(
                 f"{path} cannot be read as a table: line {line} has {len(cells)} cells, the header"
-                f" {len(header)}. Correct it, or put texts that hold {_separator(text)!r} in quotes."
+                f" {len(header)}. Correct it, or put texts that hold {separator!r} in quotes."
             )
         rows[number] = cells
 
@@ -225,11 +279,26 @@ def _columns(
         if name is not None or any(place < len(row) and row[place] for row in rows)
     ]
     names = [header[place] or f"Unnamed: {place}" for place in kept]
+    refuse_twice(names, path, kept)
+    return names, kept
+
+
+def refuse_twice(names: Sequence[str], path: Path, kept: Sequence[int] | None = None) -> None:
+    """Refuse columns of one name.
+
+    Args:
+        names: of the columns.
+        path: the file.
+        kept: their places in it, counted from 0, where some were left out.
+
+    Raises:
+        DataError: there are some.
+    """
     for name in names:
         if names.count(name) > 1:
-            places = [str(place + 1) for place in kept if header[place] == name]
+            numbers = range(len(names)) if kept is None else kept
+            places = [str(place + 1) for place, other in zip(numbers, names, strict=True) if other == name]
             raise DataError(
                 f"{path} has the column {name!r} {len(places)} times, as columns {', '.join(places)}: rename all but"
                 " one, or take them away."
             )
-    return names, kept

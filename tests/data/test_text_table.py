@@ -100,11 +100,29 @@ def test_what_is_no_table(file, content, message):
         read_text_table(file(content))
 
 
-def test_an_archive_is_named(tmp_path):
+def test_an_archive_of_one_file_is_that_file(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.csv", "w") as archive:
-        archive.writestr("inner.csv", PLAIN)
-    with pytest.raises(DataError, match="it is a zip archive: unpack it"):
-        read_text_table(tmp_path / "a.csv")
+        archive.mkdir("inside")
+        archive.writestr("inside/inner.csv", PLAIN)
+        archive.writestr("__MACOSX/inside/._inner.csv", "x")
+    (tmp_path / "plain.csv").write_text(PLAIN)
+    assert read_text_table(tmp_path / "a.csv").equals(read_text_table(tmp_path / "plain.csv"))
+
+
+@pytest.mark.parametrize(("names", "found"), [(["a.csv", "b.csv"], "a.csv, b.csv"), ([], "nothing")])
+def test_an_archive_of_several_files(tmp_path, names, found):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("__MACOSX/x", "")
+        for name in names:
+            archive.writestr(name, PLAIN)
+    with pytest.raises(DataError, match=f"is a zip archive with {found} in it: pack one table alone, or unpack it"):
+        read_text_table(tmp_path / "a.zip")
+
+
+def test_a_damaged_archive(tmp_path):
+    (tmp_path / "a.zip").write_bytes(b"PK\x03\x04" + bytes(60))
+    with pytest.raises(DataError, match=r"a\.zip cannot be read as a table: File is not a zip file"):
+        read_text_table(tmp_path / "a.zip")
 
 
 def test_a_small_file_that_unpacks_to_a_large_one(file, monkeypatch):

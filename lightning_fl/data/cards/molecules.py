@@ -1,25 +1,38 @@
 """Cards of tables of molecules."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
 from lightning_fl.data.cards.card import Card
-from lightning_fl.data.cards.fields import CardFile, read_count, read_keys, read_list, read_only_file, read_text
+from lightning_fl.data.cards.fields import (
+    CardFile,
+    read_choice,
+    read_count,
+    read_keys,
+    read_list,
+    read_only_file,
+    read_text,
+)
 from lightning_fl.errors import ConfigurationError
 
 __all__ = ["FORMATS", "CardTarget", "MoleculeCard"]
 
 #: File formats of cards that describe molecules.
 FORMATS = ("csv", "csv.gz", "drugood-json")
+#: What a target's values may be changed by.
+TRANSFORMS = ("log10", "-log10")
 
 
 @dataclass(frozen=True)
 class CardTarget:
-    """A column to predict and its unit."""
+    """A column to predict, its unit, and what its values are changed by: log10 or -log10 of ``factor`` times it."""
 
     name: str
     unit: str
+    transform: Literal["log10", "-log10"] | None = None
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +83,10 @@ class MoleculeCard(Card):
             unit = read_text(others, "unit", f"{at}.targets")
         else:
             targets = tuple(
-                CardTarget(name=read_text(entry, "name", of), unit=read_text(entry, "unit", of))
+                _read_target(entry, of)
                 for number, item in enumerate(read_list(columns["targets"], f"{at}.targets"))
                 for of in [f"{at}.targets[{number}]"]
-                for entry in [read_keys(item, ("name", "unit"), of)]
+                for entry in [read_keys(item, ("name", "unit"), of, ("transform", "factor"))]
             )
             not_targets, unit = (), "not given"
             if not targets:
@@ -131,3 +144,19 @@ class MoleculeCard(Card):
     @property
     def _others(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.required, *self.not_targets)))
+
+
+def _read_target(entry: Mapping[str, Any], where: str) -> CardTarget:
+    """An entry of ``columns.targets``."""
+    transform = read_choice(entry, "transform", TRANSFORMS, where) if "transform" in entry else None
+    factor = entry.get("factor", 1.0)
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
+        raise ConfigurationError(f"{where}, factor={factor!r}: give a number above 0.")
+    if transform is None and "factor" in entry:
+        raise ConfigurationError(f"{where}, factor={factor!r} is for a transform: give one of {', '.join(TRANSFORMS)}.")
+    return CardTarget(
+        name=read_text(entry, "name", where),
+        unit=read_text(entry, "unit", where),
+        transform=cast(Literal["log10", "-log10"] | None, transform),
+        factor=float(factor),
+    )

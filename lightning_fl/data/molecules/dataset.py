@@ -34,7 +34,8 @@ class MoleculeDataset(InMemoryDataset):
     """n molecules as graphs with the features of :mod:`lightning_fl.data.molecules.featurizer`.
 
     An item is a ``torch_geometric.data.Data`` with ``x [V, ATOM_DIM]``, ``edge_index [2, E]``, ``edge_attr
-    [E, BOND_DIM]`` and ``y [1, T]`` float32, NaN where a target is missing. A molecule without bonds has E = 0.
+    [E, BOND_DIM]`` and ``y [1, T]`` float32, NaN where a target is missing; where targets are censored also ``y_bound
+    [1, T]`` (0: a value, -1: at most this, +1: at least this). A molecule without bonds has E = 0.
 
     Indexing with a slice or a list gives a view; ``smiles``, ``targets``, ``rows`` and ``column`` follow it.
 
@@ -79,11 +80,14 @@ class MoleculeDataset(InMemoryDataset):
         edge_ptr = torch.cat([graphs.edge_ptr[:1], graphs.edge_ptr[valid + 1]])
         targets = table.targets[valid]
         self._data = Data(x=graphs.x, edge_index=graphs.edge_index, edge_attr=graphs.edge_attr, y=targets)
+        bounds = {} if table.bounds is None else {"y_bound": table.bounds[valid]}
+        for name, values in bounds.items():
+            self._data[name] = values
         self.slices = {
             "x": atom_ptr,
             "edge_index": edge_ptr,
             "edge_attr": edge_ptr,
-            "y": torch.arange(len(targets) + 1),
+            **{name: torch.arange(len(targets) + 1) for name in ("y", *bounds)},
         }
 
     @property

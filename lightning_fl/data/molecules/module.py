@@ -14,7 +14,14 @@ from lightning_fl.data.molecules.chemprop import chemprop_loader, expect_chempro
 from lightning_fl.data.molecules.copies import MoleculeCopies
 from lightning_fl.data.molecules.duplicates import Duplicates
 from lightning_fl.data.molecules.identity import Identity
-from lightning_fl.data.molecules.table import DRUGOOD_PARTS, INVALID_POLICIES, Invalid, MoleculeTable, read_table
+from lightning_fl.data.molecules.table import (
+    DRUGOOD_PARTS,
+    INVALID_POLICIES,
+    Invalid,
+    MoleculeTable,
+    TargetTransform,
+    read_table,
+)
 from lightning_fl.data.partition import GroupBy, Partitioner
 from lightning_fl.data.shared import OpenedData, SharedDataModule
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
@@ -146,11 +153,9 @@ class MoleculeDataModule(SharedDataModule):
             )
         from lightning_fl.data.molecules.dataset import MoleculeDataset
 
-        if not path.endswith((".csv", ".csv.gz")):
-            raise ConfigurationError(f"{path!r}: expected a file of molecules that ends in .csv or .csv.gz.")
         table = read_table(
             existing_file(path),
-            file_format="csv.gz" if path.endswith(".gz") else "csv",
+            file_format="csv",
             smiles=self.smiles_column,
             targets=record["target_names"],
             units=record["target_units"],
@@ -303,7 +308,7 @@ class DrugOOD(MoleculeDataModule):
 
 
 class MoleculeCSV(MoleculeDataModule):
-    """Molecules of a CSV file of one's own (``.csv`` or ``.csv.gz``).
+    """Molecules of a table of one's own: CSV (or with semicolons, tabs, bars), packed or not, Parquet, Excel, SDF.
 
     Args:
         path: the file.
@@ -312,6 +317,7 @@ class MoleculeCSV(MoleculeDataModule):
         smiles_column: the column of SMILES.
         group_column: makes each value of this column a client, named after it; instead of ``partitioner``.
         partitioner: who gets which molecules; instead of ``group_column``.
+        censored: cells such as ">5" and "<=0.1" are bounds; else they are refused.
         **kwargs: arguments of :class:`MoleculeDataModule`.
     """
 
@@ -324,6 +330,7 @@ class MoleculeCSV(MoleculeDataModule):
         smiles_column: str = "smiles",
         group_column: str | None = None,
         partitioner: Partitioner | None = None,
+        censored: bool = False,
         **kwargs: Any,
     ) -> None:
         if (group_column is None) == (partitioner is None):
@@ -332,8 +339,6 @@ class MoleculeCSV(MoleculeDataModule):
                 "deal groups to fewer clients use partitioner GroupBy with num_clients."
             )
         super().__init__(partitioner=partitioner or GroupBy(column=str(group_column)), **kwargs)
-        if not path.endswith((".csv", ".csv.gz")):
-            raise ConfigurationError(f"path={path!r}: expected a file that ends in .csv or .csv.gz.")
         if not target_columns:
             raise ConfigurationError("target_columns=[]: name at least one column to predict.")
         if target_units is not None and len(target_units) != len(target_columns):
@@ -345,16 +350,18 @@ class MoleculeCSV(MoleculeDataModule):
         self.units = target_units or ["not given"] * len(target_columns)
         self.smiles_column = smiles_column
         self.group_column = group_column
+        self.censored = censored
 
     def _open_table(self, *, allow_download: bool) -> _OpenedTable:
         path = existing_file(self.path)
         table = read_table(
             path,
-            file_format="csv.gz" if path.suffix == ".gz" else "csv",
+            file_format="csv",
             smiles=self.smiles_column,
             targets=self.target_columns,
             units=self.units,
             required=[self.group_column] if self.group_column else [],
+            censored=self.censored,
         )
         return _OpenedTable(table, "user", {"file": path.name, "sha256": file_sha256(path), "rows": len(table.smiles)})
 
@@ -385,6 +392,12 @@ def _open_card(
         parts=parts,
         not_targets=card.not_targets,
         select=select,
+        censored=card.censored,
+        transforms={
+            target.name: TargetTransform(target.transform, target.factor)
+            for target in card.targets
+            if target.transform is not None
+        },
     )
     record = {
         **card.describe(),

@@ -1,6 +1,7 @@
 """Tables of molecules: SMILES, targets and further columns, read from a file and checked."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,22 +12,50 @@ from torch import Tensor
 
 from lightning_fl.data.cards.catalogue import FORMATS
 from lightning_fl.data.cards.fields import did_you_mean, listed
-from lightning_fl.data.text_table import read_numbers, read_text_table, refuse_values, require_columns
+from lightning_fl.data.table_file import read_table_file
+from lightning_fl.data.text_table import read_numbers, refuse_values, require_columns
 from lightning_fl.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["DRUGOOD_PARTS", "INVALID_POLICIES", "Invalid", "MoleculeTable", "read_table"]
+__all__ = ["DRUGOOD_PARTS", "INVALID_POLICIES", "Invalid", "MoleculeTable", "TargetTransform", "read_table"]
 
 #: The parts of a DrugOOD file, in the order in which they are read.
 DRUGOOD_PARTS = ("train", "iid_val", "iid_test", "ood_val", "ood_test")
 #: Beyond it, float32 cannot hold the sum of the squares of some thousands.
 _LARGEST = 1e17
 
+#: A bound: "at most" and "at least" are not told from "less" and "more".
+_RELATION = r"([<>≤≥])\s*=?\s*(?=[-+.\d])"
+
 #: What is done with SMILES that RDKit cannot read.
 Invalid = Literal["refuse", "skip"]
 INVALID_POLICIES: tuple[Invalid, ...] = ("refuse", "skip")
+
+
+@dataclass(frozen=True)
+class TargetTransform:
+    """What the values of a target are changed by when they are read.
+
+    Attributes:
+        function: ``"log10"`` or ``"-log10"``, as in pIC50.
+        factor: what values are multiplied by before: 1e-6 for micromolar to molar.
+    """
+
+    function: Literal["log10", "-log10"]
+    factor: float = 1.0
+
+    @property
+    def sign(self) -> float:
+        """Of the change: "at most" becomes "at least" where it is negative."""
+        return -1.0 if self.function.startswith("-") else 1.0
+
+    def values(self, numbers: "pd.Series") -> "pd.Series":
+        """The changed numbers."""
+        import numpy as np
+
+        return self.sign * np.log10(self.factor * numbers)
 
 
 @dataclass(frozen=True)
@@ -36,6 +65,7 @@ class MoleculeTable:
     Attributes:
         smiles: n SMILES strings, blanks at both ends removed.
         targets: float32 ``[n, T]``; NaN where a value is missing.
+        bounds: float32 ``[n, T]``: 0 for a value, -1 for "at most", +1 for "at least"; ``None`` where all are values.
         target_names: the T columns' names.
         target_units: the T units, as text.
         columns: every other column: name to n texts, ``None`` where a cell is empty.
@@ -51,6 +81,7 @@ class MoleculeTable:
     columns: dict[str, list[str | None]]
     rows: list[int]
     place: str
+    bounds: Tensor | None = None
 
 
 def read_table(
@@ -64,13 +95,16 @@ def read_table(
     parts: Sequence[str] | None = None,
     not_targets: Sequence[str] = (),
     select: Mapping[str, str] | None = None,
+    censored: bool = False,
+    transforms: Mapping[str, TargetTransform] | None = None,
 ) -> MoleculeTable:
     """Read a file of molecules.
 
     Args:
         path: the file.
-        file_format: ``"csv"``, ``"csv.gz"`` or ``"drugood-json"``: an object whose ``split`` holds lists of records,
-            one list a part; the part's name is kept as the column ``split``.
+        file_format: ``"csv"`` or ``"csv.gz"`` for any table that
+            :func:`~lightning_fl.data.table_file.read_table_file` reads, or ``"drugood-json"``: an object whose
+            ``split`` holds lists of records, one list a part; the part's name is kept as the column ``split``.
         smiles: the column of SMILES.
         targets: the columns to predict, at least one; ``None`` for all but ``smiles``, ``required`` and
             ``not_targets`` that have a value in some row.
@@ -79,6 +113,8 @@ def read_table(
         parts: the parts of a DrugOOD file to read, in this order; ``None`` for all.
         not_targets: see ``targets``.
         select: column -> the value that rows must have there; ``None`` for all rows.
+        censored: targets may be bounds, such as "> 99.5" or "<= 0.05"; else these are refused.
+        transforms: target -> what its values are changed by.
 
     Raises:
         ConfigurationError: the format or a part is unknown, ``parts`` is given for another format, no target is named,
@@ -96,7 +132,7 @@ def read_table(
     elif parts is not None:
         raise ConfigurationError(f"parts={list(parts)!r}: a file of format {file_format} has no parts; leave it out.")
     else:
-        frame = read_text_table(path)
+        frame = read_table_file(path, smiles=smiles)
     require_columns(frame, (smiles, *(targets or ()), *required, *(select or {})), str(path))
     for column, value in (select or {}).items():
         frame = _selected(frame, column, value, path)
@@ -107,9 +143,12 @@ def read_table(
             raise DataError(f"{path} has no column with a value to predict besides {', '.join(sorted(known))}.")
         units = [str(units)] * len(targets)
     others = [name for name in frame.columns if name not in (smiles, *targets)]
+    read = [_numbers(frame[name], path, censored, (transforms or {}).get(name)) for name in targets]
+    bounds = torch.stack([bound for _, bound in read], dim=1)
     return MoleculeTable(
         smiles=[value or "" for value in frame[smiles]],
-        targets=torch.stack([_numbers(frame[name], path) for name in targets], dim=1),
+        targets=torch.stack([numbers for numbers, _ in read], dim=1),
+        bounds=bounds if bool(bounds.any()) else None,
         target_names=list(targets),
         target_units=list(units),
         columns={str(name): frame[name].tolist() for name in others},
@@ -165,15 +204,38 @@ def _cell(value: object) -> str | None:
     return str(value).strip() or None
 
 
-def _numbers(column: "pd.Series", path: Path) -> Tensor:
-    """A target column as float32 ``[n]``."""
+def _numbers(
+    column: "pd.Series", path: Path, censored: bool, transform: TargetTransform | None
+) -> tuple[Tensor, Tensor]:
+    """A target column as float32 ``[n]``, and which of its values are bounds, float32 ``[n]``."""
     place = f"{path}, target column {column.name!r}"
+    bounds = torch.zeros(len(column))
+    if censored:
+        column, bounds = _without_relations(column)
     numbers, wrong = read_numbers(column)
-    refuse_values(wrong, place, "are not finite numbers", "Correct them, or leave the cells empty for missing values")
+    mend = "Correct them, or leave the cells empty for missing values"
+    if not censored and wrong.astype(str).str.match(_RELATION).any():
+        mend += ", or read bounds such as '>5' as censored values with censored: true"
+    refuse_values(wrong, place, "are not finite numbers", mend)
+    if transform is not None:
+        refuse_values(
+            column[numbers <= 0], place, f"are not above 0, and have no logarithm ({transform.function})", mend
+        )
+        numbers, bounds = transform.values(numbers), bounds * transform.sign
     large = column[numbers.abs() > _LARGEST]
     refuse_values(
         large, place, f"are above {_LARGEST:g}, where float32 cannot hold their squares", "Choose a smaller unit"
     )
     if numbers.isna().all():
         raise DataError(f"{place} is empty: choose another column.")
-    return torch.from_numpy(numbers.to_numpy(copy=True)).float()
+    return torch.from_numpy(numbers.to_numpy(copy=True)).float(), bounds
+
+
+def _without_relations(column: "pd.Series") -> "tuple[pd.Series, Tensor]":
+    """The cells without "<" and ">" before a number, and -1 or +1 where one stood."""
+    cells, bounds = column.copy(), torch.zeros(len(column))
+    for place, cell in enumerate(column):
+        if cell is not None and (found := re.match(_RELATION, str(cell))):
+            cells.iloc[place] = str(cell)[found.end() :]
+            bounds[place] = -1.0 if found[1] in ("<", "≤") else 1.0
+    return cells, bounds

@@ -1,0 +1,126 @@
+import gzip
+import importlib.util
+import zipfile
+
+import pandas as pd
+import pytest
+from rdkit import Chem
+
+from lightning_fl.data import text_table
+from lightning_fl.data.table_file import read_table_file
+from lightning_fl.data.text_table import read_text_table
+from lightning_fl.errors import ConfigurationError, DataError
+
+TEXT = "smiles,y,count,lab\nCCO,1.5,3,a\nC,,4,NA\nc1ccccc1,-2e-3,5,b\n"
+
+
+@pytest.fixture
+def frame(tmp_path):
+    (tmp_path / "mine.csv").write_text(TEXT)
+    return read_text_table(tmp_path / "mine.csv")
+
+
+def typed():
+    return pd.DataFrame(
+        {"smiles": ["CCO", "C", "c1ccccc1"], "y": [1.5, None, -2e-3], "count": [3, 4, 5], "lab": ["a", "NA", "b"]}
+    )
+
+
+def same(found, expected):
+    assert found.columns.tolist() == expected.columns.tolist()
+    assert found.index.tolist() == expected.index.tolist()
+    for name in ("smiles", "lab", "count"):
+        assert found[name].tolist() == expected[name].tolist()
+    assert [None if cell is None else float(cell) for cell in found["y"]] == [1.5, None, -2e-3]
+
+
+def test_a_text_is_read_as_before(tmp_path, frame):
+    assert read_table_file(tmp_path / "mine.csv").equals(frame)
+
+
+def test_parquet_is_the_same_table(tmp_path, frame):
+    typed().to_parquet(tmp_path / "any.name")
+    same(read_table_file(tmp_path / "any.name"), frame)
+
+
+def test_excel_is_the_same_table(tmp_path, frame):
+    typed().to_excel(tmp_path / "mine.xlsx", index=False)
+    same(read_table_file(tmp_path / "mine.xlsx"), frame)
+
+
+def write_sdf(path, count=2, broken=False):
+    with Chem.SDWriter(str(path)) as writer:
+        for number in range(count):
+            molecule = Chem.MolFromSmiles("C" * (number + 1) + "O")
+            molecule.SetProp("y", f" {number}.50 ")
+            molecule.SetProp("lab", "NA")
+            writer.write(molecule)
+    if broken:
+        path.write_text(path.read_text() + "no molecule\n\n\n  1  0  0 nonsense\nM  END\n$$$$\n")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_fields_of_an_sdf_are_columns(tmp_path, packed):
+    path = tmp_path / "mine.sdf"
+    write_sdf(path)
+    if packed:
+        (tmp_path / "mine.sdf.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path = tmp_path / "mine.sdf.gz"
+    found = read_table_file(path, smiles="structure")
+    assert found.to_dict("list") == {"structure": ["CO", "CCO"], "y": ["0.50", "1.50"], "lab": ["NA", "NA"]}
+    assert found.index.tolist() == [1, 2]
+
+
+def test_a_record_that_is_no_molecule_is_an_empty_row(tmp_path):
+    write_sdf(tmp_path / "mine.sdf", broken=True)
+    found = read_table_file(tmp_path / "mine.sdf", smiles="smiles")
+    assert found["smiles"].tolist() == ["CO", "CCO", None]
+    assert found["y"].tolist() == ["0.50", "1.50", None]
+
+
+def test_an_sdf_without_records(tmp_path):
+    (tmp_path / "mine.sdf").write_text("")
+    with pytest.raises(DataError, match=r"mine\.sdf has no records"):
+        read_table_file(tmp_path / "mine.sdf", smiles="smiles")
+
+
+def test_an_sdf_where_no_molecules_are_asked_for(tmp_path):
+    write_sdf(tmp_path / "mine.sdf")
+    with pytest.raises(DataError, match=r"mine\.sdf is an SDF, which holds molecules"):
+        read_table_file(tmp_path / "mine.sdf")
+
+
+@pytest.mark.parametrize(("package", "extra"), [("pyarrow", "parquet"), ("openpyxl", "excel")])
+def test_what_reads_it_is_not_installed(tmp_path, monkeypatch, package, extra):
+    path = tmp_path / "table"
+    with path.open("wb") as file:
+        typed().to_parquet(file) if extra == "parquet" else typed().to_excel(file, index=False, engine="openpyxl")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    with pytest.raises(ConfigurationError, match=rf"needs {package}.*pip install lightning-fl\[{extra}\]"):
+        read_table_file(path)
+
+
+def test_damaged_files_are_named(tmp_path):
+    (tmp_path / "a").write_bytes(b"PAR1" + bytes(50))
+    with pytest.raises(DataError, match="cannot be read as Parquet"):
+        read_table_file(tmp_path / "a")
+    with zipfile.ZipFile(tmp_path / "b", "w") as archive:
+        archive.writestr("xl/workbook.xml", "nonsense")
+    with pytest.raises(DataError, match="cannot be read as an Excel file"):
+        read_table_file(tmp_path / "b")
+
+
+def test_columns_of_one_name_are_refused(tmp_path):
+    pd.DataFrame([["C", 1, 2]], columns=["smiles", "y", "y"]).to_excel(tmp_path / "a.xlsx", index=False)
+    with pytest.raises(DataError, match="has the column 'y' 2 times, as columns 2, 3"):
+        read_table_file(tmp_path / "a.xlsx")
+
+
+@pytest.mark.parametrize(("separator", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars")])
+def test_another_separator_is_said(tmp_path, frame, separator, name, monkeypatch):
+    said = []
+    monkeypatch.setattr(text_table, "rank_zero_info", said.append)
+    (tmp_path / "other.csv").write_text(TEXT.replace(",", separator))
+    assert read_table_file(tmp_path / "other.csv").equals(frame)
+    assert said == [f"{tmp_path / 'other.csv'}: cells are separated by {name}"]
