@@ -34,7 +34,7 @@ class Reading:
         smiles_column: the column of SMILES, where it is another one than the run's.
     """
 
-    rows: int = 10_000
+    rows: int = 2_000
     workers: int = 1
     smiles_column: str | None = None
 

@@ -32,7 +32,7 @@ class RunPredictor:
             "all"; ``None`` for the shared model. See :func:`lightning_fl.prediction.models.choose_models`.
         trust: the run's ``config.yaml`` may name classes that are not of this package: their code runs.
         accelerator: "cpu", "cuda" or "auto".
-        batch_size: most samples in a batch; ``None`` for four evaluation batches of the run.
+        batch_size: most samples in a batch; ``None`` for as many as in an evaluation of the run.
         rows: most rows in a chunk: what is in memory at once.
         workers: processes that make samples of texts.
         smiles_column: the column of SMILES, where it is another one than the run's.
@@ -56,7 +56,7 @@ class RunPredictor:
         trust: bool = False,
         accelerator: str = "auto",
         batch_size: int | None = None,
-        rows: int = 10_000,
+        rows: int = 2_000,
         workers: int = 1,
         smiles_column: str | None = None,
         similarity: bool = False,
