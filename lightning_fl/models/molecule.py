@@ -1,6 +1,7 @@
 """A model of molecules: predicts one or more numbers, such as a solubility, from the molecular graph."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -15,7 +16,7 @@ from lightning_fl.models.optimizers import OptimizerName, check_optimizer, make_
 from lightning_fl.options import check_counts, check_numbers
 
 if TYPE_CHECKING:
-    from torch_geometric.nn.aggr import Aggregation
+    from lightning_fl.models.gcn import GCN
 
 __all__ = ["MoleculeModel", "ReadoutName", "masked_mse", "target_moments"]
 
@@ -227,9 +228,26 @@ class MoleculeModel(LightningModule):
 
     def _predict_standardized(self, batch: Any) -> Tensor:
         self._check_features(batch)
-        atoms = self.encoder(batch.x, batch.edge_index, edge_attr=batch.edge_attr)
+        return self.head(self._embed(batch))
+
+    def _embed(self, batch: Any) -> Tensor:
+        """What the readout gives, [G, D]."""
         # dim_size, for the last molecules of a batch may have no atom and still need a row.
-        return self.head(self.readout(atoms, index=batch.batch, dim_size=batch.num_graphs))
+        molecules = {"index": batch.batch, "dim_size": batch.num_graphs}
+        encoder = self._early_encoder(batch.x)
+        if encoder is not None:
+            return self.readout(encode=partial(encoder.read_out, batch.x, batch.edge_index, batch.batch), **molecules)
+        return self.readout(self.encoder(batch.x, batch.edge_index, edge_attr=batch.edge_attr), **molecules)
+
+    def _early_encoder(self, x: Tensor) -> "GCN | None":
+        """The encoder, if it may sum a molecule's atoms before its last layer and nobody looks between."""
+        from lightning_fl.models.gcn import GCN
+        from lightning_fl.models.readouts import LinearReadout
+
+        encoder = self.encoder
+        if not isinstance(encoder, GCN) or not isinstance(self.readout, LinearReadout):
+            return None
+        return encoder if encoder.can_read_out(x) else None
 
     def _loss(self, prediction: Tensor, batch: Any) -> Tensor:
         self._check_targets(batch)
@@ -300,12 +318,14 @@ class MoleculeModel(LightningModule):
             )
 
 
-def _build_readout(name: ReadoutName, dim: int) -> "Aggregation":
-    from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, Set2Set, SumAggregation
+def _build_readout(name: ReadoutName, dim: int) -> nn.Module:
+    from torch_geometric.nn.aggr import MaxAggregation, Set2Set
+
+    from lightning_fl.models.readouts import LinearReadout
 
     if name == "set2set":
         return Set2Set(dim, processing_steps=_SET2SET_STEPS)
-    return {"mean": MeanAggregation, "sum": SumAggregation, "max": MaxAggregation}[name]()
+    return MaxAggregation() if name == "max" else LinearReadout(name)
 
 
 def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
