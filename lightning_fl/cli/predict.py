@@ -74,7 +74,9 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         help="Samples in a batch (default: as in an evaluation of the run).",
     )
     parser.add_argument("--chunk_rows", type=int, default=2_000, help="Rows that are in memory at once.")
-    parser.add_argument("--workers", type=int, default=1, help="Processes that read molecules.")
+    parser.add_argument(
+        "--workers", type=int | None, default=None, help="Processes that read molecules (default: one per core)."
+    )
     parser.add_argument(
         "--trust",
         action="store_true",

@@ -223,7 +223,7 @@ def test_the_file_is_there_whole_or_not_at_all(run, command):
         (
             "bad.csv",
             b"smiles\nxx\n\nyy\n",
-            "bad.csv: no prediction can be made for any of its 2 rows; the first: not a",
+            "bad.csv: no prediction can be made for any of its 2 rows; the first: not",
         ),
         ("no.csv", b"smile\nCO\n", "no.csv has no column 'smiles' (did you mean 'smile'?). It has smile."),
         ("null.csv", b"smi\0les\nCO\n", "null.csv cannot be read as a table: it holds bytes of zero, it is no text."),
@@ -259,9 +259,7 @@ def test_runs_that_are_none(run, command):
 
 
 def test_what_python_gives_that_is_no_molecule(run):
-    with pytest.raises(
-        DataError, match=r"new samples of type list: give a file, a table or a list of texts, at least one"
-    ):
+    with pytest.raises(DataError, match=r"new samples of type list: give a file, a table or a list of texts, at least"):
         predict(run, [1, 2])
     with pytest.raises(DataError, match=r"the table has no rows: give at least one\."):
         predict(run, pd.DataFrame({"smiles": []}))
