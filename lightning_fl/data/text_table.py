@@ -157,7 +157,7 @@ def _content(path: Path) -> bytes:
     """The bytes of a table in text, unpacked."""
     content = read_packed(path)
     kind = foreign_content(content[:_HEAD_BYTES])
-    if content.startswith(_ZIP) and is_excel(path):
+    if content.startswith(_ZIP) and _seems_excel(content[:_HEAD_BYTES], path):
         kind = "it is an Excel file: save it as CSV (UTF-8)"
     if kind is not None:
         raise DataError(f"{path} cannot be read as a table: {kind}.")
@@ -173,7 +173,7 @@ def read_packed(path: Path) -> bytes:
     try:
         with path.open("rb") as stream:
             head = stream.read(_HEAD_BYTES)
-        if head.startswith(_ZIP) and not is_excel(path):
+        if head.startswith(_ZIP) and not _seems_excel(head, path):
             return _only_member(path)
         opener: Any = next((opener for start, opener in _PACKED.items() if head.startswith(start)), open)
         with opener(path, "rb") as unpacked:
@@ -181,6 +181,10 @@ def read_packed(path: Path) -> bytes:
     except (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read as a table: {error}. Check the file, or fetch it again.") from error
     return content
+
+
+def _seems_excel(head: bytes, path: Path) -> bool:
+    return b"[Content_Types].xml" in head or is_excel(path)
 
 
 def is_excel(path: Path) -> bool:
