@@ -56,9 +56,10 @@ def grouped_parts(
         fractions: shares of train, val and test, the first > 0, with sum 1.
         rng: generator of the order of groups.
         balanced: groups larger than half of a held-out part come first, so that they are trained on, the others in
-            random order (chemprop's ``SCAFFOLD_BALANCED``, which shuffles the large ones too; here they come from the
-            largest on, so that none overfills a held-out part while training has room); otherwise all groups from the largest to the smallest
-            (DeepChem's ``ScaffoldSplitter``), so that rare groups are tested on; ties in random order.
+            random order: chemprop's ``SCAFFOLD_BALANCED``, which shuffles the large ones too, where here they come
+            from the largest on, so that none overfills a held-out part while training has room. Otherwise all groups
+            from the largest to the smallest (DeepChem's ``ScaffoldSplitter``), so that rare groups are tested on.
+            Ties are in random order.
 
     Returns:
         Ascending positions of train, val and test, int64.

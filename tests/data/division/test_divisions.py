@@ -57,17 +57,16 @@ def test_single_samples_make_parts_of_the_exact_shares():
 
 
 def test_large_groups_are_trained_on_and_the_smallest_are_tested_on():
-    groups = torch.tensor([0] * 40 + [1] * 30 + [2] * 10 + [3] * 6 + [4] * 4 + [5] * 5 + [6] * 5)
+    sizes = [40, 30, 10, 4, 4, 3, 3, 3, 3]
+    groups = torch.arange(9).repeat_interleave(torch.tensor(sizes))
     largest_first = [set(groups[part].tolist()) for part in grouped_parts(groups, SHARES, seeded(), balanced=False)]
-    # 40 + 30 + 10 = 80 fill training, then 6 and 4 fit into val's 10 with a tie of the two fives before the 4
-    assert largest_first[0] == {0, 1, 2}
-    assert 3 in largest_first[1]
-    assert largest_first[2] <= {4, 5, 6}
-    for seed in range(10):  # those above 5, half of a held-out part, never are held out
+    assert largest_first == [{0, 1, 2}, {3, 4}, {5, 6, 7, 8}]  # a three does not fit into the ten of val any more
+    tested = set()
+    for seed in range(10):
         parts = [set(groups[part].tolist()) for part in grouped_parts(groups, SHARES, seeded(seed))]
-        assert {0, 1, 2} <= parts[0]
-    held_out = {tuple(sorted(groups[grouped_parts(groups, SHARES, seeded(s))[2]].unique().tolist())) for s in range(10)}
-    assert len(held_out) > 1
+        assert parts[0] == {0, 1, 2}
+        tested.add(frozenset(parts[2]))
+    assert len(tested) > 3  # groups of at most 5, half of a held-out part, come in random order
 
 
 @settings(deadline=None, max_examples=60)
@@ -179,12 +178,12 @@ def test_where_test_samples_are_given_a_fold_is_for_validation():
         ({"folds": 3, "fold": -1}, r"fold=-1: give a number of at least 0\.$"),
         (
             {"folds": 2},
-            r"folds=2 with split=\[0\.8, 0\.1, 0\.1\]: a fold for test and one for validation leave nothing",
+            r"folds=2 with split=\[0\.8, 0\.1, 0\.1\]: a fold for test and one for validation leave",
         ),
         ({"folds": 3, "split": (0.9, 0.1, 0.0)}, r"folds=3 with split=.*: a fold is tested on, so give test a share"),
         (
             {"folds": 3, "division": OrderDivision(column="t")},
-            r"folds=3 with OrderDivision: its parts follow one order",
+            r"folds=3 with OrderDivision: its parts follow one",
         ),
         ({"stratified": True, "division": HashDivision()}, r"stratified=True with HashDivision: classes keep their"),
     ],
@@ -291,8 +290,8 @@ def test_hashes_are_spread_evenly_and_follow_the_shares():
     counts = torch.histc(shares, bins=10, min=0, max=1)
     assert float(((counts - 400) ** 2 / 400).sum()) < 27.9  # chi squared of 9 degrees of freedom, 0.1 %
     data = ready(Rows({"thing": [f"m{number}" for number in range(4000)]}), division=HashDivision())
-    sizes = [len(held(data)[split]) for split in SPLITS]
-    assert all(abs(size - 4000 * share) < 4 * (4000 * share * (1 - share)) ** 0.5 for size, share in zip(sizes, SHARES))
+    for split, share in zip(SPLITS, SHARES, strict=True):
+        assert abs(len(held(data)[split]) - 4000 * share) < 4 * (4000 * share * (1 - share)) ** 0.5
 
 
 def test_hashes_need_something_to_hash():
@@ -365,7 +364,7 @@ def test_a_part_that_nobody_has_is_cut_from_training():
         (
             ["train", "holdout", "x"],
             {},
-            r"has the values 'holdout', 'x', which are none of train.*: name them in train",
+            r"has the values 'holdout', 'x', which are none of train.*: name them in",
         ),
         (["test", "val"], {}, r"column 's' has no sample for training: check its values\."),
         (["train", "val", "test"], {"folds": 5}, r"folds=5: ColumnDivision has samples for both val and test"),
