@@ -4,7 +4,7 @@ from collections import defaultdict
 import pytest
 import torch
 
-from lightning_fl.data import HashDivision, ListDivision, MoleculeCSV, ScaffoldDivision
+from lightning_fl.data import ColumnDivision, HashDivision, ListDivision, MoleculeCSV, ScaffoldDivision
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.molecules.duplicates import count_duplicates, merge_duplicates
 from lightning_fl.data.molecules.identity import molecule_identities
@@ -228,6 +228,16 @@ def test_merging_before_molecules_are_shared_out(csv):
 def test_without_an_option_nothing_changes(csv):
     plain, said = ready(csv), ready(csv, duplicates="report", identity="inchikey_no_stereo")
     assert [plain.held_rows(c) for c in range(3)] == [said.held_rows(c) for c in range(3)]
+
+
+def test_a_published_split_of_some_rows(tmp_path):
+    path = tmp_path / "part.csv"
+    path.write_text("smiles,y,split\nCC,1,train\nCCC,2,train\nCCCC,3,\nCCO,4,test\n")
+    options = {"partitioner": IID(num_clients=1), "split": (0.9, 0.0, 0.1)}
+    with pytest.raises(DataError, match="column 'split' is empty in 1 rows: row 4"):
+        ready(str(path), division=ColumnDivision(column="split"), **options)
+    data = ready(str(path), division=ColumnDivision(column="split", leave_out=[""]), **options)
+    assert data.held_rows(0) == {"train": [2, 3], "val": [], "test": [5]}
 
 
 def test_arguments(csv):
