@@ -40,6 +40,7 @@ _GIVEN: dict[str, dict[str, Any]] = {
     "Partitioned": {"data": _SAMPLES, "partitioner": data.IID(num_clients=2)},
     "Pathological": {"num_clients": 3, "classes_per_client": 2},
     "Scaffold": {"num_clients": 2},
+    "ScaffoldLDA": {"num_clients": 2, "alpha": 1.0},
     "Silos": {"datamodules": [_SAMPLES]},
     "SoftAveraging": {"num_models": 2},
     "TableData": {"name": "adult", "partitioner": data.IID(num_clients=2)},

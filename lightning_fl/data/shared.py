@@ -296,7 +296,7 @@ class SharedDataModule(FederatedDataModule):
             "numbering": "samples from 0" if rows is None else "rows",
             "files": record.get("files") or ([named] if record.get("file") else []),
             "parts": {split: self._part_of(split) for split in SPLITS},
-            "split_seed": self._seed,
+            "split_seed": None if self.partitioner.exact else self._seed,
         }
 
     def client_names(self) -> list[str]:

@@ -15,7 +15,7 @@ from lightning_fl.study.recipe_settings import recipe_settings
 __all__ = ["find_differences", "same_data"]
 
 #: What a record says of the data that does not tell which they are.
-_DESCRIPTIVE = frozenset({"title", "licence", "citation", "note", "verified"})
+_DESCRIPTIVE = frozenset({"title", "licence", "citation", "note", "verified", "duplicates"})
 #: What follows from the seed of partition and split.
 _FROM_SEED = frozenset({"client_sizes", "num_samples", "shares_of_a"})
 #: Within a field, what is computed from training samples and so follows from it too.

@@ -152,12 +152,20 @@ def check_folds(folds: int | None, fold: int, fractions: Sequence[float]) -> Non
         )
 
 
-def read_texts(dataset: Dataset, column: str | None, reader: str) -> list[str]:
+def read_texts(dataset: Dataset, column: str | None, reader: str, *, gaps: bool = False) -> list[str]:
     """A column of the data set as texts; without a name, the numbers of the samples' rows, else of the samples.
+
+    Args:
+        dataset: has a method ``column(name)``, which refuses empty cells.
+        column: name of the column, or ``None``.
+        reader: who needs it, for the message.
+        gaps: take empty cells, as "", where the data set tells them by a method ``cells(name)``.
 
     Raises:
         DataError: there is no such column.
     """
+    if column is not None and gaps and hasattr(dataset, "cells"):
+        return [(value or "").strip() for value in dataset.cells(column)]
     if column is not None:
         return [str(value).strip() for value in read_column(dataset, column, reader)]
     rows = sample_rows(dataset)

@@ -94,7 +94,8 @@ class ColumnDivision(_GivenDivision):
         train: its values for training samples; ``None`` for the words above.
         val: likewise, for validation.
         test: likewise, for test.
-        leave_out: values whose samples nobody uses.
+        leave_out: values whose samples nobody uses; ``""`` for empty cells, as where a published split covers some
+            rows only.
 
     Example:
         >>> tdc = ColumnDivision(column="split", train=["train_val"])
@@ -132,7 +133,7 @@ class ColumnDivision(_GivenDivision):
         Raises:
             DataError: a value is none of those that are known; the message lists them.
         """
-        texts = read_texts(dataset, self.column, "ColumnDivision")
+        texts = read_texts(dataset, self.column, "ColumnDivision", gaps="" in self._part_of)
         unknown = sorted({text for text in texts if text.lower() not in self._part_of})
         if unknown:
             raise DataError(

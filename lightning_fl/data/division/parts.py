@@ -56,8 +56,10 @@ def grouped_parts(
         fractions: shares of train, val and test, the first > 0, with sum 1.
         rng: generator of the order of groups.
         balanced: groups larger than half of a held-out part come first, so that they are trained on, the others in
-            random order (chemprop's ``SCAFFOLD_BALANCED``); otherwise all groups from the largest to the smallest
-            (DeepChem's ``ScaffoldSplitter``), so that rare groups are tested on; ties in random order.
+            random order: chemprop's ``SCAFFOLD_BALANCED``, which shuffles the large ones too, where here they come
+            from the largest on, so that none overfills a held-out part while training has room. Otherwise all groups
+            from the largest to the smallest (DeepChem's ``ScaffoldSplitter``), so that rare groups are tested on.
+            Ties are in random order.
 
     Returns:
         Ascending positions of train, val and test, int64.
@@ -68,7 +70,7 @@ def grouped_parts(
     if balanced:
         held_out = [size for size, share in zip(sizes[1:], fractions[1:], strict=True) if share > 0]
         large = min(held_out, default=0) / 2
-        order.sort(key=lambda place: int(counts[place]) <= large)
+        order.sort(key=lambda place: -int(counts[place]) if counts[place] > large else 0)
     else:
         order.sort(key=lambda place: -int(counts[place]))
     last = max(part for part, share in enumerate(fractions) if share > 0)

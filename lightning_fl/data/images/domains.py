@@ -83,8 +83,8 @@ class ImageDomains(SharedImages):
         data_root: folder in which images are looked for first.
         stratified: keep the proportions of the classes in every choice and division.
         **kwargs: ``normalize``, ``mean``, ``std`` (of the images of all domains) and ``augment`` of
-            :class:`~lightning_fl.data.images.module.SharedImages`; ``split``, ``split_seed``, ``train_shares``,
-            ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
+            :class:`~lightning_fl.data.images.module.SharedImages`; ``split``, ``split_seed``, ``division``,
+            ``folds``, ``fold``, ``train_shares``, ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
             :class:`~lightning_fl.data.shared.SharedDataModule`.
 
     Raises:

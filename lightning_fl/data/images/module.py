@@ -203,8 +203,9 @@ class ImageData(SharedImages):
             ``None`` for all.
         shifts: changes of a client's images and labels, applied once in ``setup``, in this order.
         **kwargs: ``normalize``, ``mean``, ``std`` and ``augment`` of :class:`SharedImages`, and ``partitioner``,
-            ``split``, ``split_seed``, ``stratified``, ``train_shares``, ``batch_size``, ``eval_batch_size``,
-            ``shuffle`` and ``drop_last`` of :class:`~lightning_fl.data.shared.SharedDataModule`.
+            ``split``, ``split_seed``, ``division``, ``folds``, ``fold``, ``stratified``, ``train_shares``,
+            ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
+            :class:`~lightning_fl.data.shared.SharedDataModule`.
 
     Raises:
         ConfigurationError: from the constructor, if an argument is not allowed; from ``setup``, if a shift does not fit

@@ -88,9 +88,11 @@ class MoleculeCopies:
             rank_zero_info(f"Same molecules by {self._identity}: {said}{self._advice(self._counts)}.")
 
     def describe(self) -> dict[str, Any]:
-        """For the run's record: numbers only."""
-        counts = {} if self._counts is None else asdict(self._counts)
-        return {"identity": self._identity, "handling": self._duplicates, **counts}
+        """For the run's record: counts, and what is not as it is by default."""
+        told: dict[str, Any] = {} if self._counts is None else {"duplicates": asdict(self._counts)}
+        if (self._identity, self._duplicates) != ("smiles", "report"):
+            told["copies"] = {"identity": self._identity, "duplicates": self._duplicates}
+        return told
 
     def _advice(self, counts: DuplicateCounts) -> str:
         advice, hashed = [], isinstance(self._division, HashDivision)

@@ -116,13 +116,7 @@ class MoleculeDataset(InMemoryDataset):
         Raises:
             DataError: there is no such column, or a cell of it is empty.
         """
-        if name not in self._columns:
-            known = ", ".join(self._columns) or "none"
-            raise DataError(
-                f"{self._place} has no column {name!r}{did_you_mean(name, self._columns)}. Besides molecules and "
-                f"targets it has: {known}."
-            )
-        values = [self._columns[name][index] for index in self.indices()]
+        values = self.cells(name)
         empty = [row for row, value in zip(self.rows, values, strict=True) if value is None]
         if empty:
             raise DataError(
@@ -130,6 +124,20 @@ class MoleculeDataset(InMemoryDataset):
                 "Fill them in, or choose another column."
             )
         return [value for value in values if value is not None]
+
+    def cells(self, name: str) -> list[str | None]:
+        """The n cells of a further column, as text, ``None`` for an empty one.
+
+        Raises:
+            DataError: there is no such column.
+        """
+        if name not in self._columns:
+            known = ", ".join(self._columns) or "none"
+            raise DataError(
+                f"{self._place} has no column {name!r}{did_you_mean(name, self._columns)}. Besides molecules and "
+                f"targets it has: {known}."
+            )
+        return [self._columns[name][index] for index in self.indices()]
 
 
 def _report_invalid(table: MoleculeTable, wrong: list[int], invalid: Invalid) -> None:

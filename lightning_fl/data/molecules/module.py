@@ -200,7 +200,7 @@ class MoleculeDataModule(SharedDataModule):
             **super().describe(),
             "target_names": self.target_names,
             "target_units": self.target_units,
-            "duplicates": self._copies.describe(),
+            **self._copies.describe(),
         }
 
 

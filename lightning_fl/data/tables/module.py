@@ -54,8 +54,9 @@ class TableData(SharedDataModule):
         drop: columns not to learn from; instead of ``columns``.
         categorical: those of them that hold categories; ``None`` for the card's, and of a file of one's own for the
             columns in which no more than half of the values are numbers. Where most are, the others are refused.
-        **kwargs: ``partitioner``, ``split``, ``split_seed``, ``stratified``, ``train_shares``, ``batch_size``,
-            ``eval_batch_size``, ``shuffle`` and ``drop_last`` of :class:`~lightning_fl.data.shared.SharedDataModule`.
+        **kwargs: ``partitioner``, ``split``, ``split_seed``, ``division``, ``folds``, ``fold``, ``stratified``,
+            ``train_shares``, ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
+            :class:`~lightning_fl.data.shared.SharedDataModule`.
 
     Raises:
         ConfigurationError: from the constructor, if an argument is not allowed.

@@ -1,0 +1,470 @@
+import json
+import re
+from collections import Counter
+
+import pytest
+import torch
+from division_tiny import Rows, held, ready
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_fl.data import (
+    ColumnDivision,
+    GroupDivision,
+    HashDivision,
+    ListDivision,
+    OrderDivision,
+    RandomDivision,
+    ScaffoldDivision,
+)
+from lightning_fl.data.division.hashed import hash_shares
+from lightning_fl.data.division.parts import fold_numbers, grouped_parts, joined_groups, ordered_parts
+from lightning_fl.data.module import SPLITS
+from lightning_fl.data.partition import IID, GroupBy, Mixture, Quantity, split_indices
+from lightning_fl.data.partitioned import Partitioned
+from lightning_fl.errors import ConfigurationError, DataError
+
+SHARES = (0.8, 0.1, 0.1)
+groupings = st.lists(st.integers(0, 7), min_size=1, max_size=60).map(torch.tensor)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def letters(text):
+    return Rows({"group": list(text)})
+
+
+# ---- pure functions
+
+
+@settings(deadline=None, max_examples=80)
+@given(groups=groupings, balanced=st.booleans(), seed=st.integers(0, 3))
+def test_grouped_parts_cut_no_group_and_do_not_depend_on_the_order_of_rows(groups, balanced, seed):
+    parts = grouped_parts(groups, SHARES, seeded(seed), balanced=balanced)
+    assert torch.cat(parts).sort().values.tolist() == list(range(len(groups)))
+    assert len(parts[0])
+    assert not any(set(groups[a].tolist()) & set(groups[b].tolist()) for a, b in [parts[:2], parts[1:], parts[::2]])
+    order = torch.randperm(len(groups), generator=seeded(seed + 9))
+    again = grouped_parts(groups[order], SHARES, seeded(seed), balanced=balanced)
+    assert [sorted(groups[order][part].tolist()) for part in again] == [sorted(groups[p].tolist()) for p in parts]
+
+
+def test_single_samples_make_parts_of_the_exact_shares():
+    assert [len(part) for part in grouped_parts(torch.arange(50), SHARES, seeded())] == [40, 5, 5]
+    assert [len(part) for part in grouped_parts(torch.arange(50), (0.5, 0.0, 0.5), seeded())] == [25, 0, 25]
+
+
+def test_large_groups_are_trained_on_and_the_smallest_are_tested_on():
+    sizes = [40, 30, 10, 4, 4, 3, 3, 3, 3]
+    groups = torch.arange(9).repeat_interleave(torch.tensor(sizes))
+    largest_first = [set(groups[part].tolist()) for part in grouped_parts(groups, SHARES, seeded(), balanced=False)]
+    assert largest_first == [{0, 1, 2}, {3, 4}, {5, 6, 7, 8}]  # a three does not fit into the ten of val any more
+    tested = set()
+    for seed in range(10):
+        parts = [set(groups[part].tolist()) for part in grouped_parts(groups, SHARES, seeded(seed))]
+        assert parts[0] == {0, 1, 2}
+        tested.add(frozenset(parts[2]))
+    assert len(tested) > 3  # groups of at most 5, half of a held-out part, come in random order
+
+
+@settings(deadline=None, max_examples=60)
+@given(first=groupings, seed=st.integers(0, 3))
+def test_joined_groups_cut_neither_grouping_and_join_no_more_than_needed(first, seed):
+    second = torch.randint(0, 9, (len(first),), generator=seeded(seed))
+    joined = joined_groups(first, second)
+    # the plain way: give neighbours the smaller number until nothing changes
+    plain = list(range(len(first)))
+    changed = True
+    while changed:
+        changed = False
+        for i in range(len(first)):
+            for j in range(len(first)):
+                if (first[i] == first[j] or second[i] == second[j]) and plain[i] != plain[j]:
+                    plain[i] = plain[j] = min(plain[i], plain[j])
+                    changed = True
+    same = [[a == b for b in plain] for a in plain]
+    assert (joined[:, None] == joined).tolist() == same
+    assert sorted(set(joined.tolist())) == list(range(len(set(plain))))
+
+
+def test_parts_by_order_keep_ties_together():
+    parts = ordered_parts(torch.tensor([9, 1, 1, 2, 3, 4, 5, 6, 7, 8]), (0.8, 0.1, 0.1))
+    assert [part.tolist() for part in parts] == [[1, 2, 3, 4, 5, 6, 7, 8], [9], [0]]
+    tied = ordered_parts(torch.tensor([1, 1, 1, 1, 2, 2, 2, 2, 2, 3]), (0.5, 0.25, 0.25))
+    assert [len(part) for part in tied] == [9, 0, 1]  # the five twos begin within training
+
+
+@settings(deadline=None, max_examples=60)
+@given(ranks=groupings)
+def test_nothing_is_tested_that_is_older_than_what_is_trained_on(ranks):
+    train, val, test = ordered_parts(ranks, (0.6, 0.2, 0.2))
+    assert len(train) + len(val) + len(test) == len(ranks)
+    for earlier, later in [(train, val), (val, test), (train, test)]:
+        if len(earlier) and len(later):
+            assert ranks[earlier].max() < ranks[later].min()
+
+
+@settings(deadline=None, max_examples=60)
+@given(num=st.integers(5, 60), folds=st.integers(2, 5), seed=st.integers(0, 3))
+def test_folds_have_equal_sizes(num, folds, seed):
+    sizes = Counter(fold_numbers(num, folds, seeded(seed)).tolist())
+    assert sorted(sizes) == list(range(folds))
+    assert max(sizes.values()) - min(sizes.values()) <= 1
+    labels = torch.arange(num) % 2
+    stratified = fold_numbers(num, folds, seeded(seed), labels=labels)
+    ones = [int(labels[stratified == fold].sum()) for fold in range(folds)]
+    assert max(ones) - min(ones) <= 1
+
+
+def test_folds_of_groups_are_as_even_as_scikit_learns():
+    from sklearn.model_selection import GroupKFold
+
+    groups = torch.tensor([0] * 9 + [1] * 7 + [2] * 6 + [3] * 5 + [4] * 4 + [5] * 3 + [6] * 2)
+    folds = fold_numbers(len(groups), 3, seeded(), groups=groups)
+    plain = [len(test) for _, test in GroupKFold(3).split(groups, groups=groups.numpy())]
+    assert sorted(folds.bincount().tolist()) == sorted(plain)
+    assert all(len(folds[groups == group].unique()) == 1 for group in range(7))
+
+
+# ---- folds in a data module
+
+
+@pytest.mark.parametrize(
+    "division", [None, RandomDivision(), GroupDivision(column="group"), HashDivision(column="group")]
+)
+@pytest.mark.parametrize("split", [(0.8, 0.1, 0.1), (0.8, 0.0, 0.2)])
+def test_every_sample_is_tested_once_and_validates_the_fold_before(division, split):
+    rows = Rows({"group": [f"g{number % 29}" for number in range(100)]})
+    runs = [held(ready(rows, division=division, folds=5, fold=fold, split=split)) for fold in range(5)]
+    assert sorted(number for run in runs for number in run["test"]) == list(range(100))
+    for fold, run in enumerate(runs):
+        assert sorted(run["train"] + run["val"] + run["test"]) == list(range(100))
+        assert run["val"] == (runs[(fold + 1) % 5]["test"] if split[1] else [])
+
+
+def test_folds_repeat_with_another_seed():
+    rows = letters("a" * 40)
+    first, again, other = (held(ready(rows, folds=4, split_seed=seed)) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_folds_keep_classes_in_proportion():
+    rows = Rows({"group": ["a"] * 50}, labels=[0] * 40 + [1] * 10)
+    for fold in range(5):
+        test = held(ready(rows, folds=5, fold=fold, stratified=True))["test"]
+        assert sum(number >= 40 for number in test) == 2
+
+
+def test_where_test_samples_are_given_a_fold_is_for_validation():
+    datasets = {"train": letters("a" * 20), "test": letters("b" * 6)}
+    runs = [ready(datasets, folds=4, fold=fold) for fold in range(4)]
+    assert sorted(n for run in runs for n in held(run)["val"]) == list(range(20))
+    assert all(held(run)["test"] == list(range(6)) for run in runs)
+    published = Rows({"split": ["test"] * 5 + ["train_val"] * 20})
+    tdc = ColumnDivision(column="split", train=["train_val"])
+    runs = [held(ready(published, division=tdc, folds=4, fold=fold)) for fold in range(4)]
+    assert all(run["test"] == list(range(5)) for run in runs)
+    assert sorted(n for run in runs for n in run["val"]) == list(range(5, 25))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fold": 1}, r"^fold=1 without folds: give the number of folds too, such as folds=5\.$"),
+        ({"folds": 5, "fold": 5}, r"^fold=5 with folds=5: give a number from 0 to 4\.$"),
+        ({"folds": 1}, r"folds=1: give a number of at least 2\.$"),
+        ({"folds": 3, "fold": -1}, r"fold=-1: give a number of at least 0\.$"),
+        (
+            {"folds": 2},
+            r"folds=2 with split=\[0\.8, 0\.1, 0\.1\]: a fold for test and one for validation leave",
+        ),
+        ({"folds": 3, "split": (0.9, 0.1, 0.0)}, r"folds=3 with split=.*: a fold is tested on, so give test a share"),
+        (
+            {"folds": 3, "division": OrderDivision(column="t")},
+            r"folds=3 with OrderDivision: its parts follow one",
+        ),
+        ({"stratified": True, "division": HashDivision()}, r"stratified=True with HashDivision: classes keep their"),
+    ],
+)
+def test_settings_that_do_not_go_together(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ready(letters("a" * 20), **options)
+
+
+def test_too_few_samples_for_the_folds():
+    with pytest.raises(DataError, match=r"^3 samples for folds=5: take fewer folds, or larger clients\.$"):
+        ready(letters("abc"), folds=5)
+    with pytest.raises(DataError, match=r"^2 groups that are not cut for folds=5"):
+        ready(letters("aaaabbbb"), folds=5, division=GroupDivision(column="group"))
+
+
+@pytest.mark.parametrize("options", [{"folds": 5}, {"division": RandomDivision()}])
+def test_nothing_is_left_to_be_divided(options):
+    rows = Rows({"group": list("ab" * 30)})
+    mixture = Mixture(num_clients=2, column="group", values_a=["a"], values_b=["b"], mixture="50:50")
+    with pytest.raises(ConfigurationError, match="Mixture gives validation and test samples, nothing is left"):
+        ready(rows, partitioner=mixture, **options)
+    with pytest.raises(ConfigurationError, match="the data have validation and test samples, nothing is left"):
+        ready(dict.fromkeys(SPLITS, rows), **options)
+
+
+# ---- at random
+
+
+@settings(deadline=None, max_examples=20)
+@given(size=st.integers(3, 80), seed=st.integers(0, 5))
+def test_without_a_division_the_samples_are_divided_as_ever(size, seed):
+    plain = split_indices(torch.arange(size), SHARES, seed, 0)
+    for division in (None, RandomDivision()):
+        data = ready(letters("a" * size), division=division, split_seed=seed)
+        assert held(data) == {split: part.tolist() for split, part in plain.items()}
+
+
+def test_copies_stay_together():
+    things = [f"m{number % 30}" for number in range(100)]
+    rows = Rows({"thing": things, "group": [f"g{number % 7}" for number in range(100)]})
+    for options in ({}, {"folds": 5}, {"division": HashDivision()}, {"division": HashDivision(), "folds": 5}):
+        parts = held(ready(rows, together=True, **options))
+        assert sum(len({things[n] for n in part}) for part in parts.values()) == 30
+        assert all(parts.values())
+    loose = held(ready(rows))
+    assert sum(len({things[n] for n in part}) for part in loose.values()) > 30
+
+
+# ---- by groups, and who else takes part
+
+
+def molecules():
+    rings = ["c1ccccc1", "C1CCCCC1", "c1ccncc1", "c1ccoc1", "C1CCNCC1", "c1ccsc1", "C1CCCC1", "c1cc[nH]c1"]
+    tails = ["", "C", "CC", "CCC", "O", "CO", "N"]
+    return [f"{tail}{ring}" for ring in rings for tail in tails]
+
+
+def test_scaffolds_are_not_cut_and_other_clients_do_not_matter():
+    smiles = molecules()
+    column = ["one" if place % 3 else "two" for place in range(len(smiles))]
+    rows = Rows({"lab": column}, smiles=smiles)
+    both = ready(rows, partitioner=GroupBy(column="lab"), division=ScaffoldDivision(), split=(0.6, 0.2, 0.2))
+    own = [place for place, lab in enumerate(column) if lab == "two"]
+    order = [own[place] for place in torch.randperm(len(own), generator=seeded()).tolist()]
+    alone = Rows({"lab": ["two"] * len(own)}, smiles=[smiles[place] for place in order])
+    alone = ready(alone, partitioner=GroupBy(column="lab"), division=ScaffoldDivision(), split=(0.6, 0.2, 0.2))
+    for split in SPLITS:
+        expected = {smiles[n] for n in held(both, 1)[split]}
+        assert expected == {smiles[order[n]] for n in held(alone, 0)[split]}
+        assert expected
+    from lightning_fl.data.partition import murcko_scaffolds
+
+    scaffolds = murcko_scaffolds(smiles)
+    parts = [{scaffolds[n] for n in held(both, 1)[split]} for split in SPLITS]
+    assert sum(map(len, parts)) == len(set().union(*parts)) == 8
+
+
+def test_groups_by_a_column_and_without_molecules():
+    parts = held(ready(letters("aabbccddeeffgghhiijj"), division=GroupDivision(column="group")))
+    assert [len(parts[split]) for split in SPLITS] == [16, 2, 2]
+    assert all(n ^ 1 in part for part in parts.values() for n in part)
+    with pytest.raises(DataError, match="Rows has no attribute smiles with the SMILES of every sample: ScaffoldDiv"):
+        ready(letters("ab"), division=ScaffoldDivision())
+
+
+# ---- by hash
+
+
+def test_the_same_thing_is_in_the_same_part_everywhere():
+    things = [f"m{number % 300}" for number in range(900)]
+    rows = Rows({"thing": things, "lab": [f"lab{number % 7}" for number in range(900)]})
+    for options in ({}, {"folds": 5, "fold": 2}):
+        data = ready(rows, partitioner=GroupBy(column="lab"), division=HashDivision(), **options)
+        parts = {split: {things[n] for c in range(7) for n in held(data, c)[split]} for split in SPLITS}
+        assert sum(map(len, parts.values())) == 300
+    other = ready(rows, partitioner=GroupBy(column="lab"), division=HashDivision(), split_seed=2)
+    assert held(other, 0) != held(data, 0)
+
+
+def test_hashes_are_spread_evenly_and_follow_the_shares():
+    shares = hash_shares([f"key {number}" for number in range(4000)], 3)
+    assert ((shares >= 0) & (shares < 1)).all()
+    counts = torch.histc(shares, bins=10, min=0, max=1)
+    assert float(((counts - 400) ** 2 / 400).sum()) < 27.9  # chi squared of 9 degrees of freedom, 0.1 %
+    data = ready(Rows({"thing": [f"m{number}" for number in range(4000)]}), division=HashDivision())
+    for split, share in zip(SPLITS, SHARES, strict=True):
+        assert abs(len(held(data)[split]) - 4000 * share) < 4 * (4000 * share * (1 - share)) ** 0.5
+
+
+def test_hashes_need_something_to_hash():
+    with pytest.raises(DataError, match="HashDivision: the samples of Rows are no molecules: name the column"):
+        ready(letters("ab"), division=HashDivision())
+    with pytest.raises(ConfigurationError, match=r"HashDivision.by='atom': expected one of molecule, scaffold\."):
+        HashDivision(by="atom")
+    with pytest.raises(ConfigurationError, match="HashDivision.by='scaffold' and column='x': give one of them"):
+        HashDivision(by="scaffold", column="x")
+    everything = next(seed for seed in range(99) if hash_shares(["a"], seed) < 0.1)
+    with pytest.raises(DataError, match="client 0: none of its 3 samples is for training: its samples are too few"):
+        ready(letters("aaa"), division=HashDivision(column="group"), split_seed=everything)
+
+
+# ---- by time
+
+
+def test_the_oldest_train_and_the_newest_are_tested_on():
+    days = [f"2020-{1 + n % 12:02d}-{1 + n // 12:02d}" for n in range(60)]
+    parts = held(ready(Rows({"date": days}), division=OrderDivision(column="date")))
+    chosen = {split: [days[n] for n in part] for split, part in parts.items()}
+    assert max(chosen["train"]) < min(chosen["val"]) <= max(chosen["val"]) < min(chosen["test"])
+    assert [len(parts[split]) for split in SPLITS] == [48, 6, 6]
+    times = ["9", "10", "1e1", "-3", "100"]  # as texts they would be in another order
+    parts = held(ready(Rows({"t": times}), division=OrderDivision(column="t"), split=(0.6, 0.2, 0.2)))
+    assert parts == {"train": [0, 1, 2, 3], "val": [], "test": [4]}
+    zones = ["2020-01-01T12:00+02:00", "2020-01-01T11:00", "2020-01-01T09:30Z", "2019-12-31"]
+    parts = held(ready(Rows({"t": zones}), division=OrderDivision(column="t"), split=(0.5, 0.25, 0.25)))
+    assert parts == {"train": [2, 3], "val": [0], "test": [1]}
+
+
+def test_a_copy_counts_by_its_first_date():
+    rows = Rows({"year": ["1", "2", "3", "4", "5", "6"], "thing": ["a", "b", "c", "d", "e", "a"]})
+    parts = held(ready(rows, division=OrderDivision(column="year"), together=True, split=(0.6, 0.2, 0.2)))
+    assert parts == {"train": [0, 1, 2, 5], "val": [3], "test": [4]}
+
+
+def test_values_that_are_no_order():
+    wrong = Rows({"t": ["2020-01-01", "soon", "2021-01-01"]})
+    with pytest.raises(DataError, match=r"column='t': 1 values are no dates as the others are: row 3 'soon'\. Give"):
+        ready(wrong, division=OrderDivision(column="t"))
+    with pytest.raises(DataError, match=r"2 values are no numbers as the others are: row 2 'nan', row 5 '2020-01-01'"):
+        ready(Rows({"t": ["nan", "3", "4", "2020-01-01"]}), division=OrderDivision(column="t"))
+
+
+# ---- as given
+
+
+def test_a_column_says_the_parts():
+    rows = Rows({"split": ["Train", "valid", "TEST", "training", "validation", "test", "val", "skip"]})
+    parts = held(ready(rows, division=ColumnDivision(column="split", leave_out=["skip"])))
+    assert parts == {"train": [0, 3], "val": [1, 4, 6], "test": [2, 5]}
+    other = Rows({"f": ["0", "1", "2", "2"]})
+    parts = held(ready(other, division=ColumnDivision(column="f", train=["2"], val=["1"], test=["0"])))
+    assert parts == {"train": [2, 3], "val": [1], "test": [0]}
+
+
+def test_a_part_that_nobody_has_is_cut_from_training():
+    labs = ["a"] * 40 + ["b"] * 40
+    rows = Rows({"split": (["train"] * 36 + ["test"] * 4) + ["train"] * 40, "lab": labs})
+    data = ready(rows, partitioner=GroupBy(column="lab"), division=ColumnDivision(column="split"))
+    assert held(data, 0)["test"] == [36, 37, 38, 39]
+    # 8 : 1 of the 36 and of the 40 training samples; the second has no published test samples and gets none
+    assert [[len(held(data, c)[split]) for split in SPLITS] for c in (0, 1)] == [[32, 4, 4], [36, 4, 0]]
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "message"),
+    [
+        (
+            ["train", "holdout", "x"],
+            {},
+            r"has the values 'holdout', 'x', which are none of train.*: name them in",
+        ),
+        (["test", "val"], {}, r"column 's' has no sample for training: check its values\."),
+        (["train", "val", "test"], {"folds": 5}, r"folds=5: ColumnDivision has samples for both val and test"),
+    ],
+)
+def test_a_column_that_says_something_else(values, options, message):
+    with pytest.raises(DataError, match=message):
+        ready(Rows({"s": values}), division=ColumnDivision(column="s"), **options)
+
+
+def test_a_client_whose_given_samples_are_all_held_out():
+    rows = Rows({"s": ["train", "test", "test"], "lab": ["a", "b", "b"]})
+    with pytest.raises(DataError, match="client b: none of its 2 samples is for training: leave the client out"):
+        ready(rows, partitioner=GroupBy(column="lab"), division=ColumnDivision(column="s"))
+    with pytest.raises(DataError, match="1 samples of client 0 are for test, but the data have a test part of their"):
+        ready({"train": Rows({"s": ["train", "test"]}), "test": letters("a")}, division=ColumnDivision(column="s"))
+
+
+def test_a_value_for_two_parts():
+    with pytest.raises(ConfigurationError, match="the value 'x' stands for train and for test: name it once"):
+        ColumnDivision(column="s", train=["x"], test=["x"])
+
+
+def test_given_parts_that_divide_copies():
+    rows = Rows({"s": ["train", "test", "train"], "thing": ["a", "a", "b"]})
+    with pytest.raises(DataError, match="ColumnDivision puts the copies of 1 of 2 molecules into more than one part"):
+        ready(rows, division=ColumnDivision(column="s"), together=True)
+
+
+@pytest.mark.parametrize("kind", ["json", "yaml", "csv"])
+def test_lists_in_a_file(tmp_path, kind):
+    lists = {"train": ["m0", "m1", "m2", "m3"], "valid": ["m4"], "test": ["m5"]}
+    path = tmp_path / f"lists.{kind}"
+    if kind == "csv":
+        path.write_text("split,id\n" + "".join(f"{part},{name}\n" for part, names in lists.items() for name in names))
+    else:
+        path.write_text(json.dumps(lists))
+    rows = Rows({"name": [f"m{number}" for number in (5, 4, 3, 2, 1, 0)]})
+    parts = held(ready(rows, division=ListDivision(path=str(path), id_column="name")))
+    assert parts == {"train": [2, 3, 4, 5], "val": [1], "test": [0]}
+
+
+def test_lists_of_rows(tmp_path):
+    path = tmp_path / "rows.yaml"
+    path.write_text("train: [2, 3, 4]\ntest: [6]\n")
+    rows = letters("abcdef")
+    with pytest.raises(DataError, match=r"does not name 2 of the rows, such as 5, 7: add them, name another id_column"):
+        ready(rows, division=ListDivision(path=str(path)))
+    parts = held(ready(rows, division=ListDivision(path=str(path), unlisted="leave_out"), split=(0.8, 0.0, 0.2)))
+    assert parts == {"train": [0, 1, 2], "val": [], "test": [4]}
+    with pytest.warns(UserWarning, match=r"rows.yaml names 1 that are none of the rows: 6\.$"):
+        ready(letters("abc"), division=ListDivision(path=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("train: [1]\ntest: [1]\n", DataError, r"names '1' for train and for test: name it once\."),
+        ("train: [1]\nholdout: [2]\n", ConfigurationError, r"has the part 'holdout': name parts train, val and test\."),
+        ("- 1\n", ConfigurationError, r"expected lists of identifiers, \{train: \[\.\.\.\]"),
+        ("train: 1\n", ConfigurationError, r"expected lists of identifiers"),
+    ],
+)
+def test_files_without_lists(tmp_path, text, error, message):
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(error, match=message):
+        ready(letters("ab"), division=ListDivision(path=str(tmp_path / "x.yaml")))
+
+
+def test_arguments_of_lists(tmp_path):
+    with pytest.raises(ConfigurationError, match="unlisted='x': expected one of refuse, leave_out"):
+        ListDivision(path="a.csv", unlisted="x")
+    with pytest.raises(ConfigurationError, match=r"ListDivision.path='a.txt': expected a file that ends in .yaml"):
+        ListDivision(path="a.txt")
+    (tmp_path / "x.csv").write_text("id,split\n1,train\n2,\n")
+    with pytest.raises(DataError, match=re.escape("1 rows, the first 3, lack id or split.")):
+        ready(letters("ab"), division=ListDivision(path=str(tmp_path / "x.csv")))
+
+
+# ---- any data set, and the record
+
+
+def test_any_data_set_is_divided_so_too():
+    rows = letters("aabbccddeeffgghhiijj" * 2)
+    data = Partitioned(rows, IID(num_clients=2), split_seed=1, division=GroupDivision(column="group"))
+    data.setup("fit")
+    for client in (0, 1):
+        parts = [{rows.columns["group"][n] for n in held(data, client)[split]} for split in SPLITS]
+        assert sum(map(len, parts)) == len(set().union(*parts))
+    assert data.describe()["division"] == {"name": "GroupDivision", "column": "group", "balanced": True}
+    folded = Partitioned(rows, IID(num_clients=2), split_seed=1, folds=4, fold=3)
+    folded.setup("fit")
+    assert (folded.describe()["folds"], folded.describe()["fold"]) == (4, 3)
+    assert folded.num_samples("test") == [5, 5]
+    with pytest.raises(ConfigurationError, match="fold=2 with folds=2"):
+        Partitioned(rows, IID(num_clients=2), folds=2, fold=2)
+
+
+def test_the_record_says_how_samples_were_divided():
+    told = ready(letters("ab" * 20), partitioner=Quantity(ratios=[1.0]), division=RandomDivision(), folds=4).describe()
+    assert told["division"] == {"name": "RandomDivision"}
+    assert (told["folds"], told["fold"]) == (4, 0)
+    assert not {"division", "folds", "fold"} & set(ready(letters("ab" * 20)).describe())

@@ -1,0 +1,130 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
+
+from lightning_fl.data.partition import Quantity, ScaffoldLDA, dirichlet_ratios, group_lda
+from lightning_fl.errors import ConfigurationError, DataError
+
+
+class Smiles(TensorDataset):
+    def __init__(self, smiles):
+        super().__init__(torch.zeros(len(smiles)))
+        self.smiles = smiles
+
+
+# ---- over groups
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    groups=st.lists(st.integers(0, 20), min_size=8, max_size=80),
+    clients=st.integers(1, 4),
+    alpha=st.sampled_from([0.5, 2.0, 50.0]),
+)
+def test_every_sample_has_one_client_and_every_client_some(groups, clients, alpha):
+    parts = group_lda(groups, clients, alpha, 0)
+    assert torch.cat(parts).sort().values.tolist() == list(range(len(groups)))
+    assert all(len(part) and (part.diff() > 0).all() for part in parts)
+
+
+def test_small_alpha_keeps_groups_whole_and_large_alpha_divides_them_evenly():
+    groups = [number // 40 for number in range(1600)]
+    whole = group_lda(groups, 4, 1e-3, 1)
+    assert sum(len({groups[i] for i in part.tolist()}) for part in whole) == 40
+    even = group_lda(groups, 4, 1e6, 1)
+    held = torch.stack([torch.tensor([groups[i] for i in part.tolist()]).bincount(minlength=40) for part in even])
+    # binomial counts of 40 with 1/4: the mean squared deviation from 10 is their variance, 7.5
+    assert float(((held - 10.0) ** 2).mean()) == pytest.approx(7.5, rel=0.25)
+
+
+def test_groups_of_one_sample_fall_to_all_clients_alike():
+    counts = torch.stack(
+        [torch.tensor([len(part) for part in group_lda(range(300), 3, 1.0, seed)]) for seed in range(20)]
+    )
+    share = counts.sum(0) / counts.sum()
+    assert ((share - 1 / 3).abs() < 4 * (2 / 9 / 6000) ** 0.5).all()
+
+
+def test_the_groups_count_and_not_their_names_in_the_order_of_rows():
+    groups = [f"s{number % 13}" for number in range(90)]
+    order = torch.randperm(90, generator=torch.Generator().manual_seed(0)).tolist()
+    parts = [sorted(groups[i] for i in part.tolist()) for part in group_lda(groups, 3, 0.5, 4)]
+    again = group_lda([groups[i] for i in order], 3, 0.5, 4)
+    assert parts == [sorted(groups[order[i]] for i in part.tolist()) for part in again]
+
+
+def test_molecules_by_scaffold():
+    smiles = [f"{'C' * tail}{ring}" for ring in ("c1ccccc1", "C1CCCCC1", "c1ccncc1") for tail in range(20)]
+    train, test = Smiles(smiles[:45]), Smiles(smiles[45:])
+    parts = ScaffoldLDA(num_clients=3, alpha=0.5).partition_splits({"train": train, "test": test}, 2)
+    together = ScaffoldLDA(num_clients=3, alpha=0.5)(Smiles(smiles), 2)
+    for client in range(3):
+        joined = parts["train"][client].tolist() + [45 + i for i in parts["test"][client].tolist()]
+        assert joined == together[client].tolist()
+    with pytest.raises(DataError, match="TensorDataset has no attribute smiles .*: ScaffoldLDA needs molecules"):
+        ScaffoldLDA(num_clients=2, alpha=1.0)(TensorDataset(torch.zeros(4)), 0)
+
+
+def test_what_cannot_be_shared_out():
+    with pytest.raises(DataError, match="3 clients with at least 5 of 10 samples each: ask for at most 2 clients"):
+        group_lda(range(10), 3, 1.0, 0, min_samples=5)
+    with pytest.raises(DataError, match="none of 1000 draws with alpha=0.001 gave each of 3 clients 1 samples"):
+        group_lda([0] * 10, 3, 0.001, 0)
+
+
+# ---- over sizes
+
+
+def test_drawn_sizes_have_the_moments_of_the_dirichlet_distribution():
+    alpha, clients = 2.0, 4
+    ratios = torch.tensor([dirichlet_ratios(10_000, clients, alpha, seed, min_samples=1) for seed in range(800)])
+    assert ratios.sum(1).allclose(torch.ones(800))
+    # the variance of a share of Dir(a, ..., a) is (1/N) (1 - 1/N) / (N a + 1)
+    variance = 0.25 * 0.75 / (clients * alpha + 1)
+    assert ratios.mean(0).tolist() == pytest.approx([0.25] * clients, abs=4 * (variance / 800) ** 0.5)
+    assert float(ratios.var(0).mean()) == pytest.approx(variance, rel=0.15)
+
+
+def test_quantity_with_drawn_ratios():
+    parts = Quantity(num_clients=5, alpha=0.5)(TensorDataset(torch.zeros(200), torch.zeros(200)), 3)
+    assert torch.cat(parts).sort().values.tolist() == list(range(200))
+    assert min(map(len, parts)) >= 10
+    given = Quantity(ratios=dirichlet_ratios(200, 5, 0.5, 3))(TensorDataset(torch.zeros(200), torch.zeros(200)), 3)
+    assert all(a.equal(b) for a, b in zip(parts, given, strict=True))
+    assert Quantity(ratios=[7, 2, 1]).describe() == {
+        "name": "Quantity",
+        "stratified": False,
+        "num_clients": 3,
+        "ratios": [7, 2, 1],
+    }
+    assert Quantity(num_clients=5, alpha=0.5).describe()["alpha"] == 0.5
+
+
+def test_all_parts_have_the_same_ratios():
+    train, test = (TensorDataset(torch.zeros(n), torch.zeros(n)) for n in (1000, 500))
+    parts = Quantity(num_clients=3, alpha=1.0).partition_splits({"train": train, "test": test}, 0)
+    for large, small in zip(parts["train"], parts["test"], strict=True):
+        assert abs(len(large) - 2 * len(small)) <= 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"ratios=None with num_clients=None, alpha=None, min_samples=None: give ratios alone, or num_clients and"),
+        ({"num_clients": 3}, r"alpha=None, min_samples=None: give ratios alone"),
+        ({"ratios": [1.0], "min_samples": 3}, r"min_samples=3: give ratios alone"),
+        ({"ratios": [1.0], "num_clients": 1, "alpha": 1.0}, r"alpha=1.0: give one of them, the ratios or how they"),
+    ],
+)
+def test_ratios_are_given_or_drawn(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Quantity(**options)
+
+
+def test_draws_that_leave_a_client_too_little():
+    with pytest.raises(DataError, match=r"^none of 1000 draws with alpha=0.01 gave each of 9 clients 10 of 100 sam"):
+        dirichlet_ratios(100, 9, 0.01, 0)
+    with pytest.raises(DataError, match="11 clients with at least 10 of 100 samples each: ask for at most 10 clients"):
+        dirichlet_ratios(100, 11, 1.0, 0)
