@@ -86,9 +86,9 @@ def ours(module: MoleculeModel, data: Any, rounds: int, **settings: Any) -> tupl
     return times.ends, weights_sum(module)
 
 
-def fresh(kind: type[MoleculeModel]) -> MoleculeModel:
+def fresh(kind: type[MoleculeModel], standardize_targets: bool = False) -> MoleculeModel:
     torch.manual_seed(7)
-    return kind(hidden_dim=HIDDEN, num_layers=LAYERS, readout="sum", standardize_targets=False)
+    return kind(hidden_dim=HIDDEN, num_layers=LAYERS, readout="sum", standardize_targets=standardize_targets)
 
 
 def rounds_arms(rounds: int) -> dict[str, Arm]:
@@ -121,7 +121,14 @@ def recipe_arms(rounds: int) -> dict[str, Arm]:
                 DROClientSampling(step_size=0.001, floor=0.0, num_loss_batches=1),
                 LocalMixup(alpha=0.1, layer="readout"),
             ]
-            return ours(fresh(kind), data, rounds, local_steps=5, check_val_every_n_rounds=1, callbacks=callbacks)
+            return ours(
+                fresh(kind, standardize_targets=True),
+                data,
+                rounds,
+                local_steps=5,
+                check_val_every_n_rounds=1,
+                callbacks=callbacks,
+            )
 
         return arm
 
