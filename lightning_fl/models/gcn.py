@@ -10,7 +10,7 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from lightning_fl.models.segments import SparseMatrix, normalized_adjacency
+from lightning_fl.models.segments import SparseMatrix, multiplies, normalized_adjacency
 
 __all__ = ["GCN", "unobserved"]
 
@@ -23,7 +23,7 @@ class GCN(PyGGCN):
 
     Parameters, their first values and results are those of ``torch_geometric.nn.GCN`` (results within rounding). On a
     CPU :math:`\hat{A}` is made once for all layers, a :class:`~lightning_fl.models.segments.SparseMatrix`. PyG's own
-    layers run where a layer has been replaced or has a hook, on other devices and under ``torch.compile``.
+    layers run where one is replaced or has a hook, or where :func:`~lightning_fl.models.segments.multiplies` says no.
 
     Args:
         node_dim: number A of atom features.
@@ -83,7 +83,7 @@ class GCN(PyGGCN):
         return x
 
     def _is_plain(self, x: Tensor) -> bool:
-        if x.device.type != "cpu" or torch.compiler.is_compiling():
+        if not multiplies(x) or not unobserved(self.act):
             return False
         return all(
             type(conv) is GCNConv and type(conv.lin) is Linear and unobserved(conv) and unobserved(conv.lin)

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch_geometric.utils import scatter
 
-from lightning_fl.models.segments import SparseMatrix, molecule_matrix
+from lightning_fl.models.segments import SparseMatrix, molecule_matrix, multiplies
 
 __all__ = ["LinearReadout"]
 
@@ -48,7 +47,7 @@ class LinearReadout(nn.Module):
         if encode is not None:
             return encode(molecule_matrix(index, dim_size, mean=self.reduce == "mean"))
         assert atoms is not None
-        if atoms.device.type != "cpu" or torch.compiler.is_compiling():
+        if not multiplies(atoms):
             return scatter(atoms, index, dim=0, dim_size=dim_size, reduce=self.reduce)
         return molecule_matrix(index, dim_size, mean=self.reduce == "mean", dtype=atoms.dtype) @ atoms
 

@@ -11,8 +11,8 @@ import os
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
-from typing import Any, BinaryIO, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ BOND_GROUPS = ((5, 0), (2, 1), (2, 1), (3, 1))
 _CHIRAL, _STEREO_BONDS, _RARE_BONDS = "@|", "/\\|", "<>~$|"
 _WITHOUT_RARE_BONDS = frozenset((1, *_ELEMENTS))
 
-_ATOM_GETTERS = (
+_ATOM_GETTERS: tuple[Callable[[Atom], int], ...] = (
     Atom.GetAtomicNum,
     Atom.GetDegree,
     Atom.GetTotalNumHs,
@@ -94,7 +94,7 @@ class Codes(NamedTuple):
         return counts + b"".join(part.tobytes() for part in self)
 
     @classmethod
-    def read(cls, file: BinaryIO) -> "Codes":
+    def read(cls, file: IO[bytes]) -> "Codes":
         """What :meth:`to_bytes` made.
 
         Raises:
@@ -123,12 +123,13 @@ def read_codes(smiles: Sequence[str]) -> Codes:
             molecule = Chem.MolFromSmiles(text)
             first_atom, first_bond = len(atoms[0]), len(orders)
             if molecule is not None:
-                of_molecule = list(molecule.GetAtoms())
+                # One by one, for the sequences of GetAtoms and GetBonds are written in Python.
+                of_molecule = list(map(molecule.GetAtomWithIdx, range(molecule.GetNumAtoms())))
                 for column, getter in zip(atoms, _ATOM_GETTERS, strict=True):
                     column.extend(map(getter, of_molecule))
                 if any(sign in text for sign in _CHIRAL):
                     chiral += _cip_codes(of_molecule, first_atom)
-                bonds = list(molecule.GetBonds())
+                bonds = list(map(molecule.GetBondWithIdx, range(molecule.GetNumBonds())))
                 rare = any(sign in text for sign in _RARE_BONDS)
                 if rare or not _WITHOUT_RARE_BONDS.issuperset(atoms[0][first_atom:]):
                     orders.extend(_ORDERS.get(bond.GetBondType(), _OTHER_ORDER) for bond in bonds)
@@ -189,21 +190,21 @@ def _bond_codes(
     return codes
 
 
-def send_block(smiles: list[str], file: BinaryIO) -> None:
+def send_block(smiles: list[str], file: IO[bytes]) -> None:
     """Write a block of SMILES for a process that runs this file."""
     content = json.dumps(smiles).encode()
     file.write(_LENGTH.pack(len(content)) + content)
     file.flush()
 
 
-def _read(file: BinaryIO, size: int) -> bytes:
+def _read(file: IO[bytes], size: int) -> bytes:
     content = file.read(size)
     if len(content) < size:
         raise EOFError
     return content
 
 
-def _answer(source: BinaryIO, sink: BinaryIO) -> None:
+def _answer(source: IO[bytes], sink: IO[bytes]) -> None:
     """Answer blocks until the source ends."""
     while header := source.read(_LENGTH.size):
         (length,) = _LENGTH.unpack(header)

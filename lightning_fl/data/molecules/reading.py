@@ -104,11 +104,11 @@ def _read_in(idle: "SimpleQueue[subprocess.Popen[bytes]]", block: list[str]) -> 
     assert process.stdout is not None
     try:
         codes.send_block(block, process.stdin)
-        answer = Codes.read(process.stdout)
+        return Codes.read(process.stdout)
     except (EOFError, BrokenPipeError) as error:
         raise DataError(
             f"a process that reads molecules ended with exit code {process.wait()}: what it wrote stands above. Where"
             " it had too little memory, allow fewer processes (taskset, or the cores of the job)."
         ) from error
-    idle.put(process)
-    return answer
+    finally:
+        idle.put(process)  # also one that ended, lest somebody wait for it
