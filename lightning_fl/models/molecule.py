@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanSquaredError
 
+from lightning_fl.client_names import curve_names
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.functional.masked_losses import (
     bounded_error,
@@ -516,9 +517,10 @@ def _build_readout(name: ReadoutName, dim: int) -> "Aggregation":
 
 
 def target_names(trainer: Any, num_targets: int) -> list[str]:
-    """The targets' names where the data have some, else their numbers from 0."""
+    """The targets' names in curves where the data have some, else their numbers from 0."""
     names = getattr(getattr(trainer, "datamodule", None), "target_names", None)
-    return list(names) if names is not None and len(names) == num_targets else list(map(str, range(num_targets)))
+    fits = names is not None and len(names) == num_targets
+    return curve_names(names, "target") if fits else list(map(str, range(num_targets)))
 
 
 def _bounds(batch: Any) -> Tensor | None:
