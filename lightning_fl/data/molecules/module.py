@@ -11,6 +11,7 @@ from lightning_fl.data.cards.catalogue import CardTarget, MoleculeCard, expect_k
 from lightning_fl.data.cards.lookup import SOURCES, FoundFile, Source, cache_folder, file_sha256, resolve_source
 from lightning_fl.data.module import Split
 from lightning_fl.data.molecules.chemprop import chemprop_loader, expect_chemprop
+from lightning_fl.data.molecules.descriptors import FeatureName, check_features
 from lightning_fl.data.molecules.table import DRUGOOD_PARTS, INVALID_POLICIES, Invalid, MoleculeTable, read_table
 from lightning_fl.data.partition import GroupBy, Partitioner
 from lightning_fl.data.shared import OpenedData, SharedDataModule
@@ -45,6 +46,9 @@ class MoleculeDataModule(SharedDataModule):
         invalid: ``"refuse"`` SMILES that RDKit cannot read with an error, or ``"skip"`` them with a warning.
         graphs: ``"pyg"`` for PyG's, with the features of :mod:`lightning_fl.data.molecules.featurizer`;
             ``"chemprop"`` for chemprop's own data set, features and batches, for its modules (docs/chemprop.md).
+        features: what every molecule has besides its graph, in batches' ``descriptors`` [G, F]: ``"rdkit"``, RDKit's
+            two-dimensional descriptors, and ``"morgan"``, counts of Morgan environments of radius 2, folded to 2,048.
+            A :class:`~lightning_fl.models.molecule.MoleculeModel` takes them as they come.
         **kwargs: ``partitioner``, ``split``, ``split_seed``, ``stratified``, ``train_shares``, ``batch_size``,
             ``eval_batch_size``, ``shuffle`` and ``drop_last`` of :class:`~lightning_fl.data.shared.SharedDataModule`.
 
@@ -57,7 +61,14 @@ class MoleculeDataModule(SharedDataModule):
     #: The column of SMILES.
     smiles_column: str = "smiles"
 
-    def __init__(self, *, invalid: Invalid = "refuse", graphs: Graphs = "pyg", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        invalid: Invalid = "refuse",
+        graphs: Graphs = "pyg",
+        features: list[FeatureName] | None = None,
+        **kwargs: Any,
+    ) -> None:
         # Not above, for RDKit and PyG are slow to load and this class is known by name to every run; and not later, so
         # that processes which are forked from this one share them.
         import lightning_fl.data.molecules.dataset  # noqa: F401
@@ -69,6 +80,12 @@ class MoleculeDataModule(SharedDataModule):
             raise ConfigurationError(f"graphs={graphs!r}: expected one of {', '.join(get_args(Graphs))}.")
         if graphs == "chemprop":
             expect_chemprop()
+        self.features = check_features(features or [])
+        if self.features and graphs == "chemprop":
+            raise ConfigurationError(
+                f"features={self.features}: they go with graphs='pyg'; chemprop's modules have extra descriptors of"
+                " their own."
+            )
         self.invalid = invalid
         self.graphs: Graphs = graphs
         self._loaders: dict[tuple[int, Split], DataLoader] = {}
@@ -78,11 +95,16 @@ class MoleculeDataModule(SharedDataModule):
         """Find and read the table."""
 
     def _open(self, *, allow_download: bool) -> OpenedData:
+        opened = self._open_table(allow_download=allow_download)
+        dataset = self._dataset_of(opened.table)
+        record = opened.record | {"molecules": len(dataset)} | ({"features": self.features} if self.features else {})
+        return OpenedData({"train": dataset}, opened.source, record)
+
+    def _dataset_of(self, table: MoleculeTable) -> "MoleculeDataset":
         from lightning_fl.data.molecules.dataset import MoleculeDataset
 
-        opened = self._open_table(allow_download=allow_download)
-        dataset = MoleculeDataset(opened.table, invalid=self.invalid, cache=cache_folder() / "molecules")
-        return OpenedData({"train": dataset}, opened.source, opened.record | {"molecules": len(dataset)})
+        cache = cache_folder() / "molecules"
+        return MoleculeDataset(table, invalid=self.invalid, cache=cache, features=self.features)
 
     def client_data(self, client: int, split: Split) -> Subset | DataLoader | None:
         """A view of the data set that all clients share, or a chemprop loader; ``None`` where there is nothing."""
@@ -108,8 +130,6 @@ class MoleculeDataModule(SharedDataModule):
                 "graphs='chemprop': a new client's file is read for graphs='pyg' only. Let the new client take part in"
                 " a run."
             )
-        from lightning_fl.data.molecules.dataset import MoleculeDataset
-
         if not path.endswith((".csv", ".csv.gz")):
             raise ConfigurationError(f"{path!r}: expected a file of molecules that ends in .csv or .csv.gz.")
         table = read_table(
@@ -119,7 +139,7 @@ class MoleculeDataModule(SharedDataModule):
             targets=record["target_names"],
             units=record["target_units"],
         )
-        return MoleculeDataset(table, invalid=self.invalid, cache=cache_folder() / "molecules")
+        return self._dataset_of(table)
 
     @property
     def dataset(self) -> "MoleculeDataset":
@@ -134,6 +154,11 @@ class MoleculeDataModule(SharedDataModule):
     def target_names(self) -> list[str]:
         """The T columns to predict."""
         return self.dataset.target_names
+
+    @property
+    def descriptor_dim(self) -> int:
+        """Number F of descriptors of every molecule; 0 without ``features``."""
+        return self.dataset.descriptor_dim
 
     @property
     def target_units(self) -> list[str]:
