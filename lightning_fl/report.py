@@ -18,7 +18,7 @@ from lightning_fl.metrics import GainSummary, MetricSummary, metric_name
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
 
-__all__ = ["client_table", "gain_line", "print_report"]
+__all__ = ["client_table", "gain_line", "print_report", "target_table"]
 
 #: Clients shown one by one; of more, the worst ones are shown.
 MOST_ROWS = 30
@@ -46,7 +46,8 @@ def client_table(
     if num_samples is not None:
         table.add_column("samples", justify="right")
     for name, metric in metrics.items():
-        table.add_column(Text(f"{name}\n{'higher' if metric.higher_is_better else 'lower'} is better"), justify="right")
+        direction = "higher" if metric.higher_is_better else "lower"
+        table.add_column(Text(f"{_breakable(name)}\n{direction} is better"), justify="right")
     clients = sorted({client for metric in metrics.values() for client in metric.clients})
     leading = leading_metric(metrics)
     many = leading is not None and len(clients) > MOST_ROWS
@@ -64,6 +65,37 @@ def client_table(
     table.add_row("best", *blank, *(_number(metric.best) for metric in metrics.values()))
     table.add_row("standard deviation", *blank, *(_number(metric.std) for metric in metrics.values()))
     return table
+
+
+def target_table(metrics: Mapping[str, MetricSummary]) -> Table | None:
+    """A row per target of a model with several: the mean over clients of each metric ``NAME/TARGET``.
+
+    Args:
+        metrics: name -> summary over clients.
+
+    Returns:
+        ``None`` where there is no such metric.
+    """
+    split = _of_targets(metrics)
+    if not split:
+        return None
+    columns = list(dict.fromkeys(name.partition("/")[0] for name in split))
+    table = Table()
+    table.add_column("target", no_wrap=True)
+    table.add_column("clients", justify="right")
+    for name in columns:
+        table.add_column(Text(_breakable(name)), justify="right")
+    for target in dict.fromkeys(name.partition("/")[2] for name in split):
+        found = {name: split.get(f"{name}/{target}") for name in columns}
+        counts = [len(metric.clients) for metric in found.values() if metric is not None]
+        cells = ["-" if metric is None else _number(metric.mean) for metric in found.values()]
+        table.add_row(Text(target), str(max(counts)), *cells)
+    return table
+
+
+def _of_targets(metrics: Mapping[str, MetricSummary]) -> dict[str, MetricSummary]:
+    """Those of single targets: ``NAME/TARGET`` where there is the mean ``NAME`` too."""
+    return {name: metric for name, metric in metrics.items() if "/" in name and name.partition("/")[0] in metrics}
 
 
 def print_report(trainer: "FederatedTrainer", console: Console | None = None) -> None:
@@ -87,17 +119,38 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None) ->
         # Not the table's own title, which would be broken to the table's width.
         console.print(Text(f"{word} of {type(trainer.module).__name__}, data: {source}", "bold"))
         names = trainer.datamodule.client_names()
+        targets = target_table(metrics)
+        metrics = {name: metric for name, metric in metrics.items() if name not in _of_targets(metrics)}
         table = client_table(metrics, names, samples)
-        if Measurement.get(console, console.options.update(width=10_000), table).minimum > console.width:
+        if _too_wide(table, console):
             # The lines below compare with the local models.
-            fewer = {name: metric for name, metric in metrics.items() if not name.startswith("local/")}
-            table = client_table(fewer or metrics, names, samples)
+            fewer = {name: metric for name, metric in metrics.items() if not name.startswith("local/")} or metrics
+            table = client_table(fewer, names, samples)
+            dropped = []
+            while _too_wide(table, console) and len(fewer) > 1:
+                dropped.insert(0, list(fewer)[-1])
+                fewer = {name: metric for name, metric in fewer.items() if name != dropped[0]}
+                table = client_table(fewer, names, samples)
+            if dropped:
+                table.caption = Text(f"too narrow for {', '.join(dropped)}: see summary.json")
         console.print(table)
+        if targets is not None:
+            console.print(Text("mean over clients of each target", "bold"))
+            console.print(targets)
         for name, gain in trainer.gains.get(split, {}).items():
             console.print(Text(gain_line(metric_name(name, split), gain, names)))
     else:
         console.print("nothing was evaluated: the model defines no test or validation step, or no client has such data")
     console.print(Text(f"run: {trainer.log_dir}"), soft_wrap=True)
+
+
+def _too_wide(table: Table, console: Console) -> bool:
+    return Measurement.get(console, console.options.update(width=10_000), table).minimum > console.width
+
+
+def _breakable(name: str) -> str:
+    """A long name that a column may break into lines."""
+    return name.replace("_", " ") if cell_len(name) > 10 else name
 
 
 def gain_line(metric: str, gain: GainSummary, names: Sequence[str]) -> str:

@@ -213,6 +213,7 @@ def _set_up(
     module: LightningModule = steps.module
     check_arguments(module, datamodule, stage)
     steps.check(fabric.device)
+    trainer.module, trainer.datamodule = module, datamodule
     trainer.call("setup", stage)
     around = Surroundings(
         federated=trainer,
@@ -223,12 +224,12 @@ def _set_up(
         checkpoint_callback=trainer.callback(ModelCheckpoint),
         profiler=trainer.profiler,
         target_statistics=trainer.target_statistics,
+        target_summaries=trainer.target_summaries,
     )
     shim = ModuleTrainer(module, fabric, settings, federation, processes, around)
     shim.set_stage(*_STAGES[stage])
     datamodule.see_trainer(shim)
     shim.watching = module_callbacks(module)
-    trainer.module, trainer.datamodule = module, datamodule
     if fabric.local_rank == 0:
         datamodule.prepare_data()
         shim.call_hook("prepare_data")

@@ -23,6 +23,7 @@ from lightning_fl.callbacks.local_data.label_noise import LabelNoise
 from lightning_fl.callbacks.local_data.local_mixup import LocalMixup
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.callbacks.participation.dro_client_sampling import DROClientSampling
+from lightning_fl.callbacks.participation.pooled_training import PooledTraining
 from lightning_fl.callbacks.participation.uniform_sampling import UniformSampling
 from lightning_fl.callbacks.personal.best_client_models import BestClientModels
 from lightning_fl.callbacks.personal.fine_tuning import FineTuning
@@ -68,6 +69,7 @@ __all__ = [
     "ModelCheckpoint",
     "ParityFigure",
     "PersonalLayers",
+    "PooledTraining",
     "ProgressDisplay",
     "RandomBidding",
     "SamplingWeightsFigure",

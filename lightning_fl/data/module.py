@@ -130,6 +130,21 @@ class FederatedDataModule(LightningDataModule, ABC):
         parts = {split: self.client_data(client, split) for split in splits}
         return {split: data_digest(part) for split, part in parts.items() if part is not None}
 
+    def pool_training(self, pooled: bool) -> None:
+        """Give the first client the training samples of all, the reference of training in one place; or no longer.
+
+        Args:
+            pooled: whether it has them.
+
+        Raises:
+            ConfigurationError: clients' data cannot be put together.
+        """
+        if pooled:
+            raise ConfigurationError(
+                f"{type(self).__name__} opens each client's data by themselves, so nobody can train on all of them:"
+                " leave PooledTraining out, or take one data set that a partitioner shares out."
+            )
+
     def transfer_hooks(self, client: int) -> LightningDataModule:
         """The data module whose hooks (``on_after_batch_transfer`` and the like) a client's batches go through."""
         return self

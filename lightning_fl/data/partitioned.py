@@ -20,7 +20,7 @@ from lightning_fl.data.loaders import (
 from lightning_fl.data.module import BATCH_HOOKS, SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition import Partitioner
 from lightning_fl.data.partition.sizes import check_fractions
-from lightning_fl.data.shared import cut_splits, warn_of_missing_parts
+from lightning_fl.data.shared import cut_splits, pooled_indices, warn_of_missing_parts
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.lightning_types import AnyDataModule, is_overridden
 from lightning_fl.options import check_counts, check_numbers
@@ -107,6 +107,7 @@ class Partitioned(FederatedDataModule):
         self._loaders: dict[Split, DataLoader] = {}  # the data module's loaders whose settings clients keep
         self._indices: list[dict[Split, Tensor]] = []
         self._kept: dict[tuple[int, Split], Dataset | DataLoader] = {}
+        self._pooled = False
         if isinstance(data, AnyDataModule):
             for hook in BATCH_HOOKS:
                 if is_overridden(hook, data):
@@ -189,7 +190,7 @@ class Partitioned(FederatedDataModule):
 
     def client_data(self, client: int, split: Split) -> Dataset | DataLoader | None:
         """The client's samples: a ``Subset`` of a shared data set, or the user's kind of loader over it."""
-        indices = self._set_up()[client][split]
+        indices = self._samples(client, split)
         if len(indices) == 0:
             return None
         if (client, split) not in self._kept:
@@ -213,6 +214,18 @@ class Partitioned(FederatedDataModule):
         """Of all splits: they are opened together."""
         return self._digests(client)
 
+    def pool_training(self, pooled: bool) -> None:
+        """Give the first client the training samples of all, in ascending order; or no longer."""
+        self._pooled = pooled
+        self._kept.pop((0, "train"), None)
+
+    def _samples(self, client: int, split: Split) -> Tensor:
+        """The ascending indices of a client's samples in the data set that holds the split."""
+        shares = self._set_up()
+        if self._pooled and split == "train" and client == 0:
+            return pooled_indices([of_client["train"] for of_client in shares])
+        return shares[client][split]
+
     def see_trainer(self, trainer: Any) -> None:
         """Make the trainer known to the data module that is divided."""
         super().see_trainer(trainer)
@@ -233,12 +246,11 @@ class Partitioned(FederatedDataModule):
 
     def num_samples(self, split: Split) -> list[int]:
         """Samples of every client in a split."""
-        return [len(of_client[split]) for of_client in self._set_up()]
+        return [len(self._samples(client, split)) for client in range(len(self._set_up()))]
 
     def describe(self) -> Mapping[str, Any]:
         """Source, partitioner, seed and sizes."""
-        self._set_up()
-        sizes = {split: self.num_samples(split) for split in SPLITS}
+        sizes = {split: [len(of_client[split]) for of_client in self._set_up()] for split in SPLITS}
         return {
             **super().describe(),
             "partitioner": self.partitioner.describe(),

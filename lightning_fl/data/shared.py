@@ -20,7 +20,15 @@ from lightning_fl.data.targets import dataset_targets
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.seeding import generator, run_seed
 
-__all__ = ["ClientShares", "OpenedData", "SharedDataModule", "class_labels", "cut_splits", "warn_of_missing_parts"]
+__all__ = [
+    "ClientShares",
+    "OpenedData",
+    "SharedDataModule",
+    "class_labels",
+    "cut_splits",
+    "pooled_indices",
+    "warn_of_missing_parts",
+]
 
 #: For every client: the split, and the ascending indices of its samples in the data set that holds the split.
 ClientShares = list[dict[Split, Tensor]]
@@ -106,6 +114,7 @@ class SharedDataModule(FederatedDataModule):
         self._indices: ClientShares | None = None
         self._names: list[str] | None = None
         self._seed = 0
+        self._pooled = False
 
     @abstractmethod
     def _open(self, *, allow_download: bool) -> OpenedData:
@@ -211,16 +220,26 @@ class SharedDataModule(FederatedDataModule):
 
     def client_data(self, client: int, split: Split) -> Subset | DataLoader | None:
         """A view of the data set that all clients share; ``None`` where the client has nothing in this split."""
-        indices = self._shares[client][split]
+        indices = self._samples(client, split)
         return Subset(self._held[self._part_of(split)], indices.tolist()) if len(indices) else None
 
     def data_digests(self, client: int, stage: str) -> dict[Split, str]:
         """Of all splits: they are in memory."""
         parts = {
-            split: Subset(self._held[self._part_of(split)], indices)  # type: ignore[arg-type]
-            for split, indices in self._shares[client].items()
+            split: Subset(self._held[self._part_of(split)], self._samples(client, split))  # type: ignore[arg-type]
+            for split in self._shares[client]
         }
         return {split: data_digest(part) for split, part in parts.items() if len(part)}
+
+    def pool_training(self, pooled: bool) -> None:
+        """Give the first client the training samples of all, in ascending order; or no longer."""
+        self._pooled = pooled
+
+    def _samples(self, client: int, split: Split) -> Tensor:
+        """The ascending indices of a client's samples in the data set that holds the split."""
+        if self._pooled and split == "train" and client == 0:
+            return pooled_indices([of_client["train"] for of_client in self._shares])
+        return self._shares[client][split]
 
     def client_names(self) -> list[str]:
         """The groups' names where each group is a client."""
@@ -232,11 +251,11 @@ class SharedDataModule(FederatedDataModule):
 
     def num_samples(self, split: Split) -> list[int]:
         """Samples per client in a split."""
-        return [len(of_client[split]) for of_client in self._shares]
+        return [len(self._samples(client, split)) for client in range(len(self._shares))]
 
     def describe(self) -> Mapping[str, Any]:
         """Origin, partition, division and sizes, for the run's record."""
-        sizes = {split: self.num_samples(split) for split in SPLITS}
+        sizes = {split: [len(of_client[split]) for of_client in self._shares] for split in SPLITS}
         return {
             **super().describe(),
             **self._data.record,
@@ -248,6 +267,11 @@ class SharedDataModule(FederatedDataModule):
             "client_names": self.client_names(),
             "client_sizes": sizes,
         }
+
+
+def pooled_indices(parts: Sequence[Tensor]) -> Tensor:
+    """The samples of all clients, each once, ascending: clients may share some."""
+    return torch.cat(list(parts)).unique(sorted=True)
 
 
 def class_labels(dataset: Dataset) -> Tensor:

@@ -1,80 +1,68 @@
-"""A model of molecules: predicts one or more numbers, such as a solubility, from the molecular graph."""
+"""A model of molecules: predicts numbers or classes, such as a solubility or a toxicity, from the molecular graph."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
-from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
+from torchmetrics import MeanAbsoluteError, MeanSquaredError
 
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.functional.masked_losses import (
+    bounded_error,
+    masked_binary_cross_entropy,
+    masked_cross_entropy,
+    masked_mse,
+)
 from lightning_fl.models.encoders import EDGE_ENCODERS, EncoderName, build_encoder
+from lightning_fl.models.left_out import LeftOut
 from lightning_fl.models.optimizers import OptimizerName, check_optimizer, make_optimizer
+from lightning_fl.models.target_summary import (
+    class_counts,
+    class_weights_of,
+    infer_task,
+    pool_moments,
+    pool_ranges,
+    target_moments,
+    target_ranges,
+)
+from lightning_fl.models.task_metrics import TaskName, TaskOutputs, task_scores
 from lightning_fl.options import check_counts, check_numbers
 
 if TYPE_CHECKING:
     from torch_geometric.nn.aggr import Aggregation
 
-__all__ = ["MoleculeModel", "ReadoutName", "masked_mse", "target_moments"]
+__all__ = ["MoleculeModel", "ReadoutName"]
 
 ReadoutName = Literal["mean", "sum", "max", "set2set"]
 
 _SET2SET_STEPS = 3
-
-
-def masked_mse(prediction: Tensor, target: Tensor) -> Tensor:
-    """Mean squared error over the entries of ``target`` that are present (not NaN).
-
-    Args:
-        prediction: [G, T].
-        target: [G, T], NaN where a value is missing.
-
-    Returns:
-        A number; 0 with zero gradient where nothing is present.
-    """
-    present = ~target.isnan()
-    # The error is masked before it is squared: a NaN that reaches the square would make the gradient NaN.
-    error = torch.where(present, prediction - target, 0.0)
-    return error.square().sum() / present.sum().clamp(min=1)
-
-
-def target_moments(targets: Tensor) -> Tensor:
-    """Count, mean and sum of squared deviations of the present entries of each target, in float64.
-
-    Args:
-        targets: [n, T], NaN where a value is missing.
-
-    Returns:
-        [3, T]; mean and deviations are 0 where the count is 0.
-    """
-    targets = targets.double()
-    count = (~targets.isnan()).sum(dim=0)
-    mean = targets.nansum(dim=0) / count.clamp(min=1)
-    return torch.stack([count, mean, (targets - mean).square().nansum(dim=0)])
-
-
-def _pool_moments(moments: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean [T] and population standard deviation [T] of several parts' :func:`target_moments` [parts, 3, T].
-
-    By Chan, Golub and LeVeque 1983: the squared deviations are those within the parts plus those of their means.
-    NaN for a target with no value.
-    """
-    count, mean, deviations = moments.unbind(dim=1)
-    total = count.sum(dim=0)
-    pooled_mean = (count * mean).sum(dim=0) / total
-    pooled_deviations = (deviations + count * (mean - pooled_mean).square()).sum(dim=0)
-    return pooled_mean, (pooled_deviations / total).sqrt()
+#: What is taken until the task is known: the weights of recipes that predict one number are drawn so.
+_UNKNOWN_TASK: TaskName = "regression"
 
 
 class MoleculeModel(LightningModule):
-    """Regression on molecular graphs: atoms are encoded, read out to one vector a molecule, and mapped to the targets.
+    """Regression or classification of molecular graphs: atoms are encoded, read out to one vector, mapped to targets.
 
     Works on PyG batches: ``batch.x`` [V, A] atom features, ``batch.edge_index`` [2, E], ``batch.edge_attr`` [E, B] bond
     features, ``batch.batch`` [V] the molecule of each atom, ``batch.y`` [G, T] targets with NaN for a missing value,
-    ``batch.num_graphs`` G. Predictions, ``rmse`` and ``mae`` are in the data's units; ``loss`` is the mean squared
-    error of the standardised targets, so that one learning rate fits any unit.
+    ``batch.num_graphs`` G, and where targets are censored ``batch.y_bound`` [G, T] (0: a value, -1: at most this, +1:
+    at least this). A missing value counts neither in the loss nor in a metric.
+
+    ==============  ================================  ====================  ==============================
+    task            targets                           predictions           loss
+    ==============  ================================  ====================  ==============================
+    regression      numbers, exact or bounds          [G, T], data's units  squared error, standardised
+    classification  0 or 1                            [G, T], P(class 1)    binary cross-entropy
+    multiclass      numbers of classes, 0 to C - 1    [G, T, C]             cross-entropy
+    ==============  ================================  ====================  ==============================
+
+    Logged are ``loss`` and the metrics of :func:`~lightning_fl.models.task_metrics.task_scores`, means over the targets
+    under ``SPLIT/NAME`` and each target's under ``SPLIT/NAME/TARGET``, and for a regression ``rmse`` and ``mae`` over
+    all values in the data's units. Targets that are left out of a mean are named once per split and client.
 
     The parts are ``encoder``, ``readout`` and ``head``; the output of ``readout`` is the [G, D] graph embeddings and
     nothing but the head comes after it, so that a forward hook there can mix the embeddings of two molecules.
@@ -95,7 +83,17 @@ class MoleculeModel(LightningModule):
             https://arxiv.org/abs/1511.06391; twice as wide). A "sum", and its gradient, grow with the molecule: it
             learns fast under plain "sgd", but where it diverges it needs less momentum or a smaller learning rate.
         dropout: probability that an entry of a hidden layer is zeroed in training.
-        num_targets: number T of values to predict.
+        task: "regression", "classification" or "multiclass"; ``None`` to infer it from the training targets of all
+            clients, of which counts and ranges leave a client: where all are 0 or 1 it is a classification, else a
+            regression.
+        num_targets: number T of values to predict; ``None`` for that of the training targets.
+        num_classes: number C of classes for "multiclass"; ``None`` for the largest label in the training targets + 1.
+        class_weights: factor of the losses of class 1: "balanced" for negatives / positives in the training targets of
+            all clients, a number, or one for each target; for several classes "balanced" only.
+        task_weights: factors of the targets' losses, T numbers.
+        min_positives: a target with fewer labels 1 in a client's part is left out of the client's mean, and named.
+        min_negatives: the same for labels 0.
+        log_targets: targets that are logged one by one, at most; of more only the means are.
         learning_rate: of the optimiser.
         optimizer: "sgd" or "adam".
         momentum: of "sgd".
@@ -116,6 +114,7 @@ class MoleculeModel(LightningModule):
     target_mean: Tensor
     target_scale: Tensor
     target_learned: Tensor
+    _class_factors: Tensor | None = None
 
     def __init__(
         self,
@@ -127,7 +126,14 @@ class MoleculeModel(LightningModule):
         num_layers: int = 3,
         readout: ReadoutName = "mean",
         dropout: float = 0.0,
-        num_targets: int = 1,
+        task: TaskName | None = None,
+        num_targets: int | None = None,
+        num_classes: int | None = None,
+        class_weights: Literal["balanced"] | float | list[float] | None = None,
+        task_weights: list[float] | None = None,
+        min_positives: int = 1,
+        min_negatives: int = 1,
+        log_targets: int = 30,
         learning_rate: float = 0.01,
         optimizer: OptimizerName = "sgd",
         momentum: float = 0.0,
@@ -143,10 +149,18 @@ class MoleculeModel(LightningModule):
             edge_dim = BOND_DIM if edge_dim is None else edge_dim
         _check_choice("encoder", encoder, get_args(EncoderName))
         _check_choice("readout", readout, get_args(ReadoutName))
+        _check_choice("task", task, (*get_args(TaskName), None))
         check_optimizer(self, optimizer, learning_rate, momentum, weight_decay)
         check_counts(self, node_dim=node_dim, edge_dim=edge_dim, num_targets=num_targets)
         check_counts(self, hidden_dim=hidden_dim, num_layers=num_layers)
         check_numbers(self, dropout=dropout, at_least=0, below=1)
+        check_counts(self, num_classes=num_classes, at_least=2)
+        check_counts(self, min_positives=min_positives, min_negatives=min_negatives)
+        check_counts(self, log_targets=log_targets, at_least=0)
+        check_numbers(self, class_weights=None if class_weights == "balanced" else class_weights, above=0)
+        check_numbers(self, task_weights=task_weights, at_least=0)
+        if num_classes is not None and task != "multiclass":
+            raise ConfigurationError(f"num_classes={num_classes} is for task='multiclass', and task={task!r}.")
         # After the two sizes are known, so that a checkpoint says numbers and not "whatever the featuriser had".
         self.save_hyperparameters()
         self.encoder = build_encoder(
@@ -162,20 +176,105 @@ class MoleculeModel(LightningModule):
             nn.Linear(2 * hidden_dim if readout == "set2set" else hidden_dim, hidden_dim),
             nn.ReLU(),
             nn.Dropout(dropout),
-            nn.Linear(hidden_dim, num_targets),
+            nn.Linear(hidden_dim, self._num_outputs),
         )
-        self.register_buffer("target_mean", torch.zeros(num_targets))
-        self.register_buffer("target_scale", torch.ones(num_targets))
-        self.register_buffer("target_learned", torch.tensor(0))
+        with isolate_rng():  # for a last layer of another size, where the data tell it
+            self._head_seed = int(torch.randint(2**62, ()))
+        self._register_targets()
         self.val_rmse, self.val_mae = MeanSquaredError(squared=False), MeanAbsoluteError()
         self.test_rmse, self.test_mae = MeanSquaredError(squared=False), MeanAbsoluteError()
+        self.val_outputs, self.test_outputs = TaskOutputs(), TaskOutputs()
+        self._left_out = LeftOut()
+
+    @property
+    def task(self) -> TaskName:
+        """What is predicted; a regression until it is known."""
+        return self.hparams["task"] or _UNKNOWN_TASK
+
+    @property
+    def num_targets(self) -> int:
+        """Number T of targets; 1 until it is known."""
+        return self.hparams["num_targets"] or 1
+
+    @property
+    def num_classes(self) -> int:
+        """Number C of classes: 2 for a classification, 1 for a regression."""
+        return {"regression": 1, "classification": 2}.get(self.task) or self.hparams["num_classes"] or 2
+
+    @property
+    def _num_outputs(self) -> int:
+        return self.num_targets * (self.num_classes if self.task == "multiclass" else 1)
+
+    @property
+    def _is_resolved(self) -> bool:
+        known = self.hparams["num_classes"] is not None or self.hparams["task"] != "multiclass"
+        return self.hparams["task"] is not None and self.hparams["num_targets"] is not None and known
+
+    def setup(self, stage: str) -> None:
+        """Learn from the training targets what is to be predicted, where the arguments leave it open."""
+        if self._is_resolved:
+            return
+        ranges = self._of_clients(target_ranges)
+        if ranges is None:
+            if stage == "fit":
+                raise DataError(
+                    "there is no batch to learn the targets' scale or task from: give training data, or task,"
+                    " num_targets (num_classes) and standardize_targets=False where the model is not trained."
+                )
+            return
+        pooled = pool_ranges(ranges)
+        found = pooled.shape[1]
+        if self.hparams["num_targets"] not in (None, found):
+            return  # the first batch tells how many there should be
+        task, num_classes, words = infer_task(pooled, self.hparams["task"])
+        if task == "multiclass" and self.hparams["num_classes"] is not None:
+            if num_classes > self.hparams["num_classes"]:
+                raise DataError(
+                    f"num_classes={self.hparams['num_classes']}: the training targets go up to {num_classes - 1}; give"
+                    f" num_classes={num_classes}, or leave it out."
+                )
+            num_classes = self.hparams["num_classes"]
+        self._resolve(task, found, num_classes)
+        rank_zero_info(f"task: {words}")
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take over what a checkpoint's model predicts, where the arguments leave it open."""
+        known = checkpoint.get("hyper_parameters")
+        if self._is_resolved or not isinstance(known, Mapping) or known.get("task") is None:
+            return
+        if known.get("num_targets") is not None:
+            self._resolve(known["task"], known["num_targets"], known.get("num_classes") or 2)
+
+    def _resolve(self, task: TaskName, num_targets: int, num_classes: int) -> None:
+        """Fix what is predicted, and give the last layer that size."""
+        self.hparams["task"], self.hparams["num_targets"] = task, num_targets
+        if task == "multiclass":
+            self.hparams["num_classes"] = num_classes
+        self._hparams_initial["task"], self._hparams_initial["num_targets"] = task, num_targets
+        last = self.head[-1]
+        assert isinstance(last, nn.Linear)
+        if last.out_features != self._num_outputs:
+            with isolate_rng():
+                torch.manual_seed(self._head_seed)
+                new = nn.Linear(last.in_features, self._num_outputs)
+            self.head[-1] = new.to(last.weight.device)
+            self._register_targets()
+
+    def _register_targets(self) -> None:
+        device = self.head[-1].weight.device
+        self.register_buffer("target_mean", torch.zeros(self.num_targets, device=device))
+        self.register_buffer("target_scale", torch.ones(self.num_targets, device=device))
+        self.register_buffer("target_learned", torch.tensor(0, device=device))
 
     def forward(self, batch: Any) -> Tensor:
-        """Predictions [G, T] in the data's units."""
-        return self._to_data_units(self._predict_standardized(batch))
+        """Predictions [G, T]: values in the data's units or probabilities of class 1; [G, T, C] of all classes."""
+        return self._to_predictions(self._outputs(batch))
 
     def on_fit_start(self) -> None:
-        """Learn the targets' scale from the training data, once."""
+        """Learn the targets' scale, or the classes' weights, from the training data, once."""
+        if self.task != "regression":
+            self._weigh_classes()
+            return
         if not self.hparams["standardize_targets"] or self.target_learned:
             return
         statistics = getattr(self.trainer, "target_statistics", None)
@@ -190,7 +289,7 @@ class MoleculeModel(LightningModule):
         mean, std = torch.as_tensor(mean).double(), torch.as_tensor(std).double()
         if mean.shape != self.target_mean.shape or std.shape != self.target_scale.shape:
             raise ConfigurationError(
-                f"num_targets={self.hparams['num_targets']}: the training data give means of shape {list(mean.shape)} "
+                f"num_targets={self.num_targets}: the training data give means of shape {list(mean.shape)} "
                 f"and scales of shape {list(std.shape)}; set num_targets to the number of target columns."
             )
         missing = (~(mean.isfinite() & std.isfinite())).nonzero().flatten().tolist()
@@ -205,70 +304,157 @@ class MoleculeModel(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss on standardised targets."""
-        loss = self._loss(self._predict_standardized(batch), batch)
+        loss = self._loss(self._outputs(batch), batch)
         self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=batch.num_graphs)
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Log ``val/loss``, ``val/rmse`` and ``val/mae``."""
-        self._evaluate(batch, "val", self.val_rmse, self.val_mae)
+        """Log ``val/loss`` and count for the metrics."""
+        self._evaluate(batch, "val")
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the metrics of the pass."""
+        self._log_scores("val")
+
+    def on_validation_end(self) -> None:
+        """Name the targets that are in no mean."""
+        self._left_out.say(self.trainer, "val")
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Log ``test/loss``, ``test/rmse`` and ``test/mae``."""
-        self._evaluate(batch, "test", self.test_rmse, self.test_mae)
+        """Log ``test/loss`` and count for the metrics."""
+        self._evaluate(batch, "test")
+
+    def on_test_epoch_end(self) -> None:
+        """Log the metrics of the pass."""
+        self._log_scores("test")
+
+    def on_test_end(self) -> None:
+        """Name the targets that are in no mean."""
+        self._left_out.say(self.trainer, "test")
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Predictions [G, T] in the data's units."""
+        """What :meth:`forward` gives."""
         return self(batch)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The optimiser that the arguments describe."""
         return make_optimizer(self.parameters(), self.hparams)
 
-    def _predict_standardized(self, batch: Any) -> Tensor:
+    def _outputs(self, batch: Any) -> Tensor:
+        """Standardised values or logits, [G, T] or [G, T, C]."""
         self._check_features(batch)
         atoms = self.encoder(batch.x, batch.edge_index, edge_attr=batch.edge_attr)
         # dim_size, for the last molecules of a batch may have no atom and still need a row.
-        return self.head(self.readout(atoms, index=batch.batch, dim_size=batch.num_graphs))
+        outputs = self.head(self.readout(atoms, index=batch.batch, dim_size=batch.num_graphs))
+        return outputs.unflatten(1, (self.num_targets, -1)) if self.task == "multiclass" else outputs
 
-    def _loss(self, prediction: Tensor, batch: Any) -> Tensor:
+    def _loss(self, outputs: Tensor, batch: Any) -> Tensor:
         self._check_targets(batch)
-        target = (batch.y.to(self.target_mean) - self.target_mean) / self.target_scale
-        return masked_mse(prediction.to(target), target)
+        target, weights = batch.y.to(self.target_mean), self.hparams["task_weights"]
+        task_weights = None if weights is None else target.new_tensor(weights)
+        if self.task == "regression":
+            target = (target - self.target_mean) / self.target_scale
+            return masked_mse(outputs.to(target), target, _bounds(batch), task_weights)
+        factors = None if self._class_factors is None else self._class_factors.to(target)
+        if self.task == "classification":
+            return masked_binary_cross_entropy(outputs.to(target), target, factors, task_weights)
+        return masked_cross_entropy(outputs.to(target), target, factors, task_weights)
 
-    def _to_data_units(self, standardized: Tensor) -> Tensor:
+    def _to_predictions(self, outputs: Tensor) -> Tensor:
         # Out of the half precision of an autocast region first: the mean may be large beside the differences.
-        return standardized.to(self.target_mean) * self.target_scale + self.target_mean
+        outputs = outputs.to(self.target_mean)
+        if self.task == "regression":
+            return outputs * self.target_scale + self.target_mean
+        return outputs.sigmoid() if self.task == "classification" else outputs.softmax(-1)
 
-    def _evaluate(self, batch: Any, split: str, rmse: Metric, mae: Metric) -> None:
-        standardized = self._predict_standardized(batch)
-        loss = self._loss(standardized, batch)
+    def _evaluate(self, batch: Any, split: str) -> None:
+        outputs = self._outputs(batch)
+        loss = self._loss(outputs, batch)
         present = ~batch.y.isnan()
         count = int(present.sum())
         if not count:
             return
-        prediction = self._to_data_units(standardized)
-        rmse.update(prediction[present], batch.y[present])
-        mae.update(prediction[present], batch.y[present])
-        self.log_dict({f"{split}/rmse": rmse, f"{split}/mae": mae}, on_epoch=True, batch_size=batch.num_graphs)
+        prediction, bound = self._to_predictions(outputs), _bounds(batch)
+        getattr(self, f"{split}_outputs").update(prediction, batch.y, bound)
+        if self.task == "regression":
+            rmse, mae = getattr(self, f"{split}_rmse"), getattr(self, f"{split}_mae")
+            if bound is not None:
+                prediction = batch.y + bounded_error(prediction, batch.y, bound)
+            rmse.update(prediction[present], batch.y[present])
+            mae.update(prediction[present], batch.y[present])
+            self.log_dict({f"{split}/rmse": rmse, f"{split}/mae": mae}, on_epoch=True, batch_size=batch.num_graphs)
         self.log(f"{split}/loss", loss, on_epoch=True, batch_size=count)
 
-    def _loader_statistics(self, loader: Iterable[Any] | None) -> tuple[Tensor, Tensor]:
-        targets = []
+    def _log_scores(self, split: str) -> None:
+        """The metrics that need all of a pass's predictions at once."""
+        outputs: TaskOutputs = getattr(self, f"{split}_outputs")
+        if not outputs.prediction:
+            return
+        prediction, target, bound = outputs.compute()
+        outputs.reset()
+        known = self.target_learned or not self.hparams["standardize_targets"]
+        scores = task_scores(
+            self.task,
+            prediction,
+            target,
+            bound,
+            least=(self.hparams["min_positives"], self.hparams["min_negatives"]),
+            train_mean=self.target_mean if known and split == "test" and self.hparams["standardize_targets"] else None,
+        )
+        names = target_names(self.trainer, self.num_targets)
+        count = len(target)
+        for name, value in scores.mean.items():
+            if self.task != "regression" or name not in ("rmse", "mae"):  # logged as objects, over all values
+                self.log(f"{split}/{name}", value, batch_size=count)
+        if 1 < self.num_targets <= self.hparams["log_targets"]:
+            for name, values in scores.tasks.items():
+                for number, value in values.items():
+                    self.log(f"{split}/{name}/{names[number]}", value, batch_size=count)
+        self._left_out.add(self.trainer, split, {names[number]: why for number, why in scores.left_out.items()})
+
+    def _weigh_classes(self) -> None:
+        choice, binary = self.hparams["class_weights"], self.task == "classification"
+        if choice is None:
+            return
+        counts = self._of_clients(lambda targets: class_counts(targets, self.num_classes))
+        if counts is None:
+            raise DataError("there are no training targets to count classes in: leave class_weights out.")
+        self._class_factors = class_weights_of(counts.sum(0), choice, binary)
+
+    def _of_clients(self, summarize: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """What each client, or process, says of its training targets, [parts, ...]; ``None`` where there are none."""
+        summaries = getattr(self.trainer, "target_summaries", None)
+        if summaries is not None:
+            found: Tensor = summaries(summarize)
+            return found
+        if not self.trainer.training:
+            return None
+        self.trainer.fit_loop.setup_data()
+        targets = self._loader_targets(self.trainer.train_dataloader)
+        if targets is None:
+            return None
+        summary = summarize(targets).to(self.device)
+        gathered = self.all_gather(summary)
+        assert isinstance(gathered, Tensor)
+        return gathered.reshape(-1, *summary.shape).cpu()
+
+    def _loader_targets(self, loader: Iterable[Any] | None) -> Tensor | None:
         # The pass must not move the random numbers on which the order of the batches depends.
         with isolate_rng():
-            for batch in loader or ():
-                self._check_targets(batch)
-                targets.append(batch.y)
-        if not targets:
+            targets = [batch.y for batch in loader or ()]
+        return torch.cat(targets) if targets else None
+
+    def _loader_statistics(self, loader: Iterable[Any] | None) -> tuple[Tensor, Tensor]:
+        targets = self._loader_targets(loader)
+        if targets is None:
             raise DataError(
                 "the training loader has no batch to learn the targets' scale from: give training data, or call "
                 "set_target_statistics or set standardize_targets=False where the model is not trained."
             )
-        moments = target_moments(torch.cat(targets)).to(self.device)
+        moments = target_moments(targets).to(self.device)
         gathered = self.all_gather(moments)  # a leading dimension only where there are several processes
         assert isinstance(gathered, Tensor)
-        return _pool_moments(gathered.reshape(-1, *moments.shape))
+        return pool_moments(gathered.reshape(-1, *moments.shape))
 
     def _check_features(self, batch: Any) -> None:
         if batch.x.size(-1) != self.hparams["node_dim"]:
@@ -291,7 +477,7 @@ class MoleculeModel(LightningModule):
             )
 
     def _check_targets(self, batch: Any) -> None:
-        expected = (batch.num_graphs, self.hparams["num_targets"])
+        expected = (batch.num_graphs, self.num_targets)
         if tuple(batch.y.shape) != expected:
             raise ConfigurationError(
                 f"num_targets={expected[1]}: the batch of {expected[0]} molecules has y of shape {list(batch.y.shape)} "
@@ -308,6 +494,16 @@ def _build_readout(name: ReadoutName, dim: int) -> "Aggregation":
     return {"mean": MeanAggregation, "sum": SumAggregation, "max": MaxAggregation}[name]()
 
 
-def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+def target_names(trainer: Any, num_targets: int) -> list[str]:
+    """The targets' names where the data have some, else their numbers from 0."""
+    names = getattr(getattr(trainer, "datamodule", None), "target_names", None)
+    return list(names) if names is not None and len(names) == num_targets else list(map(str, range(num_targets)))
+
+
+def _bounds(batch: Any) -> Tensor | None:
+    return batch.y_bound if "y_bound" in batch else None
+
+
+def _check_choice(name: str, value: object, allowed: tuple[str | None, ...]) -> None:
     if value not in allowed:
         raise ConfigurationError(f"{name}={value!r}: give one of {', '.join(map(repr, allowed))}.")

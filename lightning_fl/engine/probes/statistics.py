@@ -1,5 +1,7 @@
 """Statistics of the training targets over all clients, from sums alone."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -8,7 +10,7 @@ from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.processes import Processes
 from lightning_fl.errors import ConfigurationError
 
-__all__ = ["target_statistics"]
+__all__ = ["target_statistics", "target_summaries"]
 
 
 def target_statistics(factory: BatchFactory, processes: Processes, seed: int) -> tuple[Tensor, Tensor]:
@@ -35,6 +37,35 @@ def target_statistics(factory: BatchFactory, processes: Processes, seed: int) ->
     second = processes.exchange({client: ((y - mean) ** 2).nansum(0) for client, y in targets.items()})
     variance = torch.stack(list(second.values())).sum(0) / count
     return mean, variance.sqrt()
+
+
+def target_summaries(
+    factory: BatchFactory, processes: Processes, seed: int, summarize: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """What every client says of its training targets, in the order of clients; the same on every rank.
+
+    Args:
+        factory: the clients' data.
+        processes: who hosts whom. Called on every rank.
+        seed: the run's, for data that come in an order of their own.
+        summarize: a client's targets [n, T], NaN where one is missing -> a tensor of one shape for all clients: counts,
+            sums and ranges, which are all that leaves a client.
+
+    Returns:
+        [N, ...].
+
+    Raises:
+        ConfigurationError: clients have different numbers of targets.
+    """
+    found = processes.exchange({client: summarize(_targets(factory, client, seed)) for client in processes.hosted})
+    shapes = {summary.shape: client for client, summary in found.items()}
+    if len(shapes) > 1:
+        (one, first), (two, second) = list(shapes.items())[:2]
+        raise ConfigurationError(
+            f"clients {second} and {first} have training targets of different shapes ({list(two)} and {list(one)} in"
+            " short): give all the same target columns, empty where a client has not measured one."
+        )
+    return torch.stack(list(found.values()))
 
 
 def _targets(factory: BatchFactory, client: int, seed: int) -> Tensor:

@@ -1,0 +1,97 @@
+"""Losses of several targets of which some are missing or known as bounds only; what is missing has no gradient.
+
+Targets are [G, T] with NaN for what was not measured. A loss is the sum over the entries that are there, divided by
+their number, so that a batch with gaps weighs its entries as one without.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["bounded_error", "masked_binary_cross_entropy", "masked_cross_entropy", "masked_mse"]
+
+
+def bounded_error(prediction: Tensor, target: Tensor, bound: Tensor | None = None) -> Tensor:
+    """``prediction - target`` where it counts: 0 where the target is missing, or a bound that the prediction keeps.
+
+    Args:
+        prediction: any shape.
+        target: of the same shape, NaN where a value is missing.
+        bound: of the same shape: 0 for a value, -1 for "at most ``target``", +1 for "at least ``target``"; ``None`` for
+            values only.
+    """
+    counts = ~target.isnan()
+    if bound is not None:
+        kept = ((bound < 0) & (prediction <= target)) | ((bound > 0) & (prediction >= target))
+        counts = counts & ~kept
+    # Masked before it is squared: a NaN that reaches the square would make the gradient NaN.
+    return torch.where(counts, prediction - target, 0.0)
+
+
+def masked_mse(
+    prediction: Tensor, target: Tensor, bound: Tensor | None = None, task_weights: Tensor | None = None
+) -> Tensor:
+    """Mean squared error over the entries of ``target`` that are present.
+
+    Args:
+        prediction: [G, T].
+        target: [G, T], NaN where a value is missing.
+        bound: [G, T], see :func:`bounded_error`: an error counts only on the wrong side of a bound (censored values).
+        task_weights: [T], factors of the targets' squared errors; ``None`` for 1.
+
+    Returns:
+        A number; 0 with zero gradient where nothing is present.
+    """
+    squares = bounded_error(prediction, target, bound).square()
+    if task_weights is not None:
+        squares = squares * task_weights
+    return squares.sum() / (~target.isnan()).sum().clamp(min=1)
+
+
+def masked_binary_cross_entropy(
+    logits: Tensor, target: Tensor, positive_weights: Tensor | None = None, task_weights: Tensor | None = None
+) -> Tensor:
+    """Mean binary cross-entropy over the entries of ``target`` that are present.
+
+    Args:
+        logits: [G, T].
+        target: [G, T], 0, 1, or NaN where a label is missing.
+        positive_weights: [T], factors of the losses of labels 1; ``None`` for 1.
+        task_weights: [T], factors of the tasks' losses; ``None`` for 1.
+
+    Returns:
+        A number; 0 with zero gradient where nothing is present.
+    """
+    present = ~target.isnan()
+    losses = F.binary_cross_entropy_with_logits(
+        logits, torch.where(present, target, 0.0), pos_weight=positive_weights, reduction="none"
+    )
+    return _mean(losses, present, task_weights)
+
+
+def masked_cross_entropy(
+    logits: Tensor, target: Tensor, class_weights: Tensor | None = None, task_weights: Tensor | None = None
+) -> Tensor:
+    """Mean cross-entropy over the entries of ``target`` that are present.
+
+    Args:
+        logits: [G, T, C].
+        target: [G, T], numbers of classes from 0 to C - 1, NaN where a label is missing.
+        class_weights: [T, C], factors of the losses of a task's classes; ``None`` for 1.
+        task_weights: [T], factors of the tasks' losses; ``None`` for 1.
+
+    Returns:
+        A number; 0 with zero gradient where nothing is present.
+    """
+    present = ~target.isnan()
+    classes = torch.where(present, target, 0.0).long()
+    losses = -logits.log_softmax(-1).gather(-1, classes[..., None])[..., 0]
+    if class_weights is not None:
+        losses = losses * class_weights[torch.arange(target.shape[1], device=classes.device), classes]
+    return _mean(losses, present, task_weights)
+
+
+def _mean(losses: Tensor, present: Tensor, task_weights: Tensor | None) -> Tensor:
+    if task_weights is not None:
+        losses = losses * task_weights
+    return torch.where(present, losses, 0.0).sum() / present.sum().clamp(min=1)

@@ -1,0 +1,186 @@
+"""Metrics of several targets with gaps, per target and on average: torchmetrics' own, over what is there."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.functional import classification as of_classes
+from torchmetrics.functional import pearson_corrcoef, r2_score, spearman_corrcoef
+
+from lightning_fl.functional.masked_losses import bounded_error
+
+__all__ = ["TaskName", "TaskOutputs", "TaskScores", "task_scores"]
+
+TaskName = Literal["regression", "classification", "multiclass"]
+
+#: Fewer samples say nothing of a correlation.
+_LEAST_FOR_CORRELATION = 2
+
+
+class TaskOutputs(Metric):
+    """What a model predicted in a pass, and what was measured: the state from which all metrics are computed.
+
+    Its value is the triple of predictions [n, T] or [n, T, C], targets [n, T] and bounds [n, T] (or ``None``).
+    """
+
+    full_state_update = False
+    higher_is_better = None
+    prediction: list[Tensor]
+    target: list[Tensor]
+    bound: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("prediction", "target", "bound"):
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    def update(self, prediction: Tensor, target: Tensor, bound: Tensor | None = None) -> None:
+        """Add a batch."""
+        self.prediction.append(prediction.detach())
+        self.target.append(target)
+        if bound is not None:
+            self.bound.append(bound)
+
+    def compute(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """All batches."""
+        return torch.cat(self.prediction), torch.cat(self.target), torch.cat(self.bound) if self.bound else None
+
+
+@dataclass
+class TaskScores:
+    """The metrics of a pass.
+
+    Attributes:
+        mean: metric -> mean over the targets for which it is defined; those without any are left out.
+        tasks: metric -> target's number -> value.
+        left_out: numbers of the targets that are in no mean, with the reason.
+    """
+
+    mean: dict[str, float] = field(default_factory=dict)
+    tasks: dict[str, dict[int, float]] = field(default_factory=dict)
+    left_out: dict[int, str] = field(default_factory=dict)
+
+
+def task_scores(
+    task: TaskName,
+    prediction: Tensor,
+    target: Tensor,
+    bound: Tensor | None = None,
+    *,
+    least: tuple[int, int] = (1, 1),
+    train_mean: Tensor | None = None,
+    calibration_bins: int = 15,
+) -> TaskScores:
+    """Metrics of every target, and their means over the targets.
+
+    A target without a value, or of a classification with fewer than ``least`` labels of a kind, has no metrics: it is
+    left out of the means and named. Classification: AUROC, average precision, balanced accuracy, Matthews' correlation
+    coefficient, expected calibration error. Several classes: accuracy, balanced accuracy, Matthews, AUROC
+    (mean over the classes that occur), calibration error. Regression, of exact values: R2, Pearson's and Spearman's
+    correlation; of several targets also RMSE and MAE of each, with an error of 0 on the right side of a bound.
+
+    Args:
+        task: of the model.
+        prediction: [n, T] values or probabilities of class 1; for several classes probabilities [n, T, C].
+        target: [n, T], NaN where a value is missing.
+        bound: [n, T], see :func:`~lightning_fl.functional.masked_losses.bounded_error`.
+        least: positives and negatives that a target of a classification needs.
+        train_mean: [T], the training targets' means: ``rmse_of_mean`` and ``mae_of_mean`` are the errors of always
+            predicting these.
+        calibration_bins: of equal width between 0 and 1.
+    """
+    scores = TaskScores()
+    for number in range(target.shape[1]):
+        present = ~target[:, number].isnan()
+        measured, predicted = target[present, number], prediction[present, number].float()
+        if not len(measured):
+            scores.left_out[number] = "no value"
+            continue
+        if task == "classification":
+            found = _binary(predicted, measured.long(), least, calibration_bins)
+        elif task == "multiclass":
+            found = _multiclass(predicted, measured.long(), calibration_bins)
+        else:
+            limits = None if bound is None else bound[present, number]
+            found = _regression(predicted, measured, limits, None if train_mean is None else train_mean[number])
+        if isinstance(found, str):
+            scores.left_out[number] = found
+            continue
+        for name, value in found.items():
+            scores.tasks.setdefault(name, {})[number] = float(value)
+    scores.mean = {name: sum(values.values()) / len(values) for name, values in scores.tasks.items()}
+    return scores
+
+
+def _binary(probability: Tensor, label: Tensor, least: tuple[int, int], bins: int) -> dict[str, Tensor] | str:
+    positives = int(label.sum())
+    negatives = len(label) - positives
+    if not positives or not negatives:
+        return "one class"
+    if positives < least[0] or negatives < least[1]:
+        return "too few labels of one class"
+    quick: dict[str, Any] = {"validate_args": False}
+    return {
+        "auroc": of_classes.binary_auroc(probability, label, **quick),
+        "average_precision": of_classes.binary_average_precision(probability, label, **quick),
+        "balanced_accuracy": _balanced_accuracy((probability > 0.5).long(), label, 2),
+        "mcc": _matthews((probability > 0.5).long(), label, 2),
+        "calibration_error": of_classes.binary_calibration_error(probability, label, n_bins=bins, **quick),
+    }
+
+
+def _multiclass(probability: Tensor, label: Tensor, bins: int) -> dict[str, Tensor] | str:
+    classes = probability.shape[1]
+    occurring = label.unique().tolist()
+    if len(occurring) < 2:
+        return "one class"
+    quick: dict[str, Any] = {"num_classes": classes, "validate_args": False}
+    areas: Sequence[Callable[[], Tensor]] = [
+        partial(of_classes.binary_auroc, probability[:, kind], (label == kind).long(), validate_args=False)
+        for kind in occurring
+    ]
+    chosen = probability.argmax(1)
+    return {
+        "accuracy": of_classes.multiclass_accuracy(chosen, label, average="micro", **quick),
+        "balanced_accuracy": _balanced_accuracy(chosen, label, classes),
+        "mcc": _matthews(chosen, label, classes),
+        "auroc": torch.stack([area() for area in areas]).mean(),
+        "calibration_error": of_classes.multiclass_calibration_error(probability, label, n_bins=bins, **quick),
+    }
+
+
+def _matthews(chosen: Tensor, label: Tensor, classes: int) -> Tensor:
+    """Matthews' correlation coefficient; 0 for a model that always says the same, as scikit-learn has it."""
+    if chosen.min() == chosen.max():
+        return torch.tensor(0.0)
+    return of_classes.multiclass_matthews_corrcoef(chosen, label, num_classes=classes, validate_args=False)
+
+
+def _balanced_accuracy(chosen: Tensor, label: Tensor, classes: int) -> Tensor:
+    """The mean over the classes that occur of the share of their samples that is found."""
+    recalls = of_classes.multiclass_recall(chosen, label, num_classes=classes, average="none", validate_args=False)
+    return recalls[label.unique()].mean()
+
+
+def _regression(
+    predicted: Tensor, measured: Tensor, bound: Tensor | None, train_mean: Tensor | None
+) -> dict[str, Tensor]:
+    error = bounded_error(predicted, measured, bound)
+    found = {"rmse": error.square().mean().sqrt(), "mae": error.abs().mean()}
+    if train_mean is not None:
+        constant = train_mean.to(measured).expand_as(measured)
+        error = bounded_error(constant, measured, bound)
+        found |= {"rmse_of_mean": error.square().mean().sqrt(), "mae_of_mean": error.abs().mean()}
+    exact = slice(None) if bound is None else bound == 0
+    predicted, measured = predicted[exact], measured[exact]
+    if len(measured) < _LEAST_FOR_CORRELATION or measured.min() == measured.max():
+        return found
+    found["r2"] = r2_score(predicted, measured)
+    if predicted.min() < predicted.max():  # of a constant no correlation is defined
+        found["pearson"] = pearson_corrcoef(predicted, measured)
+        found["spearman"] = spearman_corrcoef(predicted, measured)
+    return found
