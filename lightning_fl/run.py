@@ -224,6 +224,7 @@ def _set_up(
         checkpoint_callback=trainer.callback(ModelCheckpoint),
         profiler=trainer.profiler,
         target_statistics=trainer.target_statistics,
+        descriptor_statistics=trainer.descriptor_statistics,
         target_summaries=trainer.target_summaries,
     )
     shim = ModuleTrainer(module, fabric, settings, federation, processes, around)

@@ -207,11 +207,12 @@ def _refuse_personal_layers(recipe: dict[str, Any]) -> None:
     trainer = recipe.get("trainer")
     callbacks = (trainer.get("callbacks") if isinstance(trainer, dict) else None) or []
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
-        if isinstance(callback, dict) and str(callback.get("class_path", "")).rpartition(".")[2] == "PersonalLayers":
-            layers = (callback.get("init_args") or {}).get("layers")
+        name = str(callback.get("class_path", "")).rpartition(".")[2] if isinstance(callback, dict) else ""
+        if name in ("PersonalLayers", "PrivateHeads"):
+            layers = (callback.get("init_args") or {}).get("layers") or ["head"]
             raise ConfigurationError(
-                f"the run's clients kept the layers {layers} for themselves (PersonalLayers), nobody trained these in"
-                " the shared models: train them on the new client's data, or give a run without PersonalLayers."
+                f"the run's clients kept the layers {layers} for themselves ({name}), nobody trained these in"
+                f" the shared models: train them on the new client's data, or give a run without {name}."
             )
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lightning_fl.errors import ConfigurationError, DataError
 
-__all__ = ["DescriptorReadout", "DescriptorScale", "FingerprintEncoder"]
+__all__ = ["DescriptorReadout", "DescriptorScale", "FingerprintEncoder", "descriptors_of"]
 
 #: Standardised descriptors beyond it are taken as it: a value that training has hardly seen must not rule the output.
 _LARGEST_DEVIATION = 6.0

@@ -1,7 +1,7 @@
 """A model of molecules: predicts numbers or classes, such as a solubility or a toxicity, from the molecular graph."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
@@ -17,6 +17,7 @@ from lightning_fl.functional.masked_losses import (
     masked_cross_entropy,
     masked_mse,
 )
+from lightning_fl.models.descriptors import DescriptorReadout, DescriptorScale, FingerprintEncoder, descriptors_of
 from lightning_fl.models.encoders import EDGE_ENCODERS, EncoderName, build_encoder
 from lightning_fl.models.left_out import LeftOut
 from lightning_fl.models.optimizers import OptimizerName, check_optimizer, make_optimizer
@@ -30,16 +31,16 @@ from lightning_fl.models.target_summary import (
     target_ranges,
 )
 from lightning_fl.models.task_metrics import TaskName, TaskOutputs, task_scores
+from lightning_fl.models.virtual_node import VirtualNode
 from lightning_fl.options import check_counts, check_numbers
-
-if TYPE_CHECKING:
-    from torch_geometric.nn.aggr import Aggregation
 
 __all__ = ["MoleculeModel", "ReadoutName"]
 
-ReadoutName = Literal["mean", "sum", "max", "set2set"]
+ReadoutName = Literal["mean", "sum", "max", "set2set", "attentivefp"]
 
 _SET2SET_STEPS = 3
+#: The parts that have a :class:`DescriptorScale`.
+_READ_DESCRIPTORS = (FingerprintEncoder, DescriptorReadout)
 #: What is taken until the task is known: the weights of recipes that predict one number are drawn so.
 _UNKNOWN_TASK: TaskName = "regression"
 
@@ -73,16 +74,24 @@ class MoleculeModel(LightningModule):
     read once. In a loop without Lightning's hooks call :meth:`set_target_statistics`.
 
     Args:
-        encoder: "gcn", "gat" or "mpnn", see :func:`lightning_fl.models.encoders.build_encoder`. A "gcn" does not see
-            the bond features.
+        encoder: "gcn", "gat", "gin", "gine", "mpnn", "dmpnn" or "attentivefp", see
+            :func:`lightning_fl.models.encoders.build_encoder`; a "gcn" and a "gin" do not see the bond features. Or
+            "fingerprint": fully connected layers on the molecules' descriptors alone, without a graph or a readout.
         node_dim: number A of atom features; ``None`` for that of this package's featuriser.
         edge_dim: number B of bond features; ``None`` for that of this package's featuriser.
         hidden_dim: size of the atom vectors and of the head's hidden layer.
         num_layers: message passing layers (steps, for "mpnn").
         readout: "mean", "sum" or "max" over a molecule's atoms, or "set2set" (Vinyals et al. 2016,
-            https://arxiv.org/abs/1511.06391; twice as wide). A "sum", and its gradient, grow with the molecule: it
+            https://arxiv.org/abs/1511.06391; twice as wide), or "attentivefp", that of
+            :mod:`~lightning_fl.models.attentive_fp`. A "sum", and its gradient, grow with the molecule: it
             learns fast under plain "sgd", but where it diverges it needs less momentum or a smaller learning rate.
         dropout: probability that an entry of a hidden layer is zeroed in training.
+        virtual_node: every molecule gets a node that is bonded to all its atoms
+            (:class:`~lightning_fl.models.virtual_node.VirtualNode`).
+        descriptor_dim: number F of descriptors that come with every molecule, ``batch.descriptors`` [G, F]: they join
+            the readout's output before the head. ``None`` for what the data module says (its ``features``).
+        standardize_descriptors: learn the descriptors' mean and scale as those of the targets; else they are taken as
+            they are.
         task: "regression", "classification" or "multiclass"; ``None`` to infer it from the training targets of all
             clients, of which counts and ranges leave a client: where all are 0 or 1 it is a classification, else a
             regression.
@@ -126,6 +135,9 @@ class MoleculeModel(LightningModule):
         num_layers: int = 3,
         readout: ReadoutName = "mean",
         dropout: float = 0.0,
+        virtual_node: bool = False,
+        descriptor_dim: int | None = None,
+        standardize_descriptors: bool = True,
         task: TaskName | None = None,
         num_targets: int | None = None,
         num_classes: int | None = None,
@@ -153,6 +165,7 @@ class MoleculeModel(LightningModule):
         check_optimizer(self, optimizer, learning_rate, momentum, weight_decay)
         check_counts(self, node_dim=node_dim, edge_dim=edge_dim, num_targets=num_targets)
         check_counts(self, hidden_dim=hidden_dim, num_layers=num_layers)
+        check_counts(self, descriptor_dim=descriptor_dim, at_least=0)
         check_numbers(self, dropout=dropout, at_least=0, below=1)
         check_counts(self, num_classes=num_classes, at_least=2)
         check_counts(self, min_positives=min_positives, min_negatives=min_negatives)
@@ -163,15 +176,21 @@ class MoleculeModel(LightningModule):
             raise ConfigurationError(f"num_classes={num_classes} is for task='multiclass', and task={task!r}.")
         # After the two sizes are known, so that a checkpoint says numbers and not "whatever the featuriser had".
         self.save_hyperparameters()
-        self.encoder = build_encoder(
-            encoder,
-            node_dim=node_dim,
-            edge_dim=edge_dim,
-            hidden_dim=hidden_dim,
-            num_layers=num_layers,
-            dropout=dropout,
-        )
-        self.readout = _build_readout(readout, hidden_dim)
+        if encoder == "fingerprint" and (virtual_node or readout != "mean" or descriptor_dim == 0):
+            raise ConfigurationError(
+                "encoder='fingerprint' reads descriptors and no graph: leave out what does not go with it, of"
+                f" virtual_node={virtual_node}, readout={readout!r} and descriptor_dim={descriptor_dim}, and name the"
+                " data's features."
+            )
+        # Fully connected layers on descriptors are made when their number is known.
+        self.encoder: nn.Module = nn.Identity()
+        self.readout: nn.Module = nn.Identity()
+        if encoder != "fingerprint":
+            sizes = {"hidden_dim": hidden_dim, "num_layers": num_layers}
+            more = int(virtual_node)
+            found = build_encoder(encoder, node_dim=node_dim + more, edge_dim=edge_dim + more, **sizes, dropout=dropout)
+            self.encoder = VirtualNode(found, edges=encoder in EDGE_ENCODERS) if virtual_node else found
+            self.readout = _build_readout(readout, hidden_dim, dropout)
         self.head = nn.Sequential(
             nn.Linear(2 * hidden_dim if readout == "set2set" else hidden_dim, hidden_dim),
             nn.ReLU(),
@@ -181,6 +200,8 @@ class MoleculeModel(LightningModule):
         with isolate_rng():  # for a last layer of another size, where the data tell it
             self._head_seed = int(torch.randint(2**62, ()))
         self._register_targets()
+        if descriptor_dim:
+            self._add_descriptors(descriptor_dim)
         self.val_rmse, self.val_mae = MeanSquaredError(squared=False), MeanAbsoluteError()
         self.test_rmse, self.test_mae = MeanSquaredError(squared=False), MeanAbsoluteError()
         self.val_outputs, self.test_outputs = TaskOutputs(), TaskOutputs()
@@ -211,7 +232,9 @@ class MoleculeModel(LightningModule):
         return self.hparams["task"] is not None and self.hparams["num_targets"] is not None and known
 
     def setup(self, stage: str) -> None:
-        """Learn from the training targets what is to be predicted, where the arguments leave it open."""
+        """Learn from the data what is to be predicted, and from what, where the arguments leave it open."""
+        if self.hparams["descriptor_dim"] is None:
+            self._add_descriptors(getattr(getattr(self.trainer, "datamodule", None), "descriptor_dim", 0))
         if self._is_resolved:
             return
         ranges = self._of_clients(target_ranges)
@@ -240,10 +263,37 @@ class MoleculeModel(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take over what a checkpoint's model predicts, where the arguments leave it open."""
         known = checkpoint.get("hyper_parameters")
+        if self.hparams["descriptor_dim"] is None and isinstance(known, Mapping):
+            self._add_descriptors(known.get("descriptor_dim") or 0)
         if self._is_resolved or not isinstance(known, Mapping) or known.get("task") is None:
             return
         if known.get("num_targets") is not None:
             self._resolve(known["task"], known["num_targets"], known.get("num_classes") or 2)
+
+    def _add_descriptors(self, dim: int) -> None:
+        """Make the layers that read F descriptors of a molecule; none for 0."""
+        self.hparams["descriptor_dim"] = self._hparams_initial["descriptor_dim"] = dim
+        if not dim and self.hparams["encoder"] != "fingerprint":
+            return
+        if not dim:
+            raise ConfigurationError(
+                "encoder='fingerprint' reads the molecules' descriptors, and the data have none: name the data's"
+                " features, such as features: [morgan]."
+            )
+        hidden_dim, device = self.hparams["hidden_dim"], self.head[-1].weight.device
+        scale = DescriptorScale(dim, learns=self.hparams["standardize_descriptors"])
+        with isolate_rng():  # the other layers are the same with and without them
+            torch.manual_seed(self._head_seed + 1)
+            if self.hparams["encoder"] == "fingerprint":
+                sizes = {"hidden_dim": hidden_dim, "num_layers": self.hparams["num_layers"]}
+                self.encoder = FingerprintEncoder(scale, dim=dim, **sizes, dropout=self.hparams["dropout"]).to(device)
+            else:
+                self.readout = DescriptorReadout(self.readout, scale).to(device)
+                self.head[0] = nn.Linear(self.head[0].in_features + dim, hidden_dim).to(device)
+
+    @property
+    def _descriptor_scale(self) -> DescriptorScale | None:
+        return next((part.scale for part in (self.encoder, self.readout) if isinstance(part, _READ_DESCRIPTORS)), None)
 
     def _resolve(self, task: TaskName, num_targets: int, num_classes: int) -> None:
         """Fix what is predicted, and give the last layer that size."""
@@ -271,7 +321,9 @@ class MoleculeModel(LightningModule):
         return self._to_predictions(self._outputs(batch))
 
     def on_fit_start(self) -> None:
-        """Learn the targets' scale, or the classes' weights, from the training data, once."""
+        """Learn the scales of descriptors and targets, or the classes' weights, from the training data, once."""
+        if (scale := self._descriptor_scale) is not None:
+            scale.learn(self._descriptor_statistics)
         if self.task != "regression":
             self._weigh_classes()
             return
@@ -342,11 +394,25 @@ class MoleculeModel(LightningModule):
 
     def _outputs(self, batch: Any) -> Tensor:
         """Standardised values or logits, [G, T] or [G, T, C]."""
-        self._check_features(batch)
-        atoms = self.encoder(batch.x, batch.edge_index, edge_attr=batch.edge_attr)
-        # dim_size, for the last molecules of a batch may have no atom and still need a row.
-        outputs = self.head(self.readout(atoms, index=batch.batch, dim_size=batch.num_graphs))
+        outputs = self.head(self._embed(batch))
         return outputs.unflatten(1, (self.num_targets, -1)) if self.task == "multiclass" else outputs
+
+    def _embed(self, batch: Any) -> Tensor:
+        """What the readout gives, [G, D], with descriptors [G, D + F]."""
+        dim = self.hparams["descriptor_dim"] or 0
+        if not dim and getattr(batch, "descriptors", None) is not None:
+            raise ConfigurationError(
+                f"descriptor_dim={dim}: the batch has {batch.descriptors.size(-1)} descriptors per molecule; set"
+                f" descriptor_dim={batch.descriptors.size(-1)}, or leave out the data's features."
+            )
+        extra = {"descriptors": descriptors_of(batch, dim)} if dim else {}
+        if self.hparams["encoder"] == "fingerprint":
+            return self.readout(self.encoder(**extra))
+        self._check_features(batch)
+        whole = {"batch": batch.batch, "num_graphs": batch.num_graphs} if self.hparams["virtual_node"] else {}
+        atoms = self.encoder(batch.x, batch.edge_index, edge_attr=batch.edge_attr, **whole)
+        # dim_size, for the last molecules of a batch may have no atom and still need a row.
+        return self.readout(atoms, index=batch.batch, dim_size=batch.num_graphs, **extra)
 
     def _loss(self, outputs: Tensor, batch: Any) -> Tensor:
         self._check_targets(batch)
@@ -438,14 +504,22 @@ class MoleculeModel(LightningModule):
         assert isinstance(gathered, Tensor)
         return gathered.reshape(-1, *summary.shape).cpu()
 
-    def _loader_targets(self, loader: Iterable[Any] | None) -> Tensor | None:
+    def _loader_targets(self, loader: Iterable[Any] | None, name: str = "y") -> Tensor | None:
         # The pass must not move the random numbers on which the order of the batches depends.
         with isolate_rng():
-            targets = [batch.y for batch in loader or ()]
+            targets = [getattr(batch, name) for batch in loader or ()]
         return torch.cat(targets) if targets else None
 
-    def _loader_statistics(self, loader: Iterable[Any] | None) -> tuple[Tensor, Tensor]:
-        targets = self._loader_targets(loader)
+    def _descriptor_statistics(self) -> tuple[Tensor, Tensor]:
+        statistics = getattr(self.trainer, "descriptor_statistics", None)
+        if statistics is not None:
+            found: tuple[Tensor, Tensor] = statistics()
+            return found
+        self.trainer.fit_loop.setup_data()
+        return self._loader_statistics(self.trainer.train_dataloader, "descriptors")
+
+    def _loader_statistics(self, loader: Iterable[Any] | None, name: str = "y") -> tuple[Tensor, Tensor]:
+        targets = self._loader_targets(loader, name)
         if targets is None:
             raise DataError(
                 "the training loader has no batch to learn the targets' scale from: give training data, or call "
@@ -486,9 +560,13 @@ class MoleculeModel(LightningModule):
             )
 
 
-def _build_readout(name: ReadoutName, dim: int) -> "Aggregation":
+def _build_readout(name: ReadoutName, dim: int, dropout: float) -> nn.Module:
     from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, Set2Set, SumAggregation
 
+    if name == "attentivefp":
+        from lightning_fl.models.attentive_fp import AttentiveFPReadout
+
+        return AttentiveFPReadout(dim, dropout=dropout)
     if name == "set2set":
         return Set2Set(dim, processing_steps=_SET2SET_STEPS)
     return {"mean": MeanAggregation, "sum": SumAggregation, "max": MaxAggregation}[name]()
