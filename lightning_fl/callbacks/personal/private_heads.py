@@ -1,8 +1,8 @@
 """A shared trunk with a private head for every client: clients that measure different targets.
 
-The setting of MELLODDY (Heyndrickx et al.: MELLODDY: Cross-pharma Federated Learning at Unprecedented Scale, J. Chem.
-Inf. Model. 2024, https://doi.org/10.1021/acs.jcim.3c00799): every company has assays of its own, whose heads never leave
-it, on a trunk that all train. The personal layers are those of :class:`PersonalLayers`.
+The setting of MELLODDY (Heyndrickx et al.: Cross-pharma Federated Learning at Unprecedented Scale, J. Chem. Inf. Model.
+2024, https://doi.org/10.1021/acs.jcim.3c00799): every company has assays of its own, whose heads never leave it, on a
+trunk that all train. The personal layers are those of :class:`PersonalLayers`.
 
 Differs from the paper: averages are by samples, as in any federation here, and clients' updates are not hidden.
 """

@@ -26,12 +26,12 @@ def table(smiles):
 def test_rdkits_descriptors_are_rdkits():
     values, names = encode_descriptors(SMILES, "rdkit"), descriptor_names("rdkit")
     assert values.shape == (5, len(names))
-    assert "Ipc" not in names
+    assert not {"Ipc", "AvgIpc"} & {*names}  # minutes for a chain of 200 atoms
     for row, smiles in zip(values, SMILES, strict=True):
         molecule = Chem.MolFromSmiles(smiles)
         assert row[names.index("MolWt")].item() == pytest.approx(Descriptors.MolWt(molecule))
         assert row[names.index("TPSA")].item() == pytest.approx(rdMolDescriptors.CalcTPSA(molecule))
-    assert len(names) == len(Descriptors.descList) - 1
+    assert len(names) == len(Descriptors.descList) - 2
 
 
 def test_morgan_counts():
