@@ -77,7 +77,7 @@ class PretrainedWeights(Callback):
             self._hold(trainer, {*trainer.federation.constant, *self._names})
             if not trainer.resumes_fit:
                 size = sum(parameter.numel() * parameter.element_size() for parameter in part.parameters())
-                trainer.communication.receive(range(trainer.num_clients), size)
+                trainer.communication.add(dict.fromkeys(range(trainer.num_clients), size), {})
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Begin to train what was frozen so long."""
