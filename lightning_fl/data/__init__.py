@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from lightning_fl.data.images.module import ImageData
     from lightning_fl.data.images.silos import ImageFolders
     from lightning_fl.data.module import FederatedDataModule
+    from lightning_fl.data.molecules.laboratories import PrivateTargets
     from lightning_fl.data.molecules.module import DrugOOD, MoleculeCSV, MoleculeNet
     from lightning_fl.data.partition import (
         IID,

@@ -31,8 +31,8 @@ class PrivateTargets(FederatedDataModule):
 
     Every molecule has ``y`` [1, num_targets]: the first columns are the laboratory's targets in the order of its file,
     the others are missing. What column t is differs between laboratories, so their heads and scales must, too: use it
-    with :class:`~lightning_fl.callbacks.personal.private_heads.PrivateHeads`. A file is opened by the process that hosts
-    its laboratory alone, and the names of its targets are in no record, figure or model: these have numbers.
+    with :class:`~lightning_fl.callbacks.personal.private_heads.PrivateHeads`. A file is opened only by the process that
+    hosts its laboratory, and the names of its targets are in no record, figure or model: these have numbers.
 
     Args:
         files: name of a laboratory -> its file, ``.csv`` or ``.csv.gz``.
