@@ -90,8 +90,9 @@ class ClientBatches(ABC):
         Raises:
             ConfigurationError: a batch has none of this name.
         """
-        parts = [getattr(batch, name, None) for batch, _ in self.once(seed_path)]
-        if not parts or any(part is None for part in parts):
+        found = [getattr(batch, name, None) for batch, _ in self.once(seed_path)]
+        parts = [part for part in found if isinstance(part, Tensor)]
+        if not parts or len(parts) < len(found):
             raise ConfigurationError(f"the training batches have no {name}: give every graph some.")
         return torch.cat(parts)
 
