@@ -75,9 +75,9 @@ class DescriptorReadout(nn.Module):
         self.readout = readout
         self.scale = scale
 
-    def forward(self, x: Tensor, index: Tensor, dim_size: int, descriptors: Tensor) -> Tensor:
-        """Molecules [G, D + F] of atoms [V, D]; ``index`` and ``dim_size`` as for any readout."""
-        molecules = self.readout(x, index=index, dim_size=dim_size)
+    def forward(self, *atoms: Tensor, descriptors: Tensor, **arguments: Any) -> Tensor:
+        """Molecules [G, D + F] of what the readout is called with, besides ``descriptors`` [G, F]."""
+        molecules = self.readout(*atoms, **arguments)
         return torch.cat([molecules, self.scale(descriptors).to(molecules)], dim=1)
 
 

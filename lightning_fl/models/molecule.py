@@ -1,7 +1,8 @@
 """A model of molecules: predicts numbers or classes, such as a solubility or a toxicity, from the molecular graph."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
@@ -36,6 +37,9 @@ from lightning_fl.models.target_summary import (
 from lightning_fl.models.task_metrics import TaskName, TaskOutputs, task_scores
 from lightning_fl.models.virtual_node import VirtualNode
 from lightning_fl.options import check_counts, check_numbers
+
+if TYPE_CHECKING:
+    from lightning_fl.models.gcn import GCN
 
 __all__ = ["MoleculeModel", "ReadoutName"]
 
@@ -432,10 +436,25 @@ class MoleculeModel(LightningModule):
         if self.hparams["encoder"] == "fingerprint":
             return self.readout(self.encoder(**extra))
         self._check_features(batch)
-        whole = {"batch": batch.batch, "num_graphs": batch.num_graphs} if self.hparams["virtual_node"] else {}
-        atoms = self.encoder(batch.x, batch.edge_index, edge_attr=batch.edge_attr, **whole)
         # dim_size, for the last molecules of a batch may have no atom and still need a row.
-        return self.readout(atoms, index=batch.batch, dim_size=batch.num_graphs, **extra)
+        extra |= {"index": batch.batch, "dim_size": batch.num_graphs}
+        early = self._early_encoder(batch.x)
+        if early is not None:
+            return self.readout(encode=partial(early.read_out, batch.x, batch.edge_index, batch.batch), **extra)
+        whole = {"batch": batch.batch, "num_graphs": batch.num_graphs} if self.hparams["virtual_node"] else {}
+        return self.readout(self.encoder(batch.x, batch.edge_index, edge_attr=batch.edge_attr, **whole), **extra)
+
+    def _early_encoder(self, x: Tensor) -> "GCN | None":
+        """The encoder, if it may sum a molecule's atoms before its last layer and nobody looks between."""
+        from lightning_fl.models.gcn import GCN
+        from lightning_fl.models.readouts import LinearReadout
+
+        encoder, readout = self.encoder, self.readout
+        if isinstance(readout, DescriptorReadout):
+            readout = readout.readout
+        if not isinstance(encoder, GCN) or not isinstance(readout, LinearReadout):
+            return None
+        return encoder if encoder.can_read_out(x) else None
 
     def _loss(self, outputs: Tensor, batch: Any) -> Tensor:
         self._check_targets(batch)
@@ -585,7 +604,9 @@ class MoleculeModel(LightningModule):
 
 
 def _build_readout(name: ReadoutName, dim: int, dropout: float) -> nn.Module:
-    from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, Set2Set, SumAggregation
+    from torch_geometric.nn.aggr import MaxAggregation, Set2Set
+
+    from lightning_fl.models.readouts import LinearReadout
 
     if name == "attentivefp":
         from lightning_fl.models.attentive_fp import AttentiveFPReadout
@@ -593,14 +614,15 @@ def _build_readout(name: ReadoutName, dim: int, dropout: float) -> nn.Module:
         return AttentiveFPReadout(dim, dropout=dropout)
     if name == "set2set":
         return Set2Set(dim, processing_steps=_SET2SET_STEPS)
-    return {"mean": MeanAggregation, "sum": SumAggregation, "max": MaxAggregation}[name]()
+    return MaxAggregation() if name == "max" else LinearReadout(name)
 
 
 def target_names(trainer: Any, num_targets: int) -> list[str]:
     """The targets' names in curves where the data have some, else their numbers from 0."""
     names = getattr(getattr(trainer, "datamodule", None), "target_names", None)
-    fits = names is not None and len(names) == num_targets
-    return curve_names(names, "target") if fits else list(map(str, range(num_targets)))
+    if names is None or len(names) != num_targets:
+        return list(map(str, range(num_targets)))
+    return curve_names(names, "target")
 
 
 def _bounds(batch: Any) -> Tensor | None:

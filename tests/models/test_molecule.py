@@ -432,7 +432,7 @@ def test_sizes_left_out_are_those_of_the_featuriser(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"encoder": "gin"}, "encoder='gin': give one of 'gcn', 'gat', 'mpnn'"),
+        ({"encoder": "gan"}, "encoder='gan': give one of 'gcn', 'gat', 'gin', 'gine', 'mpnn'"),
         ({"readout": "max_pool"}, "readout='max_pool': give one of 'mean', 'sum', 'max', 'set2set'"),
         ({"optimizer": "lbfgs"}, "optimizer='lbfgs': give one of 'sgd', 'adam'"),
         ({"node_dim": 0}, "node_dim=0: give a number of at least 1"),

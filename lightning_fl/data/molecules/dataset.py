@@ -180,7 +180,9 @@ def _load_or_describe(table: MoleculeTable, features: Sequence[FeatureName], cac
         values = load_or_make(
             cache,
             _cache_key(f"descriptors {kind}, rdkit {rdkit.__version__}", table.smiles),
-            lambda kind=kind: encode_descriptors(_with_progress(table.smiles, f"Computing features {kind}"), kind),  # type: ignore[misc]
+            lambda kind=kind: encode_descriptors(
+                _with_progress(table.smiles, "Describing", f"molecules ({kind})"), kind
+            ),  # type: ignore[misc]
             lambda values: values,
             unpack,
         )
@@ -197,9 +199,9 @@ def _expect_length(found: int, expected: int) -> None:
         raise ValueError(f"it holds {found} molecules or columns, not {expected}")
 
 
-def _with_progress(smiles: list[str], doing: str = "Reading molecules") -> Iterable[str]:
+def _with_progress(smiles: list[str], doing: str = "Reading", of: str = "molecules") -> Iterable[str]:
     if getattr(rank_zero_only, "rank", 0) == 0 and len(smiles) > _PROGRESS_FROM and sys.stderr.isatty():
-        return track(smiles, doing, console=Console(stderr=True), transient=True)
+        return track(smiles, f"{doing} {of}", console=Console(stderr=True), transient=True)
     if len(smiles) > _LINE_FROM:
-        rank_zero_info(f"{doing}: {len(smiles):,} molecules")
+        rank_zero_info(f"{doing} {len(smiles):,} {of}")
     return smiles

@@ -28,7 +28,7 @@ def molecules(count, shift, seed, scale=1.0, binary=False):
                 x=torch.randn(size, 3, generator=generator),
                 edge_index=torch.tensor(edges).t().contiguous(),
                 edge_attr=torch.ones(len(edges), 2),
-                y=torch.tensor([[value, value / 2 if seed == 0 else NAN]]),
+                y=torch.tensor([[value, (value if binary else value / 2) if seed == 0 else NAN]]),
             )
         )
     return graphs
