@@ -271,6 +271,7 @@ FIELDS: tuple[Field, ...] = (
     Field("layout", "a list of names, types, places and shapes", lambda value: _lists(value, _is_entry), list),
     Field("personal_layers", "a list of texts", lambda value: _lists(value, _is_text), list),
     Field("trainable", "yes or no by name", lambda value: _maps(value, str, lambda flag: flag in (True, False)), dict),
+    Field("constant", "a list of texts", lambda value: _lists(value, _is_text), list),
     Field("absent_clients", "a list of clients", _numbers_of_clients, list),
     Field("resting_clients", "a list of clients", _numbers_of_clients, list),
     Field(

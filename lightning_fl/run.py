@@ -225,6 +225,7 @@ def _set_up(
         checkpoint_callback=trainer.callback(ModelCheckpoint),
         profiler=trainer.profiler,
         target_statistics=trainer.target_statistics,
+        descriptor_statistics=trainer.descriptor_statistics,
         target_summaries=trainer.target_summaries,
         checkpoint_hyper_parameters=state.get("hyper_parameters", {}),
     )

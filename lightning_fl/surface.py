@@ -23,7 +23,7 @@ from lightning_fl.engine.communication import CommunicationAccount
 from lightning_fl.engine.federation import Federation, Round
 from lightning_fl.engine.hooks import Hooks
 from lightning_fl.engine.probes.on_hosts import compute_on_hosts
-from lightning_fl.engine.probes.statistics import target_statistics, target_summaries
+from lightning_fl.engine.probes.statistics import descriptor_statistics, target_statistics, target_summaries
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.stacked.loop import StackedLoop
@@ -250,6 +250,13 @@ class TrainerSurface:
         Only sums leave a client.
         """
         return target_statistics(self.batch_factory, self.processes, self.seed)
+
+    def descriptor_statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation [F] of the ``descriptors`` of all clients' training molecules.
+
+        Only sums leave a client.
+        """
+        return descriptor_statistics(self.batch_factory, self.processes, self.seed)
 
     def target_summaries(self, summarize: Callable[[Tensor], Tensor]) -> Tensor:
         """Every client's ``summarize(targets [n, T])``, stacked [N, ...]; on every rank.

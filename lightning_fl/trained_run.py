@@ -90,7 +90,7 @@ class TrainedRun:
         callbacks = (trainer.get("callbacks") if isinstance(trainer, dict) else None) or []
         for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
             name = callback.get("class_path", "") if isinstance(callback, dict) else ""
-            if str(name).rpartition(".")[2] == "PersonalLayers":
+            if str(name).rpartition(".")[2] in ("PersonalLayers", "PrivateHeads"):
                 return (callback.get("init_args") or {}).get("layers") or "some"
         return None
 

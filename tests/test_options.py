@@ -39,6 +39,8 @@ _GIVEN: dict[str, dict[str, Any]] = {
     "MoleculeNet": {"partitioner": data.IID(num_clients=2)},
     "Partitioned": {"data": _SAMPLES, "partitioner": data.IID(num_clients=2)},
     "Pathological": {"num_clients": 3, "classes_per_client": 2},
+    "PrivateTargets": {"files": {"a": "a.csv"}, "num_targets": 2},
+    "PretrainedWeights": {"path": "a.pt", "freeze": True},
     "Scaffold": {"num_clients": 2},
     "ScaffoldLDA": {"num_clients": 2, "alpha": 1.0},
     "Silos": {"datamodules": [_SAMPLES]},

@@ -30,6 +30,8 @@ from lightning_fl.callbacks.personal.fine_tuning import FineTuning
 from lightning_fl.callbacks.personal.local_reference import LocalReference
 from lightning_fl.callbacks.personal.local_training import LocalTraining
 from lightning_fl.callbacks.personal.personal_layers import PersonalLayers
+from lightning_fl.callbacks.personal.pretrained_weights import PretrainedWeights
+from lightning_fl.callbacks.personal.private_heads import PrivateHeads
 from lightning_fl.callbacks.personal.soft_averaging import SoftAveraging
 from lightning_fl.callbacks.progress import ProgressDisplay
 from lightning_fl.callbacks.rewards.bidding import BiddingPolicy, HonestBidding, RandomBidding
@@ -70,6 +72,8 @@ __all__ = [
     "ParityFigure",
     "PersonalLayers",
     "PooledTraining",
+    "PretrainedWeights",
+    "PrivateHeads",
     "ProgressDisplay",
     "RandomBidding",
     "SamplingWeightsFigure",

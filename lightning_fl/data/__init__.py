@@ -31,6 +31,7 @@ _EXPORTS = {
     "Partitioned": "partitioned",
     "Partitioner": "partition",
     "Pathological": "partition",
+    "PrivateTargets": "molecules.laboratories",
     "Quantity": "partition",
     "RandomDivision": "division",
     "Rotation": "shifts",
@@ -72,6 +73,7 @@ __all__ = [
     "Partitioned",
     "Partitioner",
     "Pathological",
+    "PrivateTargets",
     "Quantity",
     "RandomDivision",
     "Rotation",
@@ -100,6 +102,7 @@ if TYPE_CHECKING:
     from lightning_fl.data.images.module import ImageData
     from lightning_fl.data.images.silos import ImageFolders
     from lightning_fl.data.module import FederatedDataModule
+    from lightning_fl.data.molecules.laboratories import PrivateTargets
     from lightning_fl.data.molecules.module import DrugOOD, MoleculeCSV, MoleculeNet
     from lightning_fl.data.partition import (
         IID,

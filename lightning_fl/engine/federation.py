@@ -1,6 +1,6 @@
 """The state of a federation: what a round changes and a checkpoint keeps."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -48,6 +48,7 @@ class Federation:
         models_are_final: the models are not those of a round (fine-tuned ones, each client's best).
         interrupted_by: the signal that ended the fit early.
         trainable: parameters that the module's hooks have frozen (``False``) or unfrozen in clients' turns.
+        constant: parameters that are frozen and that everybody has; set by :meth:`keep_constant`.
     """
 
     models: list[Weights] = field(default_factory=list)
@@ -69,6 +70,7 @@ class Federation:
     models_are_final: bool = False
     interrupted_by: int | None = None
     trainable: dict[str, bool] = field(default_factory=dict)
+    constant: frozenset[str] = frozenset()
 
     def begin(self, flat: FlatModule, num_clients: int) -> None:
         """One model for all clients, the module's present weights; where there are models already, they stay."""
@@ -76,7 +78,7 @@ class Federation:
             self.models = [flat.weights.clone()]
             self._collaboration = Collaboration.fedavg(self.num_samples or [1] * num_clients)
             self.communication.begin(self.models[0])
-        self.communication.model_bytes = shared_bytes(flat, self.personal)
+        self._count_bytes(flat)
 
     def lay_out(self, flat: FlatModule, moved: Callable[[Weights], Weights] | None) -> None:
         """Take up what the module got before the first turn.
@@ -193,7 +195,18 @@ class Federation:
     def keep_local(self, flat: FlatModule, patterns: Sequence[str]) -> None:
         """Never average the parameters and buffers that match these names; each client keeps its own."""
         self.personal = LocalParameters(flat, patterns) if patterns else None
-        self.communication.model_bytes = shared_bytes(flat, self.personal)
+        self._count_bytes(flat)
+
+    def keep_constant(self, flat: FlatModule, names: Collection[str]) -> None:
+        """Freeze parameters that everybody has, so that no round sends them; no names unfreeze those of before."""
+        changes = dict.fromkeys(self.constant, True) | dict.fromkeys(names, False)
+        flat.set_trainable(changes)
+        self.trainable |= changes
+        self.constant = frozenset(names)
+        self._count_bytes(flat)
+
+    def _count_bytes(self, flat: FlatModule) -> None:
+        self.communication.model_bytes = shared_bytes(flat, self.personal, self.constant)
 
     # -- what was measured -----------------------------------------------------------------------------------------
 
@@ -225,6 +238,7 @@ class Federation:
             "model_states": {model: packed(kept) for model, kept in self.model_states.items()},
             "communication": self.communication.state_dict(self.models),
             "trainable": dict(self.trainable),
+            "constant": sorted(self.constant),
             "callback_metrics": {name: float(value) for name, value in self.latest_means().items()},
             "measured": self._measured(),
         }
@@ -294,6 +308,8 @@ class Federation:
         self.keep_local(flat, state.get("personal_layers", []))
         self.trainable = dict(state.get("trainable", {}))
         flat.set_trainable(self.trainable)
+        self.constant = frozenset(state.get("constant", ()))
+        self._count_bytes(flat)
         self.absent_clients = set(state.get("absent_clients", ()))
         hosted = set(processes.hosted)
         self.client_stores = {

@@ -9,7 +9,7 @@ They do not depend on the order of the atoms, nor on what other molecules are in
 normalisation, whose statistics would also have to be shared between clients).
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import nn
 
@@ -17,10 +17,10 @@ from lightning_fl.errors import ConfigurationError
 
 __all__ = ["EDGE_ENCODERS", "EncoderName", "build_encoder"]
 
-EncoderName = Literal["gcn", "gat", "mpnn"]
+EncoderName = Literal["gcn", "gat", "gin", "gine", "mpnn", "dmpnn", "attentivefp", "fingerprint"]
 
-#: The encoders that use bond features. A GCN knows only which atoms are bonded.
-EDGE_ENCODERS: frozenset[str] = frozenset({"gat", "mpnn"})
+#: The encoders that use bond features. A GCN and a GIN know only which atoms are bonded.
+EDGE_ENCODERS: frozenset[str] = frozenset({"gat", "gine", "mpnn", "dmpnn", "attentivefp"})
 
 _GAT_HEADS = 4
 
@@ -33,15 +33,23 @@ def build_encoder(
     - ``gcn``: :class:`~lightning_fl.models.gcn.GCN`; ``edge_dim`` plays no part.
     - ``gat``: graph attention with four heads, bond features in the attention (Veličković et al. 2018,
       https://arxiv.org/abs/1710.10903).
+    - ``gin``: graph isomorphism network (Xu et al. 2019, https://arxiv.org/abs/1810.00826) with a learned epsilon:
+      PyG's ``GIN``, without batch normalisation; ``edge_dim`` plays no part.
+    - ``gine``: :class:`~lightning_fl.models.gine.GINE`.
     - ``mpnn``: :class:`~lightning_fl.models.mpnn.MPNN`.
+    - ``dmpnn``: :class:`~lightning_fl.models.dmpnn.DMPNN`.
+    - ``attentivefp``: :class:`~lightning_fl.models.attentive_fp.AttentiveFPEncoder`.
 
     Raises:
         ConfigurationError: the name is unknown, or ``hidden_dim`` is no multiple of the number of attention heads.
     """
     # Imported here, for PyG is slow to load and recipes without graphs name no encoder.
-    from torch_geometric.nn import GAT
+    from torch_geometric.nn import GAT, GIN
 
+    from lightning_fl.models.attentive_fp import AttentiveFPEncoder
+    from lightning_fl.models.dmpnn import DMPNN
     from lightning_fl.models.gcn import GCN
+    from lightning_fl.models.gine import GINE
     from lightning_fl.models.mpnn import MPNN
 
     if name == "gcn":
@@ -53,6 +61,11 @@ def build_encoder(
                 f"give a multiple of {_GAT_HEADS}."
             )
         return GAT(node_dim, hidden_dim, num_layers, dropout=dropout, heads=_GAT_HEADS, edge_dim=edge_dim)
-    if name == "mpnn":
-        return MPNN(node_dim=node_dim, edge_dim=edge_dim, hidden_dim=hidden_dim, num_layers=num_layers, dropout=dropout)
-    raise ConfigurationError(f"encoder={name!r}: give 'gcn', 'gat' or 'mpnn'.")
+    if name == "gin":
+        return GIN(node_dim, hidden_dim, num_layers, dropout=dropout, train_eps=True)
+    kinds: dict[str, type[nn.Module]] = {"gine": GINE, "mpnn": MPNN, "dmpnn": DMPNN, "attentivefp": AttentiveFPEncoder}
+    if name in kinds:
+        sizes = {"node_dim": node_dim, "edge_dim": edge_dim, "hidden_dim": hidden_dim, "num_layers": num_layers}
+        return kinds[name](**sizes, dropout=dropout)
+    graphs = [repr(known) for known in get_args(EncoderName) if known != "fingerprint"]
+    raise ConfigurationError(f"encoder={name!r}: give {', '.join(graphs[:-1])} or {graphs[-1]}.")

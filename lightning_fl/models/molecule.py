@@ -19,6 +19,7 @@ from lightning_fl.functional.masked_losses import (
     masked_cross_entropy,
     masked_mse,
 )
+from lightning_fl.models.descriptors import DescriptorReadout, DescriptorScale, FingerprintEncoder, descriptors_of
 from lightning_fl.models.encoders import EDGE_ENCODERS, EncoderName, build_encoder
 from lightning_fl.models.left_out import LeftOut
 from lightning_fl.models.optimizers import OptimizerName, check_optimizer, make_optimizer
@@ -34,6 +35,7 @@ from lightning_fl.models.target_summary import (
     target_ranges,
 )
 from lightning_fl.models.task_metrics import TaskName, TaskOutputs, task_scores
+from lightning_fl.models.virtual_node import VirtualNode
 from lightning_fl.options import check_counts, check_numbers
 
 if TYPE_CHECKING:
@@ -41,9 +43,11 @@ if TYPE_CHECKING:
 
 __all__ = ["MoleculeModel", "ReadoutName"]
 
-ReadoutName = Literal["mean", "sum", "max", "set2set"]
+ReadoutName = Literal["mean", "sum", "max", "set2set", "attentivefp"]
 
 _SET2SET_STEPS = 3
+#: The parts that have a :class:`DescriptorScale`.
+_READ_DESCRIPTORS = (FingerprintEncoder, DescriptorReadout)
 #: What is taken until the task is known: the weights of recipes that predict one number are drawn so.
 _UNKNOWN_TASK: TaskName = "regression"
 
@@ -77,16 +81,24 @@ class MoleculeModel(LightningModule):
     read once. In a loop without Lightning's hooks call :meth:`set_target_statistics`.
 
     Args:
-        encoder: "gcn", "gat" or "mpnn", see :func:`lightning_fl.models.encoders.build_encoder`. A "gcn" does not see
-            the bond features.
+        encoder: "gcn", "gat", "gin", "gine", "mpnn", "dmpnn" or "attentivefp", see
+            :func:`lightning_fl.models.encoders.build_encoder`; a "gcn" and a "gin" do not see the bond features. Or
+            "fingerprint": fully connected layers on the molecules' descriptors alone, without a graph or a readout.
         node_dim: number A of atom features; ``None`` for that of this package's featuriser.
         edge_dim: number B of bond features; ``None`` for that of this package's featuriser.
         hidden_dim: size of the atom vectors and of the head's hidden layer.
         num_layers: message passing layers (steps, for "mpnn").
         readout: "mean", "sum" or "max" over a molecule's atoms, or "set2set" (Vinyals et al. 2016,
-            https://arxiv.org/abs/1511.06391; twice as wide). A "sum", and its gradient, grow with the molecule: it
+            https://arxiv.org/abs/1511.06391; twice as wide), or "attentivefp", that of
+            :mod:`~lightning_fl.models.attentive_fp`. A "sum", and its gradient, grow with the molecule: it
             learns fast under plain "sgd", but where it diverges it needs less momentum or a smaller learning rate.
         dropout: probability that an entry of a hidden layer is zeroed in training.
+        virtual_node: every molecule gets a node that is bonded to all its atoms
+            (:class:`~lightning_fl.models.virtual_node.VirtualNode`).
+        descriptor_dim: number F of descriptors that come with every molecule, ``batch.descriptors`` [G, F]: they join
+            the readout's output before the head. ``None`` for what the data module says (its ``features``).
+        standardize_descriptors: learn the descriptors' mean and scale as those of the targets; else they are taken as
+            they are.
         task: "regression", "classification" or "multiclass"; ``None`` to infer it from the training targets of all
             clients, of which counts and ranges leave a client: where all are 0 or 1 it is a classification, else a
             regression.
@@ -130,6 +142,9 @@ class MoleculeModel(LightningModule):
         num_layers: int = 3,
         readout: ReadoutName = "mean",
         dropout: float = 0.0,
+        virtual_node: bool = False,
+        descriptor_dim: int | None = None,
+        standardize_descriptors: bool = True,
         task: TaskName | None = None,
         num_targets: int | None = None,
         num_classes: int | None = None,
@@ -157,6 +172,7 @@ class MoleculeModel(LightningModule):
         check_optimizer(self, optimizer, learning_rate, momentum, weight_decay)
         check_counts(self, node_dim=node_dim, edge_dim=edge_dim, num_targets=num_targets)
         check_counts(self, hidden_dim=hidden_dim, num_layers=num_layers)
+        check_counts(self, descriptor_dim=descriptor_dim, at_least=0)
         check_numbers(self, dropout=dropout, at_least=0, below=1)
         check_counts(self, num_classes=num_classes, at_least=2)
         check_counts(self, min_positives=min_positives, min_negatives=min_negatives)
@@ -171,15 +187,21 @@ class MoleculeModel(LightningModule):
             check_weights_of(num_targets, class_weights, task_weights)
         # After the two sizes are known, so that a checkpoint says numbers and not "whatever the featuriser had".
         self.save_hyperparameters()
-        self.encoder = build_encoder(
-            encoder,
-            node_dim=node_dim,
-            edge_dim=edge_dim,
-            hidden_dim=hidden_dim,
-            num_layers=num_layers,
-            dropout=dropout,
-        )
-        self.readout = _build_readout(readout, hidden_dim)
+        if encoder == "fingerprint" and (virtual_node or readout != "mean" or descriptor_dim == 0):
+            raise ConfigurationError(
+                "encoder='fingerprint' reads descriptors and no graph: leave out what does not go with it, of"
+                f" virtual_node={virtual_node}, readout={readout!r} and descriptor_dim={descriptor_dim}, and name the"
+                " data's features."
+            )
+        # Fully connected layers on descriptors are made when their number is known.
+        self.encoder: nn.Module = nn.Identity()
+        self.readout: nn.Module = nn.Identity()
+        if encoder != "fingerprint":
+            sizes = {"hidden_dim": hidden_dim, "num_layers": num_layers}
+            more = int(virtual_node)
+            found = build_encoder(encoder, node_dim=node_dim + more, edge_dim=edge_dim + more, **sizes, dropout=dropout)
+            self.encoder = VirtualNode(found, edges=encoder in EDGE_ENCODERS) if virtual_node else found
+            self.readout = _build_readout(readout, hidden_dim, dropout)
         self.head = nn.Sequential(
             nn.Linear(2 * hidden_dim if readout == "set2set" else hidden_dim, hidden_dim),
             nn.ReLU(),
@@ -189,6 +211,8 @@ class MoleculeModel(LightningModule):
         with isolate_rng():  # for a last layer of another size, where the data tell it
             self._head_seed = int(torch.randint(2**62, ()))
         self._register_targets()
+        if descriptor_dim:
+            self._add_descriptors(descriptor_dim)
         self.val_rmse, self.val_mae = MeanSquaredError(squared=False), MeanAbsoluteError()
         self.test_rmse, self.test_mae = MeanSquaredError(squared=False), MeanAbsoluteError()
         self.val_outputs, self.test_outputs = TaskOutputs(), TaskOutputs()
@@ -222,9 +246,11 @@ class MoleculeModel(LightningModule):
         """Learn what is to be predicted, where the arguments leave it open, and refuse training targets that are not.
 
         It is what the checkpoint's model predicts where the run goes on from one, else what the training targets ask
-        for, whatever the stage.
+        for, whatever the stage. Descriptors are those of the data module.
         """
         self._take_over(getattr(self.trainer, "checkpoint_hyper_parameters", {}))
+        if self.hparams["descriptor_dim"] is None:
+            self._add_descriptors(getattr(getattr(self.trainer, "datamodule", None), "descriptor_dim", 0))
         resolved = self._is_resolved
         if resolved and (stage != "fit" or self.task == "regression"):
             return
@@ -253,11 +279,40 @@ class MoleculeModel(LightningModule):
 
     def _take_over(self, known: Mapping[str, Any]) -> None:
         """Take what is left open from another model's hyper-parameters; one without ``task`` was a regression."""
+        if self.hparams["descriptor_dim"] is None and known:
+            self._add_descriptors(known.get("descriptor_dim") or 0)
         task, num_targets = known.get("task", _UNKNOWN_TASK), known.get("num_targets")
         if self._is_resolved or task is None or num_targets is None:
             return
         if self.hparams["task"] in (None, task) and self.hparams["num_targets"] in (None, num_targets):
             self._resolve(task, num_targets, self.hparams["num_classes"] or known.get("num_classes") or 2)
+
+    def _add_descriptors(self, dim: int) -> None:
+        """Make the layers that read F descriptors of a molecule; none for 0."""
+        self.hparams["descriptor_dim"] = dim
+        if not dim and self.hparams["encoder"] != "fingerprint":
+            return
+        if not dim:
+            raise ConfigurationError(
+                "encoder='fingerprint' reads the molecules' descriptors, and the data have none: name the data's"
+                " features, such as features: [morgan]."
+            )
+        hidden_dim, first = self.hparams["hidden_dim"], self.head[0]
+        assert isinstance(first, nn.Linear)
+        device = first.weight.device
+        scale = DescriptorScale(dim, learns=self.hparams["standardize_descriptors"])
+        with isolate_rng():  # the other layers are the same with and without them
+            torch.manual_seed(self._head_seed + 1)
+            if self.hparams["encoder"] == "fingerprint":
+                sizes = {"hidden_dim": hidden_dim, "num_layers": self.hparams["num_layers"]}
+                self.encoder = FingerprintEncoder(scale, dim=dim, **sizes, dropout=self.hparams["dropout"]).to(device)
+            else:
+                self.readout = DescriptorReadout(self.readout, scale).to(device)
+                self.head[0] = nn.Linear(first.in_features + dim, hidden_dim).to(device)
+
+    @property
+    def _descriptor_scale(self) -> DescriptorScale | None:
+        return next((part.scale for part in (self.encoder, self.readout) if isinstance(part, _READ_DESCRIPTORS)), None)
 
     def _resolve(self, task: TaskName, num_targets: int, num_classes: int) -> None:
         """Fix what is predicted, and give the last layer that size."""
@@ -291,7 +346,9 @@ class MoleculeModel(LightningModule):
         return self._to_predictions(self._outputs(batch))
 
     def on_fit_start(self) -> None:
-        """Learn the targets' scale, or the classes' weights, from the training data, once."""
+        """Learn the scales of descriptors and targets, or the classes' weights, from the training data, once."""
+        if (scale := self._descriptor_scale) is not None:
+            scale.learn(self._descriptor_statistics)
         if self.target_learned:
             return
         if self.task != "regression":
@@ -364,26 +421,38 @@ class MoleculeModel(LightningModule):
 
     def _outputs(self, batch: Any) -> Tensor:
         """Standardised values or logits, [G, T] or [G, T, C]."""
-        self._check_features(batch)
         outputs = self.head(self._embed(batch))
         return outputs.unflatten(1, (self.num_targets, -1)) if self.task == "multiclass" else outputs
 
     def _embed(self, batch: Any) -> Tensor:
-        """What the readout gives, [G, D]."""
+        """What the readout gives, [G, D], with descriptors [G, D + F]."""
+        dim = self.hparams["descriptor_dim"] or 0
+        if not dim and getattr(batch, "descriptors", None) is not None:
+            raise ConfigurationError(
+                f"descriptor_dim={dim}: the batch has {batch.descriptors.size(-1)} descriptors per molecule; set"
+                f" descriptor_dim={batch.descriptors.size(-1)}, or leave out the data's features."
+            )
+        extra = {"descriptors": descriptors_of(batch, dim)} if dim else {}
+        if self.hparams["encoder"] == "fingerprint":
+            return self.readout(self.encoder(**extra))
+        self._check_features(batch)
         # dim_size, for the last molecules of a batch may have no atom and still need a row.
-        molecules = {"index": batch.batch, "dim_size": batch.num_graphs}
-        encoder = self._early_encoder(batch.x)
-        if encoder is not None:
-            return self.readout(encode=partial(encoder.read_out, batch.x, batch.edge_index, batch.batch), **molecules)
-        return self.readout(self.encoder(batch.x, batch.edge_index, edge_attr=batch.edge_attr), **molecules)
+        extra |= {"index": batch.batch, "dim_size": batch.num_graphs}
+        early = self._early_encoder(batch.x)
+        if early is not None:
+            return self.readout(encode=partial(early.read_out, batch.x, batch.edge_index, batch.batch), **extra)
+        whole = {"batch": batch.batch, "num_graphs": batch.num_graphs} if self.hparams["virtual_node"] else {}
+        return self.readout(self.encoder(batch.x, batch.edge_index, edge_attr=batch.edge_attr, **whole), **extra)
 
     def _early_encoder(self, x: Tensor) -> "GCN | None":
         """The encoder, if it may sum a molecule's atoms before its last layer and nobody looks between."""
         from lightning_fl.models.gcn import GCN
         from lightning_fl.models.readouts import LinearReadout
 
-        encoder = self.encoder
-        if not isinstance(encoder, GCN) or not isinstance(self.readout, LinearReadout):
+        encoder, readout = self.encoder, self.readout
+        if isinstance(readout, DescriptorReadout):
+            readout = readout.readout
+        if not isinstance(encoder, GCN) or not isinstance(readout, LinearReadout):
             return None
         return encoder if encoder.can_read_out(x) else None
 
@@ -478,14 +547,22 @@ class MoleculeModel(LightningModule):
         assert isinstance(gathered, Tensor)
         return gathered.reshape(-1, *summary.shape).cpu()
 
-    def _loader_targets(self, loader: Iterable[Any] | None) -> Tensor | None:
+    def _loader_targets(self, loader: Iterable[Any] | None, name: str = "y") -> Tensor | None:
         # The pass must not move the random numbers on which the order of the batches depends.
         with isolate_rng():
-            targets = [batch.y for batch in loader or ()]
+            targets = [getattr(batch, name) for batch in loader or ()]
         return torch.cat(targets) if targets else None
 
-    def _loader_statistics(self, loader: Iterable[Any] | None) -> tuple[Tensor, Tensor]:
-        targets = self._loader_targets(loader)
+    def _descriptor_statistics(self) -> tuple[Tensor, Tensor]:
+        statistics = getattr(self.trainer, "descriptor_statistics", None)
+        if statistics is not None:
+            found: tuple[Tensor, Tensor] = statistics()
+            return found
+        self.trainer.fit_loop.setup_data()
+        return self._loader_statistics(self.trainer.train_dataloader, "descriptors")
+
+    def _loader_statistics(self, loader: Iterable[Any] | None, name: str = "y") -> tuple[Tensor, Tensor]:
+        targets = self._loader_targets(loader, name)
         if targets is None:
             raise DataError(
                 "the training loader has no batch to learn the targets' scale from: give training data, or call "
@@ -526,11 +603,15 @@ class MoleculeModel(LightningModule):
             )
 
 
-def _build_readout(name: ReadoutName, dim: int) -> nn.Module:
+def _build_readout(name: ReadoutName, dim: int, dropout: float) -> nn.Module:
     from torch_geometric.nn.aggr import MaxAggregation, Set2Set
 
     from lightning_fl.models.readouts import LinearReadout
 
+    if name == "attentivefp":
+        from lightning_fl.models.attentive_fp import AttentiveFPReadout
+
+        return AttentiveFPReadout(dim, dropout=dropout)
     if name == "set2set":
         return Set2Set(dim, processing_steps=_SET2SET_STEPS)
     return MaxAggregation() if name == "max" else LinearReadout(name)
@@ -539,8 +620,9 @@ def _build_readout(name: ReadoutName, dim: int) -> nn.Module:
 def target_names(trainer: Any, num_targets: int) -> list[str]:
     """The targets' names in curves where the data have some, else their numbers from 0."""
     names = getattr(getattr(trainer, "datamodule", None), "target_names", None)
-    fits = names is not None and len(names) == num_targets
-    return curve_names(names, "target") if fits else list(map(str, range(num_targets)))
+    if names is None or len(names) != num_targets:
+        return list(map(str, range(num_targets)))
+    return curve_names(names, "target")
 
 
 def _bounds(batch: Any) -> Tensor | None:

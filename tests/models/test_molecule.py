@@ -12,13 +12,13 @@ from torch_geometric.nn import NNConv
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.functional.masked_losses import masked_mse
 from lightning_fl.models import MoleculeModel
-from lightning_fl.models.encoders import build_encoder
+from lightning_fl.models.encoders import EDGE_ENCODERS, build_encoder
 from lightning_fl.models.mpnn import EdgeNetworkConv
 from lightning_fl.models.target_summary import target_moments
 
 ATOM, BOND = 5, 3
-ENCODERS = ("gcn", "gat", "mpnn")
-READOUTS = ("mean", "sum", "max", "set2set")
+ENCODERS = ("gcn", "gat", "gin", "gine", "mpnn", "dmpnn", "attentivefp")
+READOUTS = ("mean", "sum", "max", "set2set", "attentivefp")
 NAN = float("nan")
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
@@ -108,7 +108,7 @@ def test_edge_network_conv_is_nnconv_with_one_hidden_layer():
     )
 
 
-@pytest.mark.parametrize("name", ["gat", "mpnn"])
+@pytest.mark.parametrize("name", sorted(EDGE_ENCODERS))
 def test_bond_features_matter(name):
     graph = molecule(5)
     encoder = build_encoder(name, node_dim=ATOM, edge_dim=BOND, hidden_dim=8, num_layers=2, dropout=0.0)
@@ -119,8 +119,8 @@ def test_bond_features_matter(name):
 
 
 def test_unknown_encoder():
-    with pytest.raises(ConfigurationError, match="encoder='gin': give 'gcn', 'gat' or 'mpnn'"):
-        build_encoder("gin", node_dim=ATOM, edge_dim=BOND, hidden_dim=8, num_layers=2, dropout=0.0)
+    with pytest.raises(ConfigurationError, match="encoder='gan': give 'gcn', 'gat', .* 'dmpnn' or 'attentivefp'"):
+        build_encoder("gan", node_dim=ATOM, edge_dim=BOND, hidden_dim=8, num_layers=2, dropout=0.0)
 
 
 # The model's symmetries
@@ -432,7 +432,7 @@ def test_sizes_left_out_are_those_of_the_featuriser(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"encoder": "gin"}, "encoder='gin': give one of 'gcn', 'gat', 'mpnn'"),
+        ({"encoder": "gan"}, "encoder='gan': give one of 'gcn', 'gat', 'gin', 'gine', 'mpnn'"),
         ({"readout": "max_pool"}, "readout='max_pool': give one of 'mean', 'sum', 'max', 'set2set'"),
         ({"optimizer": "lbfgs"}, "optimizer='lbfgs': give one of 'sgd', 'adam'"),
         ({"node_dim": 0}, "node_dim=0: give a number of at least 1"),

@@ -58,7 +58,10 @@ class LocalReference(Callback):
             return
         start = trainer.models[0].clone().state_dict()
         for client in trainer.hosted_clients:
-            trainer.client_store(_STORE)[client] = {"weights": start, "state": ClientState().state_dict()}
+            own = start
+            if client in trainer.federation.personal_layers:  # the scale of its own targets, say
+                own = trainer.federation.client_model(client, trainer.fabric.device).clone().state_dict()
+            trainer.client_store(_STORE)[client] = {"weights": own, "state": ClientState().state_dict()}
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """One turn of every client's local model."""

@@ -1,10 +1,9 @@
 """The data set of molecular graphs that all clients share, featurised once and kept on disk."""
 
 import hashlib
-import io
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,13 +15,19 @@ from rich.progress import track
 from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 
-from lightning_fl.atomic import remove_leftovers, whole_file
 from lightning_fl.data.cards.catalogue import did_you_mean
+from lightning_fl.data.molecules.cache import load_or_make
+from lightning_fl.data.molecules.descriptors import (
+    FeatureName,
+    check_features,
+    descriptor_names,
+    encode_descriptors,
+    usable_descriptors,
+)
 from lightning_fl.data.molecules.featurizer import FEATURIZER_VERSION, MoleculeCodes, encode_smiles
 from lightning_fl.data.molecules.table import INVALID_POLICIES, Invalid, MoleculeTable
 from lightning_fl.data.text_table import list_rows
 from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.tensor_files import read_torch
 
 __all__ = ["MoleculeDataset"]
 
@@ -46,9 +51,11 @@ class MoleculeDataset(InMemoryDataset):
         cache: folder that keeps the features under a sum of the SMILES and the versions of RDKit and the featuriser;
             ``None`` to keep nothing. A damaged entry is made again, a folder that cannot be written is done without.
         codes: the molecules' features, where they are made already.
+        features: descriptors that every molecule has besides, of
+            :data:`~lightning_fl.data.molecules.descriptors.FEATURES`: items have ``descriptors [1, F]``, too.
 
     Raises:
-        ConfigurationError: ``invalid`` is unknown.
+        ConfigurationError: ``invalid`` or one of ``features`` is unknown.
         DataError: SMILES cannot be read and ``invalid="refuse"``, or none is left.
     """
 
@@ -59,9 +66,11 @@ class MoleculeDataset(InMemoryDataset):
         invalid: Invalid = "refuse",
         cache: Path | None = None,
         codes: MoleculeCodes | None = None,
+        features: Sequence[str] = (),
     ) -> None:
         if invalid not in INVALID_POLICIES:
             raise ConfigurationError(f"invalid={invalid!r}: expected one of {', '.join(INVALID_POLICIES)}.")
+        kinds = check_features(features)
         super().__init__()
         codes = _load_or_encode(table, cache) if codes is None else codes
         valid = (codes.num_atoms > 0).nonzero()[:, 0]
@@ -89,6 +98,11 @@ class MoleculeDataset(InMemoryDataset):
             "edge_attr": edge_ptr,
             **{name: torch.arange(len(targets) + 1) for name in ("y", *bounds)},
         }
+        self.descriptor_dim = 0
+        if kinds:
+            self._data.descriptors = _load_or_describe(table, kinds, cache)[valid]
+            self.slices["descriptors"] = self.slices["y"]
+            self.descriptor_dim = self._data.descriptors.size(1)
 
     @property
     def smiles(self) -> list[str]:
@@ -152,45 +166,56 @@ def _report_invalid(table: MoleculeTable, wrong: list[int], invalid: Invalid) ->
 
 def _load_or_encode(table: MoleculeTable, cache: Path | None) -> MoleculeCodes:
     """The molecules' codes, from the cache if they are there."""
-    if cache is None:
-        return encode_smiles(_with_progress(table.smiles))
-    versions = f"featuriser {FEATURIZER_VERSION}, rdkit {rdkit.__version__}"
-    key = hashlib.sha256(json.dumps([versions, table.smiles]).encode()).hexdigest()
-    path = cache / f"{key}.pt"
-    try:
-        return _load(path, len(table.smiles))
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        pass  # nothing is there yet; what is wrong with the folder is said below
-    except Exception as error:  # whatever its bytes lead to
-        rank_zero_warn(f"cached features {path} are damaged ({type(error).__name__}) and are made again.")
-    codes = encode_smiles(_with_progress(table.smiles))
-    content = io.BytesIO()  # torch.save says in words of its own what is wrong with a disk
-    torch.save(asdict(codes), content)
-    try:
-        remove_leftovers(cache)
-        with whole_file(path, by_several=True) as file:
-            file.write(content.getbuffer())
-    except OSError as error:
-        rank_zero_warn(
-            f"cannot keep features in {cache} ({error}), so they are computed in every run: set LIGHTNING_FL_CACHE to "
-            "a folder that can be written."
+
+    def unpack(kept: dict[str, Tensor]) -> MoleculeCodes:
+        codes = MoleculeCodes(**kept)
+        _expect_length(len(codes.num_atoms), len(table.smiles))
+        return codes
+
+    return load_or_make(
+        cache,
+        _cache_key(f"featuriser {FEATURIZER_VERSION}, rdkit {rdkit.__version__}", table.smiles),
+        lambda: encode_smiles(_with_progress(table.smiles)),
+        asdict,
+        unpack,
+    )
+
+
+def _load_or_describe(table: MoleculeTable, features: Sequence[FeatureName], cache: Path | None) -> Tensor:
+    """The molecules' descriptors of all kinds, float32 [n, F]."""
+    parts = []
+    for kind in features:
+
+        def unpack(kept: Tensor, width: int = len(descriptor_names(kind))) -> Tensor:
+            _expect_length(len(kept), len(table.smiles))
+            _expect_length(kept.size(1), width)
+            return kept
+
+        values = load_or_make(
+            cache,
+            _cache_key(f"descriptors {kind}, rdkit {rdkit.__version__}", table.smiles),
+            lambda kind=kind: encode_descriptors(
+                _with_progress(table.smiles, "Describing", f"molecules ({kind})"), kind
+            ),  # type: ignore[misc]
+            lambda values: values,
+            unpack,
         )
-    return codes
+        parts.append(usable_descriptors(values, kind))
+    return torch.cat(parts, dim=1)
 
 
-def _load(path: Path, num_molecules: int) -> MoleculeCodes:
-    """Cached codes."""
-    if not path.exists():
-        raise FileNotFoundError(path)
-    codes = MoleculeCodes(**read_torch(path, "a file of features", "They are made again.", error=DataError))
-    if len(codes.num_atoms) != num_molecules:
-        raise ValueError(f"it holds {len(codes.num_atoms)} molecules, not {num_molecules}")
-    return codes
+def _cache_key(versions: str, smiles: list[str]) -> str:
+    return hashlib.sha256(json.dumps([versions, smiles]).encode()).hexdigest()
 
 
-def _with_progress(smiles: list[str]) -> Iterable[str]:
+def _expect_length(found: int, expected: int) -> None:
+    if found != expected:
+        raise ValueError(f"it holds {found} molecules or columns, not {expected}")
+
+
+def _with_progress(smiles: list[str], doing: str = "Reading", of: str = "molecules") -> Iterable[str]:
     if getattr(rank_zero_only, "rank", 0) == 0 and len(smiles) > _PROGRESS_FROM and sys.stderr.isatty():
-        return track(smiles, "Reading molecules", console=Console(stderr=True), transient=True)
+        return track(smiles, f"{doing} {of}", console=Console(stderr=True), transient=True)
     if len(smiles) > _LINE_FROM:
-        rank_zero_info(f"Reading {len(smiles):,} molecules")
+        rank_zero_info(f"{doing} {len(smiles):,} {of}")
     return smiles

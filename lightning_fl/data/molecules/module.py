@@ -12,6 +12,7 @@ from lightning_fl.data.cards.lookup import SOURCES, FoundFile, Source, cache_fol
 from lightning_fl.data.module import Split
 from lightning_fl.data.molecules.chemprop import chemprop_loader, expect_chemprop
 from lightning_fl.data.molecules.copies import MoleculeCopies
+from lightning_fl.data.molecules.descriptors import FeatureName, check_features
 from lightning_fl.data.molecules.duplicates import Duplicates
 from lightning_fl.data.molecules.identity import Identity
 from lightning_fl.data.molecules.table import (
@@ -64,6 +65,9 @@ class MoleculeDataModule(SharedDataModule):
             out, a client named by a column keeping a row of its own: ``"merge_mean"`` for values,
             ``"merge_majority"`` for classes (a missing value where several are as frequent), ``"merge_refuse"`` where
             all must be equal. What several clients hold stays on one side with the division ``HashDivision``.
+        features: what every molecule has besides its graph, in batches' ``descriptors`` [G, F]: ``"rdkit"``, RDKit's
+            two-dimensional descriptors, and ``"morgan"``, counts of Morgan environments of radius 2, folded to 2,048.
+            A :class:`~lightning_fl.models.molecule.MoleculeModel` takes them as they come.
         **kwargs: ``partitioner``, ``split``, ``split_seed``, ``division``, ``folds``, ``fold``, ``stratified``,
             ``train_shares``, ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
             :class:`~lightning_fl.data.shared.SharedDataModule`.
@@ -85,6 +89,7 @@ class MoleculeDataModule(SharedDataModule):
         graphs: Graphs = "pyg",
         identity: Identity = "smiles",
         duplicates: Duplicates = "report",
+        features: list[FeatureName] | None = None,
         **kwargs: Any,
     ) -> None:
         # Not above, for RDKit and PyG are slow to load and this class is known by name to every run; and not later, so
@@ -102,6 +107,12 @@ class MoleculeDataModule(SharedDataModule):
         self._copies_together = duplicates == "together"
         self.identity: Identity = identity
         self.duplicates: Duplicates = duplicates
+        self.features = check_features(features or [])
+        if self.features and graphs == "chemprop":
+            raise ConfigurationError(
+                f"features={self.features}: they go with graphs='pyg'; chemprop's modules have extra descriptors of"
+                " their own."
+            )
         self.invalid = invalid
         self.graphs: Graphs = graphs
         self._loaders: dict[tuple[int, Split], DataLoader] = {}
@@ -111,13 +122,16 @@ class MoleculeDataModule(SharedDataModule):
         """Find and read the table."""
 
     def _open(self, *, allow_download: bool) -> OpenedData:
+        opened = self._open_table(allow_download=allow_download)
+        dataset = self._dataset_of(self._copies.merged(opened.table, cache_folder() / "molecules"))
+        record = opened.record | {"molecules": len(dataset)} | ({"features": self.features} if self.features else {})
+        return OpenedData({"train": dataset}, opened.source, record)
+
+    def _dataset_of(self, table: MoleculeTable) -> "MoleculeDataset":
         from lightning_fl.data.molecules.dataset import MoleculeDataset
 
-        opened = self._open_table(allow_download=allow_download)
         cache = cache_folder() / "molecules"
-        table = self._copies.merged(opened.table, cache)
-        dataset = MoleculeDataset(table, invalid=self.invalid, cache=cache)
-        return OpenedData({"train": dataset}, opened.source, opened.record | {"molecules": len(dataset)})
+        return MoleculeDataset(table, invalid=self.invalid, cache=cache, features=self.features)
 
     def _identities(self) -> list[str]:
         return self._copies.identities(self.dataset)
@@ -151,8 +165,6 @@ class MoleculeDataModule(SharedDataModule):
                 "graphs='chemprop': a new client's file is read for graphs='pyg' only. Let the new client take part in"
                 " a run."
             )
-        from lightning_fl.data.molecules.dataset import MoleculeDataset
-
         table = read_table(
             existing_file(path),
             file_format="csv",
@@ -160,7 +172,7 @@ class MoleculeDataModule(SharedDataModule):
             targets=record["target_names"],
             units=record["target_units"],
         )
-        return MoleculeDataset(table, invalid=self.invalid, cache=cache_folder() / "molecules")
+        return self._dataset_of(table)
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
         """Rows with a column of SMILES, or SMILES; of one that RDKit cannot read the reason is told."""
@@ -168,7 +180,7 @@ class MoleculeDataModule(SharedDataModule):
         from lightning_fl.data.molecules.unlabelled import unlabelled_molecules
 
         def make(table: MoleculeTable, codes: "MoleculeCodes") -> Any:
-            dataset = MoleculeDataset(table, codes=codes)
+            dataset = MoleculeDataset(table, codes=codes, features=self.features)
             if self.graphs == "pyg":
                 return dataset
             return chemprop_loader(dataset, range(len(dataset)), batch_size=self.eval_batch_size)
@@ -188,6 +200,11 @@ class MoleculeDataModule(SharedDataModule):
     def target_names(self) -> list[str]:
         """The T columns to predict."""
         return self.dataset.target_names
+
+    @property
+    def descriptor_dim(self) -> int:
+        """Number F of descriptors of every molecule; 0 without ``features``."""
+        return self.dataset.descriptor_dim
 
     @property
     def target_units(self) -> list[str]:

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -82,6 +83,18 @@ class ClientBatches(ABC):
     def singly(self, seed_path: tuple[int | str, ...], num_samples: int | None) -> Iterator[SizedBatch]:
         """The samples of :meth:`some`, each a batch of its own; where samples cannot be picked, its batches."""
         return self.some(seed_path, num_samples)
+
+    def attribute(self, name: str, seed_path: tuple[int | str, ...]) -> Tensor:
+        """An attribute of this client's graphs that has one row for each, [n, ...].
+
+        Raises:
+            ConfigurationError: a batch has none of this name.
+        """
+        found = [getattr(batch, name, None) for batch, _ in self.once(seed_path)]
+        parts = [part for part in found if isinstance(part, Tensor)]
+        if not parts or len(parts) < len(found):
+            raise ConfigurationError(f"the training batches have no {name}: give every graph some.")
+        return torch.cat(parts)
 
     @property
     def targets(self) -> Tensor:

@@ -79,6 +79,13 @@ class GraphPack(Pack):
             )
         return value
 
+    def attribute(self, name: str) -> Tensor | None:
+        """An attribute with one row a graph, [n, ...]."""
+        value, cat_dim, _, level = self._tensors.get(name, (None, 0, False, ""))
+        if value is None or cat_dim != 0 or level not in self._one_each:
+            return None
+        return value.index_select(0, self._levels[level][0])
+
     def gather(self, indices: Tensor, sizes: Sequence[int], targets: Tensor | None = None) -> list[Any]:
         """``Batch`` objects."""
         device = indices.device

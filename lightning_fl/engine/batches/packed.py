@@ -54,6 +54,13 @@ class PackedBatches(ClientBatches):
         assert targets.shape == self.targets.shape
         self._targets, self._kept = targets.to(self.targets), None
 
+    def attribute(self, name: str, seed_path: tuple[int | str, ...]) -> Tensor:
+        """Out of the pack, where it has it."""
+        values = self.pack.attribute(name)
+        if values is None:
+            return super().attribute(name, seed_path)
+        return values if self._indices is None else values.index_select(0, self._indices)
+
     def epoch_length(self) -> int:
         """Batches in one pass."""
         full, rest = divmod(self.num_samples, self._batch_size)

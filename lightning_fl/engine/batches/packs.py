@@ -29,6 +29,10 @@ class Pack(ABC):
     def targets(self) -> Tensor:
         """Targets of all samples, shape [n, ...]."""
 
+    def attribute(self, name: str) -> Tensor | None:
+        """What all samples have under a name, one row each, [n, ...]; ``None`` where it does not lie there so."""
+        return None
+
     @abstractmethod
     def gather(self, indices: Tensor, sizes: Sequence[int], targets: Tensor | None = None) -> list[Any]:
         """Batches of ``sizes`` samples: consecutive parts of ``indices``, with other ``targets`` where given."""

@@ -1,6 +1,6 @@
-"""Statistics of the training targets over all clients, from sums alone."""
+"""Statistics of the training targets and descriptors over all clients, from sums alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.processes import Processes
 from lightning_fl.errors import ConfigurationError
 
-__all__ = ["target_statistics", "target_summaries"]
+__all__ = ["client_statistics", "descriptor_statistics", "target_statistics", "target_summaries"]
 
 
 def target_statistics(factory: BatchFactory, processes: Processes, seed: int) -> tuple[Tensor, Tensor]:
@@ -27,16 +27,38 @@ def target_statistics(factory: BatchFactory, processes: Processes, seed: int) ->
     Raises:
         ConfigurationError: a target has no value at any client.
     """
-    targets = {client: _targets(factory, client, seed) for client in processes.hosted}
-    first = processes.exchange({client: ((~y.isnan()).sum(0).double(), y.nansum(0)) for client, y in targets.items()})
-    count = torch.stack([count for count, _ in first.values()]).sum(0)
+    count, mean, std = _pooled({client: _targets(factory, client, seed) for client in processes.hosted}, processes)
     if not (count > 0).all():
         missing = (count == 0).nonzero().flatten().tolist()
         raise ConfigurationError(f"target column(s) {missing} have no value in any client's training data: drop them.")
+    return mean, std
+
+
+def descriptor_statistics(factory: BatchFactory, processes: Processes, seed: int) -> tuple[Tensor, Tensor]:
+    """The same of ``descriptors`` [G, F] of molecules, each of shape [F]."""
+    found = {}
+    for client in processes.hosted:
+        batches = factory.batches(client, "train")
+        assert batches is not None
+        found[client] = batches.attribute("descriptors", (seed, "descriptor_statistics", client)).double().cpu()
+    return _pooled(found, processes)[1:]
+
+
+def client_statistics(factory: BatchFactory, client: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Mean and population standard deviation of one hosted client's training targets, each [T]; NaN without a value."""
+    targets = _targets(factory, client, seed)
+    mean = targets.nanmean(0)
+    return mean, (targets - mean).square().nanmean(0).sqrt()
+
+
+def _pooled(values: Mapping[int, Tensor], processes: Processes) -> tuple[Tensor, Tensor, Tensor]:
+    """Count, mean and deviation over all clients, each [T], of what the hosted ones have, [n, T]."""
+    first = processes.exchange({client: ((~y.isnan()).sum(0).double(), y.nansum(0)) for client, y in values.items()})
+    count = torch.stack([count for count, _ in first.values()]).sum(0)
     mean = torch.stack([total for _, total in first.values()]).sum(0) / count
-    second = processes.exchange({client: ((y - mean) ** 2).nansum(0) for client, y in targets.items()})
+    second = processes.exchange({client: ((y - mean) ** 2).nansum(0) for client, y in values.items()})
     variance = torch.stack(list(second.values())).sum(0) / count
-    return mean, variance.sqrt()
+    return count, mean, variance.sqrt()
 
 
 def target_summaries(

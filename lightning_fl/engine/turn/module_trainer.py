@@ -336,6 +336,11 @@ class ModuleTrainer:
         assert self._around.target_statistics is not None
         return self._around.target_statistics()
 
+    def descriptor_statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of molecules' descriptors over all clients; see ``FederatedTrainer``."""
+        assert self._around.descriptor_statistics is not None
+        return self._around.descriptor_statistics()
+
     def target_summaries(self, summarize: Callable[[Tensor], Tensor]) -> Tensor:
         """What every client says of its training targets; see ``FederatedTrainer``."""
         assert self._around.target_summaries is not None

@@ -22,6 +22,7 @@ class Surroundings:
         checkpoint_callback: the one that keeps the run.
         profiler: of the run.
         target_statistics: mean and standard deviation of the training targets over all clients.
+        descriptor_statistics: the same of molecules' descriptors.
         target_summaries: what every client says of its training targets, by a function that is given.
         ckpt_path: the checkpoint that the run goes on from.
         checkpoint_hyper_parameters: of the module whose weights that checkpoint holds; empty where there is none.
@@ -35,6 +36,7 @@ class Surroundings:
     checkpoint_callback: Any = None
     profiler: Any = None
     target_statistics: Callable[[], tuple[Tensor, Tensor]] | None = None
+    descriptor_statistics: Callable[[], tuple[Tensor, Tensor]] | None = None
     target_summaries: Callable[[Callable[[Tensor], Tensor]], Tensor] | None = None
     ckpt_path: str | None = None
     checkpoint_hyper_parameters: Mapping[str, Any] = field(default_factory=dict)

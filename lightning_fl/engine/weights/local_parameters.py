@@ -1,7 +1,7 @@
 """Parameters and buffers that stay with each client: personal layers, FedBN's normalisation."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -76,10 +76,15 @@ class LocalParameters:
         return [span for span in trainable_spans(flat) if (span.dtype, span.begin) not in own]
 
 
-def shared_bytes(flat: FlatModule, personal: LocalParameters | None) -> int:
-    """Size of what clients share, in bytes: every parameter and buffer once, without those that stay local."""
-    own = 0 if personal is None else span_bytes(personal._spans)
-    return span_bytes(_distinct(flat.spans())) - own
+def shared_bytes(flat: FlatModule, personal: LocalParameters | None, constant: Collection[str] = ()) -> int:
+    """Size of what clients share, in bytes: every parameter and buffer once, without those that stay local.
+
+    Nor those named as ``constant``, which everybody has already.
+    """
+    own = set() if personal is None else {(span.dtype, span.begin) for span in personal._spans}
+    spans = [span for span in _distinct(flat.spans()) if (span.dtype, span.begin) not in own]
+    known = {(span.dtype, span.begin) for span in spans if span.name in constant}
+    return span_bytes([span for span in spans if (span.dtype, span.begin) not in known])
 
 
 def span_bytes(spans: Sequence[Span]) -> int:

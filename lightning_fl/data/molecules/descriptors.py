@@ -1,0 +1,125 @@
+"""Numbers that describe a whole molecule: RDKit's two-dimensional descriptors and Morgan fingerprints."""
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_info
+from torch import Tensor
+
+from lightning_fl.data.cards.fields import listed
+from lightning_fl.errors import ConfigurationError
+
+__all__ = ["FEATURES", "FeatureName", "check_features", "descriptor_names", "encode_descriptors", "usable_descriptors"]
+
+FeatureName = Literal["rdkit", "morgan"]
+#: The names of :class:`FeatureName`.
+FEATURES: tuple[str, ...] = get_args(FeatureName)
+
+_MORGAN_RADIUS, _MORGAN_SIZE = 2, 2048
+#: Of the characteristic polynomial, whose coefficients leave float32 and take minutes for a chain of 200 atoms.
+_LEFT_OUT = ("Ipc", "AvgIpc")
+#: Beyond it, float32 cannot hold squares summed over many molecules.
+_LARGEST = 1e9
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Descriptors of one kind: their names, and what computes them, as a row of numbers, NaN where there is none."""
+
+    names: Sequence[str]
+    compute: Callable[[Any], Any]
+    dtype: torch.dtype
+
+
+def check_features(features: Sequence[str]) -> list[FeatureName]:
+    """The names, if they are known and each stands there once.
+
+    Raises:
+        ConfigurationError: otherwise.
+    """
+    if isinstance(features, str) or not all(name in FEATURES for name in features) or len({*features}) < len(features):
+        raise ConfigurationError(f"features={features!r}: expected a list of {' and '.join(FEATURES)}, each once.")
+    return list(features)  # type: ignore[arg-type]
+
+
+def descriptor_names(kind: FeatureName) -> Sequence[str]:
+    """The columns of a kind."""
+    return _kind(kind).names
+
+
+def encode_descriptors(smiles: Iterable[str], kind: FeatureName) -> Tensor:
+    """The descriptors of one kind for n molecules.
+
+    - ``rdkit``: ``rdkit.Chem.Descriptors.descList`` but for ``Ipc`` and ``AvgIpc``, float32, NaN where RDKit finds no
+      finite number.
+    - ``morgan``: how often each of 2,048 folded environments of radius 2 occurs (Rogers and Hahn 2010,
+      https://doi.org/10.1021/ci100050t), uint8, at most 255.
+
+    Returns:
+        [n, F_kind]; NaN or 0 for a SMILES that cannot be read.
+    """
+    from rdkit import Chem, rdBase
+
+    chosen = _kind(kind)
+    rows = []
+    with rdBase.BlockLogs(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # divisions by zero, which the NaN tell of
+        for text in smiles:
+            molecule = Chem.MolFromSmiles(text)
+            row = None if molecule is None else chosen.compute(molecule)
+            rows.append(torch.zeros(len(chosen.names)) if row is None else torch.as_tensor(row))
+            rows[-1] = rows[-1].to(chosen.dtype)
+    return torch.stack(rows) if rows else torch.zeros(0, len(chosen.names), dtype=chosen.dtype)
+
+
+def usable_descriptors(values: Tensor, kind: FeatureName) -> Tensor:
+    """The descriptors as a model may have them: float32, 0 where there is no finite number, nothing above 1e9.
+
+    What is replaced is said in one line.
+
+    Args:
+        values: [n, F_kind] of :func:`encode_descriptors`.
+        kind: for the line.
+    """
+    values = values.float()
+    unknown = ~values.isfinite()
+    if unknown.any():
+        names = [name for name, found in zip(descriptor_names(kind), unknown.any(0).tolist(), strict=True) if found]
+        rank_zero_info(
+            f"features {kind}: {int(unknown.any(1).sum())} of {len(values)} molecules have no finite value of"
+            f" {len(names)} descriptors ({listed(names, 5)}), which are taken as 0."
+        )
+    return values.nan_to_num(0.0, 0.0, 0.0).clamp(-_LARGEST, _LARGEST)
+
+
+@cache
+def _kind(name: FeatureName) -> _Kind:
+    from rdkit.Chem import Descriptors
+    from rdkit.Chem.rdFingerprintGenerator import GetMorganGenerator
+
+    if name == "morgan":
+        generator = GetMorganGenerator(radius=_MORGAN_RADIUS, fpSize=_MORGAN_SIZE)
+        return _Kind(
+            [f"morgan_{bit}" for bit in range(_MORGAN_SIZE)],
+            lambda molecule: generator.GetCountFingerprintAsNumPy(molecule).clip(max=255).astype(np.uint8),
+            torch.uint8,
+        )
+    functions = {name: function for name, function in Descriptors.descList if name not in _LEFT_OUT}
+
+    def compute(molecule: Any) -> list[float]:
+        return [_number(function, molecule) for function in functions.values()]
+
+    return _Kind(list(functions), compute, torch.float32)
+
+
+def _number(function: Callable[[Any], float], molecule: Any) -> float:
+    try:
+        value = float(function(molecule))
+    except (ArithmeticError, ValueError, RuntimeError):  # of molecules that the descriptor is not defined for
+        return float("nan")
+    return value if abs(value) <= 1e30 else float("nan")

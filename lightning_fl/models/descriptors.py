@@ -1,0 +1,126 @@
+"""Extra numbers of a molecule, such as RDKit's descriptors, beside or instead of its graph."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fl.errors import ConfigurationError, DataError
+
+__all__ = ["DescriptorReadout", "DescriptorScale", "FingerprintEncoder", "descriptors_of"]
+
+#: Standardised descriptors beyond it are taken as it: a value that training has hardly seen must not rule the output.
+_LARGEST_DEVIATION = 6.0
+
+
+class DescriptorScale(nn.Module):
+    """Standardises descriptors by the training data's mean and deviation, within six deviations (as CheMeleon does).
+
+    Args:
+        dim: number F of descriptors.
+        learns: take mean and deviation from training data (:meth:`set_statistics`); else values stay as they are.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    learned: Tensor
+
+    def __init__(self, dim: int, *, learns: bool) -> None:
+        super().__init__()
+        self.learns = learns
+        self.register_buffer("mean", torch.zeros(dim))
+        self.register_buffer("scale", torch.ones(dim))
+        self.register_buffer("learned", torch.tensor(0))
+
+    def forward(self, descriptors: Tensor) -> Tensor:
+        """[G, F] of [G, F]."""
+        if not self.learns:
+            return descriptors
+        scaled = (descriptors.to(self.mean) - self.mean) / self.scale
+        return scaled.clamp(-_LARGEST_DEVIATION, _LARGEST_DEVIATION)
+
+    def learn(self, statistics: Callable[[], tuple[Tensor, Tensor]]) -> None:
+        """Ask for mean and deviation, once."""
+        if self.learns and not self.learned:
+            self.set_statistics(*statistics())
+
+    def set_statistics(self, mean: Tensor, std: Tensor) -> None:
+        """Fix mean [F] and deviation [F]; a deviation of 0 is taken as 1.
+
+        Raises:
+            DataError: one is not finite.
+        """
+        wrong = (~(mean.isfinite() & std.isfinite())).nonzero().flatten().tolist()
+        if wrong:
+            raise DataError(
+                f"descriptors {wrong} (counted from 0) are not finite in the training data: leave them out."
+            )
+        self.mean.copy_(mean)
+        # What is constant but for rounding is constant.
+        self.scale.copy_(torch.where(std > 1e-9 * mean.abs().clamp(min=1), std, 1.0))
+        self.learned.fill_(1)
+
+
+class DescriptorReadout(nn.Module):
+    """A readout followed by the molecule's descriptors: its output is what a readout gives and [G, F] beside it.
+
+    Args:
+        readout: from atoms to molecules [G, D].
+        scale: of the descriptors.
+    """
+
+    def __init__(self, readout: nn.Module, scale: DescriptorScale) -> None:
+        super().__init__()
+        self.readout = readout
+        self.scale = scale
+
+    def forward(self, *atoms: Tensor, descriptors: Tensor, **arguments: Any) -> Tensor:
+        """Molecules [G, D + F] of what the readout is called with, besides ``descriptors`` [G, F]."""
+        molecules = self.readout(*atoms, **arguments)
+        return torch.cat([molecules, self.scale(descriptors).to(molecules)], dim=1)
+
+
+class FingerprintEncoder(nn.Module):
+    """A network of fully connected layers on the descriptors alone: the baseline that needs no graph.
+
+    Args:
+        scale: of the descriptors.
+        dim: number F of descriptors.
+        hidden_dim: width D of every layer.
+        num_layers: number of layers.
+        dropout: probability that an entry of a layer is zeroed in training.
+    """
+
+    def __init__(self, scale: DescriptorScale, *, dim: int, hidden_dim: int, num_layers: int, dropout: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.layers = nn.Sequential()
+        for number in range(num_layers):
+            self.layers.append(nn.Linear(hidden_dim if number else dim, hidden_dim))
+            self.layers.extend([nn.ReLU(), nn.Dropout(dropout)])
+
+    def forward(self, descriptors: Tensor) -> Tensor:
+        """Molecules [G, D] of descriptors [G, F]."""
+        return self.layers(self.scale(descriptors))
+
+
+def descriptors_of(batch: Any, dim: int) -> Tensor:
+    """The descriptors [G, F] of a batch.
+
+    Raises:
+        ConfigurationError: it has none, or not so many.
+    """
+    given = getattr(batch, "descriptors", None)
+    if given is None:
+        raise ConfigurationError(
+            f"descriptor_dim={dim}: the batch has no descriptors; name them in the data's features, such as"
+            " features: [rdkit], or give every molecule descriptors of shape [1, descriptor_dim]."
+        )
+    if given.shape != (batch.num_graphs, dim):
+        raise ConfigurationError(
+            f"descriptor_dim={dim}: the batch of {batch.num_graphs} molecules has descriptors of shape"
+            f" {list(given.shape)}; set descriptor_dim={given.size(-1)}, or take the data's features that the model was"
+            " made for."
+        )
+    return given

@@ -1,0 +1,184 @@
+"""Extra descriptors of a molecule in the model: their scale, their place, and the baseline without a graph."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.data import Partitioned
+from lightning_fl.data.partition import IID
+from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.models import MoleculeModel
+from lightning_fl.models.descriptors import DescriptorScale
+
+ATOM, BOND, DESCRIPTORS = 4, 2, 3
+
+
+def molecules(count, descriptors=True, seed=0):
+    """Chains of 1 to 4 atoms."""
+    generator = torch.Generator().manual_seed(seed)
+    graphs = []
+    for number in range(count):
+        size = 1 + number % 4
+        edges = [pair for i in range(size - 1) for pair in ((i, i + 1), (i + 1, i))]
+        graph = Data(
+            x=torch.randn(size, ATOM, generator=generator),
+            edge_index=torch.tensor(edges, dtype=torch.long).reshape(-1, 2).t().contiguous(),
+            edge_attr=torch.ones(len(edges), BOND),
+            y=torch.randn(1, 1, generator=generator),
+        )
+        if descriptors:
+            graph.descriptors = torch.randn(1, DESCRIPTORS, generator=generator) * 5 + 2
+        graphs.append(graph)
+    return graphs
+
+
+def make_model(**arguments):
+    torch.manual_seed(0)
+    sizes = {"node_dim": ATOM, "edge_dim": BOND, "hidden_dim": 8, "num_layers": 2}
+    return MoleculeModel(**(sizes | {"task": "regression", "num_targets": 1} | arguments))
+
+
+def fit(model, data, **arguments):
+    quiet = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu", "devices": 1}
+    trainer = FederatedTrainer(**(quiet | {"max_rounds": 1, "local_steps": 1} | arguments))
+    trainer.fit(model, data)
+    return trainer
+
+
+# Their scale
+
+
+def test_the_scale_is_the_training_datas_and_deviations_are_cut():
+    scale = DescriptorScale(2, learns=True)
+    values = torch.tensor([[1.0, 7.0], [3.0, 7.0], [8.0, 7.0]])
+    scale.learn(lambda: (values.double().mean(0), values.double().std(0, correction=0)))
+    mean, std = 4.0, (((1 - 4) ** 2 + (3 - 4) ** 2 + (8 - 4) ** 2) / 3) ** 0.5
+    expected = torch.tensor([[(1 - mean) / std, 0], [(3 - mean) / std, 0], [(8 - mean) / std, 0]])
+    torch.testing.assert_close(scale(values), expected)
+    assert scale(torch.tensor([[1e6, 7.0], [-1e6, 7.0]])).tolist() == [[6, 0], [-6, 0]]
+    scale.learn(lambda: pytest.fail("learned twice"))
+
+
+def test_without_a_scale_descriptors_are_as_they_are():
+    scale = DescriptorScale(2, learns=False)
+    scale.learn(lambda: pytest.fail("asked"))
+    values = torch.tensor([[100.0, -100.0]])
+    assert torch.equal(scale(values), values)
+
+
+def test_descriptors_that_are_not_finite():
+    with pytest.raises(DataError, match=r"descriptors \[1\] \(counted from 0\) are not finite"):
+        DescriptorScale(2, learns=True).set_statistics(torch.zeros(2), torch.tensor([1.0, float("nan")]))
+
+
+@pytest.mark.parametrize("encoder", ["gcn", "fingerprint"])
+def test_all_clients_and_a_plain_trainer_learn_the_same_scale(encoder, tmp_path):
+    graphs = molecules(24)
+    data = Partitioned(graphs, IID(num_clients=3), split=(1.0, 0.0, 0.0))
+    federated = make_model(encoder=encoder, descriptor_dim=DESCRIPTORS)
+    fit(federated, data, default_root_dir=str(tmp_path))
+    alone = make_model(encoder=encoder, descriptor_dim=DESCRIPTORS)
+    Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False).fit(
+        alone, DataLoader(graphs, batch_size=5)
+    )
+    values = torch.cat([graph.descriptors for graph in graphs]).double()
+    for model in (federated, alone):
+        torch.testing.assert_close(model._descriptor_scale.mean, values.mean(0).float())
+        torch.testing.assert_close(model._descriptor_scale.scale, values.std(0, correction=0).float())
+
+
+# Their place
+
+
+def test_the_readout_gives_the_molecule_and_its_standardised_descriptors():
+    model, batch = make_model(descriptor_dim=DESCRIPTORS).eval(), Batch.from_data_list(molecules(5))
+    model._descriptor_scale.set_statistics(torch.full((3,), 2.0), torch.full((3,), 5.0))
+    seen = []
+    model.readout.register_forward_hook(lambda module, args, output: seen.append(output))
+    prediction = model(batch)
+    plain = make_model().eval()  # the same seed: the encoder is the same with and without descriptors
+    atoms = plain.encoder(batch.x, batch.edge_index)
+    expected = plain.readout(atoms, index=batch.batch, dim_size=5)
+    torch.testing.assert_close(seen[0], torch.cat([expected, (batch.descriptors - 2) / 5], dim=1))
+    torch.testing.assert_close(prediction, model.head(seen[0]))
+
+
+def test_a_fingerprint_sees_no_graph():
+    model = make_model(encoder="fingerprint", descriptor_dim=DESCRIPTORS).eval()
+    graphs = molecules(4)
+    before = model(Batch.from_data_list(graphs))
+    for graph in graphs:
+        graph.x = graph.x + 1
+    assert torch.equal(model(Batch.from_data_list(graphs)), before)
+    first = model.encoder.layers[0]
+    assert (first.in_features, first.out_features) == (DESCRIPTORS, 8)
+    values = torch.cat([graph.descriptors for graph in graphs])
+    layers = model.encoder.layers
+    hidden = layers[3](layers[0](values.clamp(-6, 6)).relu()).relu()  # mean 0 and scale 1 until it is trained
+    torch.testing.assert_close(before, model.head(hidden))
+
+
+# Their number
+
+
+class WithDescriptors(Partitioned):
+    descriptor_dim = DESCRIPTORS
+
+
+@pytest.mark.parametrize("encoder", ["gcn", "fingerprint"])
+def test_their_number_comes_from_the_data_and_gives_the_same_bits(encoder, tmp_path):
+    trained = []
+    for given in (None, DESCRIPTORS):
+        data = WithDescriptors(molecules(12), IID(num_clients=2), split=(1.0, 0.0, 0.0), split_seed=0)
+        model = make_model(encoder=encoder, descriptor_dim=given)
+        fit(model, data, default_root_dir=str(tmp_path / str(given)))
+        assert model.hparams["descriptor_dim"] == DESCRIPTORS
+        trained.append(torch.cat([value.flatten() for value in model.state_dict().values()]))
+    assert torch.equal(*trained)
+
+
+def test_an_exported_model_opens_without_data(tmp_path):
+    data = WithDescriptors(molecules(12), IID(num_clients=2), split=(1.0, 0.0, 0.0))
+    model = make_model()
+    trainer = fit(model, data, default_root_dir=str(tmp_path), logger=True)
+    opened = MoleculeModel.load_from_checkpoint(f"{trainer.log_dir}/models/shared_0.ckpt").eval()
+    batch = Batch.from_data_list(molecules(4, seed=5))
+    assert opened.hparams["descriptor_dim"] == DESCRIPTORS
+    assert torch.equal(opened(batch), model.eval()(batch))
+
+
+def test_a_model_without_descriptors_is_as_before():
+    model = make_model()
+    assert not [name for name, _ in model.named_buffers() if "scale" in name and "target" not in name]
+    model._trainer = SimpleNamespace(training=False)
+    model.setup("validate")
+    assert model.hparams["descriptor_dim"] == 0
+
+
+# Errors
+
+
+def test_a_batch_with_unexpected_descriptors():
+    with pytest.raises(ConfigurationError, match=r"descriptor_dim=0: the batch has 3 descriptors.*descriptor_dim=3"):
+        make_model()(Batch.from_data_list(molecules(2)))
+
+
+def test_a_batch_without_descriptors():
+    with pytest.raises(ConfigurationError, match=r"descriptor_dim=3: the batch has no descriptors; name them.*rdkit"):
+        make_model(descriptor_dim=3)(Batch.from_data_list(molecules(2, descriptors=False)))
+
+
+def test_a_batch_with_other_descriptors():
+    with pytest.raises(ConfigurationError, match=r"descriptor_dim=7: .*shape \[2, 3\]; set descriptor_dim=3"):
+        make_model(descriptor_dim=7)(Batch.from_data_list(molecules(2)))
+
+
+def test_a_fingerprint_needs_descriptors(tmp_path):
+    data = Partitioned(molecules(8, descriptors=False), IID(num_clients=2), split=(1.0, 0.0, 0.0))
+    with pytest.raises(ConfigurationError, match=r"reads the molecules' descriptors.*features: \[morgan\]"):
+        fit(make_model(encoder="fingerprint"), data, default_root_dir=str(tmp_path))
