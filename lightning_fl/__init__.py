@@ -19,6 +19,7 @@ _EXPORTS = {
     "Partitioned": "lightning_fl.data.partitioned",
     "Silos": "lightning_fl.data.silos",
     "federate": "lightning_fl.shortcut",
+    "predict": "lightning_fl.prediction.predict",
 }
 _SUBPACKAGES = ("callbacks", "data", "functional", "metrics", "models", "strategies")
 
@@ -42,6 +43,7 @@ __all__ = [
     "functional",
     "metrics",
     "models",
+    "predict",
     "strategies",
 ]
 
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from lightning_fl.data.module import FederatedDataModule
     from lightning_fl.data.partitioned import Partitioned
     from lightning_fl.data.silos import Silos
+    from lightning_fl.prediction.predict import predict
     from lightning_fl.shortcut import federate
     from lightning_fl.trainer import FederatedTrainer
 

@@ -46,7 +46,7 @@ from lightning_fl.seeding import generator
 from lightning_fl.tensor_files import read_torch
 from lightning_fl.trainer import FederatedTrainer
 
-__all__ = ["Newcomer", "Personalization", "load_model_checkpoint", "personalize"]
+__all__ = ["Newcomer", "Personalization", "load_model_checkpoint", "load_weights", "personalize"]
 
 _SCORED, _HELD_OUT = 0, 1
 
@@ -213,6 +213,27 @@ def load_model_checkpoint(path: Path) -> dict[str, Any]:
     return content
 
 
+def load_weights(module: LightningModule, path: Path, content: dict[str, Any]) -> None:
+    """Load a checkpoint's weights into a module.
+
+    Args:
+        module: the weights' owner.
+        path: of the checkpoint, for the message.
+        content: what :func:`load_model_checkpoint` read there.
+
+    Raises:
+        CheckpointError: they are another model's.
+    """
+    module.on_load_checkpoint(content)
+    try:
+        module.load_state_dict(content["state_dict"], strict=module.strict_loading)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{path} is of another model than {type(module).__name__} as given here:"
+            f" {' '.join(str(error).split())[:300]}. Give the model the arguments that it was trained with."
+        ) from error
+
+
 def _mix(trainer: FederatedTrainer, shared: list[Path], out: Path | None, monitor: str | None) -> Personalization:
     """Score, mix, measure and write, inside a run."""
     assert trainer.module is not None
@@ -258,15 +279,7 @@ def _evaluate(trainer: FederatedTrainer, weights: Weights) -> list[ClientReport]
 def _load(trainer: FederatedTrainer, path: Path) -> Weights:
     """A model's weights, a copy."""
     assert trainer.module is not None
-    content = load_model_checkpoint(path)
-    trainer.module.on_load_checkpoint(content)
-    try:
-        trainer.module.load_state_dict(content["state_dict"], strict=trainer.module.strict_loading)
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"{path} is of another model than {type(trainer.module).__name__} as given here:"
-            f" {' '.join(str(error).split())[:300]}. Give the model the arguments that it was trained with."
-        ) from error
+    load_weights(trainer.module, path, load_model_checkpoint(path))
     return trainer.loop.flat.collect().clone()
 
 

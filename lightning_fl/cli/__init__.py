@@ -2,13 +2,15 @@
 
 Each command is a module with ``add_arguments(parser, command)`` and ``run(command, config, parser, arguments)``, which
 returns the exit code; it may have a line ``USAGE`` and ``parse(command, parser, words)``, where the parser's own errors
-are not clear enough. Only the module of the command that is asked for is imported, and only the commands that train or
-evaluate import torch. How commands end, and what they print of an error, is in :mod:`lightning_fl.diagnosis`.
+are not clear enough, and ``is_of_recipe(words)``, where the command also takes a recipe. Only the module of the command
+that is asked for is imported, and only the commands that train or evaluate import torch. How commands end, and what
+they print of an error, is in :mod:`lightning_fl.diagnosis`.
 """
 
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
 from typing import NamedTuple
 
 from jsonargparse import ArgumentParser
@@ -35,7 +37,10 @@ COMMANDS = {
     "fit": Command(_RUN, "Train from a recipe, then test the best round."),
     "validate": Command(_RUN, "Evaluate a checkpoint on every client's validation data."),
     "test": Command(_RUN, "Evaluate a checkpoint on every client's test data."),
-    "predict": Command(_RUN, "Write a checkpoint's predictions for every client's test data as CSV."),
+    "predict": Command(
+        "lightning_fl.cli.predict",
+        "Predict new samples with a finished run's model, or a recipe's own test data, as CSV.",
+    ),
     "personalize": Command(
         "lightning_fl.cli.personalize", "Mix a finished run's shared models for a new client's data, without training."
     ),
@@ -76,7 +81,10 @@ def _run(words: list[str]) -> int:
         raise ConfigurationError(
             f"no command {command!r}{did_you_mean(command, COMMANDS)}. There are {', '.join(COMMANDS)}."
         )
-    module, parser = import_module(COMMANDS[command].module), make_parser(command)
+    module = import_module(COMMANDS[command].module)
+    if hasattr(module, "is_of_recipe") and module.is_of_recipe(rest):
+        module = import_module(_RUN)
+    parser = make_parser(command, module)
     try:
         config = module.parse(command, parser, rest) if hasattr(module, "parse") else parser.parse_args(rest)
     except SystemExit as end:  # --help and --print_config
@@ -84,9 +92,14 @@ def _run(words: list[str]) -> int:
     return module.run(command, config, parser, rest)
 
 
-def make_parser(command: str) -> ArgumentParser:
-    """The parser of one command."""
-    module = import_module(COMMANDS[command].module)
+def make_parser(command: str, module: ModuleType | None = None) -> ArgumentParser:
+    """The parser of one command.
+
+    Args:
+        command: its name.
+        module: that implements it, where the command has two forms and this is of the other one.
+    """
+    module = import_module(COMMANDS[command].module) if module is None else module
     parser = ArgumentParser(
         prog=f"lightning-fl {command}",
         usage=getattr(module, "USAGE", None),

@@ -1,7 +1,7 @@
 """The data contract: what the engine asks of federated data, whatever its source."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from lightning.fabric.utilities.data import sized_len
@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import Dataset
 
 from lightning_fl.data.digest import data_digest
+from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.options import check_counts
 
@@ -166,6 +167,27 @@ class FederatedDataModule(LightningDataModule, ABC):
         raise ConfigurationError(
             f"{type(self).__name__} reads no file of a new client: define newcomer_data(path, record) in it, or call"
             " lightning_fl.personalization.personalize with a data set."
+        )
+
+    def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
+        """New samples without targets, as the run's clients saw theirs; what ``lightning-fl predict RUN FILE`` reads.
+
+        As in :meth:`newcomer_data` the run's data are not opened, and the module is not set up.
+
+        Args:
+            source: where they come from.
+            record: what :meth:`describe` said in the run, read back from JSON.
+            reading: how they are read.
+
+        Yields:
+            Chunks, in the order of the rows; all rows, those of which no sample can be made with the reason.
+
+        Raises:
+            ConfigurationError: the class cannot read such a source, or the record is too old.
+            DataError: the source is missing or damaged, or does not fit the run.
+        """
+        raise ConfigurationError(
+            f"{type(self).__name__} reads no new samples: define unlabelled_data(source, record, reading) in it."
         )
 
     def describe(self) -> Mapping[str, Any]:

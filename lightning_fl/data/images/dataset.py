@@ -15,7 +15,7 @@ from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.options import check_counts
 from lightning_fl.tensor_files import read_numpy
 
-__all__ = ["ImageDataset", "check_geometry", "convert_channels", "read_npz", "resize_images"]
+__all__ = ["ImageDataset", "check_geometry", "convert_channels", "read_npz", "read_npz_images", "resize_images"]
 
 _CHUNK_IMAGES = 4096
 
@@ -202,7 +202,7 @@ def read_npz(
         classes = [str(label) for label in range(max(int(part.max()) for part in targets.values()) + 1)]
     return {
         split: ImageDataset(
-            _images(arrays, f"{split}_images", place),
+            read_npz_images(_entry(arrays, f"{split}_images", place), f"{split}_images", place),
             targets[split],
             classes=classes,
             columns=_columns(arrays, f"{split}_", len(targets[split])),
@@ -215,8 +215,12 @@ def read_npz(
 _PREFIXES = tuple(f"{split}_" for split in SPLITS)
 
 
-def _images(arrays: Mapping[str, np.ndarray], name: str, place: str) -> Tensor:
-    array = _entry(arrays, name, place)
+def read_npz_images(array: np.ndarray, name: str, place: str) -> Tensor:
+    """An array of a ``.npz`` file as images, bytes [N, C, H, W].
+
+    Raises:
+        DataError: it is not uint8 of shape [N, H, W] or [N, H, W, C] with 1 or 3 channels.
+    """
     if array.dtype != np.uint8 or array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[3] not in (1, 3)):
         raise DataError(
             f"{place}: {name} has shape {list(array.shape)} and type {array.dtype}: expected uint8 of shape [N, H, W]"

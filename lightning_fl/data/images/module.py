@@ -1,6 +1,6 @@
 """A federated data module of one set of labelled images: from a card, or from a ``.npz`` file of one's own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,11 +18,13 @@ from lightning_fl.data.images.transform import (
     check_transform,
     transform_batch,
 )
+from lightning_fl.data.images.unlabelled import unlabelled_images
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition import apportion
 from lightning_fl.data.partition.stratified import stratified_parts
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
 from lightning_fl.data.shifts import Shift
+from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.options import check_counts
 from lightning_fl.seeding import generator
@@ -46,6 +48,9 @@ class SharedImages(SharedDataModule):
     """
 
     sample_noun = "image"
+    #: Pixels that images are resized to, and channels that they are converted to; ``None`` for those they have.
+    size: int | None = None
+    channels: int | None = None
 
     def __init__(
         self,
@@ -113,9 +118,18 @@ class SharedImages(SharedDataModule):
                 f"{path}: the images have the shape {shape} (channels, height, width), those of the run {expected}:"
                 " convert them first."
             )
+        self._normalize_as(record)
+        return images.tensors()
+
+    def _normalize_as(self, record: Mapping[str, Any]) -> None:
+        """Batches are normalised as the run's were."""
         known = record["normalization"]
         self._transform = ImageTransform(known["mean"], known["std"])
-        return images.tensors()
+
+    def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
+        """A folder of images, or a ``.npz`` file; batches are normalised as the run's were."""
+        self._normalize_as(record)
+        return unlabelled_images(source, reading, record["image_shape"], size=self.size, channels=self.channels)
 
     def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
         return {split: self._images(dataset).tensors() for split, dataset in datasets.items()}

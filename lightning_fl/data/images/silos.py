@@ -1,6 +1,6 @@
 """Image folders that are separate already: one per client, opened only where the client lives."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ from lightning_fl.data.images.dataset import ImageDataset, check_geometry, read_
 from lightning_fl.data.images.file import read_image_file
 from lightning_fl.data.images.listing import refuse_folders
 from lightning_fl.data.images.transform import Augmentation, ImageTransform, check_transform, transform_batch
+from lightning_fl.data.images.unlabelled import unlabelled_images
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition.sizes import check_fractions
 from lightning_fl.data.shared import cut_splits
+from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.seeding import run_seed
@@ -207,6 +209,10 @@ class ImageFolders(FederatedDataModule):
         # An absolute folder stays itself below any root.
         parts = self._read(str(Path(path).expanduser().absolute()))
         return ImageDataset.joined(list(parts.values()), place=f"silo {path}").tensors()
+
+    def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
+        """A folder of images, or a ``.npz`` file."""
+        return unlabelled_images(source, reading, self.image_shape, size=self.size, channels=self.channels)
 
     def _read(self, silo: str) -> dict[Split, ImageDataset]:
         folder = self._folder(silo)

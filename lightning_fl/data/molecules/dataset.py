@@ -44,17 +44,25 @@ class MoleculeDataset(InMemoryDataset):
             with a warning. Either names the rows.
         cache: folder that keeps the features under a sum of the SMILES and the versions of RDKit and the featuriser;
             ``None`` to keep nothing. A damaged entry is made again, a folder that cannot be written is done without.
+        codes: the molecules' features, where they are made already.
 
     Raises:
         ConfigurationError: ``invalid`` is unknown.
         DataError: SMILES cannot be read and ``invalid="refuse"``, or none is left.
     """
 
-    def __init__(self, table: MoleculeTable, *, invalid: Invalid = "refuse", cache: Path | None = None) -> None:
+    def __init__(
+        self,
+        table: MoleculeTable,
+        *,
+        invalid: Invalid = "refuse",
+        cache: Path | None = None,
+        codes: MoleculeCodes | None = None,
+    ) -> None:
         if invalid not in INVALID_POLICIES:
             raise ConfigurationError(f"invalid={invalid!r}: expected one of {', '.join(INVALID_POLICIES)}.")
         super().__init__()
-        codes = _load_or_encode(table, cache)
+        codes = _load_or_encode(table, cache) if codes is None else codes
         valid = (codes.num_atoms > 0).nonzero()[:, 0]
         if len(valid) < len(table.smiles):
             _report_invalid(table, (codes.num_atoms == 0).nonzero()[:, 0].tolist(), invalid)

@@ -1,7 +1,7 @@
 """Federated data modules of molecules: from a card (MoleculeNet, DrugOOD) or from a CSV file of one's own."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -14,11 +14,13 @@ from lightning_fl.data.molecules.chemprop import chemprop_loader, expect_chempro
 from lightning_fl.data.molecules.table import DRUGOOD_PARTS, INVALID_POLICIES, Invalid, MoleculeTable, read_table
 from lightning_fl.data.partition import GroupBy, Partitioner
 from lightning_fl.data.shared import OpenedData, SharedDataModule
+from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.user_file import existing_file
 
 if TYPE_CHECKING:
     from lightning_fl.data.molecules.dataset import MoleculeDataset
+    from lightning_fl.data.molecules.featurizer import MoleculeCodes
 
 __all__ = ["DrugOOD", "MoleculeCSV", "MoleculeDataModule", "MoleculeNet"]
 
@@ -120,6 +122,19 @@ class MoleculeDataModule(SharedDataModule):
             units=record["target_units"],
         )
         return MoleculeDataset(table, invalid=self.invalid, cache=cache_folder() / "molecules")
+
+    def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
+        """Rows with a column of SMILES, or SMILES; of one that RDKit cannot read the reason is told."""
+        from lightning_fl.data.molecules.dataset import MoleculeDataset
+        from lightning_fl.data.molecules.unlabelled import unlabelled_molecules
+
+        def make(table: MoleculeTable, codes: "MoleculeCodes") -> Any:
+            dataset = MoleculeDataset(table, codes=codes)
+            if self.graphs == "pyg":
+                return dataset
+            return chemprop_loader(dataset, range(len(dataset)), batch_size=self.eval_batch_size)
+
+        return unlabelled_molecules(source, record, reading, self.smiles_column, make)
 
     @property
     def dataset(self) -> "MoleculeDataset":

@@ -20,7 +20,7 @@ from lightning_fl.data.text_table import (
     refuse_values,
     require_columns,
 )
-from lightning_fl.errors import DataError
+from lightning_fl.errors import DataError, cut
 
 __all__ = [
     "MISSING",
@@ -123,6 +123,20 @@ class TableSchema:
             cells = frame[name].fillna(MISSING)
             fault = "are none of the values that the column had in training"
             refuse_values(cells[~cells.isin(known)], f"{place}, column {name!r}", fault, mend)
+
+    def faults(self, frame: pd.DataFrame) -> dict[int, str]:
+        """Why rows are not of this schema: row, counted from 0 -> the reason, its first. The columns are there."""
+        found: dict[int, str] = {}
+        for name in self.numeric:
+            numbers, wrong = read_numbers(frame[name])
+            bad = frame.index.isin(wrong.index) | (numbers.abs() > _LARGEST).to_numpy()
+            for row in np.flatnonzero(bad).tolist():
+                found.setdefault(row, f"{name}: {cut(repr(frame[name].iloc[row]))} is not a finite number of use")
+        for name, known in self.categories.items():
+            cells = frame[name].fillna(MISSING)
+            for row in np.flatnonzero(~cells.isin(known).to_numpy()).tolist():
+                found.setdefault(row, f"{name}: {cut(repr(cells.iloc[row]))} is none of the values in training")
+        return found
 
     def one_hot(self, frame: pd.DataFrame) -> Tensor:
         """The categorical columns one-hot, float32 [n, K]."""

@@ -1,6 +1,6 @@
 """Federated data of tables: a card's, such as UCI Adult, or a CSV file of one's own."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,14 @@ from lightning_fl.data.cards.tables import TableCard
 from lightning_fl.data.module import Split
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
 from lightning_fl.data.text_table import require_columns
+from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, place_of, read_rows
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.user_file import existing_file
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from lightning_fl.data.tables.dataset import TableDataset
+    from lightning_fl.data.tables.dataset import TableDataset, TableSchema
 
 __all__ = ["TableData"]
 
@@ -226,27 +227,35 @@ class TableData(SharedDataModule):
 
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
         """A CSV file with a header and the run's columns; a card's derived columns are derived here too."""
-        from lightning_fl.data.tables.dataset import TableSchema, class_indices, read_csv, standardize
+        from lightning_fl.data.tables.dataset import class_indices, read_csv
 
         if not path.endswith((".csv", ".csv.gz")):
             raise ConfigurationError(f"{path!r}: expected a table that ends in .csv or .csv.gz.")
-        encoding = record.get("encoding")
-        if encoding is None:
-            raise ConfigurationError(
-                "the run's summary.json does not say how the columns were encoded: an older version made the run;"
-                " train it again."
-            )
+        schema, mean, std = _encoding(record)
         frame, target = read_csv(existing_file(path)), record["target"]
         if self.card is not None:
             frame = _with_derived(frame, self.card)
-        schema = TableSchema(
-            tuple(encoding["numeric"]), {name: tuple(of) for name, of in encoding["categories"].items()}
-        )
         schema.check(frame, path)
         require_columns(frame, [target], path)
-        mean, std = (torch.tensor(encoding[name], dtype=torch.float64) for name in ("mean", "std"))
-        features = torch.cat([standardize(schema.numbers(frame), mean, std), schema.one_hot(frame)], dim=1)
-        return TensorDataset(features, class_indices(frame[target], record["classes"], path))
+        return TensorDataset(_features(frame, schema, mean, std), class_indices(frame[target], record["classes"], path))
+
+    def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
+        """Rows with the run's columns; of one that is not of the run's encoding the reason is told."""
+        if reading.smiles_column is not None:
+            raise ConfigurationError("smiles_column: the run's data are tables, without molecules; leave it out.")
+        schema, mean, std = _encoding(record)
+        place = place_of(source)
+        for given in read_rows(source, reading.rows):
+            cells = _cells(given)
+            if self.card is not None:
+                cells = _with_derived(cells, self.card)
+            require_columns(cells, [*schema.numeric, *schema.categories], place)
+            errors = schema.faults(cells)
+            kept = [row for row in range(len(cells)) if row not in errors]
+            data = TensorDataset(
+                _features(cells.iloc[kept], schema, mean, std), torch.zeros(len(kept), dtype=torch.long)
+            )
+            yield Unlabelled(given, data if kept else None, kept, errors)
 
     def describe(self) -> Mapping[str, Any]:
         """Origin, columns and how they are encoded, partition, division and sizes, for the run's record."""
@@ -256,6 +265,36 @@ class TableData(SharedDataModule):
             "categories": {name: list(of) for name, of in schema.categories.items()},
         }
         return {**super().describe(), "encoding": columns | self._standardization}
+
+
+def _encoding(record: Mapping[str, Any]) -> "tuple[TableSchema, torch.Tensor, torch.Tensor]":
+    """How the run's columns became numbers, by its record: schema, means [Q] and deviations [Q]."""
+    from lightning_fl.data.tables.dataset import TableSchema
+
+    encoding = record.get("encoding")
+    if encoding is None:
+        raise ConfigurationError(
+            "the run's summary.json does not say how the columns were encoded: an older version made the run;"
+            " train it again."
+        )
+    categories = {name: tuple(of) for name, of in encoding["categories"].items()}
+    mean, std = (torch.tensor(encoding[name], dtype=torch.float64) for name in ("mean", "std"))
+    return TableSchema(tuple(encoding["numeric"]), categories), mean, std
+
+
+def _features(frame: "pd.DataFrame", schema: "TableSchema", mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+    """Rows as a model sees them, float32 [n, D]."""
+    from lightning_fl.data.tables.dataset import standardize
+
+    return torch.cat([standardize(schema.numbers(frame), mean, std), schema.one_hot(frame)], dim=1)
+
+
+def _cells(given: "pd.DataFrame") -> "pd.DataFrame":
+    """New rows as :func:`~lightning_fl.data.tables.dataset.read_csv` reads rows: texts, ``None`` for no value."""
+    from lightning_fl.data.tables.dataset import MISSING
+
+    texts = given.astype(object).where(given.notna(), "").astype(str).apply(lambda column: column.str.strip())
+    return texts.astype(object).where((texts != "") & (texts != MISSING), None)
 
 
 def _with_derived(frame: "pd.DataFrame", card: TableCard) -> "pd.DataFrame":

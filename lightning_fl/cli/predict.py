@@ -1,0 +1,164 @@
+"""``lightning-fl predict``: predictions of a finished run for new samples, or of a checkpoint for a recipe's test data.
+
+``predict RUN FILE`` is the first, ``predict --config RECIPE --ckpt_path FILE`` the second, which
+:mod:`lightning_fl.recipe` does.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from lightning_fl.atomic import whole_file
+from lightning_fl.data.unlabelled import STANDARD_INPUT
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.trained_run import check_out
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from lightning_fl.prediction.predict import RunPredictor
+
+__all__ = ["USAGE", "add_arguments", "is_of_recipe", "run"]
+
+USAGE = """%(prog)s RUN FILE [--out FILE] [options]
+       %(prog)s --config RECIPE --ckpt_path last|best|FILE [--KEY VALUE ...]   (a recipe's own test data)"""
+
+_STANDARD_OUTPUT = "-"
+#: Options that only the form with a recipe has.
+_OF_RECIPE = ("--config", "--ckpt_path", "--print_config", "--seed_everything", "--data", "--trainer", "--model.")
+
+
+def is_of_recipe(words: Sequence[str]) -> bool:
+    """Whether the words after the command are a recipe's."""
+    return any(word.startswith("--model.") or word.partition("=")[0].partition(".")[0] in _OF_RECIPE for word in words)
+
+
+def add_arguments(parser: ArgumentParser, command: str) -> None:
+    """Add the arguments of ``predict RUN FILE``."""
+    parser.add_argument("run", type=str, help="Folder of a finished run: the one with config.yaml and summary.json.")
+    parser.add_argument(
+        "file",
+        type=str,
+        help="New samples, of the kind that the run was trained on, without targets: a CSV file with a column of SMILES"
+        " or with a table's columns, a folder or a .npz file of images; - for standard input.",
+    )
+    parser.add_argument(
+        "--out", type=str, default=_STANDARD_OUTPUT, help="Where the table goes, a CSV file (default: standard output)."
+    )
+    parser.add_argument("--force", action="store_true", help="Replace that file if it is there.")
+    parser.add_argument(
+        "--model",
+        type=str | None,
+        default=None,
+        metavar="NAME",
+        help="A client's name; shared or shared_K; best: the client's that did best on its own validation data; all:"
+        " every model in columns of its own, and their mean (default: the shared model).",
+    )
+    parser.add_argument(
+        "--smiles_column", type=str | None, default=None, help="The column of SMILES (default: the run's)."
+    )
+    parser.add_argument(
+        "--similarity",
+        action="store_true",
+        help="Add the Tanimoto similarity to the nearest training molecule; opens the run's data.",
+    )
+    parser.add_argument(
+        "--batch_size", type=int | None, default=None, help="Samples in a batch (default: four evaluation batches)."
+    )
+    parser.add_argument("--chunk_rows", type=int, default=10_000, help="Rows that are in memory at once.")
+    parser.add_argument("--workers", type=int, default=1, help="Processes that read molecules.")
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="Let the run's config.yaml name classes outside of lightning_fl: they are imported, their code runs.",
+    )
+    parser.add_argument("--accelerator", type=str, default="auto", help="cpu, cuda or auto.")
+
+
+def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
+    """Predict and write."""
+    out = None if config.out == _STANDARD_OUTPUT else Path(config.out).expanduser()
+    if out is not None:
+        check_out(out, None, replace=config.force)
+        if config.file != STANDARD_INPUT and out.exists() and out.samefile(Path(config.file).expanduser()):
+            raise ConfigurationError(f"{out} is the file that is read: name another one with --out.")
+
+    from lightning_fl.prediction.predict import RunPredictor
+
+    predictor = RunPredictor(
+        config.run,
+        model=config.model,
+        trust=config.trust,
+        accelerator=config.accelerator,
+        batch_size=config.batch_size,
+        rows=config.chunk_rows,
+        workers=config.workers,
+        smiles_column=config.smiles_column,
+        similarity=config.similarity,
+    )
+    _tell(predictor)
+    try:
+        with whole_file(out) if out is not None else nullcontext(sys.stdout.buffer) as file:
+            rows, failed = _write(predictor.chunks(config.file), file)
+    except OSError as error:
+        if out is None or error.filename is None or Path(error.filename).parent != out.parent:
+            raise
+        raise ConfigurationError(f"cannot write {out}: {error.strerror}. Name another file with --out.") from error
+    if failed:
+        print(f"{failed} of {rows} rows have no prediction: the last column says why", file=sys.stderr)
+    if out is not None:
+        print(f"predictions: {out}", file=sys.stderr)
+    return 0
+
+
+def _tell(predictor: "RunPredictor") -> None:
+    """What predicts, on standard error: the table alone goes to standard output."""
+    from lightning_fl.data.source import STAND_IN_LABEL
+
+    summary, names = predictor.run.summary, [model.name for model in predictor.models]
+    if summary.get("data_source") == "stand-in":
+        print(f"warning: {STAND_IN_LABEL}: the run was trained on these, not on measured data", file=sys.stderr)
+    ended = (
+        f"interrupted after round {summary['rounds']}" if summary.get("interrupted") else f"{summary['rounds']} rounds"
+    )
+    shown = f"{names[0]}" if len(names) == 1 else f"{len(names)} models and their mean"
+    print(f"model: {shown} of {predictor.run.folder} ({ended})", file=sys.stderr)
+
+
+def _write(tables: "Iterator[pd.DataFrame]", file: IO[bytes]) -> tuple[int, int]:
+    """Write the chunks as they come; how many rows there were, and how many of them without a prediction."""
+    rows = failed = 0
+    with _progress() as advance:
+        for table in tables:
+            text = table.to_csv(index=False, header=rows == 0, lineterminator="\n")
+            file.write(text.encode(errors="backslashreplace"))
+            rows += len(table)
+            failed += int(table.iloc[:, -1].notna().sum())
+            advance(len(table))
+    file.flush()
+    return rows, failed
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """Shows rows and rows a second where somebody looks; gives what adds to them."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.completed:,.0f} rows"),
+        TimeElapsedColumn(),
+        TextColumn("{task.speed:,.0f} rows/s", style="dim"),
+    )
+    with Progress(*columns[:3], console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda count: progress.advance(task, count)

@@ -1,0 +1,136 @@
+"""New images without labels, as a run's models see them: the files of a folder, or the arrays of a ``.npz`` file."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from lightning_fl.data.images.dataset import ImageDataset, read_npz_images
+from lightning_fl.data.images.file import read_image_file
+from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
+from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.tensor_files import read_numpy
+from lightning_fl.user_file import existing_file
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["unlabelled_images"]
+
+#: Bytes of the images of a chunk.
+_MOST_BYTES = 64 << 20
+
+
+def unlabelled_images(
+    source: NewSamples, reading: Reading, shape: Sequence[int], *, size: int | None, channels: int | None
+) -> Iterator[Unlabelled]:
+    """Images in chunks.
+
+    Args:
+        source: a folder, of which all image files below it are taken in the order of their names, or a ``.npz`` file,
+            of which all arrays whose names end in ``images`` are.
+        reading: how many rows a chunk has at most.
+        shape: channels, height and width in the run.
+        size: images are resized to it; ``None`` where the run took them as they were.
+        channels: they are converted to so many; ``None`` likewise.
+
+    Yields:
+        Chunks with the column ``file``, or ``array`` and ``index``.
+
+    Raises:
+        ConfigurationError: the source is of another kind.
+        DataError: there is no such folder or file, it is damaged or has no image, or the file's images have another
+            shape than the run's.
+    """
+    if reading.smiles_column is not None:
+        raise ConfigurationError("smiles_column: the run's data are images, without molecules; leave it out.")
+    rows = max(1, min(reading.rows, _MOST_BYTES // math.prod(shape)))
+    if isinstance(source, str | Path) and Path(source).expanduser().is_dir():
+        yield from _of_folder(Path(source).expanduser(), rows, shape, size)
+    elif isinstance(source, str | Path) and str(source).endswith(".npz"):
+        yield from _of_arrays(existing_file(str(source), argument=""), rows, shape, size, channels)
+    else:
+        given = repr(str(source)) if isinstance(source, str | Path) else f"new samples of type {type(source).__name__}"
+        raise ConfigurationError(f"{given}: the run's data are images; give a folder of them, or a .npz file.")
+
+
+def _of_folder(folder: Path, rows: int, shape: Sequence[int], size: int | None) -> Iterator[Unlabelled]:
+    import pandas as pd
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS and path.is_file())
+    if not files:
+        raise DataError(f"{folder} has no images: expected files that end in {', '.join(IMG_EXTENSIONS)}.")
+    names = [path.relative_to(folder).as_posix() for path in files]
+    for start in range(0, len(files), rows):
+        part = range(start, min(start + rows, len(files)))
+        images: list[Tensor] = []
+        kept: list[int] = []
+        errors: dict[int, str] = {}
+        for row, number in enumerate(part):
+            try:
+                image = _in_shape(read_image_file(files[number], shape[0], "new images")[None], shape, size)
+            except DataError as error:
+                errors[row] = str(error)
+                continue
+            images.append(image[0])
+            kept.append(row)
+        frame = pd.DataFrame({"file": names[part.start : part.stop]}, index=part, dtype=object)
+        yield Unlabelled(frame, _dataset(torch.stack(images)) if images else None, kept, errors)
+
+
+def _of_arrays(
+    path: Path, rows: int, shape: Sequence[int], size: int | None, channels: int | None
+) -> Iterator[Unlabelled]:
+    import pandas as pd
+
+    mend = "fetch it again, or give a file made with numpy.savez."
+    arrays = {
+        name: read_npz_images(array, name, str(path))
+        for name, array in read_numpy(path, ".npz", mend, error=DataError, prefixes=("",)).items()
+        if name.endswith("images")
+    }
+    if not any(map(len, arrays.values())):
+        raise DataError(
+            f"{path} has no images: name an array of them images, uint8 of shape [N, H, W] or [N, H, W, C]."
+        )
+    done = 0
+    for name, images in arrays.items():
+        for start in range(0, len(images), rows):
+            part = images[start : start + rows]
+            labels = torch.zeros(len(part), dtype=torch.long)
+            converted = ImageDataset(part, labels, classes=["none"]).converted(size=size, channels=channels).images
+            if list(converted.shape[1:]) != list(shape):
+                raise DataError(
+                    f"{path}: the images have the shape {list(converted.shape[1:])} (channels, height, width), those of"
+                    f" the run {list(shape)}: convert them first."
+                )
+            frame: pd.DataFrame = pd.DataFrame({"array": name, "index": range(start, start + len(part))})
+            frame.index = range(done, done + len(part))  # type: ignore[assignment]
+            done += len(part)
+            yield Unlabelled(frame, _dataset(converted), list(range(len(part))))
+
+
+def _in_shape(image: Tensor, shape: Sequence[int], size: int | None) -> Tensor:
+    """An image [1, C, H, W] in the run's size.
+
+    Raises:
+        DataError: it has another one, and the run resized none.
+    """
+    from lightning_fl.data.images.dataset import resize_images
+
+    if list(image.shape[1:]) == list(shape):
+        return image
+    if size is None:
+        raise DataError(
+            f"it has {image.shape[2]} x {image.shape[3]} pixels, the run's images {shape[1]} x {shape[2]}: resize it"
+        )
+    return resize_images(image, size)
+
+
+def _dataset(images: Tensor) -> TensorDataset:
+    return TensorDataset(images, torch.zeros(len(images), dtype=torch.long))

@@ -1,0 +1,208 @@
+"""New samples without targets: the rows that are given, chunk by chunk, and the samples that a model sees of them."""
+
+import csv
+import io
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
+
+from lightning_fl.data.text_table import require_columns
+from lightning_fl.errors import DataError
+from lightning_fl.user_file import existing_file, foreign_content
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["STANDARD_INPUT", "NewSamples", "Reading", "Unlabelled", "place_of", "read_rows", "texts_of"]
+
+#: Where new samples come from: a file or folder, ``-`` for standard input, a table, or a list of texts (SMILES).
+NewSamples: TypeAlias = "str | Path | pd.DataFrame | Sequence[str]"
+
+STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How new samples are read.
+
+    Args:
+        rows: most rows in a chunk.
+        workers: processes that make samples of texts.
+        smiles_column: the column of SMILES, where it is another one than the run's.
+    """
+
+    rows: int = 10_000
+    workers: int = 1
+    smiles_column: str | None = None
+
+
+@dataclass(frozen=True)
+class Unlabelled:
+    """A chunk of new samples.
+
+    Attributes:
+        frame: n rows as they were given, texts where they came from a file; the index holds their numbers from 0.
+        data: k samples as the run's clients saw theirs, with targets that say nothing, or a loader of them; ``None``
+            where k is 0.
+        kept: the row of each sample, counted from 0 in the chunk, ascending.
+        errors: row in the chunk -> why there is no sample of it.
+        sizes: what each sample costs in memory and time, such as its atoms; ``None`` where they are alike.
+    """
+
+    frame: "pd.DataFrame"
+    data: Any
+    kept: list[int]
+    errors: dict[int, str] = field(default_factory=dict)
+    sizes: Sequence[int] | None = None
+
+
+def read_rows(source: NewSamples, rows: int, *, text_column: str | None = None) -> "Iterator[pd.DataFrame]":
+    """The rows of a table, in chunks; a file is read as it goes, so that it may be larger than the memory.
+
+    Args:
+        source: a CSV file (packed by gzip, bzip2 or xz or not; separated by commas, semicolons, tabs or bars, whichever
+            the header has most of), ``-`` for standard input, or a table. A list of texts is a table of one column.
+        rows: most rows in a chunk.
+        text_column: the name of that column; ``None`` where a list will not do.
+
+    Yields:
+        Frames, with a running index from 0. The cells of a file are texts as they stand there, "" for an empty one;
+        lines without any sign are no rows.
+
+    Raises:
+        DataError: there is no such file, it is of another kind, is empty, has no rows, two columns of one name, or a
+            row longer than the header.
+    """
+    import pandas as pd  # takes a second to import
+
+    if isinstance(source, pd.DataFrame):
+        table = source.reset_index(drop=True)
+        twice = table.columns[table.columns.duplicated()]
+        if len(twice):
+            raise DataError(f"the table has the column {str(twice[0])!r} twice: rename one, or take it away.")
+        if not len(table):
+            raise DataError("the table has no rows: give at least one.")
+        yield from (table.iloc[start : start + rows] for start in range(0, len(table), rows))
+        return
+    if not isinstance(source, str | Path):
+        texts = list(source)
+        if text_column is None or not texts or not all(isinstance(text, str) for text in texts):
+            expected = (
+                "a file or a table" if text_column is None else "a file, a table or a list of texts, at least one"
+            )
+            raise DataError(f"new samples of type {type(source).__name__}: give {expected}.")
+        for start in range(0, len(texts), rows):
+            part = texts[start : start + rows]
+            yield pd.DataFrame({text_column: part}, index=range(start, start + len(part)), dtype=object)
+        return
+    yield from _read_text_rows(str(source), rows)
+
+
+def _read_text_rows(source: str, rows: int) -> "Iterator[pd.DataFrame]":
+    import pandas as pd
+
+    place = "standard input" if source == STANDARD_INPUT else source
+    with _opened(source) as binary:
+        text = io.TextIOWrapper(binary, encoding=_encoding(binary, place), newline="")
+        reader: Any = None
+        try:
+            header, reader = _header(text, place)
+            names = _names(header, place)
+            start, cells = 0, []
+            while True:
+                before = reader.line_num
+                row = next(reader, None)
+                if row is not None and row:
+                    if any(cell.strip() for cell in row[len(names) :]):
+                        raise DataError(
+                            f"{place} cannot be read as a table: line {before + 1} has {len(row)} cells, the header"
+                            f" {len(names)}. Correct it, or put texts that hold the separator in quotes."
+                        )
+                    cells.append([*row[: len(names)], *[""] * (len(names) - len(row))])
+                if (row is None and cells) or len(cells) == rows:
+                    yield pd.DataFrame(cells, columns=names, index=range(start, start + len(cells)), dtype=object)
+                    start, cells = start + len(cells), []
+                if row is None:
+                    break
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{place} cannot be read as a table: it is no text in UTF-8. Save it in UTF-8 (Excel's type CSV UTF-8)."
+            ) from error
+        except csv.Error as error:
+            raise DataError(
+                f"{place} cannot be read as a table: line {reader.line_num if reader else 1}: {error}. Correct it."
+            ) from error
+        except (OSError, EOFError) as error:
+            raise DataError(f"{place} cannot be read to its end ({error}): fetch it again.") from error
+        finally:
+            text.detach()  # standard input stays open for whoever called
+    if not start:
+        raise DataError(f"{place} has no rows of data, only a header: check the file.")
+
+
+def _opened(source: str) -> Any:
+    import bz2
+    import contextlib
+    import gzip
+    import lzma
+
+    if source == STANDARD_INPUT:
+        return contextlib.nullcontext(sys.stdin.buffer)
+    path = existing_file(source, argument="")
+    with path.open("rb") as stream:
+        head = stream.read(512)
+    if (kind := foreign_content(head)) is not None:
+        raise DataError(f"{path} cannot be read as a table: {kind}.")
+    packed: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+    opener = next((opener for start, opener in packed.items() if head.startswith(start)), open)
+    return opener(path, "rb")
+
+
+def _encoding(binary: IO[bytes], place: str) -> str:
+    """By the mark at the beginning, UTF-8 without one."""
+    head = binary.peek(4)[:4] if hasattr(binary, "peek") else b""
+    if not head:
+        raise DataError(f"{place} is empty: check the file.")
+    return "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+
+
+def _header(text: IO[str], place: str) -> tuple[list[str], Any]:
+    """The header's cells, and a reader of the rows below it."""
+    first = next((line for line in text if line.strip()), None)
+    if first is None:
+        raise DataError(f"{place} is empty: check the file.")
+    if "\0" in first:
+        raise DataError(f"{place} cannot be read as a table: it holds bytes of zero, it is no text. Check the file.")
+    separator = max(",;\t|", key=first.count)
+    reader = csv.reader(chain([first], text), delimiter=separator, strict=True)
+    return next(reader), reader
+
+
+def _names(header: list[str], place: str) -> list[str]:
+    names = [name.strip() or f"Unnamed: {number}" for number, name in enumerate(header)]
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(
+                f"{place} has the column {name!r} {names.count(name)} times: rename all but one, or take them away."
+            )
+    return names
+
+
+def texts_of(frame: "pd.DataFrame", column: str, place: str) -> list[str]:
+    """A column as texts without blanks at their ends, "" where there is nothing.
+
+    Raises:
+        DataError: there is no such column.
+    """
+    require_columns(frame, [column], place)
+    return ["" if value is None or value != value else str(value).strip() for value in frame[column].tolist()]
+
+
+def place_of(source: Any) -> str:
+    """What messages call the new samples."""
+    if isinstance(source, str | Path):
+        return "standard input" if str(source) == STANDARD_INPUT else str(source)
+    return "the table"
