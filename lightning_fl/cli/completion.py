@@ -10,6 +10,7 @@ import inspect
 import shlex
 import types
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jsonargparse import ArgumentParser, Namespace
@@ -48,21 +49,34 @@ def completion_script(shell: Shell) -> str:
     """The script to be sourced by a shell. Imports torch, to know the options of ``fit``."""
     import shtab
 
-    from lightning_fl.cli import COMMANDS, make_parser
+    from lightning_fl.cli import COMMANDS
 
     plain = argparse.ArgumentParser(prog="lightning-fl")
     plain.add_argument("--version", action="store_true", help="Print the version.")
     subparsers = plain.add_subparsers()
     for name, entry in COMMANDS.items():
         child = subparsers.add_parser(name, help=entry.help, add_help=False)
-        parser = make_parser(name)
-        values = _values(name)
-        for action in parser._actions:
-            names = action.option_strings or [action.dest]
-            _add(child, names, action.nargs, values.get(action.dest, ()), action.help)
+        known: set[str] = set()
+        for parser, values in _forms(name):
+            for action in parser._actions:
+                names = action.option_strings or [action.dest]
+                if known.isdisjoint(names):
+                    _add(child, names, action.nargs, values.get(action.dest, ()), action.help)
+                known.update(names)
         if name in ("fit", "validate", "test", "predict"):
             _add_class_arguments(child)
     return shtab.complete(plain, shell=shell, preamble=_preamble(shell))
+
+
+def _forms(command: str) -> "list[tuple[ArgumentParser, dict[str, Iterable[str] | str]]]":
+    """The parsers of a command's forms, with what their options can be."""
+    from lightning_fl.cli import COMMANDS, make_parser
+    from lightning_fl.cli import run as of_recipe
+
+    forms = [(make_parser(command), _values(command))]
+    if hasattr(import_module(COMMANDS[command].module), "is_of_recipe"):
+        forms.append((make_parser(command, of_recipe), _values("fit")))
+    return forms
 
 
 def _add(
@@ -97,6 +111,14 @@ def _values(command: str) -> dict[str, Iterable[str] | str]:
         return {"study": _STUDY, "out": "folders"}
     if command == "personalize":
         return {"run": "folders", "file": "files", "out": "files", "accelerator": ("auto", "cpu", "cuda")}
+    if command == "predict":
+        return {
+            "run": "folders",
+            "file": "files",
+            "out": "files",
+            "model": ("shared", "best", "all"),
+            "accelerator": ("auto", "cpu", "cuda"),
+        }
     if command == "compare":
         from lightning_fl.cli.compare import FORMATS
 

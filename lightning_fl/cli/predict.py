@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from lightning_fl.atomic import whole_file
 from lightning_fl.data.unlabelled import STANDARD_INPUT
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from lightning_fl.prediction.predict import RunPredictor
 
-__all__ = ["USAGE", "add_arguments", "is_of_recipe", "run"]
+__all__ = ["USAGE", "add_arguments", "is_of_recipe", "parse", "run"]
 
 USAGE = """%(prog)s RUN FILE [--out FILE] [options]
        %(prog)s --config RECIPE --ckpt_path last|best|FILE [--KEY VALUE ...]   (a recipe's own test data)"""
@@ -68,16 +68,38 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         help="Add the Tanimoto similarity to the nearest training molecule; opens the run's data.",
     )
     parser.add_argument(
-        "--batch_size", type=int | None, default=None, help="Samples in a batch (default: four evaluation batches)."
+        "--batch_size",
+        type=int | None,
+        default=None,
+        help="Samples in a batch (default: as in an evaluation of the run).",
     )
-    parser.add_argument("--chunk_rows", type=int, default=10_000, help="Rows that are in memory at once.")
-    parser.add_argument("--workers", type=int, default=1, help="Processes that read molecules.")
+    parser.add_argument("--chunk_rows", type=int, default=2_000, help="Rows that are in memory at once.")
+    parser.add_argument(
+        "--workers", type=int | None, default=None, help="Processes that read molecules (default: one per core)."
+    )
     parser.add_argument(
         "--trust",
         action="store_true",
         help="Let the run's config.yaml name classes outside of lightning_fl: they are imported, their code runs.",
     )
     parser.add_argument("--accelerator", type=str, default="auto", help="cpu, cuda or auto.")
+
+
+def parse(command: str, parser: ArgumentParser, words: Sequence[str]) -> Namespace:
+    """Parse the words after the command.
+
+    Raises:
+        ConfigurationError: the run or the file is not given.
+    """
+    try:
+        return parser.parse_args(list(words))
+    except ArgumentError as error:
+        if "arguments are required" not in str(error):
+            raise
+        raise ConfigurationError(
+            "give a finished run and a file of new samples: lightning-fl predict RUN FILE; or, for the test data of a"
+            " recipe, lightning-fl predict --config RECIPE --ckpt_path best."
+        ) from error
 
 
 def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:

@@ -30,12 +30,12 @@ class Reading:
 
     Args:
         rows: most rows in a chunk.
-        workers: processes that make samples of texts.
+        workers: processes that make samples of texts; ``None`` for one per core, or one for few.
         smiles_column: the column of SMILES, where it is another one than the run's.
     """
 
-    rows: int = 10_000
-    workers: int = 1
+    rows: int = 2_000
+    workers: int | None = None
     smiles_column: str | None = None
 
 

@@ -30,7 +30,7 @@ def build_encoder(
 ) -> nn.Module:
     """The encoder of that name, with output size ``hidden_dim``.
 
-    - ``gcn``: graph convolution (Kipf and Welling 2017, https://arxiv.org/abs/1609.02907); ``edge_dim`` plays no part.
+    - ``gcn``: :class:`~lightning_fl.models.gcn.GCN`; ``edge_dim`` plays no part.
     - ``gat``: graph attention with four heads, bond features in the attention (Veličković et al. 2018,
       https://arxiv.org/abs/1710.10903).
     - ``mpnn``: :class:`~lightning_fl.models.mpnn.MPNN`.
@@ -39,8 +39,9 @@ def build_encoder(
         ConfigurationError: the name is unknown, or ``hidden_dim`` is no multiple of the number of attention heads.
     """
     # Imported here, for PyG is slow to load and recipes without graphs name no encoder.
-    from torch_geometric.nn import GAT, GCN
+    from torch_geometric.nn import GAT
 
+    from lightning_fl.models.gcn import GCN
     from lightning_fl.models.mpnn import MPNN
 
     if name == "gcn":

@@ -1,6 +1,7 @@
 """A model of molecules: predicts numbers or classes, such as a solubility or a toxicity, from the molecular graph."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -33,7 +34,7 @@ from lightning_fl.models.task_metrics import TaskName, TaskOutputs, task_scores
 from lightning_fl.options import check_counts, check_numbers
 
 if TYPE_CHECKING:
-    from torch_geometric.nn.aggr import Aggregation
+    from lightning_fl.models.gcn import GCN
 
 __all__ = ["MoleculeModel", "ReadoutName"]
 
@@ -344,10 +345,27 @@ class MoleculeModel(LightningModule):
     def _outputs(self, batch: Any) -> Tensor:
         """Standardised values or logits, [G, T] or [G, T, C]."""
         self._check_features(batch)
-        atoms = self.encoder(batch.x, batch.edge_index, edge_attr=batch.edge_attr)
-        # dim_size, for the last molecules of a batch may have no atom and still need a row.
-        outputs = self.head(self.readout(atoms, index=batch.batch, dim_size=batch.num_graphs))
+        outputs = self.head(self._embed(batch))
         return outputs.unflatten(1, (self.num_targets, -1)) if self.task == "multiclass" else outputs
+
+    def _embed(self, batch: Any) -> Tensor:
+        """What the readout gives, [G, D]."""
+        # dim_size, for the last molecules of a batch may have no atom and still need a row.
+        molecules = {"index": batch.batch, "dim_size": batch.num_graphs}
+        encoder = self._early_encoder(batch.x)
+        if encoder is not None:
+            return self.readout(encode=partial(encoder.read_out, batch.x, batch.edge_index, batch.batch), **molecules)
+        return self.readout(self.encoder(batch.x, batch.edge_index, edge_attr=batch.edge_attr), **molecules)
+
+    def _early_encoder(self, x: Tensor) -> "GCN | None":
+        """The encoder, if it may sum a molecule's atoms before its last layer and nobody looks between."""
+        from lightning_fl.models.gcn import GCN
+        from lightning_fl.models.readouts import LinearReadout
+
+        encoder = self.encoder
+        if not isinstance(encoder, GCN) or not isinstance(self.readout, LinearReadout):
+            return None
+        return encoder if encoder.can_read_out(x) else None
 
     def _loss(self, outputs: Tensor, batch: Any) -> Tensor:
         self._check_targets(batch)
@@ -487,12 +505,14 @@ class MoleculeModel(LightningModule):
             )
 
 
-def _build_readout(name: ReadoutName, dim: int) -> "Aggregation":
-    from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, Set2Set, SumAggregation
+def _build_readout(name: ReadoutName, dim: int) -> nn.Module:
+    from torch_geometric.nn.aggr import MaxAggregation, Set2Set
+
+    from lightning_fl.models.readouts import LinearReadout
 
     if name == "set2set":
         return Set2Set(dim, processing_steps=_SET2SET_STEPS)
-    return {"mean": MeanAggregation, "sum": SumAggregation, "max": MaxAggregation}[name]()
+    return MaxAggregation() if name == "max" else LinearReadout(name)
 
 
 def target_names(trainer: Any, num_targets: int) -> list[str]:

@@ -60,7 +60,7 @@ class Predictor:
         data: the run's data module, whose hooks batches go through.
         accelerator: "cpu", "cuda" or "auto".
         precision: Fabric's, such as "32-true".
-        batch_size: most samples in a batch; ``None`` for four evaluation batches of the run.
+        batch_size: most samples in a batch; ``None`` for as many as in an evaluation of the run.
 
     Raises:
         ConfigurationError: the module defines neither ``predict_step`` nor ``forward``, or the batch size is below 1.
@@ -80,7 +80,7 @@ class Predictor:
             raise ConfigurationError(
                 f"{type(module).__name__} defines neither predict_step nor forward: lightning-fl predict needs one."
             )
-        self.batch_size = batch_size or 4 * data.eval_batch_size
+        self.batch_size = batch_size or data.eval_batch_size
         self._takes_index = takes_batch_index(module, "predict_step")
         fabric = Fabric(accelerator=accelerator, devices=1, precision=precision)
         self.device = fabric.device

@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch import LightningModule
 
 from lightning_fl.data.cards.fields import did_you_mean, listed
+from lightning_fl.data.cards.lookup import file_sha256
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.personalization import load_model_checkpoint, load_weights
 from lightning_fl.trained_run import Made, TrainedRun
@@ -70,10 +71,9 @@ def choose_models(run: TrainedRun, word: str | None) -> dict[str, Path]:
         return {name: clients[name]}
     if word == "all":
         chosen = {} if run.personal_layers is not None else dict(shared)
-        files = [path.stat() for path in chosen.values()]
-        known = {(file.st_dev, file.st_ino) for file in files}
-        for name, path in clients.items():  # a client that uses a shared model as it is has a link to its file
-            if (path.stat().st_dev, path.stat().st_ino) not in known:
+        known = set(map(file_sha256, chosen.values()))
+        for name, path in clients.items():  # of a client that uses a shared model as it is, this is the same file
+            if file_sha256(path) not in known:
                 chosen[name] = path
         return chosen
     words = ["shared", "best", "all", *shared, *clients]

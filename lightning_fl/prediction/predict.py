@@ -32,9 +32,9 @@ class RunPredictor:
             "all"; ``None`` for the shared model. See :func:`lightning_fl.prediction.models.choose_models`.
         trust: the run's ``config.yaml`` may name classes that are not of this package: their code runs.
         accelerator: "cpu", "cuda" or "auto".
-        batch_size: most samples in a batch; ``None`` for four evaluation batches of the run.
+        batch_size: most samples in a batch; ``None`` for as many as in an evaluation of the run.
         rows: most rows in a chunk: what is in memory at once.
-        workers: processes that make samples of texts.
+        workers: processes that read molecules; ``None`` for one per core, or one for few.
         smiles_column: the column of SMILES, where it is another one than the run's.
         similarity: add the Tanimoto similarity to the nearest training molecule; the run's data are opened for it.
 
@@ -56,8 +56,8 @@ class RunPredictor:
         trust: bool = False,
         accelerator: str = "auto",
         batch_size: int | None = None,
-        rows: int = 10_000,
-        workers: int = 1,
+        rows: int = 2_000,
+        workers: int | None = None,
         smiles_column: str | None = None,
         similarity: bool = False,
     ) -> None:
@@ -152,7 +152,7 @@ def predict(
     trust: bool = False,
     accelerator: str = "auto",
     batch_size: int | None = None,
-    workers: int = 1,
+    workers: int | None = None,
     smiles_column: str | None = None,
     similarity: bool = False,
 ) -> "pd.DataFrame":
@@ -165,7 +165,7 @@ def predict(
         trust: let the run name classes of others.
         accelerator: "cpu", "cuda" or "auto".
         batch_size: most samples in a batch.
-        workers: processes that make samples of texts.
+        workers: processes that read molecules; ``None`` for one per core, or one for few.
         smiles_column: where it is another one than the run's.
         similarity: to the nearest training molecule.
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import Subset
 
 from lightning_fl.data.module import FederatedDataModule
-from lightning_fl.data.molecules import MoleculeDataModule
+from lightning_fl.data.molecules.module import MoleculeDataModule
 from lightning_fl.data.shared import SharedDataModule
 from lightning_fl.data.unlabelled import Unlabelled
 from lightning_fl.errors import ConfigurationError, DataError, FederatedError

@@ -51,6 +51,8 @@ def test_bash_knows_the_script(script):
         (("fit", "--trainer.strategy", "feda"), ["fedavg"]),
         (("personalize", "run", "new.csv", "--accelerator", "cu"), ["cuda"]),
         (("personalize", "run", "new.csv", "--ho"), ["--holdout"]),
+        (("predict", "run", "new.csv", "--model", "b"), ["best"]),
+        (("predict", "--ck"), ["--ckpt_path"]),
         (("compare", "run", "--split", "te"), ["test"]),
         (("compare", "run", "--base"), ["--baseline"]),
         (("recipes", "--c"), ["--copy"]),

@@ -97,6 +97,9 @@ class ImageDomains(SharedImages):
         3
     """
 
+    size: int
+    channels: int
+
     def __init__(
         self,
         *,

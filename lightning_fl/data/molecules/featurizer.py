@@ -23,45 +23,24 @@ Chirality is the CIP label, not RDKit's winding tag, so that features do not dep
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from itertools import chain
 
+import numpy as np
 import torch
-from rdkit import Chem, rdBase
-from rdkit.Chem import BondStereo, BondType, HybridizationType
 from torch import Tensor
+
+from lightning_fl.data.molecules.codes import ATOM_GROUPS, BOND_GROUPS, read_codes
+from lightning_fl.data.molecules.reading import read_blocks
 
 __all__ = ["ATOM_DIM", "BOND_DIM", "FEATURIZER_VERSION", "MoleculeCodes", "MoleculeGraphs", "encode_smiles"]
 
 #: Changes whenever a feature changes: cached graphs of another version are not used.
 FEATURIZER_VERSION = "1"
 
-_ELEMENTS = {5: 0, 6: 1, 7: 2, 8: 3, 9: 4, 14: 5, 15: 6, 16: 7, 17: 8, 34: 9, 35: 10, 53: 11}
-_OTHER_ELEMENT = 12
-_HYBRIDISATIONS = {
-    HybridizationType.SP: 0,
-    HybridizationType.SP2: 1,
-    HybridizationType.SP3: 2,
-    HybridizationType.SP3D: 3,
-    HybridizationType.SP3D2: 4,
-}
-_OTHER_HYBRIDISATION = 5
-_CHIRALITIES = {"": 0, "R": 1, "S": 2}
-_BOND_TYPES = {BondType.SINGLE: 0, BondType.DOUBLE: 1, BondType.TRIPLE: 2, BondType.AROMATIC: 3}
-_OTHER_BOND_TYPE = 4
-_STEREO = {
-    BondStereo.STEREOZ: 1,
-    BondStereo.STEREOCIS: 1,
-    BondStereo.STEREOE: 2,
-    BondStereo.STEREOTRANS: 2,
-}
-
-# (number of codes, first code that gets a column): a group that starts at 1 leaves code 0 without a column
-_ATOM_GROUPS = ((13, 0), (7, 0), (5, 0), (5, 0), (6, 0), (2, 1), (2, 1), (3, 1))
-_BOND_GROUPS = ((5, 0), (2, 1), (2, 1), (3, 1))
-
 #: Width of the atom features.
-ATOM_DIM = sum(size - first for size, first in _ATOM_GROUPS)
+ATOM_DIM = sum(size - first for size, first in ATOM_GROUPS)
 #: Width of the bond features.
-BOND_DIM = sum(size - first for size, first in _BOND_GROUPS)
+BOND_DIM = sum(size - first for size, first in BOND_GROUPS)
 
 
 @dataclass(frozen=True)
@@ -104,8 +83,8 @@ class MoleculeCodes:
 
     def __post_init__(self) -> None:
         shapes = (
-            self.atoms.shape == (int(self.num_atoms.sum()), len(_ATOM_GROUPS)),
-            self.bonds.shape == (int(self.num_bonds.sum()), len(_BOND_GROUPS)),
+            self.atoms.shape == (int(self.num_atoms.sum()), len(ATOM_GROUPS)),
+            self.bonds.shape == (int(self.num_bonds.sum()), len(BOND_GROUPS)),
             self.ends.shape == (len(self.bonds), 2),
             self.num_atoms.shape == self.num_bonds.shape == (len(self.num_atoms),),
         )
@@ -116,70 +95,32 @@ class MoleculeCodes:
         """The graphs a model sees. A molecule that could not be read becomes a graph without atoms."""
         both_ways = torch.stack([self.ends, self.ends.flip(1)], dim=1).reshape(-1, 2)
         return MoleculeGraphs(
-            x=_one_hot_groups(self.atoms, _ATOM_GROUPS),
+            x=_one_hot_groups(self.atoms, ATOM_GROUPS),
             edge_index=both_ways.T.long().contiguous(),
-            edge_attr=_one_hot_groups(self.bonds, _BOND_GROUPS).repeat_interleave(2, dim=0),
+            edge_attr=_one_hot_groups(self.bonds, BOND_GROUPS).repeat_interleave(2, dim=0),
             atom_ptr=_pointers(self.num_atoms),
             edge_ptr=_pointers(2 * self.num_bonds),
         )
 
 
-def encode_smiles(smiles: Iterable[str]) -> MoleculeCodes:
+def encode_smiles(smiles: Iterable[str], workers: int | None = None) -> MoleculeCodes:
     """Read molecules with RDKit's default sanitisation.
 
     Args:
         smiles: n SMILES strings. One that RDKit cannot read, or that has no atom, gets ``num_atoms`` 0.
+        workers: processes that read, this one included; ``None`` for one, or from 5,000 molecules on one per core. The
+            result is the same.
+
+    Raises:
+        DataError: one of several processes ended before its work.
 
     Example:
         >>> graphs = encode_smiles(["CCO", "C"]).graphs()
         >>> graphs.x.shape, graphs.edge_index.tolist(), graphs.atom_ptr.tolist()
         (torch.Size([4, 40]), [[0, 1, 1, 2], [1, 0, 2, 1]], [0, 3, 4])
     """
-    atoms: list[tuple[int, ...]] = []
-    bonds: list[tuple[int, ...]] = []
-    ends: list[tuple[int, int]] = []
-    num_atoms: list[int] = []
-    num_bonds: list[int] = []
-    with rdBase.BlockLogs():  # the caller reports what cannot be read, with its row
-        for text in smiles:
-            molecule = Chem.MolFromSmiles(text)
-            num_atoms.append(0 if molecule is None else molecule.GetNumAtoms())
-            num_bonds.append(0 if molecule is None else molecule.GetNumBonds())
-            if molecule is None:
-                continue
-            atoms.extend(map(_atom_codes, molecule.GetAtoms()))
-            for bond in molecule.GetBonds():
-                bonds.append(_bond_codes(bond))
-                ends.append((bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()))
-    return MoleculeCodes(
-        atoms=torch.tensor(atoms, dtype=torch.uint8).reshape(-1, len(_ATOM_GROUPS)),
-        bonds=torch.tensor(bonds, dtype=torch.uint8).reshape(-1, len(_BOND_GROUPS)),
-        ends=torch.tensor(ends, dtype=torch.int16).reshape(-1, 2),
-        num_atoms=torch.tensor(num_atoms, dtype=torch.int32),
-        num_bonds=torch.tensor(num_bonds, dtype=torch.int32),
-    )
-
-
-def _atom_codes(atom: Chem.Atom) -> tuple[int, ...]:
-    return (
-        _ELEMENTS.get(atom.GetAtomicNum(), _OTHER_ELEMENT),
-        min(atom.GetDegree(), 6),
-        min(atom.GetTotalNumHs(), 4),
-        min(max(atom.GetFormalCharge(), -2), 2) + 2,
-        _HYBRIDISATIONS.get(atom.GetHybridization(), _OTHER_HYBRIDISATION),
-        int(atom.GetIsAromatic()),
-        int(atom.IsInRing()),
-        _CHIRALITIES.get(atom.GetProp("_CIPCode"), 0) if atom.HasProp("_CIPCode") else 0,
-    )
-
-
-def _bond_codes(bond: Chem.Bond) -> tuple[int, ...]:
-    return (
-        _BOND_TYPES.get(bond.GetBondType(), _OTHER_BOND_TYPE),
-        int(bond.GetIsConjugated()),
-        int(bond.IsInRing()),
-        _STEREO.get(bond.GetStereo(), 0),
-    )
+    parts = zip(*chain([read_codes([])], read_blocks(smiles, workers)), strict=True)
+    return MoleculeCodes(*(torch.from_numpy(np.concatenate(part)) for part in parts))
 
 
 def _one_hot_groups(codes: Tensor, groups: tuple[tuple[int, int], ...]) -> Tensor:

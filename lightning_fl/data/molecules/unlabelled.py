@@ -1,15 +1,22 @@
 """New molecules without targets, as a run's models see them; why a SMILES is none, in words."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from rdkit import Chem, rdBase
 
-from lightning_fl.data.molecules.featurizer import MoleculeCodes, encode_smiles
+from lightning_fl.data.molecules.codes import Codes, read_codes
+from lightning_fl.data.molecules.featurizer import MoleculeCodes
+from lightning_fl.data.molecules.reading import read_blocks
 from lightning_fl.data.molecules.table import MoleculeTable
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, place_of, read_rows, texts_of
 from lightning_fl.errors import cut
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["smiles_fault", "unlabelled_molecules"]
 
@@ -36,9 +43,8 @@ def unlabelled_molecules(
     column, place = reading.smiles_column or smiles_column, place_of(source)
     names = list(record["target_names"])
     units = list(record["target_units"])
-    for frame in read_rows(source, reading.rows, text_column=column):
-        smiles = texts_of(frame, column, place)
-        codes = encode_smiles(smiles)
+    frames = read_rows(source, reading.rows, text_column=column)
+    for frame, smiles, codes in _encoded(frames, column, place, reading.workers):
         readable = codes.num_atoms > 0
         kept: list[int] = readable.nonzero()[:, 0].tolist()
         errors = {row: smiles_fault(smiles[row]) for row in (~readable).nonzero()[:, 0].tolist()}
@@ -58,6 +64,38 @@ def unlabelled_molecules(
         # a molecule that could not be read has no atoms and no bonds
         codes = MoleculeCodes(codes.atoms, codes.bonds, codes.ends, counts, codes.num_bonds[readable])
         yield Unlabelled(frame, make(table, codes), kept, errors, sizes=counts.tolist())
+
+
+def _encoded(
+    frames: "Iterator[pd.DataFrame]", column: str, place: str, workers: int | None
+) -> "Iterator[tuple[pd.DataFrame, list[str], MoleculeCodes]]":
+    """Each chunk with its SMILES and their codes; the next ones are read meanwhile by the other processes."""
+    waiting: deque[tuple[pd.DataFrame, list[str]]] = deque()
+
+    def texts() -> Iterator[str]:
+        for frame in frames:
+            smiles = texts_of(frame, column, place)
+            waiting.append((frame, smiles))
+            yield from smiles
+
+    held = read_codes([])
+    for block in read_blocks(texts(), workers):
+        held = Codes(*(np.concatenate([before, new]) for before, new in zip(held, block, strict=True)))
+        while waiting and len(held.num_atoms) >= len(waiting[0][1]):
+            frame, smiles = waiting.popleft()
+            first, held = _cut(held, len(smiles))
+            yield frame, smiles, MoleculeCodes(*map(torch.from_numpy, first))
+
+
+def _cut(codes: Codes, count: int) -> tuple[Codes, Codes]:
+    """The first so many molecules, and the others."""
+    atoms, bonds = int(codes.num_atoms[:count].sum()), int(codes.num_bonds[:count].sum())
+    first = (codes.atoms[:atoms], codes.bonds[:bonds], codes.ends[:bonds])
+    rest = (codes.atoms[atoms:], codes.bonds[bonds:], codes.ends[bonds:])
+    return (
+        Codes(*first, codes.num_atoms[:count], codes.num_bonds[:count]),
+        Codes(*rest, codes.num_atoms[count:], codes.num_bonds[count:]),
+    )
 
 
 def smiles_fault(smiles: str) -> str:

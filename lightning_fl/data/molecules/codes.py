@@ -1,0 +1,217 @@
+"""Reads SMILES into codes of atoms and bonds, as arrays. Run as a program it does so for another process.
+
+What the codes mean is told in :mod:`lightning_fl.data.molecules.featurizer`. This file imports RDKit and NumPy only and
+nothing of the package, so that a process that runs it is there in a fraction of a second. It reads blocks from its
+standard input, each an int64 length and as many bytes of JSON, a list of SMILES, and answers each with
+:meth:`Codes.to_bytes`; it ends with its input.
+"""
+
+import json
+import os
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from rdkit import Chem, rdBase
+from rdkit.Chem import Atom, Bond, BondStereo, BondType, HybridizationType
+
+__all__ = ["ATOM_GROUPS", "BOND_GROUPS", "Codes", "read_codes"]
+
+_ELEMENTS = {5: 0, 6: 1, 7: 2, 8: 3, 9: 4, 14: 5, 15: 6, 16: 7, 17: 8, 34: 9, 35: 10, 53: 11}
+_OTHER_ELEMENT = 12
+_HYBRIDISATIONS = {
+    HybridizationType.SP: 0,
+    HybridizationType.SP2: 1,
+    HybridizationType.SP3: 2,
+    HybridizationType.SP3D: 3,
+    HybridizationType.SP3D2: 4,
+}
+_OTHER_HYBRIDISATION = 5
+_CHIRALITIES = {"": 0, "R": 1, "S": 2}
+# By Bond.GetBondTypeAsDouble, whose numbers are made and looked up faster than RDKit's enumeration; it says 1.0 of a
+# dative bond, too.
+_ORDERS = {BondType.SINGLE: 1.0, BondType.DOUBLE: 2.0, BondType.TRIPLE: 3.0, BondType.AROMATIC: 1.5}
+_OTHER_ORDER = 0.0
+_BOND_TYPES = ((1.0, 0), (2.0, 1), (3.0, 2), (1.5, 3))
+_OTHER_BOND_TYPE = 4
+_STEREO = {
+    BondStereo.STEREOZ: 1,
+    BondStereo.STEREOCIS: 1,
+    BondStereo.STEREOE: 2,
+    BondStereo.STEREOTRANS: 2,
+}
+
+#: (number of codes, first code that gets a column): a group that starts at 1 leaves code 0 without a column
+ATOM_GROUPS = ((13, 0), (7, 0), (5, 0), (5, 0), (6, 0), (2, 1), (2, 1), (3, 1))
+BOND_GROUPS = ((5, 0), (2, 1), (2, 1), (3, 1))
+
+# What a SMILES must contain (or an extension after "|") for there to be CIP labels, bonds with a stereo label, and
+# bonds of rare types, which organometallic compounds get as well.
+_CHIRAL, _STEREO_BONDS, _RARE_BONDS = "@|", "/\\|", "<>~$|"
+_WITHOUT_RARE_BONDS = frozenset((1, *_ELEMENTS))
+
+_ATOM_GETTERS = (
+    Atom.GetAtomicNum,
+    Atom.GetDegree,
+    Atom.GetTotalNumHs,
+    Atom.GetFormalCharge,
+    Atom.GetHybridization,
+    Atom.GetIsAromatic,
+    Atom.IsInRing,
+)
+_LENGTH = struct.Struct("<q")
+_COUNTS = struct.Struct("<qqq")
+
+
+def _table(codes: dict[Any, int], other: int) -> NDArray[np.uint8]:
+    table = np.full(256, other, dtype=np.uint8)
+    for value, code in codes.items():
+        table[int(value)] = code
+    return table
+
+
+_ELEMENT_TABLE = _table(_ELEMENTS, _OTHER_ELEMENT)
+_HYBRIDISATION_TABLE = _table(_HYBRIDISATIONS, _OTHER_HYBRIDISATION)
+
+
+class Codes(NamedTuple):
+    """n molecules: ``atoms`` uint8 [V, 8], ``bonds`` uint8 [B, 4], ``ends`` int16 [B, 2], the atoms of a bond, counted
+    from 0 in each molecule, and ``num_atoms`` and ``num_bonds`` int32 [n]."""
+
+    atoms: NDArray[np.uint8]
+    bonds: NDArray[np.uint8]
+    ends: NDArray[np.int16]
+    num_atoms: NDArray[np.int32]
+    num_bonds: NDArray[np.int32]
+
+    def to_bytes(self) -> bytes:
+        """n, V, B as int64, then the arrays."""
+        counts = _COUNTS.pack(len(self.num_atoms), len(self.atoms), len(self.bonds))
+        return counts + b"".join(part.tobytes() for part in self)
+
+    @classmethod
+    def read(cls, file: BinaryIO) -> "Codes":
+        """What :meth:`to_bytes` made.
+
+        Raises:
+            EOFError: the file ends before.
+        """
+        num_molecules, num_atoms, num_bonds = _COUNTS.unpack(_read(file, _COUNTS.size))
+        shapes = ((num_atoms, len(ATOM_GROUPS)), (num_bonds, len(BOND_GROUPS)), (num_bonds, 2))
+        kinds = (np.uint8, np.uint8, np.int16, np.int32, np.int32)
+        parts = []
+        for shape, kind in zip((*shapes, (num_molecules,), (num_molecules,)), kinds, strict=True):
+            size = int(np.prod(shape)) * np.dtype(kind).itemsize
+            parts.append(np.frombuffer(bytearray(_read(file, size)), dtype=kind).reshape(shape))
+        return cls(*parts)
+
+
+def read_codes(smiles: Sequence[str]) -> Codes:
+    """Read molecules with RDKit's default sanitisation; one that cannot be read gets ``num_atoms`` 0."""
+    atoms = [array("i") for _ in _ATOM_GETTERS]
+    chiral: list[tuple[int, int]] = []  # place and code
+    orders, conjugated, in_ring = array("d"), array("b"), array("b")
+    stereo: list[tuple[int, int]] = []
+    begins, ends = array("h"), array("h")
+    num_atoms, num_bonds = array("i"), array("i")
+    with rdBase.BlockLogs():  # the caller reports what cannot be read, with its row
+        for text in smiles:
+            molecule = Chem.MolFromSmiles(text)
+            first_atom, first_bond = len(atoms[0]), len(orders)
+            if molecule is not None:
+                of_molecule = list(molecule.GetAtoms())
+                for column, getter in zip(atoms, _ATOM_GETTERS, strict=True):
+                    column.extend(map(getter, of_molecule))
+                if any(sign in text for sign in _CHIRAL):
+                    chiral += _cip_codes(of_molecule, first_atom)
+                bonds = list(molecule.GetBonds())
+                rare = any(sign in text for sign in _RARE_BONDS)
+                if rare or not _WITHOUT_RARE_BONDS.issuperset(atoms[0][first_atom:]):
+                    orders.extend(_ORDERS.get(bond.GetBondType(), _OTHER_ORDER) for bond in bonds)
+                else:
+                    orders.extend(map(Bond.GetBondTypeAsDouble, bonds))
+                conjugated.extend(map(Bond.GetIsConjugated, bonds))
+                in_ring.extend(map(Bond.IsInRing, bonds))
+                if any(sign in text for sign in _STEREO_BONDS):
+                    codes = (_STEREO.get(bond.GetStereo(), 0) for bond in bonds)
+                    stereo += [(first_bond + place, code) for place, code in enumerate(codes) if code]
+                begins.extend(map(Bond.GetBeginAtomIdx, bonds))
+                ends.extend(map(Bond.GetEndAtomIdx, bonds))
+            num_atoms.append(len(atoms[0]) - first_atom)
+            num_bonds.append(len(orders) - first_bond)
+    return Codes(
+        atoms=_atom_codes([np.frombuffer(column, dtype=np.intc) for column in atoms], chiral),
+        bonds=_bond_codes(np.frombuffer(orders), conjugated, in_ring, stereo),
+        ends=np.stack([np.frombuffer(begins, dtype=np.int16), np.frombuffer(ends, dtype=np.int16)], axis=1),
+        num_atoms=np.array(num_atoms, dtype=np.int32),
+        num_bonds=np.array(num_bonds, dtype=np.int32),
+    )
+
+
+def _cip_codes(atoms: list[Atom], first: int) -> list[tuple[int, int]]:
+    return [
+        (first + place, _CHIRALITIES.get(atom.GetProp("_CIPCode"), 0))
+        for place, atom in enumerate(atoms)
+        if atom.HasProp("_CIPCode")
+    ]
+
+
+def _atom_codes(columns: list[NDArray[np.intc]], chiral: list[tuple[int, int]]) -> NDArray[np.uint8]:
+    element, degree, hydrogens, charge, hybridisation, aromatic, ring = columns
+    codes = np.zeros((len(element), len(ATOM_GROUPS)), dtype=np.uint8)
+    codes[:, 0] = _ELEMENT_TABLE[element]
+    codes[:, 1] = np.minimum(degree, 6)
+    codes[:, 2] = np.minimum(hydrogens, 4)
+    codes[:, 3] = np.clip(charge, -2, 2) + 2
+    codes[:, 4] = _HYBRIDISATION_TABLE[hybridisation]
+    codes[:, 5] = aromatic
+    codes[:, 6] = ring
+    for place, code in chiral:
+        codes[place, 7] = code
+    return codes
+
+
+def _bond_codes(
+    orders: NDArray[np.float64], conjugated: "array[int]", in_ring: "array[int]", stereo: list[tuple[int, int]]
+) -> NDArray[np.uint8]:
+    codes = np.zeros((len(orders), len(BOND_GROUPS)), dtype=np.uint8)
+    codes[:, 0] = _OTHER_BOND_TYPE
+    for order, code in _BOND_TYPES:
+        codes[orders == order, 0] = code
+    codes[:, 1] = np.frombuffer(conjugated, dtype=np.int8)
+    codes[:, 2] = np.frombuffer(in_ring, dtype=np.int8)
+    for place, code in stereo:
+        codes[place, 3] = code
+    return codes
+
+
+def send_block(smiles: list[str], file: BinaryIO) -> None:
+    """Write a block of SMILES for a process that runs this file."""
+    content = json.dumps(smiles).encode()
+    file.write(_LENGTH.pack(len(content)) + content)
+    file.flush()
+
+
+def _read(file: BinaryIO, size: int) -> bytes:
+    content = file.read(size)
+    if len(content) < size:
+        raise EOFError
+    return content
+
+
+def _answer(source: BinaryIO, sink: BinaryIO) -> None:
+    """Answer blocks until the source ends."""
+    while header := source.read(_LENGTH.size):
+        (length,) = _LENGTH.unpack(header)
+        sink.write(read_codes(json.loads(_read(source, length))).to_bytes())
+        sink.flush()
+
+
+if __name__ == "__main__":
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not get between the answers
+    _answer(sys.stdin.buffer, answers)

@@ -1,0 +1,114 @@
+"""SMILES read by several processes."""
+
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, islice
+from pathlib import Path
+from queue import SimpleQueue
+
+import torch.distributed
+
+from lightning_fl.data.molecules import codes
+from lightning_fl.data.molecules.codes import Codes, read_codes
+from lightning_fl.errors import DataError
+
+__all__ = ["read_blocks"]
+
+_BLOCK = 256
+#: Below so many molecules, 1 s of work, further processes are not started.
+_FEW = 5000
+#: Each takes 100 MB.
+_MOST_WORKERS = 8
+
+
+def read_blocks(smiles: Iterable[str], workers: int | None = None) -> Iterator[Codes]:
+    """The codes of the molecules in their order, a block at a time.
+
+    Args:
+        smiles: n SMILES, taken as they are needed.
+        workers: processes that read, this one included; ``None`` for one per core that is this process's own, or one
+            for few molecules.
+
+    Raises:
+        DataError: a process ended before its work.
+    """
+    texts = iter(smiles)
+    if workers is None:
+        first = list(islice(texts, _FEW))
+        workers = 1 if len(first) < _FEW else _own_cores()
+        texts = chain(first, texts)
+    blocks = _blocks(texts)
+    return map(read_codes, blocks) if workers == 1 else _read_by_several(blocks, workers - 1)
+
+
+def _blocks(texts: Iterator[str]) -> Iterator[list[str]]:
+    while block := list(islice(texts, _BLOCK)):
+        yield block
+
+
+def _own_cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    return max(1, min(cores // ranks, _MOST_WORKERS))
+
+
+def _read_by_several(blocks: Iterator[list[str]], num_processes: int) -> Iterator[Codes]:
+    """Further processes read, and this one when all have enough to do."""
+    processes: list[subprocess.Popen[bytes]] = []
+    idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+    pending: deque[Future[Codes]] = deque()
+    pool = ThreadPoolExecutor(num_processes)
+    try:
+        for _ in range(num_processes):
+            processes.append(_start())
+            idle.put(processes[-1])
+        for block in blocks:
+            if sum(not future.done() for future in pending) < 2 * num_processes:
+                pending.append(pool.submit(_read_in, idle, block))
+            else:
+                pending.append(Future())
+                pending[-1].set_result(read_codes(block))
+            while pending and pending[0].done():
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:  # an interrupt, too
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.kill()
+        pool.shutdown()
+        for process in processes:
+            process.communicate()
+
+
+def _start() -> subprocess.Popen[bytes]:
+    # -P: the folder of the file holds names that others have, too. A session of its own: Ctrl-C is for this process,
+    # which ends the others.
+    return subprocess.Popen(
+        [sys.executable, "-P", str(Path(codes.__file__))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        start_new_session=True,
+    )
+
+
+def _read_in(idle: "SimpleQueue[subprocess.Popen[bytes]]", block: list[str]) -> Codes:
+    """The codes of a block from one of the processes."""
+    process = idle.get()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        codes.send_block(block, process.stdin)
+        answer = Codes.read(process.stdout)
+    except (EOFError, BrokenPipeError) as error:
+        raise DataError(
+            f"a process that reads molecules ended with exit code {process.wait()}: what it wrote stands above. Where"
+            " it had too little memory, allow fewer processes (taskset, or the cores of the job)."
+        ) from error
+    idle.put(process)
+    return answer

@@ -1,0 +1,110 @@
+"""A graph convolutional network, faster than PyG's on a CPU (an encoder of :mod:`lightning_fl.models.encoders`)."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn import GCN as PyGGCN
+from torch_geometric.nn import GCNConv
+from torch_geometric.nn.dense.linear import Linear
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+
+from lightning_fl.models.segments import SparseMatrix, normalized_adjacency
+
+__all__ = ["GCN", "unobserved"]
+
+
+class GCN(PyGGCN):
+    r"""Graph convolutions (Kipf and Welling 2017, https://arxiv.org/abs/1609.02907), a ReLU after each but the last.
+
+    .. math::
+        H^{l+1} = \mathrm{relu}(\hat{A} H^l W_l^T + b_l), \qquad \hat{A} = D^{-1/2} (A + I) D^{-1/2}
+
+    Parameters, their first values and results are those of ``torch_geometric.nn.GCN`` (results within rounding). On a
+    CPU :math:`\hat{A}` is made once for all layers, a :class:`~lightning_fl.models.segments.SparseMatrix`. PyG's own
+    layers run where a layer has been replaced or has a hook, on other devices and under ``torch.compile``.
+
+    Args:
+        node_dim: number A of atom features.
+        hidden_dim: size D of the atom vectors.
+        num_layers: graph convolutions.
+        dropout: probability that an entry of a hidden layer is zeroed in training.
+
+    Shapes:
+        ``x`` [V, A], ``edge_index`` [2, E] -> [V, D].
+    """
+
+    def __init__(self, node_dim: int, hidden_dim: int, num_layers: int, *, dropout: float = 0.0) -> None:
+        super().__init__(node_dim, hidden_dim, num_layers, dropout=dropout)
+
+    def forward(self, x: Tensor, edge_index: Tensor, **unused: Any) -> Tensor:
+        """Atom embeddings [V, D]."""
+        if not self._is_plain(x):
+            return BasicGNN.forward(self, x, edge_index)
+        adjacency = normalized_adjacency(edge_index, len(x), x.dtype)
+        last: Any = self.convs[-1]
+        return _convolve(self._hidden(x, adjacency), adjacency, last)
+
+    def can_read_out(self, x: Tensor) -> bool:
+        """Whether :meth:`read_out` may take the place of a call: nobody watches the module or its layers."""
+        return unobserved(self) and self._is_plain(x)
+
+    def read_out(self, x: Tensor, edge_index: Tensor, membership: Tensor, molecules: SparseMatrix) -> Tensor:
+        r"""Sums or means of the atom embeddings, ``molecules @ forward(...)``, at the cost of one layer less.
+
+        Nothing follows the last layer, so that the atoms can be summed before its weights are applied, which then have
+        G rows to multiply instead of V. And where no bond joins two molecules, the sum of :math:`\hat{A} H` over a
+        molecule is that of H with every atom weighted by its column sum of :math:`\hat{A}`.
+
+        Args:
+            x: [V, A].
+            edge_index: [2, E].
+            membership: [V], the molecule of each atom.
+            molecules: :func:`~lightning_fl.models.segments.molecule_matrix` of it.
+
+        Returns:
+            [G, D].
+        """
+        adjacency = normalized_adjacency(edge_index, len(x), x.dtype)
+        hidden = self._hidden(x, adjacency)
+        source, target = (membership.index_select(0, end) for end in edge_index)
+        if torch.equal(source, target):
+            pooled = molecules.scale_columns(adjacency.column_sums) @ hidden
+        else:
+            pooled = molecules @ (adjacency @ hidden)
+        last: Any = self.convs[-1]
+        return F.linear(pooled, last.lin.weight) + molecules.row_sums.unsqueeze(1) * last.bias
+
+    def _hidden(self, x: Tensor, adjacency: SparseMatrix) -> Tensor:
+        convs: Any = self.convs
+        for conv in convs[:-1]:
+            x = self.dropout(_convolve(x, adjacency, conv).relu_())
+        return x
+
+    def _is_plain(self, x: Tensor) -> bool:
+        if x.device.type != "cpu" or torch.compiler.is_compiling():
+            return False
+        return all(
+            type(conv) is GCNConv and type(conv.lin) is Linear and unobserved(conv) and unobserved(conv.lin)
+            for conv in self.convs
+        )
+
+
+def _convolve(x: Tensor, adjacency: SparseMatrix, conv: Any) -> Tensor:
+    """A graph convolution; neighbours are summed where the vectors are shorter."""
+    weight = conv.lin.weight
+    if weight.size(0) < weight.size(1):
+        return (adjacency @ F.linear(x, weight)) + conv.bias
+    return F.linear(adjacency @ x, weight, conv.bias)
+
+
+def unobserved(module: nn.Module) -> bool:
+    """Whether nobody would notice that a module's parts are computed without calling it: it has no hook."""
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return not any(hooks) and not nn.modules.module._has_any_global_hook()

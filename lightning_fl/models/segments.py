@@ -1,0 +1,183 @@
+"""Sums over neighbours and over molecules as products with a sparse matrix held by rows, for CPUs.
+
+PyG's layers gather a row for every edge and add the rows with ``scatter_add_``. Here the edges are sorted by target
+once for all layers of a forward pass, each target's row is summed without an intermediate row per edge
+(``torch.embedding_bag``), and the gradient is the same product with the transposed matrix. The order of every sum is
+that of the edges, whatever the number of threads.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["SparseMatrix", "molecule_matrix", "neighbour_matrix", "normalized_adjacency"]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Entries sorted by row: row i holds ``weight[e]`` in column ``index[e]`` for e in ``pointer[i]:pointer[i + 1]``.
+
+    ``index`` and ``weight`` have shape [N], ``pointer`` [rows + 1]; indices are int64.
+    """
+
+    index: Tensor
+    pointer: Tensor
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class SparseMatrix:
+    """A constant sparse matrix [R, C]; ``matrix @ x`` of a dense ``x`` [C, D] is [R, D] and differentiable in ``x``.
+
+    Attributes:
+        rows: its entries by row.
+        columns: those of the transpose; the same object where the matrix is symmetric.
+    """
+
+    rows: _Rows
+    columns: _Rows
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        rows, columns = self.rows, self.columns
+        return _Product.apply(x, rows.index, rows.pointer, rows.weight, columns.index, columns.pointer, columns.weight)
+
+    @property
+    def row_sums(self) -> Tensor:
+        """[R]."""
+        return torch.segment_reduce(self.rows.weight, "sum", offsets=self.rows.pointer, unsafe=True)
+
+    def scale_columns(self, scale: Tensor) -> "SparseMatrix":
+        """The matrix with column j multiplied by ``scale[j]``, [C]."""
+        rows, columns = self.rows, self.columns
+        of_column = scale.repeat_interleave(columns.pointer.diff(), output_size=len(columns.index))
+        return SparseMatrix(
+            _Rows(rows.index, rows.pointer, rows.weight * scale.index_select(0, rows.index)),
+            _Rows(columns.index, columns.pointer, columns.weight * of_column),
+        )
+
+    @property
+    def column_sums(self) -> Tensor:
+        """[C]."""
+        return torch.segment_reduce(self.columns.weight, "sum", offsets=self.columns.pointer, unsafe=True)
+
+
+class _Product(torch.autograd.Function):
+    """The product with a sparse matrix given by its rows and its columns; its gradient is one of the same kind."""
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        index: Tensor,
+        pointer: Tensor,
+        weight: Tensor,
+        column_index: Tensor,
+        column_pointer: Tensor,
+        column_weight: Tensor,
+    ) -> Tensor:
+        return torch.embedding_bag(
+            x.contiguous(), index, pointer, mode=0, per_sample_weights=weight.to(x.dtype), include_last_offset=True
+        )[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        index, pointer, weight, column_index, column_pointer, column_weight = ctx.saved_tensors
+        transposed = (column_index, column_pointer, column_weight, index, pointer, weight)
+        return _Product.apply(gradient, *transposed), None, None, None, None, None, None
+
+
+def normalized_adjacency(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> SparseMatrix:
+    """The matrix of a graph convolution, D^-1/2 (A + I) D^-1/2 (Kipf and Welling 2017, https://arxiv.org/abs/1609.02907).
+
+    As PyG's ``gcn_norm``: an edge (j, i) stands in row i and column j, D counts the edges into a node, a node with
+    self loops of its own counts as one with a single one.
+
+    Args:
+        edge_index: [2, E], in any order; without opposite edges the matrix is not symmetric.
+        num_nodes: V.
+        dtype: of the weights.
+
+    Returns:
+        [V, V].
+    """
+    paired = _is_paired(edge_index)
+    if not paired:
+        edge_index = edge_index[:, edge_index[0] != edge_index[1]]
+    nodes = torch.arange(num_nodes)
+    source, target = (torch.cat([end, nodes]) for end in edge_index)
+    index, pointer = _sort(source, target, num_nodes)
+    counts = pointer.diff()
+    scale = counts.to(dtype).rsqrt_()
+    weight = scale.index_select(0, index).mul_(scale.repeat_interleave(counts, output_size=len(index)))
+    rows = _Rows(index, pointer, weight)
+    if paired:
+        return SparseMatrix(rows, rows)
+    column_index, column_pointer = _sort(target, source, num_nodes)
+    of_column = scale.repeat_interleave(column_pointer.diff(), output_size=len(index))
+    return SparseMatrix(rows, _Rows(column_index, column_pointer, scale.index_select(0, column_index).mul_(of_column)))
+
+
+def neighbour_matrix(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> SparseMatrix:
+    """The matrix A whose product sums the vectors of a node's neighbours: 1 in row i and column j for an edge (j, i).
+
+    Args:
+        edge_index: [2, E], in any order; edges that occur twice count twice.
+        num_nodes: V.
+        dtype: of the weights.
+
+    Returns:
+        [V, V].
+    """
+    source, target = edge_index
+    ones = torch.ones(edge_index.size(1), dtype=dtype)
+    rows = _Rows(*_sort(source, target, num_nodes), ones)
+    paired = _is_paired(edge_index)
+    return SparseMatrix(rows, rows if paired else _Rows(*_sort(target, source, num_nodes), ones))
+
+
+def molecule_matrix(
+    membership: Tensor, num_molecules: int, *, mean: bool = False, dtype: torch.dtype = torch.float32
+) -> SparseMatrix:
+    """The matrix whose product sums the vectors of a molecule's atoms, or takes their mean; 0 where it has no atom.
+
+    Args:
+        membership: [V], the molecule of each atom, in any order.
+        num_molecules: G.
+        mean: the weights of a row add up to 1.
+        dtype: of the weights.
+
+    Returns:
+        [G, V].
+    """
+    order, pointer = _sort(torch.arange(len(membership)), membership, num_molecules)
+    counts = pointer.diff()
+    if mean:
+        weight_of_row = counts.to(dtype).reciprocal_()
+        by_row = weight_of_row.repeat_interleave(counts, output_size=len(order))
+        by_column = weight_of_row.index_select(0, membership)
+    else:
+        by_row = by_column = torch.ones(len(order), dtype=dtype)
+    columns = _Rows(membership, torch.arange(len(membership) + 1), by_column)
+    return SparseMatrix(_Rows(order, pointer, by_row), columns)
+
+
+def _sort(columns: Tensor, rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Columns [N] in the order of the rows, first come first, and where each row begins, [num_rows + 1]."""
+    pointer = rows.new_zeros(num_rows + 1)
+    torch.cumsum(torch.bincount(rows, minlength=num_rows), 0, out=pointer[1:])
+    return columns.index_select(0, rows.sort(stable=True).indices), pointer
+
+
+def _is_paired(edge_index: Tensor) -> bool:
+    """Whether every edge is followed by its opposite, so that their matrix is symmetric, and none is a loop."""
+    source, target = edge_index
+    if len(source) % 2:
+        return False
+    there, back = edge_index[:, 0::2], edge_index[:, 1::2]
+    opposite = torch.equal(there[0], back[1]) and torch.equal(there[1], back[0])
+    return opposite and not bool((source == target).any())

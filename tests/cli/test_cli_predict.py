@@ -1,0 +1,386 @@
+"""``lightning-fl predict RUN FILE`` on real runs of molecules, images and tables."""
+
+import io
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import processes
+import pytest
+import torch
+import yaml
+from torch_geometric.data import Batch
+
+from lightning_fl import predict
+from lightning_fl.cli import main
+from lightning_fl.data.molecules.dataset import MoleculeDataset
+from lightning_fl.data.molecules.table import read_table
+from lightning_fl.errors import CheckpointError, ConfigurationError, DataError
+from lightning_fl.models import ClassificationModel, MoleculeModel
+
+TRAINER = {
+    "max_rounds": 2,
+    "local_steps": 2,
+    "logger": False,
+    "accelerator": "cpu",
+    "devices": 1,
+    "enable_progress_bar": False,
+}
+MODEL = {"class_path": "MoleculeModel", "init_args": {"hidden_dim": 4, "num_layers": 1, "learning_rate": 0.1}}
+BAD = {3: "C(C)(C)(C)(C)C", 5: "", 8: "xyz"}
+
+
+def fit(model, data, callbacks=(), **trainer):
+    recipe = {"seed_everything": 3, "trainer": TRAINER | trainer, "model": model, "data": data}
+    recipe["trainer"]["callbacks"] = [{"class_path": name} for name in callbacks]
+    Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert main(["fit", "--config", "recipe.yaml"]) == 0
+    return Path("runs/version_0")
+
+
+def write_molecules(path, lengths, header="smiles,activity,lab"):
+    rows = [f"{'C' * length}{end},{0.3 * length:.2f},{end}" for length in lengths for end in "ONF"]
+    Path(path).write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Runs on molecules, to be copied."""
+    return tmp_path_factory.mktemp("finished")
+
+
+def molecule_run(finished, tmp_path, *callbacks):
+    name = "_".join(["run", *callbacks])
+    if not (finished / name).is_dir():
+        data = {"path": write_molecules("run.csv", range(1, 9)), "target_columns": ["activity"], "group_column": "lab"}
+        shutil.copytree(fit(MODEL, {"class_path": "MoleculeCSV", "init_args": data}, callbacks), finished / name)
+        Path("run.csv").unlink()  # the run's own data are not needed any more
+    return shutil.copytree(finished / name, tmp_path / name)
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A finished run of FedAvg on molecules, and new ones without targets."""
+    found = molecule_run(finished, tmp_path)
+    rows = [f'm{number},{BAD.get(number, "C" * (number + 1) + "O")},"a, b"' for number in range(12)]
+    Path("new.csv").write_text("\n".join(["name,smiles,note", *rows]) + "\n")
+    return found
+
+
+@pytest.fixture
+def local(finished, tmp_path):
+    """A finished run of LocalTraining: a model for each of three clients."""
+    return molecule_run(finished, tmp_path, "LocalTraining")
+
+
+def forward(path, smiles):
+    """The module's own forward pass, in one batch."""
+    write = pd.DataFrame({"smiles": smiles, "y": "0"})
+    write.to_csv("batch.csv", index=False)
+    table = read_table(Path("batch.csv"), file_format="csv", smiles="smiles", targets=["y"], units=[""])
+    module = MoleculeModel.load_from_checkpoint(path).eval()
+    with torch.no_grad():
+        return module(Batch.from_data_list(list(MoleculeDataset(table))))[:, 0].numpy()
+
+
+def good(table):
+    return table[table["error"].isna()]
+
+
+def test_the_table_is_what_was_given_and_the_predictions(run, command):
+    code, out, err = command("predict", run, "new.csv")
+    assert code == 0
+    table = pd.read_csv(io.StringIO(out))
+    given = pd.read_csv("new.csv")
+    assert list(table.columns) == ["name", "smiles", "note", "activity", "error"]
+    pd.testing.assert_frame_equal(table[list(given.columns)], given)
+    assert sorted(table.index[table["activity"].isna()]) == sorted(table.index[table["error"].notna()]) == sorted(BAD)
+    assert "valence" in table["error"][3]
+    assert list(table["error"][[5, 8]]) == ["no SMILES", "not a SMILES: xyz"]
+    expected = forward(run / "models" / "shared_0.ckpt", good(table)["smiles"].tolist())
+    np.testing.assert_allclose(good(table)["activity"], expected, rtol=1e-6)
+    assert err == (f"model: shared_0 of {run} (2 rounds)\n3 of 12 rows have no prediction: the last column says why\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("--batch_size", 1), ("--chunk_rows", 1), ("--chunk_rows", 5, "--batch_size", 2)])
+def test_chunks_and_batches_change_nothing(run, command, words):
+    whole = pd.read_csv(io.StringIO(command("predict", run, "new.csv")[1]))
+    cut = pd.read_csv(io.StringIO(command("predict", run, "new.csv", *words)[1]))
+    np.testing.assert_allclose(cut["activity"], whole["activity"], rtol=1e-6)
+    pd.testing.assert_frame_equal(cut.drop(columns="activity"), whole.drop(columns="activity"))
+
+
+@pytest.mark.slow
+def test_in_three_lines_of_python(run):
+    table = predict(run, ["CCO", "nonsense", "CCCO"])
+    assert list(table.columns) == ["smiles", "activity", "error"]
+    np.testing.assert_allclose(
+        table["activity"][[0, 2]], forward(run / "models" / "shared_0.ckpt", ["CCO", "CCCO"]), rtol=1e-6
+    )
+    frame = pd.DataFrame({"smiles": ["CCO", None], "mass": [46.07, 1.0]}, index=["ethanol", "nothing"])
+    found = predict(run, frame)
+    pd.testing.assert_frame_equal(found[["smiles", "mass"]], frame)
+    assert found["activity"]["ethanol"] == table["activity"][0]
+    assert found["error"]["nothing"] == "no SMILES"
+
+
+def test_a_column_that_is_there_keeps_its_name_and_its_values(run, command):
+    Path("named.csv").write_text("activity;smiles;error;activity_predicted\n1,5;CO;x;y\n")
+    header, row = command("predict", run, "named.csv")[1].splitlines()
+    assert header == "activity,smiles,error,activity_predicted,activity_predicted_2,error_predicted"
+    assert row.startswith('"1,5",CO,x,y,')
+
+
+def test_the_column_of_smiles_may_have_another_name(run, command):
+    Path("other.csv").write_text("structure\nCO\n")
+    code, _, err = command("predict", run, "other.csv")
+    assert code == 2
+    assert err.splitlines()[-1] == "error: other.csv has no column 'smiles'. It has structure."
+    code, out, _ = command("predict", run, "other.csv", "--smiles_column", "structure")
+    assert (code, out.splitlines()[0]) == (0, "structure,activity,error")
+
+
+@pytest.mark.slow
+def test_which_model(local, command):
+    Path("new.csv").write_text("smiles\nCCO\nCCCF\n")
+    smiles = ["CCO", "CCCF"]
+    code, _, err = command("predict", local, "new.csv")
+    assert code == 2
+    assert err == (
+        f"error: {local} has 3 shared models, shared_0, shared_1, shared_2, and models of the clients F, N, O: name one"
+        " with --model, or take --model best or all.\n"
+    )
+    code, _, err = command("predict", local, "new.csv", "--model", "shared_7")
+    assert code == 2
+    assert "--model shared_7: " in err
+    assert "has no such model (did you mean 'shared_" in err
+    for name in ("N", "shared_1"):
+        table = predict(local, smiles, model=name)
+        np.testing.assert_allclose(table["activity"], forward(local / "models" / f"{name}.ckpt", smiles), rtol=1e-6)
+    summary = json.loads((local / "summary.json").read_text())
+    summary["metrics"]["val"]["rmse"]["clients"] = {"F": 2.0, "N": 1.0, "O": 3.0}
+    (local / "summary.json").write_text(json.dumps(summary))
+    assert "model: N of" in command("predict", local, "new.csv", "--model", "best")[2]
+    table = predict(local, smiles, model="all")
+    own = [f"activity@shared_{k}" for k in range(3)]  # clients use these as they are
+    assert list(table.columns) == ["smiles", "activity", *own, "error"]
+    np.testing.assert_allclose(table["activity"], table[own].mean(axis=1), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_personal_layers(finished, tmp_path, run, command):
+    recipe = yaml.safe_load((run / "config.yaml").read_text())
+    recipe["trainer"]["callbacks"] = [{"class_path": "PersonalLayers", "init_args": {"layers": ["head"]}}]
+    (run / "config.yaml").write_text(yaml.safe_dump(recipe))
+    code, _, err = command("predict", run, "new.csv")
+    assert code == 2
+    assert err == (
+        "error: the run's clients kept the layers ['head'] for themselves (PersonalLayers), nobody trained these in the"
+        " shared models: take a client's model (--model NAME, best or all).\n"
+    )
+    assert command("predict", run, "new.csv", "--model", "N")[0] == 0
+
+
+@pytest.mark.slow
+def test_the_file_is_there_whole_or_not_at_all(run, command):
+    code, out, err = command("predict", run, "new.csv", "--out", "out/p.csv")
+    assert (code, out) == (0, "")
+    assert err.endswith("predictions: out/p.csv\n")
+    before = Path("out/p.csv").read_bytes()
+    assert command("predict", run, "new.csv")[1].encode() == before
+    code, _, err = command("predict", run, "new.csv", "--out", "out/p.csv")
+    assert code == 2
+    assert err == "error: out/p.csv is there already: name another file with --out, or replace it with --force.\n"
+    lines = Path("new.csv").read_text().splitlines()
+    Path("broken.csv").write_text("\n".join([*lines, "a,b,c,d,e"]) + "\n")
+    code, _, err = command("predict", run, "broken.csv", "--out", "out/p.csv", "--force", "--chunk_rows", "2")
+    assert code == 2
+    assert "line 14 has 5 cells, the header 3" in err
+    assert Path("out/p.csv").read_bytes() == before
+    assert [path.name for path in Path("out").iterdir()] == ["p.csv"]
+    code, _, err = command("predict", run, "new.csv", "--out", "new.csv", "--force")
+    assert (code, err) == (2, "error: new.csv is the file that is read: name another one with --out.\n")
+    code, _, err = command("predict", run, "new.csv", "--out", "new.csv/p.csv")
+    assert code == 2
+    assert "new.csv/p.csv would lie in" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.csv", b"", "empty.csv is empty: check the file."),
+        ("header.csv", b"smiles\n", "header.csv has no rows of data, only a header: check the file."),
+        ("twice.csv", b"smiles,a,a\nCO,1,2\n", "twice.csv has the column 'a' 2 times: rename all but one, or take"),
+        ("x.pdf", b"%PDF-1.4\n", "x.pdf cannot be read as a table: it is a PDF: name another file."),
+        ("x.csv", b"smiles\nC\xff\n", "x.csv cannot be read as a table: it is no text in UTF-8."),
+        ("q.csv", b'smiles\n"CO\n', "q.csv cannot be read as a table: line 2: unexpected end of data."),
+        (
+            "bad.csv",
+            b"smiles\nxx\n\nyy\n",
+            "bad.csv: no prediction can be made for any of its 2 rows; the first: not",
+        ),
+        ("no.csv", b"smile\nCO\n", "no.csv has no column 'smiles' (did you mean 'smile'?). It has smile."),
+        ("null.csv", b"smi\0les\nCO\n", "null.csv cannot be read as a table: it holds bytes of zero, it is no text."),
+    ],
+)
+def test_files_that_are_none(run, command, name, content, message):
+    Path(name).write_bytes(content)
+    code, out, err = command("predict", run, name, "--out", "p.csv")
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith(f"error: {message}")
+    assert not Path("p.csv").exists()
+
+
+def test_runs_that_are_none(run, command):
+    assert command("predict", "nowhere", "new.csv")[2].startswith("error: nowhere is not a folder: give a run's")
+    code, _, err = command("predict", run)
+    assert code == 2
+    assert err.startswith(
+        "error: give a finished run and a file of new samples: lightning-fl predict RUN FILE; or, for"
+    )
+    (run / "models" / "shared_0.ckpt").write_bytes(b"PK\x03\x04")
+    code, _, err = command("predict", run, "new.csv")
+    assert code == 2
+    assert "shared_0.ckpt is damaged or not a model's checkpoint" in err
+    (run / "summary.json").unlink()
+    code, _, err = command("predict", run, "new.csv")
+    assert code == 2
+    assert f"the run {run} is not finished, it has no summary.json" in err
+    for error, change in ((CheckpointError, "{"), (ConfigurationError, "{}")):
+        (run / "summary.json").write_text(change)
+        with pytest.raises(error, match=r"summary\.json"):
+            predict(run, ["CO"])
+
+
+def test_what_python_gives_that_is_no_molecule(run):
+    with pytest.raises(DataError, match=r"new samples of type list: give a file, a table or a list of texts, at least"):
+        predict(run, [1, 2])
+    with pytest.raises(DataError, match=r"the table has no rows: give at least one\."):
+        predict(run, pd.DataFrame({"smiles": []}))
+    with pytest.raises(ConfigurationError, match=r"batch_size=0"):
+        predict(run, ["CO"], batch_size=0)
+
+
+@pytest.mark.slow
+def test_a_class_of_somebody_elses(run, command):
+    recipe = yaml.safe_load((run / "config.yaml").read_text())
+    Path("own_model.py").write_text(
+        "from lightning_fl.models import MoleculeModel\nclass Twice(MoleculeModel):\n"
+        "    def predict_step(self, batch):\n        return {'twice': 2 * self(batch)[:, 0]}\n"
+    )
+    recipe["model"]["class_path"] = "own_model.Twice"
+    (run / "config.yaml").write_text(yaml.safe_dump(recipe))
+    code, _, err = command("predict", run, "new.csv")
+    assert code == 2
+    assert "names own_model.Twice, which is not of lightning_fl: to make it is to run its code." in err
+    code, out, _ = command("predict", run, "new.csv", "--trust")
+    table = good(pd.read_csv(io.StringIO(out)))
+    expected = 2 * forward(run / "models" / "shared_0.ckpt", table["smiles"].tolist())
+    assert code == 0
+    np.testing.assert_allclose(table["activity_twice"], expected, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_similarity_to_the_nearest_training_molecule(run, command):
+    code, _, err = command("predict", run, "new.csv", "--similarity")
+    assert code == 2
+    assert "error: similarity: the run's own data are opened for it, and that failed: path='run.csv' is no file" in err
+    write_molecules("run.csv", range(1, 9))
+    table = predict(run, ["CCO", "CCCCCCCCCCCCCCCCCCCCI", "x"], similarity=True)
+    own = ["similarity@F", "similarity@N", "similarity@O"]
+    assert list(table.columns) == ["smiles", "activity", "similarity", *own, "error"]
+    np.testing.assert_allclose(table["similarity"][:2], table[own][:2].max(axis=1))
+    assert table["similarity"][1] < 0.9
+    assert table.loc[2, ["similarity", *own]].isna().all()
+    assert (table[own][:2] <= 1).all(axis=None)
+
+
+@pytest.mark.slow
+def test_tables(command):
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"age": rng.normal(50, 10, 60).round(1), "site": rng.choice(["a", "b"], 60)})
+    rows.assign(ill=np.where(rows["age"] > 50, "yes", "no")).to_csv("ill.csv", index=False)
+    data = {"path": "ill.csv", "target": "ill", "partitioner": {"class_path": "IID", "init_args": {"num_clients": 2}}}
+    model = {
+        "class_path": "ClassificationModel",
+        "init_args": {"network": "mlp", "hidden_sizes": [4], "num_classes": 2, "in_shape": [3]},
+    }
+    run = fit(model, {"class_path": "TableData", "init_args": data})
+    Path("new.csv").write_text("who,site,age\n1,a,61\n2,c,40\n3,b,\n4,b,old\n")
+    code, out, err = command("predict", run, "new.csv")
+    assert code == 0, err
+    table = pd.read_csv(io.StringIO(out))
+    assert list(table.columns) == ["who", "site", "age", "ill", "ill=no", "ill=yes", "error"]
+    assert list(table["error"][[1, 3]]) == [
+        "site: 'c' is none of the values in training",
+        "age: 'old' is not a finite number of use",
+    ]
+    known = json.loads((run / "summary.json").read_text())["data"]["encoding"]
+    features = torch.tensor([[(61 - known["mean"][0]) / known["std"][0], 1, 0], [0, 0, 1]], dtype=torch.float32)
+    module = ClassificationModel.load_from_checkpoint(run / "models" / "shared_0.ckpt").eval()
+    expected = module(features).softmax(dim=1).detach().numpy()
+    np.testing.assert_allclose(table.loc[[0, 2], ["ill=no", "ill=yes"]], expected, rtol=1e-5)
+    assert list(table["ill"][[0, 2]]) == [["no", "yes"][place] for place in expected.argmax(axis=1)]
+    code, _, err = command("predict", run, "new.csv", "--smiles_column", "who")
+    assert code == 2
+    assert "error: smiles_column: the run's data are tables, without molecules; leave it out.\n" in err
+
+
+@pytest.mark.slow
+def test_images(command):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (60, 4, 4), dtype=np.uint8)
+    np.savez("scans.npz", train_images=images, train_labels=np.arange(60) % 3)
+    data = {
+        "name": "scans.npz",
+        "source": "real",
+        "partitioner": {"class_path": "IID", "init_args": {"num_clients": 2}},
+    }
+    model = {
+        "class_path": "ClassificationModel",
+        "init_args": {"network": "mlp", "hidden_sizes": [4], "num_classes": 3, "in_shape": [1, 4, 4]},
+    }
+    run = fit(model, {"class_path": "ImageData", "init_args": data})
+    known = json.loads((run / "summary.json").read_text())["data"]["normalization"]
+    new = rng.integers(0, 256, (5, 4, 4), dtype=np.uint8)
+    floats = (torch.from_numpy(new[:, None]) / 255 - known["mean"][0]) / known["std"][0]
+    module = ClassificationModel.load_from_checkpoint(run / "models" / "shared_0.ckpt").eval()
+    expected = module(floats).softmax(dim=1).detach().numpy()
+    np.savez("new.npz", images=new)
+    table = pd.read_csv(io.StringIO(command("predict", run, "new.npz", "--chunk_rows", "2")[1]))
+    probabilities = ["label=0", "label=1", "label=2"]
+    assert list(table.columns) == ["array", "index", "label", *probabilities, "error"]
+    np.testing.assert_allclose(table[probabilities], expected, rtol=1e-4)
+    Path("new/deep").mkdir(parents=True)
+    for number, image in enumerate(new):
+        Image.fromarray(image).save(f"new/deep/{number}.png")
+    Path("new/broken.png").write_bytes(b"no picture")
+    Image.fromarray(new[0].repeat(2, axis=0)).save("new/long.png")
+    table = pd.read_csv(io.StringIO(command("predict", run, "new")[1]))
+    assert list(table["file"]) == ["broken.png", *(f"deep/{number}.png" for number in range(5)), "long.png"]
+    np.testing.assert_allclose(table[probabilities][1:6], expected, rtol=1e-4)
+    assert "cannot be read as an image" in table["error"][0]
+    assert table["error"][6] == "it has 8 x 4 pixels, the run's images 4 x 4: resize it"
+    code, _, err = command("predict", run, "new.csv")
+    assert code == 2
+    assert "error: 'new.csv': the run's data are images; give a folder of them, or a .npz file.\n" in err
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_pipes(run):
+    start = [sys.executable, "-m", "lightning_fl", "predict", str(run)]
+    named = processes.run(*start, "new.csv")
+    assert named.code == 0
+    script = f"cat new.csv | {' '.join(start)} - 2> said | tail -n +2 | cut -d, -f1"
+    ended = processes.run("bash", "-c", script)
+    assert ended.out.split() == [f"m{number}" for number in range(12)]
+    assert re.fullmatch(r"model: shared_0 of .*\n3 of 12 rows .*\n", Path("said").read_text())
