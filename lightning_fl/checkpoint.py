@@ -34,6 +34,7 @@ __all__ = [
     "load_checkpoint",
     "load_state",
     "model_checkpoint",
+    "plain_hyper_parameters",
     "remove_old_client_files",
     "resolve_checkpoint",
     "save_atomically",
@@ -45,6 +46,19 @@ __all__ = [
 def class_path(module: object) -> str:
     """The import path of an object's class."""
     return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def plain_hyper_parameters(module: object) -> dict[str, Any]:
+    """A module's hyper-parameters as far as they are plain values, lists and dicts of such."""
+    return {name: value for name, value in dict(getattr(module, "hparams", {})).items() if _is_plain(value)}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(part) for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def save_atomically(content: dict[str, Any], path: Path) -> None:

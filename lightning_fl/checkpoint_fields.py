@@ -293,6 +293,7 @@ FIELDS: tuple[Field, ...] = (
         None,
     ),
     Field("client_names", "a list of texts", lambda value: value is None or _lists(value, _is_text), None),
+    Field("hyper_parameters", "values by name", lambda value: _maps(value, str, _anything), dict),
     Field("recipe", "texts by name", lambda value: value is None or _maps(value, str, _is_text), None),
     Field(
         "data",

@@ -171,6 +171,8 @@ def personalize(
     """
     if not shared:
         raise ConfigurationError("shared=[]: give the checkpoint of at least one model.")
+    # Before the run, for a module may learn from it what it predicts, and so how large it is.
+    module.on_load_checkpoint(load_model_checkpoint(shared[0]))
     data = Newcomer(_labelled(dataset), holdout=holdout, seed=seed, like=like)
     with tempfile.TemporaryDirectory() as folder:  # an evaluation writes a record of its own, which nobody needs
         quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "devices": 1}

@@ -1,7 +1,7 @@
 """Everything around a run: processes, data, module, checkpoint; and putting back what was there before."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +30,6 @@ from lightning_fl.engine.turn.module_callbacks import module_callbacks
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer, keep_metrics_local
 from lightning_fl.engine.turn.surroundings import Surroundings
 from lightning_fl.engine.weights.flat import FlatModule, Weights
-from lightning_fl.engine.weights.layout import Entry
 from lightning_fl.errors import CheckpointError, DataError, LostPeerError
 from lightning_fl.fingerprint import check_same, data_of, identity_of, layout_of, settings_of
 from lightning_fl.generated_modules import remove_generated_files
@@ -101,8 +100,7 @@ class Run:
         if trainer.deterministic:
             torch.use_deterministic_algorithms(True)
         try:
-            layout = [] if state is None else state["layout"]
-            around = _set_up(trainer, stage, self._steps, self._arguments[1], layout)
+            around = _set_up(trainer, stage, self._steps, self._arguments[1], state or {})
             trainer.resumes_fit = stage == "fit" and state is not None
             if stage == "fit" or state is not None:
                 _know(trainer, stage)
@@ -201,11 +199,12 @@ def _set_up(
     stage: str,
     steps: CompiledSteps,
     datamodule: FederatedDataModule,
-    layout: Sequence[Entry] = (),
+    state: Mapping[str, Any],
 ) -> Surroundings:
     """Make the engine's parts for a module and data, in the order in which Lightning calls their hooks.
 
-    ``layout`` is that of a checkpoint whose module got parts in ``on_train_start``.
+    ``state`` is that of the checkpoint that the run goes on from, whose module may have got parts in
+    ``on_train_start``; empty where there is none.
     """
     settings, federation, fabric, processes = trainer.settings, trainer.federation, trainer.fabric, trainer.processes
     factory = BatchFactory(datamodule, fabric.device, settings.channels_last, trainer.hooks)
@@ -225,6 +224,7 @@ def _set_up(
         profiler=trainer.profiler,
         target_statistics=trainer.target_statistics,
         target_summaries=trainer.target_summaries,
+        checkpoint_hyper_parameters=state.get("hyper_parameters", {}),
     )
     shim = ModuleTrainer(module, fabric, settings, federation, processes, around)
     shim.set_stage(*_STAGES[stage])
@@ -255,7 +255,7 @@ def _set_up(
     if stage == "fit":
         give_shapes(shim, factory, datamodule, processes, settings)
         shim.call_hook("on_fit_start")
-    flat = FlatModule(module, layout)
+    flat = FlatModule(module, state.get("layout", []))
     if stage != "fit" and flat.missing():
         rank_zero_warn(
             f"the checkpoint has {', '.join(map(repr, flat.missing()))}, made in on_train_start of its run, which the"

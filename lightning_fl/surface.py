@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.profilers import Profiler
 from torch import Tensor
 
-from lightning_fl.checkpoint import class_path
+from lightning_fl.checkpoint import class_path, plain_hyper_parameters
 from lightning_fl.cohort import Participant
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import FederatedDataModule, Split
@@ -302,6 +302,7 @@ class TrainerSurface:
             "seed": self.seed,
             "client_names": self.datamodule.client_names(),
             "recipe": dict(self.identity),
+            "hyper_parameters": plain_hyper_parameters(self.module),
             "data": {client: dict(of_client) for client, of_client in self.data_digests.items()},
             **self.federation.state_dict(self.processes),
             "layout": self.loop.flat.layout() if self.loop.flat.late else [],

@@ -22,6 +22,8 @@ from lightning_fl.models.encoders import EDGE_ENCODERS, EncoderName, build_encod
 from lightning_fl.models.left_out import LeftOut
 from lightning_fl.models.optimizers import OptimizerName, check_optimizer, make_optimizer
 from lightning_fl.models.target_summary import (
+    check_options_of,
+    check_weights_of,
     class_counts,
     class_weights_of,
     infer_task,
@@ -115,7 +117,7 @@ class MoleculeModel(LightningModule):
     target_mean: Tensor
     target_scale: Tensor
     target_learned: Tensor
-    _class_factors: Tensor | None = None
+    class_factors: Tensor
 
     def __init__(
         self,
@@ -162,6 +164,10 @@ class MoleculeModel(LightningModule):
         check_numbers(self, task_weights=task_weights, at_least=0)
         if num_classes is not None and task != "multiclass":
             raise ConfigurationError(f"num_classes={num_classes} is for task='multiclass', and task={task!r}.")
+        if task is not None:
+            check_options_of(task, class_weights, min_positives, min_negatives)
+        if num_targets is not None:
+            check_weights_of(num_targets, class_weights, task_weights)
         # After the two sizes are known, so that a checkpoint says numbers and not "whatever the featuriser had".
         self.save_hyperparameters()
         self.encoder = build_encoder(
@@ -212,12 +218,18 @@ class MoleculeModel(LightningModule):
         return self.hparams["task"] is not None and self.hparams["num_targets"] is not None and known
 
     def setup(self, stage: str) -> None:
-        """Learn from the training targets what is to be predicted, where the arguments leave it open."""
-        if self._is_resolved:
+        """Learn what is to be predicted, where the arguments leave it open, and refuse training targets that are not.
+
+        It is what the checkpoint's model predicts where the run goes on from one, else what the training targets ask
+        for, whatever the stage.
+        """
+        self._take_over(getattr(self.trainer, "checkpoint_hyper_parameters", {}))
+        resolved = self._is_resolved
+        if resolved and (stage != "fit" or self.task == "regression"):
             return
         ranges = self._of_clients(target_ranges)
         if ranges is None:
-            if stage == "fit":
+            if stage == "fit" and not resolved:
                 raise DataError(
                     "there is no batch to learn the targets' scale or task from: give training data, or task,"
                     " num_targets (num_classes) and standardize_targets=False where the model is not trained."
@@ -227,27 +239,29 @@ class MoleculeModel(LightningModule):
         found = pooled.shape[1]
         if self.hparams["num_targets"] not in (None, found):
             return  # the first batch tells how many there should be
-        task, num_classes, words = infer_task(pooled, self.hparams["task"])
-        if task == "multiclass" and self.hparams["num_classes"] is not None:
-            if num_classes > self.hparams["num_classes"]:
-                raise DataError(
-                    f"num_classes={self.hparams['num_classes']}: the training targets go up to {num_classes - 1}; give"
-                    f" num_classes={num_classes}, or leave it out."
-                )
-            num_classes = self.hparams["num_classes"]
-        self._resolve(task, found, num_classes)
-        rank_zero_info(f"task: {words}")
+        task, num_classes, words = infer_task(pooled, self.hparams["task"], self.hparams["num_classes"])
+        if not resolved:
+            self._resolve(task, found, num_classes)
+            rank_zero_info(f"task: {words}")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take over what a checkpoint's model predicts, where the arguments leave it open."""
         known = checkpoint.get("hyper_parameters")
-        if self._is_resolved or not isinstance(known, Mapping) or known.get("task") is None:
+        if isinstance(known, Mapping):
+            self._take_over(known)
+
+    def _take_over(self, known: Mapping[str, Any]) -> None:
+        """Take what is left open from another model's hyper-parameters; one without ``task`` was a regression."""
+        task, num_targets = known.get("task", _UNKNOWN_TASK), known.get("num_targets")
+        if self._is_resolved or task is None or num_targets is None:
             return
-        if known.get("num_targets") is not None:
-            self._resolve(known["task"], known["num_targets"], known.get("num_classes") or 2)
+        if self.hparams["task"] in (None, task) and self.hparams["num_targets"] in (None, num_targets):
+            self._resolve(task, num_targets, self.hparams["num_classes"] or known.get("num_classes") or 2)
 
     def _resolve(self, task: TaskName, num_targets: int, num_classes: int) -> None:
         """Fix what is predicted, and give the last layer that size."""
+        check_options_of(task, *(self.hparams[name] for name in ("class_weights", "min_positives", "min_negatives")))
+        check_weights_of(num_targets, self.hparams["class_weights"], self.hparams["task_weights"])
         self.hparams["task"], self.hparams["num_targets"] = task, num_targets
         if task == "multiclass":
             self.hparams["num_classes"] = num_classes
@@ -257,8 +271,8 @@ class MoleculeModel(LightningModule):
             with isolate_rng():
                 torch.manual_seed(self._head_seed)
                 new = nn.Linear(last.in_features, self._num_outputs)
-            self.head[-1] = new.to(last.weight.device)
-            self._register_targets()
+            self.head[-1] = new.to(last.weight)
+        self._register_targets()
 
     def _register_targets(self) -> None:
         last = self.head[-1]
@@ -267,6 +281,9 @@ class MoleculeModel(LightningModule):
         self.register_buffer("target_mean", torch.zeros(self.num_targets, device=device))
         self.register_buffer("target_scale", torch.ones(self.num_targets, device=device))
         self.register_buffer("target_learned", torch.tensor(0, device=device))
+        if self.hparams["class_weights"] is not None:
+            shape = (self.num_targets, self.num_classes) if self.task == "multiclass" else (self.num_targets,)
+            self.register_buffer("class_factors", torch.ones(shape, device=device))
 
     def forward(self, batch: Any) -> Tensor:
         """Predictions [G, T]: values in the data's units or probabilities of class 1; [G, T, C] of all classes."""
@@ -274,10 +291,12 @@ class MoleculeModel(LightningModule):
 
     def on_fit_start(self) -> None:
         """Learn the targets' scale, or the classes' weights, from the training data, once."""
+        if self.target_learned:
+            return
         if self.task != "regression":
             self._weigh_classes()
             return
-        if not self.hparams["standardize_targets"] or self.target_learned:
+        if not self.hparams["standardize_targets"]:
             return
         statistics = getattr(self.trainer, "target_statistics", None)
         if statistics is not None:
@@ -374,7 +393,7 @@ class MoleculeModel(LightningModule):
         if self.task == "regression":
             target = (target - self.target_mean) / self.target_scale
             return masked_mse(outputs.to(target), target, _bounds(batch), task_weights)
-        factors = None if self._class_factors is None else self._class_factors.to(target)
+        factors = None if self.hparams["class_weights"] is None else self.class_factors
         if self.task == "classification":
             return masked_binary_cross_entropy(outputs.to(target), target, factors, task_weights)
         return masked_cross_entropy(outputs.to(target), target, factors, task_weights)
@@ -438,7 +457,8 @@ class MoleculeModel(LightningModule):
         counts = self._of_clients(lambda targets: class_counts(targets, self.num_classes))
         if counts is None:
             raise DataError("there are no training targets to count classes in: leave class_weights out.")
-        self._class_factors = class_weights_of(counts.sum(0), choice, binary)
+        self.class_factors.copy_(class_weights_of(counts.sum(0), choice, binary))
+        self.target_learned.fill_(1)
 
     def _of_clients(self, summarize: Callable[[Tensor], Tensor]) -> Tensor | None:
         """What each client, or process, says of its training targets, [parts, ...]; ``None`` where there are none."""
@@ -452,7 +472,7 @@ class MoleculeModel(LightningModule):
         targets = self._loader_targets(self.trainer.train_dataloader)
         if targets is None:
             return None
-        summary = summarize(targets).to(self.device)
+        summary = summarize(targets).to(self.trainer.strategy.root_device)
         gathered = self.all_gather(summary)
         assert isinstance(gathered, Tensor)
         return gathered.reshape(-1, *summary.shape).cpu()

@@ -1,14 +1,18 @@
 """What the training targets are, from counts and ranges alone: which task they ask for, their scale, their classes."""
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lightning_fl.data.cards.fields import listed
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.models.task_metrics import TaskName
 
 __all__ = [
+    "check_options_of",
+    "check_weights_of",
     "class_counts",
     "class_weights_of",
     "infer_task",
@@ -20,6 +24,8 @@ __all__ = [
 
 #: Whole numbers of so few values may well be classes.
 _MOST_CLASSES = 20
+#: More than so many classes are no mistake only if they are given.
+_MOST_INFERRED = 1000
 
 
 def target_moments(targets: Tensor) -> Tensor:
@@ -82,48 +88,109 @@ def class_counts(targets: Tensor, num_classes: int) -> Tensor:
     return torch.stack([(targets == kind).sum(dim=0) for kind in range(num_classes)], dim=1).double()
 
 
-def infer_task(ranges: Tensor, task: TaskName | None) -> tuple[TaskName, int, str]:
+def infer_task(ranges: Tensor, task: TaskName | None, num_classes: int | None = None) -> tuple[TaskName, int, str]:
     """The task that targets ask for, where none is named, and whether they fit the one that is.
 
     Args:
         ranges: [4, T] of all training targets.
         task: the user's choice, or ``None``.
+        num_classes: the user's choice for several classes, or ``None``.
 
     Returns:
         The task, its number of classes (2 for a classification, 1 for a regression), and what was taken, in words.
 
     Raises:
-        DataError: a target has no value, or the values are no labels of the named task.
+        DataError: a target of a regression has no value, or the values are no labels of the named task.
     """
     count, least, largest, fractions = ranges
-    empty = (count == 0).nonzero().flatten().tolist()
-    if empty:
-        raise DataError(
-            f"targets {empty} (counted from 0) have no value in any client's training data: leave these columns out."
-        )
     low, high, whole = float(least.min()), float(largest.max()), not bool(fractions.any())
     binary = whole and low >= 0 and high <= 1
+    if task is None:
+        taken: TaskName = "classification" if binary else "regression"
+    else:
+        taken = task
+    _check_values(taken, count, low, high, whole)
     targets = "1 target" if len(count) == 1 else f"{len(count)} targets"
-    if task == "classification" and not binary:
-        raise DataError(
-            f"task='classification': the training targets lie between {low:g} and {high:g}, and must be 0 or 1. Take"
-            " task='multiclass' for numbers of classes from 0 on, or task='regression'."
-        )
-    if task == "multiclass":
-        if not whole or low < 0:
-            raise DataError(
-                f"task='multiclass': the training targets lie between {low:g} and {high:g}"
-                f"{'' if whole else ', some of them no whole numbers'}, and must be numbers of classes from 0 on."
-            )
-        classes = max(2, int(high) + 1)
-        return "multiclass", classes, f"multiclass, {targets} of {classes} classes"
-    if task == "classification" or (task is None and binary):
-        why = "" if task else ", for all training targets are 0 or 1"
-        return "classification", 2, f"classification, {targets}{why}"
+    if taken == "classification":
+        return taken, 2, f"classification, {targets}{'' if task else ', for all training targets are 0 or 1'}"
+    if taken == "multiclass":
+        classes = _number_of_classes(int(high) + 1, num_classes)
+        return taken, classes, f"multiclass, {targets} of {classes} classes"
     hint = ""
     if task is None and whole and low >= 0 and high < _MOST_CLASSES:
         hint = f"; they are whole numbers up to {high:g}: give task='multiclass' if they are classes"
-    return "regression", 1, f"regression, {targets} between {low:g} and {high:g}{hint}"
+    return taken, 1, f"regression, {targets} between {low:g} and {high:g}{hint}"
+
+
+def _check_values(task: TaskName, count: Tensor, low: float, high: float, whole: bool) -> None:
+    """Refuse targets that are none of a task's; of a regression those without a value, which have no scale."""
+    empty = (count == 0).nonzero().flatten().tolist()
+    if empty and (task == "regression" or len(empty) == len(count)):
+        raise DataError(
+            f"targets [{listed(list(map(str, empty)))}] (counted from 0) have no value in any client's training data:"
+            " leave these columns out."
+        )
+    lie = f"task={task!r}: the training targets lie between {low:g} and {high:g}"
+    if task == "classification" and not (whole and low >= 0 and high <= 1):
+        raise DataError(
+            f"{lie}, and must be 0 or 1. Take task='multiclass' for numbers of classes from 0 on, or task='regression'."
+        )
+    if task == "multiclass" and not (whole and low >= 0 and math.isfinite(high)):
+        raise DataError(
+            f"{lie}{'' if whole else ', some of them no whole numbers'}, and must be numbers of classes from 0 on."
+        )
+
+
+def _number_of_classes(found: int, given: int | None) -> int:
+    """Of the training targets, or what the user knows to be more."""
+    if given is None and found > _MOST_INFERRED:
+        raise DataError(
+            f"task='multiclass': the training targets go up to {found - 1}, which would be {found} classes: number the"
+            f" classes from 0 on, or give num_classes={found} if they are so many."
+        )
+    if given is not None and found > given:
+        raise DataError(
+            f"num_classes={given}: the training targets go up to {found - 1}; give num_classes={found}, or leave it"
+            " out."
+        )
+    return max(2, found) if given is None else given
+
+
+def check_options_of(
+    task: TaskName, class_weights: str | float | list[float] | None, min_positives: int, min_negatives: int
+) -> None:
+    """Refuse options that mean nothing to a task.
+
+    Raises:
+        ConfigurationError: classes of a regression are weighted, or labels counted that are not 0 and 1.
+    """
+    if class_weights is not None and task == "regression":
+        raise ConfigurationError(
+            f"class_weights={class_weights!r}: a regression has no classes; leave it out, or give"
+            " task='classification'."
+        )
+    if class_weights not in (None, "balanced") and task == "multiclass":
+        raise ConfigurationError(
+            f"class_weights={class_weights!r}: several classes are weighted by 'balanced' only; numbers are for task"
+            " 'classification'."
+        )
+    for name, least in (("min_positives", min_positives), ("min_negatives", min_negatives)):
+        if least != 1 and task != "classification":
+            raise ConfigurationError(f"{name}={least} is for task='classification', and task={task!r}: leave it out.")
+
+
+def check_weights_of(
+    num_targets: int, class_weights: str | float | list[float] | None, task_weights: list[float] | None
+) -> None:
+    """Refuse lists of weights that have not one number for each target.
+
+    Raises:
+        ConfigurationError: naming the list.
+    """
+    for name, weights in (("class_weights", class_weights), ("task_weights", task_weights)):
+        if isinstance(weights, list | tuple) and len(weights) != num_targets:
+            one = "one, or one for each" if name == "class_weights" else "one for each"
+            raise ConfigurationError(f"{name} has {len(weights)} numbers for {num_targets} targets: give {one}.")
 
 
 def class_weights_of(counts: Tensor, choice: Literal["balanced"] | float | list[float] | None, binary: bool) -> Tensor:
@@ -137,9 +204,6 @@ def class_weights_of(counts: Tensor, choice: Literal["balanced"] | float | list[
 
     Returns:
         [T] where ``binary``, else [T, C]. A class without a sample has the factor 1.
-
-    Raises:
-        ConfigurationError: numbers are given for more than two classes, or not one for each target.
     """
     if choice == "balanced":
         if binary:
@@ -148,14 +212,5 @@ def class_weights_of(counts: Tensor, choice: Literal["balanced"] | float | list[
         return torch.where(counts > 0, balanced, 1.0).float()
     if choice is None:
         return torch.ones(len(counts) if binary else tuple(counts.shape))
-    if not binary:
-        raise ConfigurationError(
-            f"class_weights={choice!r}: several classes are weighted by 'balanced' only; numbers are for task"
-            " 'classification'."
-        )
     weights = [choice] * len(counts) if isinstance(choice, int | float) else list(choice)
-    if len(weights) != len(counts):
-        raise ConfigurationError(
-            f"class_weights has {len(weights)} numbers for {len(counts)} targets: give one, or one for each."
-        )
     return torch.tensor(weights, dtype=torch.float32)

@@ -5,7 +5,7 @@ This object answers them for the one client whose turn it is. A client's local w
 ``current_epoch`` is the round, ``global_step`` counts the client's own optimiser steps.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -340,6 +340,11 @@ class ModuleTrainer:
         """What every client says of its training targets; see ``FederatedTrainer``."""
         assert self._around.target_summaries is not None
         return self._around.target_summaries(summarize)
+
+    @property
+    def checkpoint_hyper_parameters(self) -> Mapping[str, Any]:
+        """Of the module whose weights the checkpoint holds that the run goes on from; empty where there is none."""
+        return self._around.checkpoint_hyper_parameters
 
     # -- what was logged -----------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The run around clients' turns, as far as a module may ask for it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ class Surroundings:
         target_statistics: mean and standard deviation of the training targets over all clients.
         target_summaries: what every client says of its training targets, by a function that is given.
         ckpt_path: the checkpoint that the run goes on from.
+        checkpoint_hyper_parameters: of the module whose weights that checkpoint holds; empty where there is none.
     """
 
     federated: Any = None
@@ -36,3 +37,4 @@ class Surroundings:
     target_statistics: Callable[[], tuple[Tensor, Tensor]] | None = None
     target_summaries: Callable[[Callable[[Tensor], Tensor]], Tensor] | None = None
     ckpt_path: str | None = None
+    checkpoint_hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
