@@ -54,7 +54,12 @@ _NOT_NAMED = {
     *("FederatedStrategy", "ImageCard", "MoleculeCard", "TableCard"),
 }
 #: Class and option -> values that are fine.
-_FINE = {("Rotation", "degrees"): (-1,), ("FederatedTrainer", "devices"): (-1, "x")}
+_FINE = {
+    ("Rotation", "degrees"): (-1,),
+    ("FederatedTrainer", "devices"): (-1, "x"),
+    # of a target a name, too
+    **{(f"{name}Figure", "target"): ("x",) for name in ("Calibration", "Parity", "PrecisionRecall", "ROC")},
+}
 #: In Python one may also give these without the list that they stand in.
 _LISTS = {("Silos", "num_samples")}
 

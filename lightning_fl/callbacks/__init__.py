@@ -10,6 +10,7 @@ from lightning_fl.callbacks.collaboration.fesem import FeSEM
 from lightning_fl.callbacks.collaboration.hcct import HCCT
 from lightning_fl.callbacks.collaboration.ifca import IFCA
 from lightning_fl.callbacks.collaboration.kmeans import KMeans
+from lightning_fl.callbacks.figures.classification import CalibrationFigure, PrecisionRecallFigure, ROCFigure
 from lightning_fl.callbacks.figures.coalition import CoalitionFigure
 from lightning_fl.callbacks.figures.collaboration import CollaborationFigure
 from lightning_fl.callbacks.figures.contribution import ContributionFigure
@@ -46,6 +47,7 @@ __all__ = [
     "IFCA",
     "BestClientModels",
     "BiddingPolicy",
+    "CalibrationFigure",
     "Callback",
     "ClientArrivals",
     "ClientClusters",
@@ -72,9 +74,11 @@ __all__ = [
     "ParityFigure",
     "PersonalLayers",
     "PooledTraining",
+    "PrecisionRecallFigure",
     "PretrainedWeights",
     "PrivateHeads",
     "ProgressDisplay",
+    "ROCFigure",
     "RandomBidding",
     "SamplingWeightsFigure",
     "ShapleyRewards",

@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.collaboration_graph import CollaborationGraph
-from lightning_fl.callbacks.figures.plots.run import _figure
+from lightning_fl.callbacks.figures.plots.run import make_figure
 from lightning_fl.drawing import drawing
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.options import check_counts
@@ -95,7 +95,9 @@ def draw_graph(
     shown = np.unique(np.linspace(0, len(rounds) - 1, min(panels, len(rounds))).round().astype(int)).tolist()
     columns = min(len(shown), 3)
     rows = -(-len(shown) // columns)
-    figure = _figure("Whose models each client averages its own with", source, (3.6 * columns + 1.4, 3.5 * rows + 0.8))
+    figure = make_figure(
+        "Whose models each client averages its own with", source, (3.6 * columns + 1.4, 3.5 * rows + 0.8)
+    )
     count = len(names)
     for position, index in enumerate(shown, start=1):
         image = np.zeros((count, count), dtype=int)

@@ -19,7 +19,7 @@ from matplotlib.typing import ColorType
 from torch import Tensor
 
 from lightning_fl.callbacks.collaboration.coalition_tracking import coalitions, track_coalitions
-from lightning_fl.callbacks.figures.plots.run import MOST_VALUES, _figure
+from lightning_fl.callbacks.figures.plots.run import MOST_VALUES, make_figure
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import summarize_gains
 
@@ -61,7 +61,7 @@ def draw_distances(distances: Tensor, labels: Sequence[int], names: Sequence[str
     order = sorted(range(count), key=lambda client: (labels[client], client))
     values = distances.detach().cpu().double().numpy()[np.ix_(order, order)]
     side = min(4.0 + 0.2 * count, 11.0)
-    figure = _figure(title, source, (side + 1.2, side))
+    figure = make_figure(title, source, (side + 1.2, side))
     axes = figure.add_subplot()
     finite = values[np.isfinite(values)]
     highest = float(finite.max()) if len(finite) else 1.0
@@ -122,7 +122,7 @@ def draw_merge_tree(
         )
     order, joints = _lay_out(merges, labels)
     width = min(4.5 + 0.22 * count, 16.0)
-    figure = _figure(title, source, (width, 5.2))
+    figure = make_figure(title, source, (width, 5.2))
     tree, bars = figure.subplots(1, 2, sharey=True, width_ratios=[width - 3.2, 1.1])
     colors = coalition_colors(labels)
     for step, ((first_x, first_step), (second_x, second_step), client) in enumerate(joints, start=1):
@@ -192,7 +192,7 @@ def draw_partition(
     index = np.array(
         [[0 if alone[client, r] else place[tracked[client, r]] for r in range(len(rounds))] for client in order]
     )
-    figure = _figure(title, source, (min(3.6 + 0.28 * len(rounds), 13.0), min(2.4 + 0.19 * count, 13.0)))
+    figure = make_figure(title, source, (min(3.6 + 0.28 * len(rounds), 13.0), min(2.4 + 0.19 * count, 13.0)))
     axes = figure.add_subplot()
     axes.imshow(
         index,
@@ -248,7 +248,7 @@ def draw_gains(
         f"{title}\nIPR {summary.ipr:.0%}, RSD {summary.rsd:.3g}, mean gain {summary.mean:+.3g},"
         f" worst {summary.worst:+.3g}"
     )
-    figure = _figure(text, source, (min(4.8 + 0.2 * len(order), 15.0), 5.6))
+    figure = make_figure(text, source, (min(4.8 + 0.2 * len(order), 15.0), 5.6))
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[1.3, 1])
     size = max(8.0, min(42.0, 2600 / len(order)))
     had, has = (_drawable([side[client] for client in order]) for side in (reference, values))

@@ -1,9 +1,11 @@
 """The pictures of a run as functions: numbers in, a ``matplotlib.figure.Figure`` out. No pyplot, no display needed."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -11,16 +13,27 @@ from torch import Tensor
 
 from lightning_fl.data.source import STAND_IN_LABEL
 
-__all__ = ["Curve", "draw_client_curves", "draw_contributions", "draw_learning_curves", "draw_matrix", "draw_parity"]
+__all__ = [
+    "Curve",
+    "draw_client_curves",
+    "draw_contributions",
+    "draw_learning_curves",
+    "draw_matrix",
+    "draw_parities",
+    "draw_parity",
+    "make_figure",
+]
 
 #: Clients with a colour and a place in the legend; the others are grey.
 MOST_NAMES = 12
+#: Small panels of a picture; of more targets the first are drawn.
+MOST_PANELS = 30
 #: Values are written into a matrix of up to so many clients.
 MOST_VALUES = 12
 _MOST_TICKS = 60
-_GREY = "0.75"
+GREY = "0.75"
 #: Twelve that differ on white and are not the grey of the unnamed clients.
-_COLORS = (
+COLORS = (
     *("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive"),
     *("tab:cyan", "black", "gold", "navy"),
 )
@@ -41,7 +54,7 @@ def draw_matrix(matrix: Tensor, names: Sequence[str], title: str, source: str) -
     values = matrix.detach().cpu().numpy()
     count = len(names)
     side = min(5.0 + 0.2 * count, 10.0)
-    figure = _figure(title, source, (side + 1.0, side))
+    figure = make_figure(title, source, (side + 1.0, side))
     axes = figure.add_subplot()
     highest = float(values.max())
     image = axes.imshow(values, cmap="viridis", vmin=0.0, vmax=highest)
@@ -83,16 +96,16 @@ def draw_client_curves(
         reference: name and height of a dotted line to compare with.
     """
     table = values.detach().cpu().numpy()
-    figure = _figure(title, source, (7.5, 4.5))
+    figure = make_figure(title, source, (7.5, 4.5))
     axes = figure.add_subplot()
     named = sorted(np.argsort(-table.mean(0), kind="stable")[:MOST_NAMES].tolist())
-    for client, color in zip(named, _COLORS, strict=False):
+    for client, color in zip(named, COLORS, strict=False):
         axes.plot(rounds, table[:, client], color=color, linewidth=1.5, label=names[client], zorder=2)
     others = [client for client in range(len(names)) if client not in named]
     for client in others:
-        axes.plot(rounds, table[:, client], color=_GREY, linewidth=0.7, zorder=1)
+        axes.plot(rounds, table[:, client], color=GREY, linewidth=0.7, zorder=1)
     if others:
-        axes.plot([], [], color=_GREY, linewidth=0.7, label=f"{len(others)} more")
+        axes.plot([], [], color=GREY, linewidth=0.7, label=f"{len(others)} more")
     if reference is not None:
         axes.axhline(reference[1], color="black", linewidth=0.8, linestyle=":", label=reference[0])
     axes.set_xlabel("round")
@@ -122,27 +135,27 @@ def draw_contributions(
     order = sorted(clients, key=lambda client: (-table[-1, client], client))
     half = MOST_NAMES // 2
     named = order if len(order) <= MOST_NAMES else [*order[:half], *order[-half:]]
-    colors = dict(zip(sorted(named), _COLORS, strict=False))
+    colors = dict(zip(sorted(named), COLORS, strict=False))
     height = min(max(4.5, 1.5 + 0.22 * len(order)), 14.0)
-    figure = _figure(title, source, (10.0, height))
+    figure = make_figure(title, source, (10.0, height))
     lines, bars = figure.subplots(1, 2, width_ratios=[1.6, 1])
     for client in order:
         of_names = client in colors
-        style: dict[str, Any] = {"color": colors.get(client, _GREY), "zorder": 2 if of_names else 1}
+        style: dict[str, Any] = {"color": colors.get(client, GREY), "zorder": 2 if of_names else 1}
         width = 1.5 if of_names else 0.7
         label = names[client] if of_names else None
         lines.plot(
             rounds, table[:, client], linewidth=width, marker="." if len(rounds) == 1 else "", label=label, **style
         )
     if len(named) < len(order):
-        lines.plot([], [], color=_GREY, linewidth=0.7, label=f"{len(order) - len(named)} more")
+        lines.plot([], [], color=GREY, linewidth=0.7, label=f"{len(order) - len(named)} more")
     lines.axhline(0, color="black", linewidth=0.8, linestyle=":")
     lines.set_xlabel("round")
     lines.set_ylabel(ylabel)
     lines.xaxis.set_major_locator(MaxNLocator(integer=True))
     lines.legend(frameon=False, fontsize=8)
     places = list(range(len(order)))
-    bars.barh(places, [table[-1, client] for client in order], color=[colors.get(i, _GREY) for i in order])
+    bars.barh(places, [table[-1, client] for client in order], color=[colors.get(i, GREY) for i in order])
     bars.axvline(0, color="black", linewidth=0.8)
     ticks = places[:: -(-len(order) // _MOST_TICKS) or 1]
     bars.set_yticks(ticks, [names[order[place]] for place in ticks], fontsize=9 if len(ticks) <= 20 else 6)
@@ -162,12 +175,12 @@ def draw_learning_curves(
         worst: metric -> the worst client's value.
         source: where the data came from.
     """
-    figure = _figure("Learning curves", source, (5.5 * max(len(panels), 1), 4.2))
+    figure = make_figure("Learning curves", source, (5.5 * max(len(panels), 1), 4.2))
     for position, (metric, clients) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(1, len(panels), position)
         for curve in clients.values():
-            axes.plot(*curve, color=_GREY, linewidth=0.7, zorder=1)
-        axes.plot([], [], color=_GREY, linewidth=0.7, label="each client")
+            axes.plot(*curve, color=GREY, linewidth=0.7, zorder=1)
+        axes.plot([], [], color=GREY, linewidth=0.7, label="each client")
         axes.plot(*worst[metric], color="tab:red", linewidth=1.8, label="worst client")
         axes.plot(*averages[metric], color="tab:blue", linewidth=1.8, label="average")
         axes.set_xlabel("round")
@@ -194,20 +207,20 @@ def draw_parity(
     targets = np.concatenate([target.numpy() for _, target in points.values()])
     overall = float(np.sqrt(np.mean((predictions - targets) ** 2)))
     suffix = f" {unit}" if unit else ""
-    figure = _figure(f"{quantity}: RMSE {overall:.3g}{suffix}, {len(targets)} samples", source, (6.8, 5.4))
+    figure = make_figure(f"{quantity}: RMSE {overall:.3g}{suffix}, {len(targets)} samples", source, (6.8, 5.4))
     axes = figure.add_subplot()
     # The named ones are the worst: those a reader wants to find.
     named = sorted(sorted(points, key=lambda client: -errors[client])[:MOST_NAMES])
     others = [client for client in points if client not in named]
     style: dict[str, Any] = {"s": 14, "linewidths": 0, "rasterized": len(targets) > 2000}
-    for client, color in zip(named, _COLORS, strict=False):
+    for client, color in zip(named, COLORS, strict=False):
         prediction, target = points[client]
         label = f"{names[client]} (RMSE {errors[client]:.3g})"
         axes.scatter(target.numpy(), prediction.numpy(), color=color, alpha=0.7, label=label, zorder=2, **style)
     if others:
         x = np.concatenate([points[client][1].numpy() for client in others])
         y = np.concatenate([points[client][0].numpy() for client in others])
-        axes.scatter(x, y, color=_GREY, alpha=0.6, label=f"{len(others)} more", zorder=1, **style)
+        axes.scatter(x, y, color=GREY, alpha=0.6, label=f"{len(others)} more", zorder=1, **style)
     finite = np.concatenate([targets, predictions])
     finite = finite[np.isfinite(finite)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
@@ -224,7 +237,40 @@ def draw_parity(
     return figure
 
 
-def _figure(title: str, source: str, size: tuple[float, float]) -> Figure:
+def draw_parities(
+    panels: Mapping[str, Mapping[int, tuple[Tensor, Tensor]]], units: Mapping[str, str], *, source: str
+) -> Figure:
+    """A small panel for each target: predicted over measured values of all clients, RMSE in its title.
+
+    Args:
+        panels: target -> client -> (predictions [n], targets [n]), without missing values.
+        units: target -> its unit, "" if none is known.
+        source: where the data came from.
+    """
+    shown = dict(list(panels.items())[:MOST_PANELS])
+    title = "predicted over measured"
+    if len(shown) < len(panels):
+        title += f", the first {len(shown)} of {len(panels)} targets"
+    columns = math.ceil(math.sqrt(len(shown)))
+    rows = math.ceil(len(shown) / columns)
+    figure = make_figure(title, source, (2.9 * columns, 2.9 * rows + 0.6))
+    for position, (target, points) in enumerate(shown.items(), start=1):
+        axes = figure.add_subplot(rows, columns, position)
+        predictions = torch.cat([prediction for prediction, _ in points.values()])
+        targets = torch.cat([measured for _, measured in points.values()])
+        axes.scatter(targets.numpy(), predictions.numpy(), s=5, linewidths=0, alpha=0.6, color="tab:blue")
+        both = torch.cat([predictions, targets])
+        both = both[both.isfinite()]
+        limits = (float(both.min()), float(both.max())) if len(both) else (0.0, 1.0)
+        axes.plot(limits, limits, color="black", linewidth=0.8, linestyle="--")
+        unit = f" {units[target]}" if units.get(target) else ""
+        axes.set_title(f"{target}\nRMSE {_rmse(predictions, targets):.3g}{unit}", fontsize=7)
+        axes.tick_params(labelsize=6)
+    return figure
+
+
+def make_figure(title: str, source: str, size: tuple[float, float]) -> Figure:
+    """An empty picture that says where its data came from."""
     figure = Figure(figsize=size, layout="constrained")
     standin = source == "stand-in"
     note = STAND_IN_LABEL if standin else f"data: {source}"

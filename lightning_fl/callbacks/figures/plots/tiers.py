@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from lightning_fl.callbacks.figures.plots.coalitions import _label_rounds, _name_clients, _palette
-from lightning_fl.callbacks.figures.plots.run import _COLORS, _GREY, MOST_NAMES, MOST_VALUES, _figure, _legend
+from lightning_fl.callbacks.figures.plots.run import COLORS, GREY, MOST_NAMES, MOST_VALUES, _legend, make_figure
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Transaction
 
@@ -61,15 +61,15 @@ def draw_balances(
     order = sorted(np.flatnonzero(known.any(0)).tolist(), key=lambda client: (-last[client], client))
     half = MOST_NAMES // 2
     named = order if len(order) <= MOST_NAMES else [*order[:half], *order[-half:]]
-    figure = _figure(title, source, (8.0, 5.6))
+    figure = make_figure(title, source, (8.0, 5.6))
     lines, total = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     marker = "." if len(rounds) == 1 else ""
     for client in set(order).difference(named):
-        lines.plot(rounds, table[:, client], color=_GREY, linewidth=0.6, marker=marker, zorder=1)
-    for client, color in zip(named, _COLORS, strict=False):
+        lines.plot(rounds, table[:, client], color=GREY, linewidth=0.6, marker=marker, zorder=1)
+    for client, color in zip(named, COLORS, strict=False):
         lines.plot(rounds, table[:, client], color=color, linewidth=1.1, marker=marker, label=names[client], zorder=2)
     if len(named) < len(order):
-        lines.plot([], [], color=_GREY, linewidth=0.7, label=f"{len(order) - len(named)} more")
+        lines.plot([], [], color=GREY, linewidth=0.7, label=f"{len(order) - len(named)} more")
     present = known.sum(1)
     means = np.where(present > 0, np.nansum(table, 1) / np.maximum(present, 1), np.nan)
     lines.plot(rounds, means, color="black", linewidth=2.0, linestyle="--", marker=marker, label="mean", zorder=3)
@@ -110,7 +110,7 @@ def draw_payments(transactions: Sequence[Transaction], *, title: str, source: st
     tiers = sorted(sorted(flows, key=lambda tier: (-volumes[tier], tier))[:_MOST_TIERS])
     rounds = sorted({number for tier in tiers for of in flows[tier].values() for number in of})
     span = list(range(rounds[0], rounds[-1] + 1))
-    figure = _figure(title, source, (min(6.5 + 0.06 * len(span), 12.0), min(1.6 + 1.7 * len(tiers), 16.0)))
+    figure = make_figure(title, source, (min(6.5 + 0.06 * len(span), 12.0), min(1.6 + 1.7 * len(tiers), 16.0)))
     panels = figure.subplots(len(tiers), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     colors = _palette(max(flows) + 1)
     for axes, tier in zip(panels, tiers, strict=True):
@@ -164,7 +164,7 @@ def draw_tier_contributions(cumulated: Tensor, names: Sequence[str], *, title: s
     finite = values[np.isfinite(values)]
     highest = float(np.abs(finite).max()) if len(finite) and np.abs(finite).max() > 0 else 1.0
     height = min(2.2 + 0.2 * count, 14.0)
-    figure = _figure(title, source, (min(4.4 + 0.5 * num_tiers, 12.0), height))
+    figure = make_figure(title, source, (min(4.4 + 0.5 * num_tiers, 12.0), height))
     axes = figure.add_subplot()
     axes.set_facecolor("0.9")
     image = axes.imshow(values[order], cmap="RdBu", vmin=-highest, vmax=highest, aspect="auto", interpolation="nearest")
@@ -238,7 +238,7 @@ def draw_tier_membership(
     for (client, column), of_cell in cells.items():
         for line in range(_LINES):
             image[row_of[client] * _LINES + line, column] = of_cell[line * len(of_cell) // _LINES]
-    figure = _figure(title, source, (min(3.6 + 0.28 * len(rounds), 13.0), min(2.2 + 0.19 * count, 13.0)))
+    figure = make_figure(title, source, (min(3.6 + 0.28 * len(rounds), 13.0), min(2.2 + 0.19 * count, 13.0)))
     axes = figure.add_subplot()
     axes.imshow(image, aspect="auto", interpolation="nearest", extent=(-0.5, len(rounds) - 0.5, count - 0.5, -0.5))
     _label_rounds(axes, rounds, order, names)
@@ -270,10 +270,10 @@ def draw_cdf(series: Mapping[str, Sequence[float]], *, quantity: str, title: str
     finite = {name: values for name, values in finite.items() if len(values)}
     if not finite:
         raise ConfigurationError(f"series={list(series)}: no client has a value of {quantity}; evaluate before.")
-    figure = _figure(title, source, (6.8, 4.4))
+    figure = make_figure(title, source, (6.8, 4.4))
     axes = figure.add_subplot()
-    shown = list(finite.items())[: len(_COLORS)]
-    for number, ((name, values), color) in enumerate(zip(shown, _COLORS, strict=False)):
+    shown = list(finite.items())[: len(COLORS)]
+    for number, ((name, values), color) in enumerate(zip(shown, COLORS, strict=False)):
         label = f"{name} (mean {values.mean():.3g})"
         axes.ecdf(values, color=color, linewidth=1.3 if number else 2.4, label=label, zorder=3 if number else 4)
     if len(shown) < len(finite):

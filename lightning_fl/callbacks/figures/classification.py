@@ -1,0 +1,101 @@
+"""Pictures of classifications: receiver operating characteristic, precision over recall, calibration."""
+
+from collections.abc import Mapping
+
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from lightning_fl.callbacks.figures.held_out import HeldOutFigure, Pairs, columns_of
+from lightning_fl.callbacks.figures.plots.classification import CurveKind, draw_classification
+
+__all__ = ["CalibrationFigure", "PrecisionRecallFigure", "ROCFigure"]
+
+
+class _ClassificationFigure(HeldOutFigure):
+    """Of probabilities: of class 1 [n] or [n, T] for targets 0 and 1, or of all classes [n, C] or [n, T, C].
+
+    A panel for every target, or for every class of every target against the others. A client with labels of one class
+    only has no curve; a panel without any curve is left out, and its title says of whom.
+    """
+
+    kind: CurveKind
+
+    def _paired(self, outputs: list[object], targets: Tensor) -> tuple[Tensor, Tensor] | str:
+        found = columns_of(outputs, targets, classes=True)
+        if isinstance(found, str):
+            return found
+        predictions, labels = found
+        measured = labels[~labels.isnan()]
+        if len(predictions) and not (float(predictions.min()) >= 0 and float(predictions.max()) <= 1):
+            return "predict_step returned values outside of 0 to 1; return probabilities."
+        most = predictions.shape[2] if predictions.ndim == 3 else 2
+        if not bool(((measured == measured.round()) & (measured >= 0) & (measured < most)).all()):
+            return f"the targets are no classes from 0 to {most - 1}."
+        return found
+
+    def _draw(
+        self, panels: Mapping[str, Pairs], units: Mapping[str, str], names: list[str], source: str
+    ) -> Figure | str:
+        binary: dict[str, Pairs] = {}
+        for target, points in panels.items():
+            classes = next(iter(points.values()))[0]
+            if classes.ndim == 1:
+                binary[target] = points
+                continue
+            for number in range(classes.shape[1]):
+                binary[f"{target} = {number}"] = {
+                    client: (predictions[:, number], (labels == number).double())
+                    for client, (predictions, labels) in points.items()
+                }
+        return draw_classification(self.kind, binary, names, source=source)
+
+
+class ROCFigure(_ClassificationFigure):
+    """True over false positive rate of every client, and of all together, with the areas (AUROC).
+
+    For when it is drawn and what leaves a client see :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure`.
+
+    Args:
+        split: "test" or "val".
+        target: which of several targets: its number from 0 or its name; ``None`` for a panel of each.
+
+    Raises:
+        ConfigurationError: an argument is not one of the above.
+    """
+
+    picture = "roc"
+    kind: CurveKind = "roc"
+
+
+class PrecisionRecallFigure(_ClassificationFigure):
+    """Precision over recall of every client, and of all together, with average precision; dashed: the rate by chance.
+
+    For when it is drawn and what leaves a client see :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure`.
+
+    Args:
+        split: "test" or "val".
+        target: which of several targets: its number from 0 or its name; ``None`` for a panel of each.
+
+    Raises:
+        ConfigurationError: an argument is not one of the above.
+    """
+
+    picture = "precision_recall"
+    kind: CurveKind = "precision_recall"
+
+
+class CalibrationFigure(_ClassificationFigure):
+    """Share of positives over the mean probability, in ten bins of equal width, of every client and of all together.
+
+    For when it is drawn and what leaves a client see :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure`.
+
+    Args:
+        split: "test" or "val".
+        target: which of several targets: its number from 0 or its name; ``None`` for a panel of each.
+
+    Raises:
+        ConfigurationError: an argument is not one of the above.
+    """
+
+    picture = "calibration"
+    kind: CurveKind = "calibration"
