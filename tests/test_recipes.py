@@ -40,6 +40,7 @@ PARTS = {
     "shapley": {"LabelNoise", "ShapleyRewards"},
     "drflm": {"DROClientSampling", "LocalMixup"},
     "dpfl": {"CollaborationGraph", "BestClientModels", "LocalReference"},
+    "private": {"PrivateHeads", "LocalReference"},
     "pifl": {"TierBidding", "ShapleyRewards", "TierFigures"},
 }
 #: Fewer images and clients, by the name of the recipe or of what follows the algorithm's.

@@ -499,6 +499,10 @@ class MoleculeModel(LightningModule):
         if not outputs.prediction:
             return
         prediction, target, bound = outputs.compute()
+        if not target.ndim:  # torchmetrics makes a number of a single entry
+            target = target[None, None]
+            prediction = prediction if prediction.ndim else prediction[None, None]
+            bound = None if bound is None else bound[None, None]
         outputs.reset()
         known = self.target_learned or not self.hparams["standardize_targets"]
         scores = task_scores(

@@ -182,3 +182,12 @@ def test_a_fingerprint_needs_descriptors(tmp_path):
     data = Partitioned(molecules(8, descriptors=False), IID(num_clients=2), split=(1.0, 0.0, 0.0))
     with pytest.raises(ConfigurationError, match=r"reads the molecules' descriptors.*features: \[morgan\]"):
         fit(make_model(encoder="fingerprint"), data, default_root_dir=str(tmp_path))
+
+
+def test_a_single_molecule_is_evaluated(tmp_path):
+    model = make_model(descriptor_dim=DESCRIPTORS)
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    (metrics,) = trainer.validate(model, DataLoader(molecules(1)), verbose=False)
+    (graph,) = molecules(1)
+    error = (model.eval()(Batch.from_data_list([graph])) - graph.y).abs().item()
+    assert metrics["val/mae"] == pytest.approx(error, rel=1e-5)
