@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from lightning_fl.data.molecules import MoleculeNet
+from lightning_fl.data import MoleculeNet
 from lightning_fl.data.molecules.dataset import MoleculeDataset
 from lightning_fl.data.molecules.featurizer import encode_smiles
 from lightning_fl.data.molecules.standin import esol_standin
