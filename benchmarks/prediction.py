@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from lightning_fl.data.molecules import MoleculeNet
+from lightning_fl.data import MoleculeNet
 from lightning_fl.data.molecules.dataset import MoleculeDataset
 from lightning_fl.data.molecules.featurizer import encode_smiles
 from lightning_fl.data.molecules.standin import esol_standin
@@ -81,9 +81,8 @@ def main() -> None:
         for _ in range(options.repeats):
             for name, part in parts.items():
                 rates.setdefault(name, []).append(_rate(count, part))
-    print(
-        f"| {count} molecules, {int(dataset.slices['x'][-1]) / count:.1f} atoms each | molecules a second | x the model |"
-    )
+    atoms = int(dataset.slices["x"][-1]) / count
+    print(f"| {count} molecules, {atoms:.1f} atoms each | molecules a second | x the model |")
     print("|---|---|---|")
     for name, values in rates.items():
         ratios = [value / model for value, model in zip(values, rates["the model"], strict=True)]
