@@ -34,7 +34,8 @@ def test_they_sum_to_the_change_of_the_prediction_and_what_is_not_used_gets_noth
         change = compute(inputs) - compute(torch.zeros_like(inputs))
     torch.testing.assert_close(found.sum(), change, rtol=1e-6, atol=1e-6)
     assert not found[:, 5].any()
-    assert not found.requires_grad and all(weight.grad is None for weight in network.parameters())
+    assert not found.requires_grad
+    assert all(weight.grad is None for weight in network.parameters())
 
 
 @pytest.mark.parametrize(
