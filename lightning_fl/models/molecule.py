@@ -519,8 +519,9 @@ def _build_readout(name: ReadoutName, dim: int) -> "Aggregation":
 def target_names(trainer: Any, num_targets: int) -> list[str]:
     """The targets' names in curves where the data have some, else their numbers from 0."""
     names = getattr(getattr(trainer, "datamodule", None), "target_names", None)
-    fits = names is not None and len(names) == num_targets
-    return curve_names(names, "target") if fits else list(map(str, range(num_targets)))
+    if names is None or len(names) != num_targets:
+        return list(map(str, range(num_targets)))
+    return curve_names(names, "target")
 
 
 def _bounds(batch: Any) -> Tensor | None:
