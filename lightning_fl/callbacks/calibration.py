@@ -75,7 +75,8 @@ class Calibration(Callback):
         names = trainer.datamodule.client_names()
         users = _users(kept, trainer.num_clients)
         found: dict[str, list[TargetCalibration]] = {}
-        for k, model in enumerate(kept.models):
+        # Nobody trained the personal layers of the shared models.
+        for k, model in enumerate(kept.models if trainer.personal is None else ()):
             weights = dict.fromkeys(users[k], model)
             of_model = self._measure(trainer, weights, f"shared_{k}", together=True)
             if of_model is None:
@@ -129,7 +130,7 @@ class Calibration(Callback):
 
 def _users(federation: Federation, num_clients: int) -> list[list[int]]:
     """The clients that use each of the shared models."""
-    uses = federation.collaboration.personalization > 0
+    uses = federation.collaboration.personalisation > 0
     return [[client for client in range(num_clients) if uses[client, k]] for k in range(uses.shape[1])]
 
 
@@ -166,7 +167,7 @@ def _targets(batch: Any) -> Tensor:
 def _are_probabilities(prediction: Tensor, target: Tensor) -> list[bool]:
     """Of each target, whether all its values are 0 or 1 and all predictions between them."""
     labels = target.isnan() | (target == 0) | (target == 1)
-    between = prediction.isnan() | ((prediction >= 0) & (prediction <= 1))
+    between = (prediction >= 0) & (prediction <= 1)
     return [bool(flag) for flag in (labels & between).all(0)]
 
 
