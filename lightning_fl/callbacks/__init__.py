@@ -1,5 +1,6 @@
 """Callbacks: who collaborates, who takes part, on what data, for what reward; and watching and keeping a run."""
 
+from lightning_fl.callbacks.calibration import Calibration
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.cfl import CFL, ClusterSplit
 from lightning_fl.callbacks.collaboration.client_arrivals import ClientArrivals
@@ -47,6 +48,7 @@ __all__ = [
     "IFCA",
     "BestClientModels",
     "BiddingPolicy",
+    "Calibration",
     "CalibrationFigure",
     "Callback",
     "ClientArrivals",

@@ -112,13 +112,8 @@ class ModelCheckpoint(Callback):
             self._remove_old_files(trainer)
         if not self.save_models:
             return
-        models, collaboration = trainer.models, trainer.collaboration
-        stores, number = state["client_stores"], trainer.current_round
-        if self.best_round is not None and self._best is not None and not trainer.models_are_final:
-            models, collaboration = self.best_models(trainer)
-            stores, number = self._stores_of_best(stores), self.best_round
-        exported = trainer.federation.with_models(models, collaboration, stores, number)
-        exported.client_stores = {**stores, "final_models": self._final_models(trainer, exported)}
+        exported = self.kept(trainer, state["client_stores"])
+        exported.client_stores = {**exported.client_stores, "final_models": self._final_models(trainer, exported)}
         private = trainer.processes.private
         if not (private or trainer.is_global_zero):
             return
@@ -133,6 +128,19 @@ class ModelCheckpoint(Callback):
             shared=trainer.is_global_zero,
             clients=trainer.hosted_clients if private else None,
         )
+
+    def kept(self, trainer: TrainerSurface, stores: dict[str, dict[int, Any]]) -> Federation:
+        """The federation whose models ``models/`` gets: the best round's, or the last one's where those are final.
+
+        Args:
+            trainer: at the end of its fit.
+            stores: what clients keep, under names; of all clients or of some.
+        """
+        models, collaboration, number = trainer.models, trainer.collaboration, trainer.current_round
+        if self.best_round is not None and self._best is not None and not trainer.models_are_final:
+            models, collaboration = self.best_models(trainer)
+            stores, number = self._stores_of_best(stores), self.best_round
+        return trainer.federation.with_models(models, collaboration, stores, number)
 
     def _stores_of_best(self, stores: dict[str, dict[int, Any]]) -> dict[str, dict[int, Any]]:
         """Name -> client -> what it kept in the best round."""

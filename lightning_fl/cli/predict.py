@@ -68,6 +68,40 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         help="Add the Tanimoto similarity to the nearest training molecule; opens the run's data.",
     )
     parser.add_argument(
+        "--interval",
+        type=float | None,
+        default=None,
+        metavar="LEVEL",
+        help="Add TARGET_lower and TARGET_upper, between which the truth lies with this probability, such as 0.9. Needs"
+        " a run with the Calibration callback.",
+    )
+    parser.add_argument(
+        "--calibrate",
+        type=str | None,
+        default=None,
+        metavar="platt|isotonic",
+        help="Correct probabilities as validation data ask for. Needs a run with the Calibration callback.",
+    )
+    parser.add_argument(
+        "--spread", action="store_true", help="Add TARGET_std, the standard deviation over the models that predict."
+    )
+    parser.add_argument(
+        "--with",
+        dest="others",
+        type=str,
+        nargs="+",
+        default=[],
+        metavar="RUN",
+        help="Runs of the same recipe with other seeds, whose models predict too.",
+    )
+    parser.add_argument(
+        "--mc_dropout",
+        type=int | None,
+        default=None,
+        metavar="N",
+        help="Add TARGET_std over N passes with dropout (and over the models, if several predict).",
+    )
+    parser.add_argument(
         "--batch_size",
         type=int | None,
         default=None,
@@ -122,6 +156,11 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
         workers=config.workers,
         smiles_column=config.smiles_column,
         similarity=config.similarity,
+        others=config.others,
+        interval=config.interval,
+        calibrate=config.calibrate,
+        spread=config.spread,
+        mc_dropout=config.mc_dropout,
     )
     _tell(predictor)
     try:

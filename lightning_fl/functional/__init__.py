@@ -1,6 +1,7 @@
 """The papers' mathematics as pure functions: tensors in, tensors or plain values out, no training, no global state."""
 
 from lightning_fl.functional.cfl import Bipartition, UpdateNorms, optimal_bipartition, split_cluster, update_norms
+from lightning_fl.functional.conformal import conformal_quantile, conformal_scores, pooled_quantile, score_counts
 from lightning_fl.functional.dirichlet import sample_dirichlet
 from lightning_fl.functional.dpfl import batched_greedy_collaborators, greedy_collaborators
 from lightning_fl.functional.drflm import (
@@ -31,6 +32,14 @@ from lightning_fl.functional.pifl import (
     mixture_weights,
     schedule,
 )
+from lightning_fl.functional.probability_calibration import (
+    apply_isotonic,
+    apply_platt,
+    fit_isotonic,
+    fit_platt,
+    platt_sums,
+    probability_counts,
+)
 from lightning_fl.functional.shapley import (
     FirstOrderShapley,
     ShapleyEstimate,
@@ -58,12 +67,18 @@ __all__ = [
     "TierCohort",
     "Transaction",
     "UpdateNorms",
+    "apply_isotonic",
+    "apply_platt",
     "batched_greedy_collaborators",
     "choose_bids",
     "coalition_objective",
+    "conformal_quantile",
+    "conformal_scores",
     "cosine_similarities",
     "draw_cohort",
     "draw_subset",
+    "fit_isotonic",
+    "fit_platt",
     "gram_matrix",
     "greedy_collaborators",
     "hierarchical_partition",
@@ -79,6 +94,9 @@ __all__ = [
     "optimal_bipartition",
     "partition_from_gram",
     "perturbed",
+    "platt_sums",
+    "pooled_quantile",
+    "probability_counts",
     "project_simplex",
     "reimbursement_share",
     "reward_ranks",
@@ -86,6 +104,7 @@ __all__ = [
     "sample_gamma",
     "sampling_weights_update",
     "schedule",
+    "score_counts",
     "settle_round",
     "shapley_exact",
     "shapley_first_order",

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,18 @@ from lightning_fl.options import check_counts
 from lightning_fl.prediction.columns import Naming, free_name, mean_outputs, model_columns
 from lightning_fl.prediction.forward import Outputs, Predictor
 from lightning_fl.prediction.models import choose_models, load_models
+from lightning_fl.prediction.uncertainty import (
+    CalibrationMethod,
+    DropoutPasses,
+    Uncertainty,
+    calibrated,
+    calibrations_of,
+    check_same_data,
+    half_widths,
+    interval_columns,
+    spread_columns,
+    total_spread,
+)
 from lightning_fl.trained_run import TrainedRun
 
 if TYPE_CHECKING:
@@ -24,6 +38,14 @@ __all__ = ["ERROR_COLUMN", "RunPredictor", "predict"]
 
 #: The column that says why a row has no prediction.
 ERROR_COLUMN = "error"
+
+
+@dataclass(frozen=True)
+class _Predicted:
+    """Of a chunk: what each model says, and the spread if it is asked for."""
+
+    models: list[Outputs]
+    spread: Outputs | None = None
 
 
 class RunPredictor:
@@ -40,6 +62,11 @@ class RunPredictor:
         workers: processes that read molecules; ``None`` for one per core, or one for few.
         smiles_column: the column of SMILES, where it is another one than the run's.
         similarity: add the Tanimoto similarity to the nearest training molecule; the run's data are opened for it.
+        others: folders of runs of the same recipe with other seeds, whose models predict too.
+        interval: add conformal intervals that hold the truth with this probability (a regression).
+        calibrate: correct probabilities as validation data ask for, "platt" or "isotonic" (a classification).
+        spread: add the standard deviation over the models that predict.
+        mc_dropout: add the deviation over so many passes with dropout; depends on ``rows`` and ``batch_size``.
 
     Raises:
         ConfigurationError: there is no such run or model, or an argument is out of range.
@@ -63,17 +90,30 @@ class RunPredictor:
         workers: int | None = None,
         smiles_column: str | None = None,
         similarity: bool = False,
+        others: Sequence[str | Path] = (),
+        interval: float | None = None,
+        calibrate: CalibrationMethod | None = None,
+        spread: bool = False,
+        mc_dropout: int | None = None,
     ) -> None:
         check_counts(self, batch_size=batch_size, rows=rows, workers=workers)
+        self._uncertainty = Uncertainty(interval, calibrate, spread, mc_dropout)
         self.run = TrainedRun.read(Path(run).expanduser())
-        chosen = choose_models(self.run, model)
-        self.models, made = load_models(self.run, chosen, trust=trust, accelerator=accelerator)
+        self.models, made = load_models(self.run, choose_models(self.run, model), trust=trust, accelerator=accelerator)
         self._data = made.data
         self._reading = Reading(rows=rows, workers=workers, smiles_column=smiles_column)
         # The other cores read molecules, for which a model waits; several threads would take them away.
         own = 1 if isinstance(made.data, MoleculeDataModule) else None
         self._num_threads: int | None = made.settings.get("num_threads") or own
         self._naming = Naming.of(self.run.summary["data"])
+        runs = [(each.name, self.run) for each in self.models]  # names as the run's own
+        for number, folder in enumerate(others, start=2):
+            other = TrainedRun.read(Path(folder).expanduser())
+            check_same_data(self.run, other)
+            found, _ = load_models(other, choose_models(other, model), trust=trust, accelerator=accelerator)
+            self.models += [replace(each, name=f"{each.name}_{number}") for each in found]
+            runs += [(each.name, other) for each in found]
+        self._uncertainty.check_models(len(self.models))
         self._predictors = [
             Predictor(
                 each.module,
@@ -84,11 +124,49 @@ class RunPredictor:
             )
             for each in self.models
         ]
+        self._learn_uncertainty(runs)
         self._similarity = None
         if similarity:
             from lightning_fl.prediction.similarity import TrainingSimilarity
 
             self._similarity = TrainingSimilarity(made.data)
+
+    def _learn_uncertainty(self, runs: Sequence[tuple[str, TrainedRun]]) -> None:
+        """Read what the runs measured of the models, and find layers of dropout, as far as it is asked for."""
+        asked, naming = self._uncertainty, self._naming
+        self._widths: list[float] | None = None
+        if asked.interval is not None:
+            measured = calibrations_of(self.run, self.models[0].name, "--interval", "regression", naming)
+            self._widths = half_widths(measured, asked.interval, naming)
+        self._calibrations = [
+            calibrations_of(run, name, "--calibrate", "classification", naming)
+            for name, run in runs
+            if asked.calibrate is not None
+        ]
+        self._passes = [
+            DropoutPasses(each.module, asked.mc_dropout, run.summary["seed"])
+            for each, (_, run) in zip(self.models, runs, strict=True)
+            if asked.mc_dropout is not None
+        ]
+
+    def _predict(self, chunk: Unlabelled, number: int) -> _Predicted:
+        """What the models say of a chunk, the ``number``-th."""
+        models = [self._outputs(place, chunk) for place in range(len(self.models))]
+        if not self._uncertainty.has_spread:
+            return _Predicted(models)
+        members = [[outputs] for outputs in models]
+        if self._passes:
+            members = [
+                passes(partial(self._outputs, place, chunk), number) for place, passes in enumerate(self._passes)
+            ]
+        return _Predicted(models, total_spread(members))
+
+    def _outputs(self, place: int, chunk: Unlabelled) -> Outputs:
+        """One model's, corrected where that is asked for."""
+        outputs = self._predictors[place](chunk)
+        if self._uncertainty.calibrate is None:
+            return outputs
+        return calibrated(outputs, self._calibrations[place], self._uncertainty.calibrate)
 
     def chunks(self, source: NewSamples) -> "Iterator[pd.DataFrame]":
         """The table in chunks, in the order of the rows.
@@ -112,17 +190,17 @@ class RunPredictor:
             yield table
 
     def _tables(self, source: NewSamples) -> "Iterator[pd.DataFrame]":
-        waiting: list[tuple[Unlabelled, list[Outputs]]] = []
+        waiting: list[tuple[Unlabelled, _Predicted | None]] = []
         known: list[str] | None = None
         first_error = ""
         with self.run.reading_record() as record:
-            for chunk in self._data.unlabelled_data(source, record, self._reading):
+            for number, chunk in enumerate(self._data.unlabelled_data(source, record, self._reading)):
                 first_error = first_error or next(iter(chunk.errors.values()), "")
-                outputs = [predictor(chunk) for predictor in self._predictors] if chunk.kept else []
+                outputs = self._predict(chunk, number) if chunk.kept else None
                 waiting.append((chunk, outputs))
-                if not outputs and known is None:  # the columns are not known yet
-                    continue
                 if known is None:
+                    if outputs is None:  # the columns are not known yet
+                        continue
                     known = list(self._columns(outputs))
                 yield from (self._table(each, of_models, known) for each, of_models in waiting)
                 waiting = []
@@ -132,17 +210,22 @@ class RunPredictor:
                 f" {sum(len(chunk.frame) for chunk, _ in waiting)} rows; the first: {first_error}."
             )
 
-    def _columns(self, outputs: Sequence[Outputs]) -> dict[str, np.ndarray]:
+    def _columns(self, predicted: _Predicted) -> dict[str, np.ndarray]:
         """The k predictions under the names that they would have alone."""
-        if len(self.models) == 1:
-            return model_columns(outputs[0], self._naming)
-        columns = model_columns(mean_outputs(outputs), self._naming)
-        for model, of_model in zip(self.models, outputs, strict=True):
-            columns |= {f"{name}@{model.name}": of for name, of in model_columns(of_model, self._naming).items()}
+        outputs = predicted.models
+        mean = outputs[0] if len(outputs) == 1 else mean_outputs(outputs)
+        columns = model_columns(mean, self._naming)
+        if self._widths is not None:
+            columns |= interval_columns(mean, self._widths, self._naming)
+        if predicted.spread is not None:
+            columns |= spread_columns(predicted.spread, self._naming)
+        if len(outputs) > 1:
+            for model, of_model in zip(self.models, outputs, strict=True):
+                columns |= {f"{name}@{model.name}": of for name, of in model_columns(of_model, self._naming).items()}
         return columns
 
-    def _table(self, chunk: Unlabelled, outputs: Sequence[Outputs], names: Sequence[str]) -> "pd.DataFrame":
-        columns = self._columns(outputs) if outputs else {}
+    def _table(self, chunk: Unlabelled, outputs: _Predicted | None, names: Sequence[str]) -> "pd.DataFrame":
+        columns = {} if outputs is None else self._columns(outputs)
         count, kept = len(chunk.frame), np.asarray(chunk.kept, dtype=int)
         errors: list[str | None] = [chunk.errors.get(row) for row in range(count)]
         if chunk.kept and self._similarity is not None:
@@ -170,6 +253,11 @@ def predict(
     workers: int | None = None,
     smiles_column: str | None = None,
     similarity: bool = False,
+    others: Sequence[str | Path] = (),
+    interval: float | None = None,
+    calibrate: CalibrationMethod | None = None,
+    spread: bool = False,
+    mc_dropout: int | None = None,
 ) -> "pd.DataFrame":
     """Predict new samples with a finished run's model: ``lightning-fl predict RUN FILE`` from Python.
 
@@ -183,6 +271,11 @@ def predict(
         workers: processes that read molecules; ``None`` for one per core, or one for few.
         smiles_column: where it is another one than the run's.
         similarity: to the nearest training molecule.
+        others: further runs, of other seeds.
+        interval: coverage of conformal intervals, ``TARGET_lower`` to ``TARGET_upper``.
+        calibrate: "platt" or "isotonic", for probabilities.
+        spread: ``TARGET_std`` over the models.
+        mc_dropout: ``TARGET_std`` over passes with dropout.
 
     Returns:
         The rows and columns that were given, the predictions under the targets' names (``TARGET_predicted`` where the
@@ -210,6 +303,11 @@ def predict(
         workers=workers,
         smiles_column=smiles_column,
         similarity=similarity,
+        others=others,
+        interval=interval,
+        calibrate=calibrate,
+        spread=spread,
+        mc_dropout=mc_dropout,
     )
     table = pd.concat(list(predictor.chunks(samples)))
     if isinstance(samples, pd.DataFrame):

@@ -1,0 +1,231 @@
+"""What clients' validation data say of the errors of the models that a run keeps."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+
+from lightning_fl.calibration_file import TargetCalibration, write_calibration
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
+from lightning_fl.data.targets import batch_targets
+from lightning_fl.engine.federation import Federation
+from lightning_fl.engine.hooks import overrides
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.conformal import conformal_scores, score_counts
+from lightning_fl.functional.probability_calibration import fit_isotonic, fit_platt, platt_sums, probability_counts
+from lightning_fl.surface import TrainerSurface
+
+__all__ = ["Calibration"]
+
+#: Predictions and targets [n, T] of a client's validation data.
+_Pair = tuple[Tensor, Tensor]
+
+
+class Calibration(Callback):
+    """Measures the kept models on validation data after fit, for intervals and calibrated probabilities of predictions.
+
+    Writes ``calibration.json`` beside ``models/``. A client's model is measured on its own validation data, a shared
+    one on those of all clients that use it. Of a client only numbers leave its rank: how many absolute errors fall on
+    which step of a fixed grid for a target of numbers; for labels 0 and 1 with predicted probabilities, sums of the
+    Newton steps of Platt's fit and, for isotonic regression, labels counted in bins of the probability.
+
+    Works with any module whose ``predict_step`` (or ``forward``) returns tensors shaped like the targets, in their
+    units. Missing targets (NaN) and those known as bounds only are left out. Validation data by which the best round
+    was chosen are seen data to some extent: intervals may be a little too narrow.
+
+    Raises:
+        ConfigurationError: no client has validation data, or a callback after it still changes the models.
+    """
+
+    only_shows = True
+
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
+        """Refuse a run in which there will be nothing to measure, or in which it would be too early."""
+        place = trainer.callbacks.index(self)
+        for later in trainer.callbacks[place + 1 :]:
+            if overrides(later, "on_fit_end", Callback) and not later.only_shows:
+                if isinstance(later, ModelCheckpoint):
+                    continue
+                name = type(later).__name__
+                raise ConfigurationError(
+                    f"Calibration comes before {name} in trainer.callbacks, which may change the models after the last"
+                    f" round: list it after {name}."
+                )
+        has_data = trainer.on_hosts(
+            range(trainer.num_clients),
+            lambda client: trainer.client_batches(client, "val") is not None,
+            "Calibration cannot open the validation data",
+        )
+        if not any(has_data.values()):
+            raise ConfigurationError(
+                "Calibration measures validation data, and no client has any: give the data module a share for"
+                " validation (data.init_args.split), or leave Calibration out."
+            )
+
+    def on_fit_end(self, trainer: TrainerSurface) -> None:
+        """Measure the models that are kept, and write the file."""
+        checkpoint = trainer.callback(ModelCheckpoint)
+        kept = trainer.federation if checkpoint is None else checkpoint.kept(trainer, trainer.client_stores)
+        assert trainer.datamodule is not None
+        names = trainer.datamodule.client_names()
+        users = _users(kept, trainer.num_clients)
+        found: dict[str, list[TargetCalibration]] = {}
+        # Nobody trained the personal layers of the shared models.
+        for k, model in enumerate(kept.models if trainer.personal is None else ()):
+            weights = dict.fromkeys(users[k], model)
+            of_model = self._measure(trainer, weights, f"shared_{k}", together=True)
+            if of_model is None:
+                return
+            found |= of_model
+        own = {client: trainer.loop.client_model(client, kept) for client in trainer.hosted_clients}
+        of_clients = self._measure(trainer, own, "", together=False)
+        if of_clients is None:
+            return
+        for client, targets in of_clients.items():
+            found[names[int(client)]] = targets
+        if trainer.is_global_zero:
+            write_calibration(Path(trainer.log_dir), found)
+
+    def _measure(
+        self, trainer: TrainerSurface, weights: dict[int, Weights], name: str, *, together: bool
+    ) -> dict[str, list[TargetCalibration]] | None:
+        """Model -> its targets; a model for all of the clients together or, by its number, one for each.
+
+        ``None`` where predictions do not fit the targets, which is said.
+        """
+        wanted = [client for client in sorted(weights) if client in trainer.hosted_clients]
+        pairs: dict[int, _Pair] = {}
+        said: dict[int, tuple[str, int, list[bool]]] = {}
+        for client in wanted:
+            pair = _collect(trainer, client, weights[client])
+            if isinstance(pair, str):
+                said[client] = (pair, 0, [])
+            elif pair is not None:
+                pairs[client] = pair
+                said[client] = ("", pair[1].shape[1], _are_probabilities(*pair))
+        everyone = trainer.strategy.exchange(said)
+        problem = next((text for text, _, _ in everyone.values() if text), None)
+        widths = {width for _, width, _ in everyone.values()}
+        if problem is None and len(widths) > 1:
+            problem = f"clients have different numbers of targets ({', '.join(map(str, sorted(widths)))})"
+        if problem is not None:
+            rank_zero_warn(f"Calibration writes nothing: {problem}")
+            return None
+        if not everyone:
+            return {}
+        flags = [all(of_client) for of_client in zip(*(probable for _, _, probable in everyone.values()), strict=True)]
+        if together:
+            return {name: _calibrate(trainer, pairs, flags)}
+        own = {client: _of_one(pair, flags) for client, pair in pairs.items()}
+        plain = trainer.strategy.exchange(
+            {client: [target.plain() for target in targets] for client, targets in own.items()}
+        )
+        return {str(client): [TargetCalibration.of_plain(of) for of in targets] for client, targets in plain.items()}
+
+
+def _users(federation: Federation, num_clients: int) -> list[list[int]]:
+    """The clients that use each of the shared models."""
+    uses = federation.collaboration.personalisation > 0
+    return [[client for client in range(num_clients) if uses[client, k]] for k in range(uses.shape[1])]
+
+
+def _collect(trainer: TrainerSurface, client: int, weights: Weights) -> _Pair | str | None:
+    """Predictions and targets of a hosted client; a text says what is wrong, for all ranks; ``None`` for no data."""
+    batches = trainer.client_batches(client, "val")
+    if batches is None:
+        return None
+    try:
+        outputs = trainer.loop.predict(client, weights, "val")
+        targets = torch.cat([_targets(batch) for batch, _ in batches.once(trainer.loop.path(client, "val"))])
+    except Exception as error:  # the user's predict_step may raise anything; a trained model must not be lost by it
+        return f"{type(error).__name__}: {error}"
+    other = next((output for output in outputs if not isinstance(output, Tensor)), None)
+    if other is not None:
+        return f"predict_step returned a {type(other).__name__}; return a tensor shaped like the targets."
+    predictions = torch.cat([output.reshape(len(output), -1).double() for output in outputs])
+    if predictions.shape != targets.shape:
+        return (
+            f"predict_step returned values of shape {list(predictions.shape)} in all, the targets have"
+            f" {list(targets.shape)}; return a tensor shaped like the targets."
+        )
+    return predictions, targets
+
+
+def _targets(batch: Any) -> Tensor:
+    """The targets [b, T] of a batch, NaN where only a bound is known."""
+    targets = batch_targets(batch).detach().cpu().double()
+    targets = targets.reshape(len(targets), -1)
+    bound = getattr(batch, "y_bound", None)
+    return targets if bound is None else targets.masked_fill(bound.cpu().reshape(targets.shape) != 0, torch.nan)
+
+
+def _are_probabilities(prediction: Tensor, target: Tensor) -> list[bool]:
+    """Of each target, whether all its values are 0 or 1 and all predictions between them."""
+    labels = target.isnan() | (target == 0) | (target == 1)
+    between = (prediction >= 0) & (prediction <= 1)
+    return [bool(flag) for flag in (labels & between).all(0)]
+
+
+def _calibrate(trainer: TrainerSurface, pairs: dict[int, _Pair], flags: list[bool]) -> list[TargetCalibration]:
+    """The targets of one model, from what all ranks' clients give of theirs."""
+    counts = trainer.strategy.exchange({client: _counts(pair, flags) for client, pair in pairs.items()})
+
+    def sums(at: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+        given = {client: _platt_sums(pair, flags, at, positives, negatives) for client, pair in pairs.items()}
+        return torch.stack(list(trainer.strategy.exchange(given).values())).sum(0)
+
+    return _from_counts(list(counts.values()), flags, sums)
+
+
+def _of_one(pair: _Pair, flags: list[bool]) -> list[TargetCalibration]:
+    """The targets of a client's own model; nothing is exchanged."""
+    return _from_counts([_counts(pair, flags)], flags, lambda at, *of: _platt_sums(pair, flags, at, *of))
+
+
+def _counts(pair: _Pair, flags: list[bool]) -> list[Any]:
+    """What a client says of each target: counts in bins of the probability, or of scores."""
+    return [
+        probability_counts(*of_target) if flag else score_counts(conformal_scores(*of_target))
+        for flag, *of_target in zip(flags, pair[0].T, pair[1].T, strict=True)
+    ]
+
+
+def _platt_sums(pair: _Pair, flags: list[bool], at: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+    """[T', 6] of the T' targets that are classes."""
+    places = [place for place, flag in enumerate(flags) if flag]
+    return torch.stack(
+        [
+            platt_sums(pair[0][:, place], pair[1][:, place], at[row], float(positives[row]), float(negatives[row]))
+            for row, place in enumerate(places)
+        ]
+    )
+
+
+def _from_counts(clients: list[list[Any]], flags: list[bool], sums: Any) -> list[TargetCalibration]:
+    """The targets, from each client's :func:`_counts`; ``sums(at, positives, negatives)`` are all clients' of Platt."""
+    pooled = {place: torch.stack([of[place] for of in clients]).sum(0) for place, flag in enumerate(flags) if flag}
+    platt: list[list[float]] = []
+    if pooled:
+        positives = torch.stack([counts[1].sum() for counts in pooled.values()]).double()
+        negatives = torch.stack([(counts[0] - counts[1]).sum() for counts in pooled.values()]).double()
+        platt = fit_platt(lambda at: sums(at, positives, negatives), positives, negatives).tolist()
+    found = []
+    for place, flag in enumerate(flags):
+        if flag:
+            number = int(pooled[place][0].sum())
+            having = sum(1 for of in clients if bool(of[place][0].any()))
+            a, b = platt[list(pooled).index(place)]
+            fitted = (a, b) if number else None
+            found.append(TargetCalibration("classification", number, having, None, fitted, fit_isotonic(pooled[place])))
+        else:
+            total: Counter[int] = Counter()
+            for of in clients:
+                total.update(of[place])
+            having = sum(1 for of in clients if of[place])
+            found.append(TargetCalibration("regression", sum(total.values()), having, dict(sorted(total.items()))))
+    return found

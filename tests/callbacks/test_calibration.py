@@ -1,0 +1,143 @@
+"""Calibration: what it writes, against plain computations on the exported models."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import TinyClients, TinyModule
+from torch.utils.data import TensorDataset
+
+from lightning_fl import ConfigurationError, FederatedTrainer
+from lightning_fl.calibration_file import CALIBRATION_FILE, read_calibration
+from lightning_fl.callbacks import Calibration, FineTuning, LocalTraining
+from lightning_fl.errors import CheckpointError
+from lightning_fl.functional import apply_platt, conformal_scores, pooled_quantile, score_counts
+
+
+class _Probable(TinyModule):
+    """Probabilities of a label."""
+
+    def predict_step(self, batch, batch_idx):
+        return self(batch[0]).sigmoid()
+
+
+class _Labels(TinyClients):
+    """Labels: whether the target is above 0; of the last client one in validation, the others missing."""
+
+    def client_data(self, client, split):
+        x, y = super().client_data(client, split).tensors
+        label = (y > 0).float()
+        if client == 2 and split == "val":
+            label[1:] = math.nan
+        return TensorDataset(x, label)
+
+
+class _NoValidation(TinyClients):
+    def client_data(self, client, split):
+        return None if split == "val" else super().client_data(client, split)
+
+
+def _fit(module, data, *callbacks, rounds=3):
+    trainer = FederatedTrainer(
+        max_rounds=rounds, local_steps=2, callbacks=list(callbacks), logger=False, enable_progress_bar=False,
+        accelerator="cpu", devices=1,
+    )  # fmt: skip
+    trainer.fit(module, data)
+    return trainer, Path(trainer.log_dir)
+
+
+def _exported(folder, name, kind=TinyModule):
+    return kind.load_from_checkpoint(folder / "models" / f"{name}.ckpt", weights_only=True).eval()
+
+
+def test_errors_of_the_exported_models_are_counted() -> None:
+    data = TinyClients()
+    trainer, folder = _fit(TinyModule(), data, LocalTraining(), Calibration())
+    found = read_calibration(folder)
+    assert found is not None
+    names = data.client_names()
+    assert list(found) == ["shared_0", "shared_1", "shared_2", *names]
+    for client, name in enumerate(names):
+        x, y = data.client_data(client, "val").tensors
+        with torch.no_grad():
+            scores = conformal_scores(_exported(folder, f"shared_{client}")(x)[:, 0], y[:, 0])
+        (target,) = found[name]
+        assert (target.kind, target.num_samples, target.num_clients) == ("regression", 6, 1)
+        assert target.scores == score_counts(scores)
+        assert found[f"shared_{client}"] == found[name]
+
+
+def test_a_shared_model_is_measured_on_the_data_of_all_who_use_it() -> None:
+    data = TinyClients()
+    _, folder = _fit(TinyModule(), data, Calibration())
+    found = read_calibration(folder)
+    assert found is not None
+    model, counts = _exported(folder, "shared_0"), []
+    for client in range(3):
+        x, y = data.client_data(client, "val").tensors
+        with torch.no_grad():
+            counts.append(score_counts(conformal_scores(model(x)[:, 0], y[:, 0])))
+    (target,) = found["shared_0"]
+    assert (target.num_samples, target.num_clients) == (18, 3)
+    assert target.scores == {k: sum(c.get(k, 0) for c in counts) for k in sorted({k for c in counts for k in c})}
+    assert pooled_quantile(counts, 0.8) < math.inf
+
+
+def test_labels_get_platts_and_isotonic_points() -> None:
+    _, folder = _fit(_Probable(), _Labels(), Calibration())
+    found = read_calibration(folder)
+    assert found is not None
+    (shared,) = found["shared_0"]
+    assert (shared.kind, shared.num_samples, shared.num_clients) == ("classification", 13, 3)
+    assert shared.platt is not None
+    assert shared.isotonic is not None
+    assert shared.isotonic[1] == sorted(shared.isotonic[1])
+    one = list(found.values())[-1][0]
+    assert one.num_samples == 1
+    assert one.platt is not None
+    probability = apply_platt(torch.tensor([0.2, 0.8]), torch.tensor(one.platt))
+    assert min(abs(probability[0] - 1 / 3), abs(probability[0] - 2 / 3)) < 0.34  # between Platt's targets of one label
+
+
+def test_it_changes_no_model() -> None:
+    with_it, _ = _fit(TinyModule(dropout=0.3), TinyClients(), Calibration())
+    without, _ = _fit(TinyModule(dropout=0.3), TinyClients())
+    assert all(one.equal(other) for one, other in zip(with_it.models, without.models, strict=True))
+
+
+def test_refusals() -> None:
+    with pytest.raises(ConfigurationError, match=r"no client has any: give the data module a share for"):
+        _fit(TinyModule(), _NoValidation(), Calibration())
+    with pytest.raises(ConfigurationError, match="list it after FineTuning"):
+        _fit(TinyModule(), TinyClients(), Calibration(), FineTuning())
+
+
+def test_outputs_that_are_no_predictions_are_said() -> None:
+    class Words(TinyModule):
+        def predict_step(self, batch, batch_idx):
+            return "words"
+
+    with pytest.warns(UserWarning, match=r"Calibration writes nothing: predict_step returned a str"):
+        _, folder = _fit(Words(), TinyClients(), Calibration())
+    assert read_calibration(folder) is None
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda text: text[:40],
+        lambda text: "[]",
+        lambda text: text.replace('"version": 1', '"version": 9'),
+        lambda text: text.replace('"num_samples": 18', '"num_samples": 17'),
+        lambda text: text.replace('"kind": "regression"', '"kind": "guess"'),
+    ],
+)
+def test_a_damaged_file_is_refused(harm) -> None:
+    _, folder = _fit(TinyModule(), TinyClients(), Calibration(), rounds=1)
+    path = folder / CALIBRATION_FILE
+    assert json.loads(path.read_text())["split"] == "val"
+    path.write_text(harm(path.read_text()))
+    with pytest.raises(CheckpointError, match=r"calibration.json is damaged .*copy it again, or train again"):
+        read_calibration(folder)
