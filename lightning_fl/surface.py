@@ -155,6 +155,7 @@ class TrainerSurface:
     collaboration = _Of[Collaboration]("federation")
     num_samples = _Of[list[int]]("federation")
     personal = _Of[LocalParameters | None]("federation")
+    constant = _Of[frozenset[str]]("federation")
     client_states = _Of[dict[int, ClientState]]("federation")
     client_stores = _Of[dict[str, dict[int, Any]]]("federation")
     model_states = _Of[dict[int, dict[str, Any]]]("federation")

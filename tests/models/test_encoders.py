@@ -75,13 +75,13 @@ def test_dmpnn_finds_the_other_direction_in_any_order_of_edges():
 
 
 def test_dmpnn_is_chemprops():
-    chemprop = pytest.importorskip("chemprop")
+    nets, data = pytest.importorskip("chemprop.nn"), pytest.importorskip("chemprop.data")
     graph = molecule(7)
-    theirs = chemprop.nn.BondMessagePassing(d_v=ATOM, d_e=BOND, d_h=DIM, depth=3)
+    theirs = nets.BondMessagePassing(d_v=ATOM, d_e=BOND, d_h=DIM, depth=3)
     ours = DMPNN(**SIZES, num_layers=3)
     ours.load_state_dict({key: value for key, value in theirs.state_dict().items() if key.startswith("W_")})
     reverse, _ = reverse_edges(graph.edge_index, 7)
-    molecules = chemprop.data.BatchMolGraph.__new__(chemprop.data.BatchMolGraph)
+    molecules = data.BatchMolGraph.__new__(data.BatchMolGraph)
     for name, value in {
         "V": graph.x,
         "E": graph.edge_attr,

@@ -110,6 +110,7 @@ def test_edge_network_conv_is_nnconv_with_one_hidden_layer():
 
 @pytest.mark.parametrize("name", sorted(EDGE_ENCODERS))
 def test_bond_features_matter(name):
+    torch.manual_seed(0)
     graph = molecule(5)
     encoder = build_encoder(name, node_dim=ATOM, edge_dim=BOND, hidden_dim=8, num_layers=2, dropout=0.0)
     changed = graph.edge_attr.clone()
