@@ -94,6 +94,8 @@ def task_scores(
         calibration_bins: of equal width between 0 and 1.
     """
     scores = TaskScores()
+    # A few numbers for each of many targets: on a GPU every one of them would be waited for.
+    prediction, target, bound = prediction.cpu(), target.cpu(), None if bound is None else bound.cpu()
     for number in range(target.shape[1]):
         present = ~target[:, number].isnan()
         measured, predicted = target[present, number], prediction[present, number].float()

@@ -16,8 +16,8 @@ j, k         the batch and a permutation of it              [B]
 Differs from the paper: partners come from the same batch instead of the whole data set of the client, as in Zhang et
 al.; integer class labels, which cannot be mixed, give the gamma-weighted sum of two losses, which for the
 cross-entropy is the same; so do class labels that a graph batch holds as floating numbers, with gaps, of a module
-whose ``task`` is "multiclass". Of two bounds of a value (``y_bound``: at most, at least) the mixture is known where they
-point the same way, or one is an exact value; else it is missing.
+whose ``task`` is "multiclass". Of two bounds of a value (``y_bound``: at most, at least) the mixture is known where
+they point the same way, or one is an exact value; else it is missing.
 """
 
 from collections.abc import Callable
