@@ -139,7 +139,9 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None) ->
             console.print(Text("mean over clients of each target", "bold"))
             console.print(_fitted(_that_fits(target_table, single, console), console))
         for name, gain in trainer.gains.get(split, {}).items():
-            console.print(Text(gain_line(metric_name(name, split), gain, names)))
+            # Not of every target; and the error of a constant is the same for all models.
+            if metric_name(name, split) not in single and any(gain.clients.values()):
+                console.print(Text(gain_line(metric_name(name, split), gain, names)))
     else:
         console.print("nothing was evaluated: the model defines no test or validation step, or no client has such data")
     console.print(Text(f"run: {trainer.log_dir}"), soft_wrap=True)
