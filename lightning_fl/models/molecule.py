@@ -223,6 +223,7 @@ class MoleculeModel(LightningModule):
         It is what the checkpoint's model predicts where the run goes on from one, else what the training targets ask
         for, whatever the stage.
         """
+        self._left_out = LeftOut()  # every run says it once
         self._take_over(getattr(self.trainer, "checkpoint_hyper_parameters", {}))
         resolved = self._is_resolved
         if resolved and (stage != "fit" or self.task == "regression"):
