@@ -18,7 +18,7 @@ from lightning_fl.metrics import GainSummary, MetricSummary, metric_name
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
 
-__all__ = ["client_table", "gain_line", "print_report", "target_table"]
+__all__ = ["client_table", "gain_line", "of_all_targets", "print_report", "target_table"]
 
 #: Clients shown one by one; of more, the worst ones are shown.
 MOST_ROWS = 30
@@ -96,8 +96,12 @@ def _of_targets(metrics: Mapping[str, MetricSummary]) -> dict[str, MetricSummary
     }
 
 
-def _of_all_targets(metrics: Mapping[str, MetricSummary]) -> dict[str, MetricSummary]:
-    """The others."""
+def of_all_targets(metrics: Mapping[str, MetricSummary]) -> dict[str, MetricSummary]:
+    """The metrics less those of single targets.
+
+    Args:
+        metrics: name, without its split -> summary over clients.
+    """
     single = _of_targets(metrics)
     return {
         name: metric
@@ -128,7 +132,7 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None) ->
         console.print(Text(f"{word} of {type(trainer.module).__name__}, data: {source}", "bold"))
         names = trainer.datamodule.client_names()
         single = _of_targets(metrics)
-        metrics = _of_all_targets(metrics)
+        metrics = of_all_targets(metrics)
         table = client_table(metrics, names, samples)
         if _too_wide(table, console):
             # The lines below compare with the local models.
