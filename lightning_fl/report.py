@@ -18,10 +18,19 @@ from lightning_fl.metrics import GainSummary, MetricSummary, metric_name
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
 
-__all__ = ["client_table", "gain_line", "print_report", "target_table"]
+__all__ = [
+    "breakable",
+    "client_table",
+    "gain_line",
+    "of_all_targets",
+    "print_report",
+    "table_that_fits",
+    "target_table",
+]
 
 #: Clients shown one by one; of more, the worst ones are shown.
 MOST_ROWS = 30
+_RECORD = "summary.json"
 
 
 def client_table(
@@ -47,7 +56,7 @@ def client_table(
         table.add_column("samples", justify="right")
     for name, metric in metrics.items():
         direction = "higher" if metric.higher_is_better else "lower"
-        table.add_column(Text(f"{_breakable(name)}\n{direction} is better"), justify="right")
+        table.add_column(Text(f"{breakable(name)}\n{direction} is better"), justify="right")
     clients = sorted({client for metric in metrics.values() for client in metric.clients})
     leading = leading_metric(metrics)
     many = leading is not None and len(clients) > MOST_ROWS
@@ -75,10 +84,10 @@ def target_table(metrics: Mapping[str, MetricSummary]) -> Table:
     """
     columns = list(dict.fromkeys(name.partition("/")[0] for name in metrics))
     table = Table()
-    table.add_column("target", no_wrap=True)
+    table.add_column("target")
     table.add_column("clients", justify="right")
     for name in columns:
-        table.add_column(Text(_breakable(name)), justify="right")
+        table.add_column(Text(breakable(name)), justify="right")
     for target in dict.fromkeys(name.partition("/")[2] for name in metrics):
         found = {name: metrics.get(f"{name}/{target}") for name in columns}
         counts = [len(metric.clients) for metric in found.values() if metric is not None]
@@ -96,8 +105,12 @@ def _of_targets(metrics: Mapping[str, MetricSummary]) -> dict[str, MetricSummary
     }
 
 
-def _of_all_targets(metrics: Mapping[str, MetricSummary]) -> dict[str, MetricSummary]:
-    """The others."""
+def of_all_targets(metrics: Mapping[str, MetricSummary]) -> dict[str, MetricSummary]:
+    """The metrics less those of single targets.
+
+    Args:
+        metrics: name, without its split -> summary over clients.
+    """
     single = _of_targets(metrics)
     return {
         name: metric
@@ -128,18 +141,20 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None) ->
         console.print(Text(f"{word} of {type(trainer.module).__name__}, data: {source}", "bold"))
         names = trainer.datamodule.client_names()
         single = _of_targets(metrics)
-        metrics = _of_all_targets(metrics)
+        metrics = of_all_targets(metrics)
         table = client_table(metrics, names, samples)
         if _too_wide(table, console):
             # The lines below compare with the local models.
             metrics = {name: metric for name, metric in metrics.items() if not name.startswith("local/")} or metrics
-            table = _that_fits(lambda shown: client_table(shown, names, samples), metrics, console)
-        console.print(_fitted(table, console))
+            table = table_that_fits(lambda shown: client_table(shown, names, samples), metrics, console, _RECORD)
+        console.print(table)
         if single:
             console.print(Text("mean over clients of each target", "bold"))
-            console.print(_fitted(_that_fits(target_table, single, console), console))
+            console.print(table_that_fits(target_table, single, console, _RECORD))
         for name, gain in trainer.gains.get(split, {}).items():
-            console.print(Text(gain_line(metric_name(name, split), gain, names)))
+            # Not of every target; and the error of a constant is the same for all models.
+            if metric_name(name, split) not in single and any(gain.clients.values()):
+                console.print(Text(gain_line(metric_name(name, split), gain, names)))
     else:
         console.print("nothing was evaluated: the model defines no test or validation step, or no client has such data")
     console.print(Text(f"run: {trainer.log_dir}"), soft_wrap=True)
@@ -154,18 +169,28 @@ def _too_wide(table: Table, console: Console) -> bool:
     return _widths(table, console).minimum > console.width
 
 
-def _that_fits(
-    make: Callable[[dict[str, MetricSummary]], Table], metrics: dict[str, MetricSummary], console: Console
+def table_that_fits(
+    make: Callable[[dict[str, MetricSummary]], Table],
+    metrics: dict[str, MetricSummary],
+    console: Console,
+    elsewhere: str,
 ) -> Table:
-    """A table of as many of the metrics, the first ones, as the console has room for."""
+    """A table of as many of the metrics, the first ones, as the console has room for.
+
+    Args:
+        make: the table of some of them.
+        metrics: name, without its split -> summary over clients.
+        console: where it is printed.
+        elsewhere: where the others are to be seen.
+    """
     kinds = list(dict.fromkeys(name.partition("/")[0] for name in metrics))
     for count in range(len(kinds), 0, -1):
         table = make({name: metric for name, metric in metrics.items() if name.partition("/")[0] in kinds[:count]})
         if count < len(kinds):
-            table.caption = Text(f"too narrow for {', '.join(kinds[count:])}: see summary.json")
+            table.caption = Text(f"too narrow for {', '.join(kinds[count:])}: see {elsewhere}")
         if not _too_wide(table, console):
             break
-    return table
+    return _fitted(table, console)
 
 
 def _fitted(table: Table, console: Console) -> Table:
@@ -181,7 +206,7 @@ def _fitted(table: Table, console: Console) -> Table:
     return table
 
 
-def _breakable(name: str) -> str:
+def breakable(name: str) -> str:
     """A long name that a column may break into lines."""
     return name.replace("_", " ") if cell_len(name) > 10 else name
 

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from lightning_fl import FederatedDataModule, FederatedTrainer
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.metrics import LoggedValue, summarize
+from lightning_fl.metrics import LoggedValue, summarize, summarize_gains
 from lightning_fl.report import client_table, print_report, target_table
 
 
@@ -179,12 +179,13 @@ class TestReport:
         assert report_of(trainer) == ""
 
 
-def printed(width, metrics, names=("a", "b")):
+def printed(width, metrics, names=("a", "b"), gains=()):
     """What a run on clients with these test metrics ends with."""
     output = io.StringIO()
     datamodule = SimpleNamespace(source="user", client_names=lambda: list(names))
     trainer = SimpleNamespace(
-        is_global_zero=True, metrics={"test": metrics}, module=None, datamodule=datamodule, gains={}, log_dir="here",
+        is_global_zero=True, metrics={"test": metrics}, module=None, datamodule=datamodule, log_dir="here",
+        gains={"test": dict(gains)},
         evaluated_samples={"test": dict.fromkeys(range(len(names)), 5)},
     )  # fmt: skip
     print_report(trainer, Console(file=output, width=width))
@@ -236,6 +237,13 @@ class TestTargets:
         metrics = of_targets({"auroc": 0.5})
         local = {name.replace("test/", "test/local/"): metric for name, metric in metrics.items()}
         assert "local/auroc/NR-AR" not in printed(150, metrics | local)
+
+    def test_gains_are_of_the_means(self):
+        gain = summarize_gains({0: 0.75, 1: 0.5}, {0: 0.5, 1: 0.5}, True)
+        none = summarize_gains({0: 0.5, 1: 0.5}, {0: 0.5, 1: 0.5}, True)
+        gains = {"test/auroc": gain, "test/auroc/NR-AR": gain, "test/rmse_of_mean": none}
+        said = printed(200, of_targets({"auroc": 0.5}), gains=gains.items())
+        assert [line.partition(":")[0] for line in said.splitlines() if "gain over local" in line] == ["auroc"]
 
 
 CLASSIFICATION = {

@@ -91,7 +91,8 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
 
 def _print(found: "Personalization", summary: dict[str, Any], folder: Path, data: Path, out: Path) -> None:
     from lightning_fl.data.source import STAND_IN_LABEL
-    from lightning_fl.metrics import metric_name
+    from lightning_fl.metrics import MetricSummary, metric_name
+    from lightning_fl.report import breakable, of_all_targets, table_that_fits
 
     console = Console()
     if summary.get("data_source") == "stand-in":
@@ -102,26 +103,32 @@ def _print(found: "Personalization", summary: dict[str, Any], folder: Path, data
     title = f"{folder} on {data.name}: shares by {found.monitor} of {found.num_scored} samples, {measured}"
     console.print(Text(title, "bold"), soft_wrap=True)
     importance, shares = found.importance.tolist(), found.mixture.tolist()
-    table = Table()
-    table.add_column("model", no_wrap=True)
-    score = metric_name(found.monitor, "val")
-    table.add_column(Text(f"score υ\n{score if found.higher_is_better else f'exp(-{score})'}"), justify="right")
-    table.add_column("share", justify="right")
-    for name, metric in found.shared.items():
-        direction = "higher" if metric.higher_is_better else "lower"
-        table.add_column(Text(f"{metric_name(name, 'val')}\n{direction} is better"), justify="right")
+    full = {metric_name(name, "val"): name for name in found.shared}
     order = sorted(range(len(shares)), key=lambda k: (-shares[k], k))
     shown = sorted(order[:_MOST_ROWS])
-    for k in shown:
-        values = [_number(metric.clients.get(k, math.nan)) for metric in found.shared.values()]
-        table.add_row(f"shared_{k}", _number(importance[k]), f"{shares[k]:.1%}", *values)
-    if len(shown) < len(shares):
-        rest = f"{1 - math.fsum(shares[k] for k in shown):.1%}"
-        table.add_row(f"... and {len(shares) - len(shown)} more", "", rest, *([""] * len(found.shared)))
-    table.add_section()
-    for label, mixed, style in (("uniform mixture", found.uniform, ""), ("personal model", found.personal, "bold")):
-        table.add_row(label, "", "", *(_number(mixed.get(name, math.nan)) for name in found.shared), style=style)
-    console.print(table)
+
+    def table_of(metrics: dict[str, MetricSummary]) -> Table:
+        table = Table()
+        table.add_column("model")
+        score = metric_name(found.monitor, "val")
+        table.add_column(Text(f"score υ\n{score if found.higher_is_better else f'exp(-{score})'}"), justify="right")
+        table.add_column("share", justify="right")
+        for name, metric in metrics.items():
+            direction = "higher" if metric.higher_is_better else "lower"
+            table.add_column(Text(f"{breakable(name)}\n{direction} is better"), justify="right")
+        for k in shown:
+            values = [_number(metric.clients.get(k, math.nan)) for metric in metrics.values()]
+            table.add_row(f"shared_{k}", _number(importance[k]), f"{shares[k]:.1%}", *values)
+        if len(shown) < len(shares):
+            rest = f"{1 - math.fsum(shares[k] for k in shown):.1%}"
+            table.add_row(f"... and {len(shares) - len(shown)} more", "", rest, *([""] * len(metrics)))
+        table.add_section()
+        for label, mixed, style in (("uniform mixture", found.uniform, ""), ("personal model", found.personal, "bold")):
+            table.add_row(label, "", "", *(_number(mixed.get(full[name], math.nan)) for name in metrics), style=style)
+        return table
+
+    kept = of_all_targets({name: found.shared[whole] for name, whole in full.items()})
+    console.print(table_that_fits(table_of, kept, console, "it in a wider window"))
     console.print(Text(f"personal model: {out}"), soft_wrap=True)
 
 

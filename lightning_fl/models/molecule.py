@@ -248,6 +248,7 @@ class MoleculeModel(LightningModule):
         It is what the checkpoint's model predicts where the run goes on from one, else what the training targets ask
         for, whatever the stage. Descriptors are those of the data module.
         """
+        self._left_out = LeftOut()  # every run says it once
         self._take_over(getattr(self.trainer, "checkpoint_hyper_parameters", {}))
         if self.hparams["descriptor_dim"] is None:
             self._add_descriptors(getattr(getattr(self.trainer, "datamodule", None), "descriptor_dim", 0))
