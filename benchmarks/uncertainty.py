@@ -1,9 +1,9 @@
-"""What intervals, calibrated probabilities and spreads are worth on clients' test data: ``python uncertainty.py RUN...``.
+"""What intervals, calibrated probabilities and spreads are worth on clients' test data: ``uncertainty.py RUN...``.
 
-Each RUN is a finished run of molecules with the Calibration callback, its data at hand. Printed for its shared model, per
-client and over all test molecules: coverage and width of 90 % intervals and the rank correlation of the absolute error
-with the deviation over 20 passes with dropout; for labels the expected calibration error (10 bins) and the Brier score
-of the probabilities as they are, after Platt's calibration and after isotonic regression.
+Each RUN is a finished run of molecules with the Calibration callback, its data at hand. Printed for its shared model,
+per client and over all test molecules: coverage and width of 90 % intervals and the rank correlation of the absolute
+error with the deviation over 20 passes with dropout; for labels the expected calibration error (10 bins) and the Brier
+score of the probabilities as they are, after Platt's calibration and after isotonic regression.
 """
 
 import math

@@ -54,7 +54,7 @@ def _exported(folder, name, kind=TinyModule):
 
 def test_errors_of_the_exported_models_are_counted() -> None:
     data = TinyClients()
-    trainer, folder = _fit(TinyModule(), data, LocalTraining(), Calibration())
+    _, folder = _fit(TinyModule(), data, LocalTraining(), Calibration())
     found = read_calibration(folder)
     assert found is not None
     names = data.client_names()
