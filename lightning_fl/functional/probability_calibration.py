@@ -116,7 +116,7 @@ def fit_isotonic(counts: Tensor) -> tuple[list[float], list[float]] | None:
     Returns:
         Probabilities, ascending, and what they become, with straight lines between; ``None`` without a label.
     """
-    from sklearn.isotonic import IsotonicRegression
+    from sklearn.isotonic import IsotonicRegression  # type: ignore[import-untyped]
 
     taken = counts[0] > 0
     if not bool(taken.any()):
