@@ -47,7 +47,7 @@ def evaluate(folder: Path) -> None:
         parts[name] = prediction, batch.y, spread
     parts["all"] = tuple(torch.cat(column) for column in zip(*parts.values(), strict=True))  # type: ignore[assignment]
     regression = getattr(module, "task", "regression") == "regression"
-    measured = calibrations_of(run, model.name, "this", "regression" if regression else "classification", naming)
+    measured = calibrations_of(run, model.path.stem, "this", "regression" if regression else "classification", naming)
     print(f"\n{folder}: {measured[0].num_samples} validation samples of {measured[0].num_clients} clients")
     for name, (prediction, target, spread) in parts.items():
         words = _errors if regression else _probabilities
