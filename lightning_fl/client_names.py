@@ -53,8 +53,8 @@ def check_distinct(names: Sequence[str]) -> None:
         )
 
 
-def curve_names(names: Sequence[str]) -> list[str]:
-    """What clients are called in the names of curves, as in ``val/loss/lab0``.
+def curve_names(names: Sequence[str], noun: str = "client") -> list[str]:
+    """What clients (or targets) are called in the names of curves, as in ``val/loss/lab0``.
 
     A name stays as it is unless it is an aggregate's (``worst``), which its curve would overwrite, or holds ``/`` or
     what cannot be printed, which would make it a part of another curve's name or none: then it is cleaned and followed
@@ -62,19 +62,20 @@ def curve_names(names: Sequence[str]) -> list[str]:
 
     Args:
         names: the clients', all different.
+        noun: what they are the names of.
     """
-    return list(_curve_names(tuple(names)))
+    return list(_curve_names(tuple(names), noun))
 
 
 @lru_cache(maxsize=8)
-def _curve_names(names: tuple[str, ...]) -> tuple[str, ...]:
+def _curve_names(names: tuple[str, ...], noun: str) -> tuple[str, ...]:
     found = list(names)
     used = set(names)
     for client, name in enumerate(names):
         if name.strip() and name.isprintable() and "/" not in name and name.lower() not in _AGGREGATES:
             continue
         clean = "".join(c if c.isprintable() and c != "/" else "_" for c in name).strip()
-        own = f"{clean} (client {client})".strip()
+        own = f"{clean} ({noun} {client})".strip()
         while own in used:
             own += "'"
         used.add(own)

@@ -305,6 +305,10 @@ def direction_is_known(name: str, recorded: bool) -> bool:
 
 def _names_lower(name: str) -> bool | None:
     """Whether lower is better, from the name alone; ``None`` where it says nothing."""
+    split, _, rest = name.partition("/")
+    of_all, _, target = rest.partition("/")
+    if split in ("train", "val", "test") and target and (known := _names_lower(of_all)) is not None:
+        return known  # whatever the target of ``val/auroc/TARGET`` is called
     words = re.split(r"[^a-z0-9]+", name.lower())
     if any(word.startswith(_LOWER) or word.endswith(("loss", "error")) for word in words):
         return True

@@ -1,7 +1,7 @@
 """The table that ends a run: every client's metrics, their average, the worst client by name, the spread."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -18,7 +18,7 @@ from lightning_fl.metrics import GainSummary, MetricSummary, metric_name
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
 
-__all__ = ["client_table", "gain_line", "print_report", "target_table"]
+__all__ = ["client_table", "gain_line", "of_all_targets", "print_report", "target_table"]
 
 #: Clients shown one by one; of more, the worst ones are shown.
 MOST_ROWS = 30
@@ -67,26 +67,20 @@ def client_table(
     return table
 
 
-def target_table(metrics: Mapping[str, MetricSummary]) -> Table | None:
+def target_table(metrics: Mapping[str, MetricSummary]) -> Table:
     """A row per target of a model with several: the mean over clients of each metric ``NAME/TARGET``.
 
     Args:
-        metrics: name -> summary over clients.
-
-    Returns:
-        ``None`` where there is no such metric.
+        metrics: ``NAME/TARGET`` -> summary over clients.
     """
-    split = _of_targets(metrics)
-    if not split:
-        return None
-    columns = list(dict.fromkeys(name.partition("/")[0] for name in split))
+    columns = list(dict.fromkeys(name.partition("/")[0] for name in metrics))
     table = Table()
     table.add_column("target", no_wrap=True)
     table.add_column("clients", justify="right")
     for name in columns:
         table.add_column(Text(_breakable(name)), justify="right")
-    for target in dict.fromkeys(name.partition("/")[2] for name in split):
-        found = {name: split.get(f"{name}/{target}") for name in columns}
+    for target in dict.fromkeys(name.partition("/")[2] for name in metrics):
+        found = {name: metrics.get(f"{name}/{target}") for name in columns}
         counts = [len(metric.clients) for metric in found.values() if metric is not None]
         cells = ["-" if metric is None else _number(metric.mean) for metric in found.values()]
         table.add_row(Text(target), str(max(counts)), *cells)
@@ -94,8 +88,26 @@ def target_table(metrics: Mapping[str, MetricSummary]) -> Table | None:
 
 
 def _of_targets(metrics: Mapping[str, MetricSummary]) -> dict[str, MetricSummary]:
-    """Those of single targets: ``NAME/TARGET`` where there is the mean ``NAME`` too."""
-    return {name: metric for name, metric in metrics.items() if "/" in name and name.partition("/")[0] in metrics}
+    """Those of single targets: ``NAME/TARGET`` where there is the mean ``NAME`` too; not of the local models."""
+    return {
+        name: metric
+        for name, metric in metrics.items()
+        if "/" in name and name.partition("/")[0] in metrics and not name.startswith("local/")
+    }
+
+
+def of_all_targets(metrics: Mapping[str, MetricSummary]) -> dict[str, MetricSummary]:
+    """The metrics less those of single targets.
+
+    Args:
+        metrics: name, without its split -> summary over clients.
+    """
+    single = _of_targets(metrics)
+    return {
+        name: metric
+        for name, metric in metrics.items()
+        if name not in single and name.removeprefix("local/") not in single
+    }
 
 
 def print_report(trainer: "FederatedTrainer", console: Console | None = None) -> None:
@@ -119,33 +131,60 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None) ->
         # Not the table's own title, which would be broken to the table's width.
         console.print(Text(f"{word} of {type(trainer.module).__name__}, data: {source}", "bold"))
         names = trainer.datamodule.client_names()
-        targets = target_table(metrics)
-        metrics = {name: metric for name, metric in metrics.items() if name not in _of_targets(metrics)}
+        single = _of_targets(metrics)
+        metrics = of_all_targets(metrics)
         table = client_table(metrics, names, samples)
         if _too_wide(table, console):
             # The lines below compare with the local models.
-            fewer = {name: metric for name, metric in metrics.items() if not name.startswith("local/")} or metrics
-            table = client_table(fewer, names, samples)
-            dropped: list[str] = []
-            while _too_wide(table, console) and len(fewer) > 1:
-                dropped.insert(0, list(fewer)[-1])
-                fewer = {name: metric for name, metric in fewer.items() if name != dropped[0]}
-                table = client_table(fewer, names, samples)
-            if dropped:
-                table.caption = Text(f"too narrow for {', '.join(dropped)}: see summary.json")
-        console.print(table)
-        if targets is not None:
+            metrics = {name: metric for name, metric in metrics.items() if not name.startswith("local/")} or metrics
+            table = _that_fits(lambda shown: client_table(shown, names, samples), metrics, console)
+        console.print(_fitted(table, console))
+        if single:
             console.print(Text("mean over clients of each target", "bold"))
-            console.print(targets)
+            console.print(_fitted(_that_fits(target_table, single, console), console))
         for name, gain in trainer.gains.get(split, {}).items():
-            console.print(Text(gain_line(metric_name(name, split), gain, names)))
+            # Not of every target; and the error of a constant is the same for all models.
+            if metric_name(name, split) not in single and any(gain.clients.values()):
+                console.print(Text(gain_line(metric_name(name, split), gain, names)))
     else:
         console.print("nothing was evaluated: the model defines no test or validation step, or no client has such data")
     console.print(Text(f"run: {trainer.log_dir}"), soft_wrap=True)
 
 
+def _widths(table: Table, console: Console) -> Measurement:
+    """Of the longest words, and without a break."""
+    return Measurement.get(console, console.options.update(width=10_000), table)
+
+
 def _too_wide(table: Table, console: Console) -> bool:
-    return Measurement.get(console, console.options.update(width=10_000), table).minimum > console.width
+    return _widths(table, console).minimum > console.width
+
+
+def _that_fits(
+    make: Callable[[dict[str, MetricSummary]], Table], metrics: dict[str, MetricSummary], console: Console
+) -> Table:
+    """A table of as many of the metrics, the first ones, as the console has room for."""
+    kinds = list(dict.fromkeys(name.partition("/")[0] for name in metrics))
+    for count in range(len(kinds), 0, -1):
+        table = make({name: metric for name, metric in metrics.items() if name.partition("/")[0] in kinds[:count]})
+        if count < len(kinds):
+            table.caption = Text(f"too narrow for {', '.join(kinds[count:])}: see summary.json")
+        if not _too_wide(table, console):
+            break
+    return table
+
+
+def _fitted(table: Table, console: Console) -> Table:
+    """The table with columns as wide as their longest words where it must be broken.
+
+    Rich makes all narrower alike, and cuts numbers in one while another has space left.
+    """
+    widths = _widths(table, console)
+    if widths.minimum <= console.width < widths.maximum:
+        for column in table.columns:
+            words = [word for part in (column.header, *column.cells) for word in str(part).split()]
+            column.width = max([column.min_width or 0, *map(cell_len, words)])
+    return table
 
 
 def _breakable(name: str) -> str:

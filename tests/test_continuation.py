@@ -4,15 +4,18 @@ import copy
 import json
 from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from run_tiny import callbacks, settings
 from tiny import TinyClients, TinyModule
+from torch import nn
 
 from lightning_fl import CheckpointError, FederatedTrainer
 from lightning_fl.callbacks import Callback, LearningCurves, LocalMixup, ModelCheckpoint, UniformSampling
+from lightning_fl.checkpoint import plain_hyper_parameters
 
 #: What another field of a checkpoint leads to: name, value (``...``: it is not there), words of the refusal.
 FAULTS: list[tuple[tuple[str, ...], Any, str]] = [
@@ -241,3 +244,11 @@ def test_a_state_that_could_not_be_read_again_is_refused_when_it_is_saved(tmp_pa
         run.fit(module(), TinyClients())
     assert run.current_round == 1
     assert not list((Path(run.log_dir) / "checkpoints").glob("*"))
+
+
+def test_a_checkpoint_keeps_the_plain_hyper_parameters() -> None:
+    """Others, such as a module, could not be read again without running code."""
+    plain = {"a": 1, "b": [0.5, None, {"c": "text"}], "d": True}
+    module = SimpleNamespace(hparams={**plain, "net": nn.Linear(1, 1), "nested": [nn.ReLU()], "named": {1: 2}})
+    assert plain_hyper_parameters(module) == plain
+    assert plain_hyper_parameters(object()) == {}

@@ -1,9 +1,11 @@
 import io
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 from torch import nn
@@ -11,8 +13,8 @@ from torch.utils.data import TensorDataset
 
 from lightning_fl import FederatedDataModule, FederatedTrainer
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.metrics import LoggedValue, summarize
-from lightning_fl.report import client_table, print_report
+from lightning_fl.metrics import LoggedValue, summarize, summarize_gains
+from lightning_fl.report import client_table, print_report, target_table
 
 
 def metrics_of(**columns: list[float]):
@@ -175,3 +177,94 @@ class TestReport:
         trainer.fit(Mean(), Constants([1.0], "measured"))
         monkeypatch.setattr(type(trainer), "is_global_zero", False)
         assert report_of(trainer) == ""
+
+
+def printed(width, metrics, names=("a", "b"), gains=()):
+    """What a run on clients with these test metrics ends with."""
+    output = io.StringIO()
+    datamodule = SimpleNamespace(source="user", client_names=lambda: list(names))
+    trainer = SimpleNamespace(
+        is_global_zero=True, metrics={"test": metrics}, module=None, datamodule=datamodule, log_dir="here",
+        gains={"test": dict(gains)},
+        evaluated_samples={"test": dict.fromkeys(range(len(names)), 5)},
+    )  # fmt: skip
+    print_report(trainer, Console(file=output, width=width))
+    return output.getvalue()
+
+
+def of_targets(values, targets=("NR-AR", "SR-p53"), clients=2):
+    """Each metric's mean over targets, and that of each target."""
+    return summarize(
+        {
+            client: {
+                **{f"test/{name}": LoggedValue(value, 1.0) for name, value in values.items()},
+                **{
+                    f"test/{name}/{target}": LoggedValue(value + client + number, 1.0)
+                    for name, value in values.items()
+                    for number, target in enumerate(targets)
+                },
+            }
+            for client in range(clients)
+        }
+    )
+
+
+class TestTargets:
+    def test_a_row_per_target(self):
+        metrics = summarize(
+            {
+                0: {"auroc/NR-AR": LoggedValue(0.5, 1.0), "mcc/NR-AR": LoggedValue(0.25, 1.0)},
+                1: {"auroc/NR-AR": LoggedValue(0.75, 1.0), "auroc/SR-p53": LoggedValue(1.0, 1.0)},
+            }
+        )
+        table = target_table(metrics)
+        assert [str(column.header) for column in table.columns] == ["target", "clients", "auroc", "mcc"]
+        assert cells(table) == [["NR-AR", "2", "0.625", "0.25"], ["SR-p53", "1", "1", "-"]]
+
+    def test_targets_have_a_table_of_their_own(self):
+        said = printed(120, of_targets({"auroc": 0.5, "mcc": 0.25}))
+        first, second = said.split("mean over clients of each target")
+        assert "NR-AR" not in first
+        assert "auroc" in first
+        assert "NR-AR" in second
+        assert "SR-p53" in second
+
+    def test_a_run_without_targets_has_one_table(self):
+        metrics = summarize({client: {"test/loss/dataloader_idx_0": LoggedValue(1.0, 1.0)} for client in range(2)})
+        assert "each target" not in printed(100, metrics)
+
+    def test_local_models_targets_are_in_no_table(self):
+        metrics = of_targets({"auroc": 0.5})
+        local = {name.replace("test/", "test/local/"): metric for name, metric in metrics.items()}
+        assert "local/auroc/NR-AR" not in printed(150, metrics | local)
+
+    def test_gains_are_of_the_means(self):
+        gain = summarize_gains({0: 0.75, 1: 0.5}, {0: 0.5, 1: 0.5}, True)
+        none = summarize_gains({0: 0.5, 1: 0.5}, {0: 0.5, 1: 0.5}, True)
+        gains = {"test/auroc": gain, "test/auroc/NR-AR": gain, "test/rmse_of_mean": none}
+        said = printed(200, of_targets({"auroc": 0.5}), gains=gains.items())
+        assert [line.partition(":")[0] for line in said.splitlines() if "gain over local" in line] == ["auroc"]
+
+
+CLASSIFICATION = {
+    "loss": 1.284,
+    "auroc": 0.5626,
+    "average_precision": 0.07411,
+    "balanced_accuracy": 0.5719,
+    "mcc": -0.00407612,
+    "calibration_error": 0.4404,
+}
+
+
+class TestWidth:
+    @pytest.mark.parametrize("width", [60, 76, 80, 90, 100, 140])
+    def test_numbers_and_names_are_whole_and_no_line_is_too_long(self, width):
+        said = printed(width, of_targets(CLASSIFICATION), ["laboratory_0", "laboratory_1"])
+        assert "…" not in said
+        assert max(map(cell_len, said.splitlines())) <= width
+
+    def test_what_is_not_shown_is_named(self):
+        said = printed(70, of_targets(CLASSIFICATION))
+        line = next(line for line in said.splitlines() if "too narrow for" in line)
+        assert "calibration_error: see summary.json" in line
+        assert "too narrow" not in printed(140, of_targets(CLASSIFICATION))

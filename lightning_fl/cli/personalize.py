@@ -92,6 +92,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
 def _print(found: "Personalization", summary: dict[str, Any], folder: Path, data: Path, out: Path) -> None:
     from lightning_fl.data.source import STAND_IN_LABEL
     from lightning_fl.metrics import metric_name
+    from lightning_fl.report import of_all_targets
 
     console = Console()
     if summary.get("data_source") == "stand-in":
@@ -107,20 +108,22 @@ def _print(found: "Personalization", summary: dict[str, Any], folder: Path, data
     score = metric_name(found.monitor, "val")
     table.add_column(Text(f"score υ\n{score if found.higher_is_better else f'exp(-{score})'}"), justify="right")
     table.add_column("share", justify="right")
-    for name, metric in found.shared.items():
+    kept = of_all_targets({metric_name(name, "val"): metric for name, metric in found.shared.items()})
+    shared = {name: metric for name, metric in found.shared.items() if metric_name(name, "val") in kept}
+    for name, metric in shared.items():
         direction = "higher" if metric.higher_is_better else "lower"
         table.add_column(Text(f"{metric_name(name, 'val')}\n{direction} is better"), justify="right")
     order = sorted(range(len(shares)), key=lambda k: (-shares[k], k))
     shown = sorted(order[:_MOST_ROWS])
     for k in shown:
-        values = [_number(metric.clients.get(k, math.nan)) for metric in found.shared.values()]
+        values = [_number(metric.clients.get(k, math.nan)) for metric in shared.values()]
         table.add_row(f"shared_{k}", _number(importance[k]), f"{shares[k]:.1%}", *values)
     if len(shown) < len(shares):
         rest = f"{1 - math.fsum(shares[k] for k in shown):.1%}"
-        table.add_row(f"... and {len(shares) - len(shown)} more", "", rest, *([""] * len(found.shared)))
+        table.add_row(f"... and {len(shares) - len(shown)} more", "", rest, *([""] * len(shared)))
     table.add_section()
     for label, mixed, style in (("uniform mixture", found.uniform, ""), ("personal model", found.personal, "bold")):
-        table.add_row(label, "", "", *(_number(mixed.get(name, math.nan)) for name in found.shared), style=style)
+        table.add_row(label, "", "", *(_number(mixed.get(name, math.nan)) for name in shared), style=style)
     console.print(table)
     console.print(Text(f"personal model: {out}"), soft_wrap=True)
 

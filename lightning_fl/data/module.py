@@ -14,7 +14,7 @@ from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.options import check_counts
 
-__all__ = ["BATCH_HOOKS", "SPLITS", "FederatedDataModule", "Split", "known_clients"]
+__all__ = ["BATCH_HOOKS", "SPLITS", "FederatedDataModule", "Split", "default_names", "known_clients"]
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
@@ -91,8 +91,7 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     def client_names(self) -> list[str]:
         """A short name for each client, for tables and pictures."""
-        width = len(str(self.num_clients - 1))
-        return [f"client_{client:0{width}d}" for client in range(self.num_clients)]
+        return default_names(self.num_clients)
 
     def client_sizes(self) -> Sequence[int] | None:
         """Training samples per client where known without opening a silo, to balance the ranks; else ``None``."""
@@ -193,6 +192,12 @@ class FederatedDataModule(LightningDataModule, ABC):
     def describe(self) -> Mapping[str, Any]:
         """What the run's record says of the data: plain numbers, strings, lists and dicts."""
         return {"source": self.source, "num_clients": self.num_clients}
+
+
+def default_names(num_clients: int) -> list[str]:
+    """The names of clients that have none of their own."""
+    width = len(str(num_clients - 1))
+    return [f"client_{client:0{width}d}" for client in range(num_clients)]
 
 
 def known_clients(datamodule: FederatedDataModule) -> int | None:

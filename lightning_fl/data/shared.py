@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from lightning_fl.data.cards.fields import listed
 from lightning_fl.data.digest import data_digest
-from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
+from lightning_fl.data.module import SPLITS, FederatedDataModule, Split, default_names
 from lightning_fl.data.partition import Partitioner, split_indices
 from lightning_fl.data.partition.sizes import check_fractions, remaining_fractions
 from lightning_fl.data.partition.stratified import check_classes, split_stratified, stratified_parts
@@ -71,6 +71,8 @@ class SharedDataModule(FederatedDataModule):
             that leaves the division to this module.
         train_shares: for every client the share in (0, 1] of its training samples that it keeps, at least one sample;
             the others are used by nobody. Stratified if ``stratified``. ``None`` to keep all.
+        unlabelled: what becomes of a client none of whose training samples has a target (all are NaN): "refuse" it
+            with an error when training begins, or "leave_out" of the federation, which a warning says.
         **kwargs: ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
             :class:`~lightning_fl.data.module.FederatedDataModule`.
 
@@ -92,10 +94,13 @@ class SharedDataModule(FederatedDataModule):
         split_seed: int | None = None,
         stratified: bool = False,
         train_shares: list[float] | None = None,
+        unlabelled: Literal["refuse", "leave_out"] = "refuse",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         check_fractions(split)
+        if unlabelled not in ("refuse", "leave_out"):
+            raise ConfigurationError(f"unlabelled={unlabelled!r}: give one of 'refuse', 'leave_out'.")
         if train_shares is not None:
             if not all(0 < share <= 1 for share in train_shares):
                 raise ConfigurationError(
@@ -109,6 +114,8 @@ class SharedDataModule(FederatedDataModule):
         self.split_seed = split_seed
         self.stratified = stratified
         self.train_shares = train_shares
+        self.unlabelled = unlabelled
+        self._left_out: list[str] = []
         self._opened: OpenedData | None = None
         self._held: dict[Split, Dataset] = {}
         self._indices: ClientShares | None = None
@@ -168,8 +175,10 @@ class SharedDataModule(FederatedDataModule):
         if self.train_shares is not None:
             for client, share in enumerate(self.train_shares):
                 shares[client]["train"] = self._keep(shares[client]["train"], labels, share, client)
-        self._held = dict(self._hold(datasets, shares))
         self._names = self.partitioner.names
+        if self.unlabelled == "leave_out":
+            shares = self._labelled(shares, dataset_targets(datasets["train"]))
+        self._held = dict(self._hold(datasets, shares))
         self._indices = shares
 
     def _load(self, *, allow_download: bool) -> OpenedData:
@@ -187,6 +196,25 @@ class SharedDataModule(FederatedDataModule):
         else:
             (chosen,) = stratified_parts(labels[train], [size], rng)
         return train[chosen]
+
+    def _labelled(self, shares: ClientShares, targets: Tensor) -> ClientShares:
+        """The shares of the clients that have a target in their training samples; the others are named."""
+        if not targets.is_floating_point():
+            return shares
+        labelled = ~targets.reshape(len(targets), -1).isnan().all(1)
+        kept = [client for client, share in enumerate(shares) if labelled[share["train"]].any()]
+        if len(kept) == len(shares):
+            return shares
+        names = self._names or default_names(len(shares))
+        self._left_out = [name for client, name in enumerate(names) if client not in kept]
+        if not kept:
+            raise DataError(f"none of the {len(shares)} clients has a target in its training {self.sample_noun}s.")
+        rank_zero_warn(
+            f"{len(self._left_out)} of {len(shares)} clients have no target in their training {self.sample_noun}s and"
+            f" are left out of the federation: {listed(self._left_out, 5)}."
+        )
+        self._names = [names[client] for client in kept]
+        return [shares[client] for client in kept]
 
     def _part_of(self, split: Split) -> Split:
         """The part of the data that a split's samples belong to."""
@@ -264,6 +292,7 @@ class SharedDataModule(FederatedDataModule):
             "split_seed": self._seed,
             "stratified": self.stratified,
             "train_shares": self.train_shares,
+            **({"left_out": self._left_out} if self._left_out else {}),
             "client_names": self.client_names(),
             "client_sizes": sizes,
         }

@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanSquaredError
 
+from lightning_fl.client_names import curve_names
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.functional.masked_losses import (
     bounded_error,
@@ -223,6 +224,7 @@ class MoleculeModel(LightningModule):
         It is what the checkpoint's model predicts where the run goes on from one, else what the training targets ask
         for, whatever the stage.
         """
+        self._left_out = LeftOut()  # every run says it once
         self._take_over(getattr(self.trainer, "checkpoint_hyper_parameters", {}))
         resolved = self._is_resolved
         if resolved and (stage != "fit" or self.task == "regression"):
@@ -536,9 +538,11 @@ def _build_readout(name: ReadoutName, dim: int) -> nn.Module:
 
 
 def target_names(trainer: Any, num_targets: int) -> list[str]:
-    """The targets' names where the data have some, else their numbers from 0."""
+    """The targets' names in curves where the data have some, else their numbers from 0."""
     names = getattr(getattr(trainer, "datamodule", None), "target_names", None)
-    return list(names) if names is not None and len(names) == num_targets else list(map(str, range(num_targets)))
+    if names is None or len(names) != num_targets:
+        return list(map(str, range(num_targets)))
+    return curve_names(names, "target")
 
 
 def _bounds(batch: Any) -> Tensor | None:

@@ -94,6 +94,8 @@ def task_scores(
         calibration_bins: of equal width between 0 and 1.
     """
     scores = TaskScores()
+    # A few numbers for each of many targets: on a GPU every one of them would be waited for.
+    prediction, target, bound = prediction.cpu(), target.cpu(), None if bound is None else bound.cpu()
     for number in range(target.shape[1]):
         present = ~target[:, number].isnan()
         measured, predicted = target[present, number], prediction[present, number].float()
@@ -169,18 +171,25 @@ def _balanced_accuracy(chosen: Tensor, label: Tensor, classes: int) -> Tensor:
 def _regression(
     predicted: Tensor, measured: Tensor, bound: Tensor | None, train_mean: Tensor | None
 ) -> dict[str, Tensor]:
-    error = bounded_error(predicted, measured, bound)
-    found = {"rmse": error.square().mean().sqrt(), "mae": error.abs().mean()}
-    if train_mean is not None:
-        constant = train_mean.to(measured).expand_as(measured)
-        error = bounded_error(constant, measured, bound)
-        found |= {"rmse_of_mean": error.square().mean().sqrt(), "mae_of_mean": error.abs().mean()}
+    found = _errors(predicted, measured, bound, "")
     exact = slice(None) if bound is None else bound == 0
-    predicted, measured = predicted[exact], measured[exact]
+    found |= _correlations(predicted[exact], measured[exact])
+    if train_mean is not None:
+        found |= _errors(train_mean.to(measured).expand_as(measured), measured, bound, "_of_mean")
+    return found
+
+
+def _errors(predicted: Tensor, measured: Tensor, bound: Tensor | None, suffix: str) -> dict[str, Tensor]:
+    error = bounded_error(predicted, measured, bound)
+    return {f"rmse{suffix}": error.square().mean().sqrt(), f"mae{suffix}": error.abs().mean()}
+
+
+def _correlations(predicted: Tensor, measured: Tensor) -> dict[str, Tensor]:
+    """Those that are defined: of equal values none is, and of a constant prediction R2 alone."""
     if len(measured) < _LEAST_FOR_CORRELATION or measured.min() == measured.max():
-        return found
-    found["r2"] = r2_score(predicted, measured)
-    if predicted.min() < predicted.max():  # of a constant no correlation is defined
+        return {}
+    found = {"r2": r2_score(predicted, measured)}
+    if predicted.min() < predicted.max():
         found["pearson"] = pearson_corrcoef(predicted, measured)
         found["spearman"] = spearman_corrcoef(predicted, measured)
     return found

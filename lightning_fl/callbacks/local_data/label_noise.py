@@ -45,7 +45,7 @@ class LabelNoise(Callback):
         probability: of each label.
         client_share: share of the clients that are noisy, rounded half up, drawn by the run's seed.
         clients: the noisy clients themselves, instead of a share.
-        num_classes: number of classes, for class labels.
+        num_classes: number of classes, for class labels; with it floating numbers count as labels too, NaN as none.
         splits: the splits whose labels are changed; test labels should stay clean to measure by.
     """
 
@@ -92,7 +92,7 @@ class LabelNoise(Callback):
             return
         targets = batches.targets
         draws = generator(trainer.seed, "label noise", client, split)
-        if targets.is_floating_point():
+        if targets.is_floating_point() and self.num_classes is None:
             batches.targets = perturb_targets(targets, self.std, self.probability, draws)
             return
         if self.num_classes is None:

@@ -15,7 +15,9 @@ j, k         the batch and a permutation of it              [B]
 
 Differs from the paper: partners come from the same batch instead of the whole data set of the client, as in Zhang et
 al.; integer class labels, which cannot be mixed, give the gamma-weighted sum of two losses, which for the
-cross-entropy is the same.
+cross-entropy is the same; so do class labels that a graph batch holds as floating numbers, with gaps, of a module
+whose ``task`` is "multiclass". Of two bounds of a value (``y_bound``: at most, at least) the mixture is known where
+they point the same way, or one is an exact value; else it is missing.
 """
 
 from collections.abc import Callable
@@ -26,6 +28,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.data.graphs import is_graph
 from lightning_fl.data.targets import batch_targets, with_batch_targets
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.drflm import mix, sample_gamma
@@ -71,8 +74,10 @@ class LocalMixup(Callback):
         mixing = _OutputMixing(self._submodule(trainer), partners, gamma) if self.layer else None
         if mixing is None:
             batch = self._mix_input(batch, partners, gamma)
-        if targets.is_floating_point():
+        if targets.is_floating_point() and getattr(trainer.module, "task", None) != "multiclass":
             mixed = with_batch_targets(batch, mix(targets, partners, gamma), self.target_key)
+            if is_graph(batch) and "y_bound" in batch:
+                mixed = _with_bounds(mixed, partners, self.target_key)
             return compute(mixed) if mixing is None else mixing.run(compute, mixed)
         outputs = []
         for labels in (targets, targets.index_select(0, partners)):
@@ -134,6 +139,13 @@ class _OutputMixing:
                 f" the {len(self._partners)} samples. Name a later layer, after pooling."
             )
         return mix(output, self._partners, self._gamma)
+
+
+def _with_bounds(batch: Any, partners: Tensor, key: str | None) -> Any:
+    """A batch of mixed targets with the bounds that these have; ``batch`` has those of one partner."""
+    own, other = batch.y_bound, batch.y_bound.index_select(0, partners)
+    targets = batch_targets(batch, key).masked_fill(own * other < 0, torch.nan)
+    return with_batch_targets(with_batch_targets(batch, targets, key), (own + other).sign(), "y_bound")
 
 
 def _weighted(first: STEP_OUTPUT, second: STEP_OUTPUT, gamma: float) -> STEP_OUTPUT:

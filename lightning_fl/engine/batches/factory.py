@@ -186,7 +186,7 @@ def _check_labels(batches: PackedBatches, client: str) -> None:
     if targets.is_floating_point() and bool(targets.isnan().all()):
         raise DataError(
             f"{client} has no target in its {batches.num_samples} training samples, all are missing: fill some in, or"
-            " leave the client out of the data."
+            " leave the client out of the data (unlabelled: leave_out, where one data set is shared out)."
         )
 
 

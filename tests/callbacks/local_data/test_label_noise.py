@@ -1,5 +1,6 @@
 """Which labels are noisy, by how much, and that the rest are left alone."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,6 +61,16 @@ def trained(noise: LabelNoise, data: Any, **settings: Any) -> tuple[FederatedTra
     module = Remembers()
     trainer.fit(module, data)
     return trainer, module
+
+
+def test_labels_that_are_floating_numbers_flip_with_their_gaps() -> None:
+    labels = torch.tensor([[0.0, 1.0], [torch.nan, 1.0]])
+    flipped = flip_labels(labels, 2, 1.0, draws())
+    torch.testing.assert_close(flipped, 1 - labels, equal_nan=True)
+    batches = SimpleNamespace(targets=labels)
+    trainer = SimpleNamespace(seed=0, num_clients=1)
+    LabelNoise(probability=1.0, client_share=1.0, num_classes=2).on_client_data(trainer, 0, "train", batches)  # type: ignore[arg-type]
+    torch.testing.assert_close(batches.targets, 1 - labels, equal_nan=True)
 
 
 def test_half_of_the_clients_train_on_noise_and_nothing_else_changes() -> None:

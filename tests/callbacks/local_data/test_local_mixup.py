@@ -14,6 +14,8 @@ from torch_geometric.data import Batch, Data
 from lightning_fl import ConfigurationError, FederatedTrainer
 from lightning_fl.callbacks import LocalMixup
 from lightning_fl.functional import mix, sample_gamma
+from lightning_fl.functional.masked_losses import masked_cross_entropy
+from lightning_fl.models import MoleculeModel
 from lightning_fl.seeding import generator
 
 
@@ -113,6 +115,47 @@ def test_graph_embeddings_are_mixed_before_the_head() -> None:
     embeddings = mix(module.readout(batch), partners, gamma)
     torch.testing.assert_close(loss, mse_loss(module.head(embeddings), mix(before, partners, gamma)))
     assert torch.equal(batch.y, before)
+
+
+def test_bounds_of_a_mixture() -> None:
+    """Known where both point the same way, or one is a value; g a + (1 - g) b is at least that of lower bounds."""
+    batch = graphs()
+    batch.y_bound = torch.tensor([[0.0], [1.0], [-1.0], [1.0]])
+    seen: list[Any] = []
+    module = GraphModule()
+    around(
+        LocalMixup(alpha=1.0, layer="readout"), module, batch, lambda mixed: seen.append(mixed) or module.readout(mixed)
+    )
+    gamma, partners = expected_draws(1.0, 4)
+    for row, partner in enumerate(partners.tolist()):
+        own, other = batch.y_bound[row].item(), batch.y_bound[partner].item()
+        expected = gamma * batch.y[row] + (1 - gamma) * batch.y[partner]
+        if {own, other} == {1.0, -1.0}:
+            assert seen[0].y[row].isnan()
+        else:
+            torch.testing.assert_close(seen[0].y[row], expected)
+            assert seen[0].y_bound[row].item() == (own or other)
+    assert batch.y_bound.tolist() == [[0], [1], [-1], [1]]
+
+
+def test_numbers_of_classes_are_not_mixed() -> None:
+    """The weighted sum of the losses with the labels of either partner, gaps and all."""
+    torch.manual_seed(0)
+    model = MoleculeModel(
+        node_dim=2, edge_dim=1, hidden_dim=4, num_layers=1, task="multiclass", num_targets=2, num_classes=3
+    )
+    model.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    batch = graphs()
+    batch.edge_attr = torch.empty(0, 1)
+    batch.y = torch.tensor([[0.0, 2.0], [1.0, torch.nan], [2.0, 0.0], [torch.nan, 1.0]])
+    loss = around(LocalMixup(alpha=1.0, layer="readout"), model, batch)
+    gamma, partners = expected_draws(1.0, 4)
+    embeddings = model.readout(model.encoder(batch.x, batch.edge_index), index=batch.batch, dim_size=4)
+    logits = model.head(mix(embeddings, partners, gamma)).unflatten(1, (2, 3))
+    expected = gamma * masked_cross_entropy(logits, batch.y) + (1 - gamma) * masked_cross_entropy(
+        logits, batch.y[partners]
+    )
+    torch.testing.assert_close(loss, expected)
 
 
 def test_never_mixing_is_plain_training() -> None:

@@ -99,3 +99,36 @@ def test_a_target_without_any_value_is_named(tmp_path):
     dataset = TensorDataset(torch.zeros(2, 1), targets)
     with pytest.raises(ConfigurationError, match=r"target column\(s\) \[1\] have no value .*: drop them"):
         statistics(tmp_path, dataset, dataset)
+
+
+class Summaries(Callback):
+    def on_round_start(self, trainer):
+        self.found = trainer.target_summaries(lambda targets: torch.stack([targets.nansum(0), (targets > 0).sum(0)]))
+
+
+def summaries(tmp_path, *clients):
+    callback = Summaries()
+    trainer = FederatedTrainer(
+        max_rounds=1, callbacks=callback, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        default_root_dir=tmp_path, accelerator="cpu",
+    )  # fmt: skip
+    trainer.fit(Constant(), Given(*clients))
+    return callback.found
+
+
+def test_what_every_client_says_of_its_targets(tmp_path):
+    one = TensorDataset(torch.zeros(3, 1), torch.tensor([[1.0, torch.nan], [2.0, -5.0], [torch.nan, 1.0]]))
+    two = DataLoader(Fetched(torch.tensor([[7.0, 0.0]])))
+    found = summaries(tmp_path, one, two)
+    assert found.dtype == torch.float64
+    assert found.tolist() == [[[3, -4], [2, 1]], [[7, 0], [1, 0]]]
+
+
+def test_clients_whose_targets_are_not_alike(tmp_path):
+    one, two = (TensorDataset(torch.zeros(2, 1), torch.zeros(2, count)) for count in (3, 2))
+    message = (
+        r"clients 1 and 0 have training targets of different shapes \(\[2, 2\] and \[2, 3\] in short\): give all the"
+        " same target columns, empty where a client has not measured one"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        summaries(tmp_path, one, two)
