@@ -69,7 +69,7 @@ def read_rows(source: NewSamples, rows: int, *, text_column: str | None = None) 
         text_column: the name of that column; ``None`` where a list will not do.
 
     Yields:
-        Frames, with a running index from 0. The cells of a file are texts as they stand there, "" for an empty one;
+        Frames, with a running index from 0. The cells of a file are texts as they stand there, less blanks before them;
         lines without any sign are no rows.
 
     Raises:
@@ -177,7 +177,7 @@ def _header(text: IO[str], place: str) -> tuple[list[str], Any]:
     if "\0" in first:
         raise DataError(f"{place} cannot be read as a table: it holds bytes of zero, it is no text. Check the file.")
     separator = max(",;\t|", key=first.count)
-    reader = csv.reader(chain([first], text), delimiter=separator, strict=True)
+    reader = csv.reader(chain([first], text), delimiter=separator, skipinitialspace=True, strict=True)
     return next(reader), reader
 
 

@@ -1,13 +1,16 @@
 """Predictions for new samples as a table: the rows that were given, then what a run's models say of them."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
+from lightning_fl.data.molecules.module import MoleculeDataModule
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, place_of
 from lightning_fl.errors import DataError
 from lightning_fl.options import check_counts
@@ -99,6 +102,9 @@ class RunPredictor:
         self.models, made = load_models(self.run, choose_models(self.run, model), trust=trust, accelerator=accelerator)
         self._data = made.data
         self._reading = Reading(rows=rows, workers=workers, smiles_column=smiles_column)
+        # The other cores read molecules, for which a model waits; several threads would take them away.
+        own = 1 if isinstance(made.data, MoleculeDataModule) else None
+        self._num_threads: int | None = made.settings.get("num_threads") or own
         self._naming = Naming.of(self.run.summary["data"])
         runs = [(each.path.stem, self.run) for each in self.models]
         for number, folder in enumerate(others, start=2):
@@ -178,6 +184,15 @@ class RunPredictor:
         Raises:
             DataError: the source is missing, damaged or empty, or of none of its rows there is a prediction.
         """
+        tables = self._tables(source)
+        while True:
+            with _threads(self._num_threads):
+                table = next(tables, None)
+            if table is None:
+                return
+            yield table
+
+    def _tables(self, source: NewSamples) -> "Iterator[pd.DataFrame]":
         waiting: list[tuple[Unlabelled, _Predicted | None]] = []
         known: list[str] | None = None
         first_error = ""
@@ -301,6 +316,18 @@ def predict(
     if isinstance(samples, pd.DataFrame):
         table.index = samples.index
     return table
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    """Meanwhile torch uses so many threads; ``None`` for as many as before."""
+    before = torch.get_num_threads()
+    try:
+        if number is not None:
+            torch.set_num_threads(number)
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _filled(values: np.ndarray | None, kept: np.ndarray, count: int) -> np.ndarray:

@@ -130,6 +130,16 @@ def test_in_three_lines_of_python(run):
     assert found["error"]["nothing"] == "no SMILES"
 
 
+def test_threads_are_as_they_were(run):
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        predict(run, ["CCO"])
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_column_that_is_there_keeps_its_name_and_its_values(run, command):
     Path("named.csv").write_text("activity;smiles;error;activity_predicted\n1,5;CO;x;y\n")
     header, row = command("predict", run, "named.csv")[1].splitlines()

@@ -1,0 +1,85 @@
+import bz2
+import gzip
+import lzma
+import tracemalloc
+
+import pandas as pd
+import pytest
+import torch
+
+from lightning_fl.data.molecules.featurizer import encode_smiles
+from lightning_fl.data.molecules.unlabelled import smiles_fault, unlabelled_molecules
+from lightning_fl.data.unlabelled import Reading, read_rows
+from lightning_fl.errors import DataError
+
+RECORD = {"target_names": ["y"], "target_units": [""]}
+
+
+def chunks(source, **reading):
+    return list(unlabelled_molecules(source, RECORD, Reading(**reading), "smiles", lambda table, codes: (table, codes)))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 100])
+def test_chunks_hold_all_rows_in_their_order(tmp_path, rows):
+    path = tmp_path / "new.csv"
+    path.write_text('\n a;b\r\n1; "x\n;y"\n\n;\n2\n', newline="")
+    found = list(read_rows(path, rows))
+    assert max(map(len, found)) <= rows
+    table = pd.concat(found)
+    assert list(table.columns) == ["a", "b"]
+    assert list(table.index) == [0, 1, 2]
+    assert list(table["a"]) == ["1", "", "2"]
+    assert list(table["b"])[1:] == ["", ""]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_packed_and_marked(tmp_path, pack, encoding):
+    path = tmp_path / "new.csv"
+    path.write_bytes(pack("smiles\tname\nC\tMühle\n".encode(encoding)))
+    assert next(read_rows(str(path), 5)).to_dict("list") == {"smiles": ["C"], "name": ["Mühle"]}
+
+
+def test_a_packed_file_that_ends_too_early(tmp_path):
+    path = tmp_path / "new.csv.gz"
+    path.write_bytes(gzip.compress(b"smiles\n" + b"C\n" * 10_000)[:-20])
+    with pytest.raises(DataError, match=r"new\.csv\.gz cannot be read to its end .*: fetch it again\."):
+        list(read_rows(path, 100))
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    def most(count):
+        path = tmp_path / f"{count}.csv"
+        path.write_text("smiles,x\n" + "CCO,0.123456789\n" * count)
+        tracemalloc.start()
+        for _ in read_rows(path, 100):
+            pass
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    most(100)  # what is imported once
+    assert most(5000) < 1.5 * most(500)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("rows", [1, 7, 300])
+def test_molecules_of_chunks_are_those_of_the_whole(rows, workers):
+    smiles = [("C" * (place % 9) + "O") if place % 5 else "bad" for place in range(600)][: 600 if rows > 1 else 30]
+    found = chunks(smiles, rows=rows, workers=workers)
+    assert [row for chunk in found for row in chunk.frame["smiles"]] == smiles
+    kept = [int(chunk.frame.index[row]) for chunk in found for row in chunk.kept]
+    assert kept == [place for place in range(len(smiles)) if place % 5]
+    whole = encode_smiles([smiles[place] for place in kept])
+    of_chunks = [chunk.data[1] for chunk in found if chunk.kept]
+    for name in ("atoms", "bonds", "ends", "num_atoms", "num_bonds"):
+        assert torch.equal(torch.cat([getattr(codes, name) for codes in of_chunks]), getattr(whole, name))
+    assert [size for chunk in found for size in chunk.sizes or []] == whole.num_atoms.tolist()
+
+
+def test_why_a_smiles_is_no_molecule():
+    assert smiles_fault("") == "no SMILES"
+    assert smiles_fault("C1CC") == "not a SMILES: C1CC"
+    assert smiles_fault("C" * 99 + "(") == f"not a SMILES: {'C' * 57}..."
+    assert "Explicit valence for atom # 1 O, 3, is greater" in smiles_fault("CO(C)C")
+    assert "kekulize" in smiles_fault("c1cccc1").lower()
