@@ -77,7 +77,7 @@ class TargetCalibration:
 
 
 def write_calibration(folder: Path, models: Mapping[str, Sequence[TargetCalibration]]) -> None:
-    """Write a run's file: model (``shared_K`` or a client's name) -> its T targets, whole or not at all."""
+    """Write a run's file, whole or not at all: model (its file in ``models/``, without ``.ckpt``) -> its T targets."""
     content = {
         "version": _VERSION,
         "split": "val",

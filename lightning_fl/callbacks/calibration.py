@@ -16,6 +16,7 @@ from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.hooks import overrides
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.file_names import client_files
 from lightning_fl.functional.conformal import conformal_scores, score_counts
 from lightning_fl.functional.probability_calibration import fit_isotonic, fit_platt, platt_sums, probability_counts
 from lightning_fl.surface import TrainerSurface
@@ -72,7 +73,7 @@ class Calibration(Callback):
         checkpoint = trainer.callback(ModelCheckpoint)
         kept = trainer.federation if checkpoint is None else checkpoint.kept(trainer, trainer.client_stores)
         assert trainer.datamodule is not None
-        names = trainer.datamodule.client_names()
+        names = client_files(trainer.datamodule.client_names())
         users = _users(kept, trainer.num_clients)
         found: dict[str, list[TargetCalibration]] = {}
         # Nobody trained the personal layers of the shared models.

@@ -106,13 +106,13 @@ class RunPredictor:
         own = 1 if isinstance(made.data, MoleculeDataModule) else None
         self._num_threads: int | None = made.settings.get("num_threads") or own
         self._naming = Naming.of(self.run.summary["data"])
-        runs = [(each.name, self.run) for each in self.models]  # names as the run's own
+        runs = [(each.path.stem, self.run) for each in self.models]
         for number, folder in enumerate(others, start=2):
             other = TrainedRun.read(Path(folder).expanduser())
             check_same_data(self.run, other)
             found, _ = load_models(other, choose_models(other, model), trust=trust, accelerator=accelerator)
             self.models += [replace(each, name=f"{each.name}_{number}") for each in found]
-            runs += [(each.name, other) for each in found]
+            runs += [(each.path.stem, other) for each in found]
         self._uncertainty.check_models(len(self.models))
         self._predictors = [
             Predictor(
@@ -132,11 +132,14 @@ class RunPredictor:
             self._similarity = TrainingSimilarity(made.data)
 
     def _learn_uncertainty(self, runs: Sequence[tuple[str, TrainedRun]]) -> None:
-        """Read what the runs measured of the models, and find layers of dropout, as far as it is asked for."""
+        """Read what the runs measured of the models, and find layers of dropout, as far as it is asked for.
+
+        ``runs``: of each model the name of its file and the run that it is of.
+        """
         asked, naming = self._uncertainty, self._naming
         self._widths: list[float] | None = None
         if asked.interval is not None:
-            measured = calibrations_of(self.run, self.models[0].name, "--interval", "regression", naming)
+            measured = calibrations_of(self.run, self.models[0].path.stem, "--interval", "regression", naming)
             self._widths = half_widths(measured, asked.interval, naming)
         self._calibrations = [
             calibrations_of(run, name, "--calibrate", "classification", naming)

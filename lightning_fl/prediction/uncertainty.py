@@ -26,9 +26,25 @@ from lightning_fl.prediction.forward import Outputs
 from lightning_fl.seeding import derive_seed
 from lightning_fl.trained_run import TrainedRun
 
-__all__ = ["CalibrationMethod", "DropoutPasses", "Uncertainty", "calibrations_of", "half_widths", "total_spread"]
+__all__ = [
+    "CalibrationMethod",
+    "DropoutPasses",
+    "Uncertainty",
+    "calibrated",
+    "calibrations_of",
+    "check_same_data",
+    "half_widths",
+    "interval_columns",
+    "spread_columns",
+    "total_spread",
+]
 
 CalibrationMethod = Literal["platt", "isotonic"]
+
+#: What of the record of a run's data says who holds which samples, and not how a sample is read.
+_OF_SHARES = frozenset(
+    {"client_names", "client_sizes", "num_clients", "partitioner", "split", "split_seed", "stratified", "train_shares"}
+)
 
 
 @dataclass(frozen=True)
@@ -233,8 +249,10 @@ class DropoutPasses:
 def check_same_data(run: TrainedRun, other: TrainedRun) -> None:
     """Refuse a run whose models would see the samples in another way.
 
+    Who held which samples may differ; a table's scale, which clients' shares decide, may not.
+
     Raises:
-        ConfigurationError: its record of the data, or the model's recipe, is another one.
+        ConfigurationError: its record of the data, or the class of its model or data, is another one.
     """
     if _plain(run.summary["data"]) != _plain(other.summary["data"]) or _kinds(run) != _kinds(other):
         raise ConfigurationError(
@@ -244,7 +262,8 @@ def check_same_data(run: TrainedRun, other: TrainedRun) -> None:
 
 
 def _plain(record: Mapping[str, object]) -> str:
-    return repr(sorted(record.items()))
+    """What a record says of how samples are read."""
+    return repr(sorted((name, value) for name, value in record.items() if name not in _OF_SHARES))
 
 
 def _kinds(run: TrainedRun) -> tuple[str, ...]:

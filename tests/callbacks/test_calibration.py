@@ -2,10 +2,13 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 
+import processes
 import pytest
 import torch
+import yaml
 from tiny import TinyClients, TinyModule
 from torch.utils.data import TensorDataset
 
@@ -141,3 +144,32 @@ def test_a_damaged_file_is_refused(harm) -> None:
     path.write_text(harm(path.read_text()))
     with pytest.raises(CheckpointError, match=r"calibration.json is damaged .*copy it again, or train again"):
         read_calibration(folder)
+
+
+@pytest.mark.processes
+def test_two_processes_write_the_same_file() -> None:
+    rows = [f"{'C' * n}{end},{int(n % 3 == 0)},{end}" for n in range(1, 13) for end in "ONF"]
+    Path("run.csv").write_text("\n".join(["smiles,label,lab", *rows]) + "\n")
+    recipe = {
+        "trainer": {
+            "max_rounds": 2, "local_steps": 2, "logger": False, "accelerator": "cpu", "enable_progress_bar": False,
+            "callbacks": [{"class_path": "Calibration"}],
+        },
+        "model": {"class_path": "MoleculeModel", "init_args": {"hidden_dim": 8, "num_layers": 2}},
+        "data": {
+            "class_path": "MoleculeCSV",
+            "init_args": {
+                "path": "run.csv", "target_columns": ["label"], "group_column": "lab", "split": [0.5, 0.25, 0.25],
+            },
+        },
+    }  # fmt: skip
+    written = []
+    for devices in (1, 2):
+        recipe["trainer"] |= {"devices": devices, "default_root_dir": f"on_{devices}"}
+        Path("run.yaml").write_text(yaml.safe_dump(recipe))
+        processes.run(sys.executable, "-m", "lightning_fl", "fit", "--config", "run.yaml")
+        folder = Path(f"on_{devices}/version_0")
+        assert json.loads((folder / "summary.json").read_text())["num_processes"] == devices
+        written.append((folder / CALIBRATION_FILE).read_text())
+    assert '"classification"' in written[0]
+    assert written[0] == written[1]
