@@ -15,7 +15,7 @@ from lightning_fl.errors import ConfigurationError, DataError, cut
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["read_table_file"]
+__all__ = ["is_text", "read_table_file"]
 
 _PARQUET = b"PAR1"
 _ZIP = b"PK\x03\x04"
@@ -39,8 +39,7 @@ def read_table_file(path: Path, *, smiles: str | None = None) -> "pd.DataFrame":
         ConfigurationError: what reads such a file is not installed.
         DataError: the file cannot be read, is of no such kind, has no rows, or two columns of one name.
     """
-    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
-    if any(suffix in _SDF_NAMES for suffix in suffixes):
+    if _is_sdf(path):
         if smiles is None:
             raise DataError(f"{path} is an SDF, which holds molecules: a table without them is asked for.")
         return _checked(_read_sdf(path, smiles), path)
@@ -56,6 +55,17 @@ def read_table_file(path: Path, *, smiles: str | None = None) -> "pd.DataFrame":
         _expect("openpyxl", "excel", path)
         return _checked(_texts(_read_excel(path)), path)
     return read_text_table(path)
+
+
+def is_text(path: Path) -> bool:
+    """Whether a table is text, packed as a stream or not, so that it can be read line by line."""
+    with path.open("rb") as stream:
+        head = stream.read(_HEAD_BYTES)
+    return not _is_sdf(path) and not head.startswith((_PARQUET, _ZIP))
+
+
+def _is_sdf(path: Path) -> bool:
+    return any(suffix.lower() in _SDF_NAMES for suffix in path.suffixes[-2:])
 
 
 def _read_parquet(path: Path) -> "pd.DataFrame":

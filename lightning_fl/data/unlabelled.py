@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
+from lightning_fl.data.table_file import is_text, read_table_file
 from lightning_fl.data.text_table import require_columns
 from lightning_fl.errors import DataError
 from lightning_fl.user_file import existing_file, foreign_content
@@ -63,8 +64,10 @@ def read_rows(source: NewSamples, rows: int, *, text_column: str | None = None) 
     """The rows of a table, in chunks; a file is read as it goes, so that it may be larger than the memory.
 
     Args:
-        source: a CSV file (packed by gzip, bzip2 or xz or not; separated by commas, semicolons, tabs or bars, whichever
-            the header has most of), ``-`` for standard input, or a table. A list of texts is a table of one column.
+        source: a text file (packed by gzip, bzip2 or xz or not; separated by commas, semicolons, tabs or bars,
+            whichever the header has most of), ``-`` for standard input, or a table. A list of texts is a table of one
+            column. Parquet, Excel, SDF and zip are read whole, see
+            :func:`~lightning_fl.data.table_file.read_table_file`.
         rows: most rows in a chunk.
         text_column: the name of that column; ``None`` where a list will not do.
 
@@ -97,6 +100,10 @@ def read_rows(source: NewSamples, rows: int, *, text_column: str | None = None) 
         for start in range(0, len(texts), rows):
             part = texts[start : start + rows]
             yield pd.DataFrame({text_column: part}, index=range(start, start + len(part)), dtype=object)
+        return
+    if str(source) != STANDARD_INPUT and not is_text(path := existing_file(str(source), argument="")):
+        table = read_table_file(path, smiles=text_column).fillna("").reset_index(drop=True)
+        yield from (table.iloc[start : start + rows] for start in range(0, len(table), rows))
         return
     yield from _read_text_rows(str(source), rows)
 

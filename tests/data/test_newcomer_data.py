@@ -72,7 +72,7 @@ class TestTables:
             self.fresh(run).newcomer_data(str(tmp_path / "new.csv"), run[1])
 
     def test_files_and_records(self, run, tmp_path):
-        with pytest.raises(ConfigurationError, match=r"'new.txt': expected a table that ends in .csv"):
+        with pytest.raises(DataError, match=r"'new\.txt' is no file"):
             self.fresh(run).newcomer_data("new.txt", run[1])
         with pytest.raises(DataError, match="is no file"):
             self.fresh(run).newcomer_data("new.csv", run[1])
@@ -205,7 +205,7 @@ class TestMolecules:
         (tmp_path / "bad.csv").write_text(f"{data.card.smiles},other\nCCO,-0.5\n")
         with pytest.raises(DataError, match="has no column"):
             data.newcomer_data(str(tmp_path / "bad.csv"), record)
-        with pytest.raises(ConfigurationError, match="expected a file of molecules that ends in"):
+        with pytest.raises(DataError, match=r"'new\.sdf' is no file"):
             data.newcomer_data("new.sdf", record)
 
 

@@ -67,7 +67,7 @@ class MoleculeCard(Card):
     data_module = "MoleculeNet"
     formats = FORMATS
     tasks = ("regression", "classification")
-    standins = ("esol",)
+    standins = ("esol", "bbbp", "tox21", "aqsoldb")
     own_keys = ("columns", "rows")
     optional_keys = ("censored",)
 
@@ -91,7 +91,9 @@ class MoleculeCard(Card):
             not_targets, unit = (), "not given"
             if not targets:
                 raise ConfigurationError(f"{at}.targets is empty: name at least one column to predict.")
-        if top["standin"] is not None and len(targets) != 1:
+        if top["standin"] == "tox21" and not targets:
+            raise ConfigurationError(f"{where}, standin: it needs targets that are named; set it to null.")
+        if top["standin"] in ("esol", "bbbp", "aqsoldb") and len(targets) != 1:
             raise ConfigurationError(
                 f"{where}, standin: it has one target and cannot replace {len(targets)}; set it to null."
             )

@@ -1,7 +1,7 @@
 """Molecules as chemprop's own data: its data points, data set and collation (the extra ``lightning-fl[chemprop]``)."""
 
 import importlib.util
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -40,7 +40,8 @@ def chemprop_loader(
     """A loader of ``chemprop.data.TrainingBatch`` over some of the molecules, featurised once.
 
     Args:
-        molecules: all molecules; targets [n, T], NaN where one is missing, which chemprop's losses leave out.
+        molecules: all molecules; targets [n, T], NaN where one is missing, which chemprop's losses leave out; bounds
+            are its masks, which its bounded losses heed.
         indices: which of them, in their order.
         batch_size: molecules in a batch.
         shuffle: a fresh order in every pass, by the loader's own generator, for the engine to seed.
@@ -53,7 +54,13 @@ def chemprop_loader(
     from chemprop.data import MoleculeDatapoint, MoleculeDataset, build_dataloader
 
     smiles, targets = molecules.smiles, molecules.targets.numpy()
-    dataset = MoleculeDataset([MoleculeDatapoint.from_smi(smiles[index], y=targets[index]) for index in indices])
+    bounds = molecules.bounds
+    masks: list[dict[str, Any]] = [{}] * len(smiles)
+    if bounds is not None:
+        masks = [{"lt_mask": of < 0, "gt_mask": of > 0} for of in bounds.numpy()]
+    dataset = MoleculeDataset(
+        [MoleculeDatapoint.from_smi(smiles[index], y=targets[index], **masks[index]) for index in indices]
+    )
     dataset.cache = True
     drop_last = drop_last or (not keep_single and len(dataset) % batch_size == 1)
     return build_dataloader(

@@ -115,6 +115,13 @@ class MoleculeDataset(InMemoryDataset):
         return self._data.y if self._indices is None else self._data.y[list(self._indices)]
 
     @property
+    def bounds(self) -> Tensor | None:
+        """float32 ``[n, T]`` as ``y_bound``; ``None`` where targets are not censored."""
+        if "y_bound" not in self._data:
+            return None
+        return self._data.y_bound if self._indices is None else self._data.y_bound[list(self._indices)]
+
+    @property
     def rows(self) -> list[int]:
         """The n row numbers in the source, as a spreadsheet shows them (the header is row 1)."""
         return [self._rows[index] for index in self.indices()]

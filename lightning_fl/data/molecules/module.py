@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch.utils.data import DataLoader, Subset
@@ -21,12 +22,14 @@ from lightning_fl.data.molecules.table import (
     Invalid,
     MoleculeTable,
     TargetTransform,
+    Transform,
     read_table,
 )
 from lightning_fl.data.partition import GroupBy, Partitioner
 from lightning_fl.data.shared import OpenedData, SharedDataModule
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.options import check_numbers
 from lightning_fl.user_file import existing_file
 
 if TYPE_CHECKING:
@@ -81,6 +84,10 @@ class MoleculeDataModule(SharedDataModule):
     sample_noun = "molecule"
     #: The column of SMILES.
     smiles_column: str = "smiles"
+    #: Whether targets may be bounds.
+    censored: bool = False
+    #: Target column -> what its values are changed by.
+    transforms: Mapping[str, TargetTransform] = MappingProxyType({})
 
     def __init__(
         self,
@@ -159,7 +166,7 @@ class MoleculeDataModule(SharedDataModule):
         return self._loaders[client, split]
 
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> "MoleculeDataset":
-        """A CSV file with the run's columns of SMILES and targets."""
+        """A table with the run's columns of SMILES and targets, whose values are read as the run's were."""
         if self.graphs == "chemprop":
             raise ConfigurationError(
                 "graphs='chemprop': a new client's file is read for graphs='pyg' only. Let the new client take part in"
@@ -171,6 +178,8 @@ class MoleculeDataModule(SharedDataModule):
             smiles=self.smiles_column,
             targets=record["target_names"],
             units=record["target_units"],
+            censored=self.censored,
+            transforms=self.transforms,
         )
         return self._dataset_of(table)
 
@@ -257,6 +266,8 @@ class MoleculeNet(MoleculeDataModule):
             raise ConfigurationError(f"source={source!r}: expected one of {', '.join(SOURCES)}.")
         self.card = _with_columns(expect_kind(load_card(name), MoleculeCard), smiles_column, target_columns)
         self.smiles_column = self.card.smiles
+        self.censored = self.card.censored
+        self.transforms = _transforms(self.card)
         column = self.card.select_column
         if column is not None and column not in (select or {}):
             raise ConfigurationError(
@@ -309,6 +320,8 @@ class DrugOOD(MoleculeDataModule):
                 f"card={card!r} describes a file of format {self.card.format}, not drugood-json: use MoleculeNet."
             )
         self.smiles_column = self.card.smiles
+        self.censored = self.card.censored
+        self.transforms = _transforms(self.card)
         self.path = path
         self.data_root = data_root
         self.parts = parts
@@ -335,6 +348,10 @@ class MoleculeCSV(MoleculeDataModule):
         group_column: makes each value of this column a client, named after it; instead of ``partitioner``.
         partitioner: who gets which molecules; instead of ``group_column``.
         censored: cells such as ">5" and "<=0.1" are bounds; else they are refused.
+        target_transform: predict ``"log10"`` or ``"-log10"`` of ``target_factor`` times the values; ``target_units``
+            are those after it. ``"-log10"`` and 1e-6 make a pIC50 of an IC50 in µmol/L, and an upper bound of a lower
+            one. ``None`` for the values as they stand in the file.
+        target_factor: see ``target_transform``.
         **kwargs: arguments of :class:`MoleculeDataModule`.
     """
 
@@ -348,6 +365,8 @@ class MoleculeCSV(MoleculeDataModule):
         group_column: str | None = None,
         partitioner: Partitioner | None = None,
         censored: bool = False,
+        target_transform: Transform | None = None,
+        target_factor: float = 1.0,
         **kwargs: Any,
     ) -> None:
         if (group_column is None) == (partitioner is None):
@@ -362,12 +381,23 @@ class MoleculeCSV(MoleculeDataModule):
             raise ConfigurationError(
                 f"target_units={target_units!r}: give one for each of the {len(target_columns)} target_columns."
             )
+        if target_transform is not None and target_transform not in get_args(Transform):
+            raise ConfigurationError(
+                f"target_transform={target_transform!r}: expected one of {', '.join(get_args(Transform))}."
+            )
+        check_numbers(self, target_factor=target_factor, above=0)
+        if target_transform is None and target_factor != 1:
+            raise ConfigurationError(f"target_factor={target_factor!r} without target_transform: name one.")
         self.path = path
         self.target_columns = target_columns
         self.units = target_units or ["not given"] * len(target_columns)
         self.smiles_column = smiles_column
         self.group_column = group_column
         self.censored = censored
+        self.target_transform = target_transform
+        self.target_factor = target_factor
+        if target_transform is not None:
+            self.transforms = dict.fromkeys(target_columns, TargetTransform(target_transform, target_factor))
 
     def _open_table(self, *, allow_download: bool) -> _OpenedTable:
         path = existing_file(self.path)
@@ -379,6 +409,7 @@ class MoleculeCSV(MoleculeDataModule):
             units=self.units,
             required=[self.group_column] if self.group_column else [],
             censored=self.censored,
+            transforms=self.transforms,
         )
         return _OpenedTable(table, "user", {"file": path.name, "sha256": file_sha256(path), "rows": len(table.smiles)})
 
@@ -387,9 +418,9 @@ def _with_columns(card: MoleculeCard, smiles: str | None, targets: list[str] | N
     """The card with the user's columns in place of its own."""
     if targets is not None and not targets:
         raise ConfigurationError("target_columns=[]: name at least one column to predict, or leave it out.")
-    units = {target.name: target.unit for target in card.targets}
+    known = {target.name: target for target in card.targets}
     chosen = (
-        card.targets if targets is None else tuple(CardTarget(name, units.get(name, "not given")) for name in targets)
+        card.targets if targets is None else tuple(known.get(name, CardTarget(name, "not given")) for name in targets)
     )
     # a stand-in has the card's own columns only
     standin = card.standin if chosen == card.targets and smiles in (None, card.smiles) else None
@@ -410,11 +441,7 @@ def _open_card(
         not_targets=card.not_targets,
         select=select,
         censored=card.censored,
-        transforms={
-            target.name: TargetTransform(target.transform, target.factor)
-            for target in card.targets
-            if target.transform is not None
-        },
+        transforms=_transforms(card),
     )
     record = {
         **card.describe(),
@@ -427,11 +454,20 @@ def _open_card(
     return _OpenedTable(table, "measured", record | {key: value for key, value in chosen.items() if value})
 
 
-def _open_standin(card: MoleculeCard) -> _OpenedTable:
-    from lightning_fl.data.molecules.standin import esol_standin
+def _transforms(card: MoleculeCard) -> dict[str, TargetTransform]:
+    return {
+        target.name: TargetTransform(target.transform, target.factor)
+        for target in card.targets
+        if target.transform is not None
+    }
 
-    (target,) = card.targets
-    table = esol_standin(target_name=target.name, target_unit=target.unit)
+
+def _open_standin(card: MoleculeCard) -> _OpenedTable:
+    from lightning_fl.data.molecules.standins import make_standin
+
+    assert card.standin is not None  # or there is nothing to open
+    names, units = [target.name for target in card.targets], [target.unit for target in card.targets]
+    table = make_standin(card.standin, target_names=names, target_units=units)
     record = card.describe() | {
         "title": f"STAND-IN (computed molecules) for {card.title}",
         "file": None,

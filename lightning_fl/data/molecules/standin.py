@@ -25,12 +25,13 @@ from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmilesFromSmiles
 from lightning_fl.data.molecules.table import MoleculeTable
 from lightning_fl.seeding import derive_seed
 
-__all__ = ["ASSAYS", "delaney_log_solubility", "esol_standin"]
+__all__ = ["ASSAYS", "STANDIN_SEED", "delaney_log_solubility", "enumerate_molecules", "esol_standin", "normal_noise"]
 
 #: Assays: name to (offset, standard deviation of the noise), both in log10(mol/L).
 ASSAYS = {"assay_a": (0.0, 0.1), "assay_b": (0.4, 0.2), "assay_c": (-0.5, 0.3), "assay_d": (0.2, 0.6)}
 
-_SEED = 2004
+#: What all that is drawn for stand-ins is derived from.
+STANDIN_SEED = 2004
 # two open places each; "[H]" closes one
 _RINGS = (
     "c1cc({0})ccc1{1}",
@@ -115,8 +116,8 @@ def esol_standin(*, target_name: str, target_unit: str) -> MoleculeTable:
     Returns:
         A table with the columns ``assay`` (one of :data:`ASSAYS`) and ``scaffold`` (Bemis-Murcko, empty for chains).
     """
-    smiles, scaffolds = _enumerate()
-    assays = [list(ASSAYS)[derive_seed(_SEED, "assay", scaffold) % len(ASSAYS)] for scaffold in scaffolds]
+    smiles, scaffolds = enumerate_molecules()
+    assays = [list(ASSAYS)[derive_seed(STANDIN_SEED, "assay", scaffold) % len(ASSAYS)] for scaffold in scaffolds]
     targets = [_measure(*pair) for pair in zip(smiles, assays, strict=True)]
     return MoleculeTable(
         smiles=smiles,
@@ -129,7 +130,7 @@ def esol_standin(*, target_name: str, target_unit: str) -> MoleculeTable:
     )
 
 
-def _enumerate() -> tuple[list[str], list[str]]:
+def enumerate_molecules() -> tuple[list[str], list[str]]:
     """Distinct canonical SMILES in the order of enumeration, and their scaffolds."""
     cores = [*_RINGS, *(core.replace("{link}", link) for core, link in product(_LINKED, _LINKS))]
     pairs = list(combinations_with_replacement(_SUBSTITUENTS, 2))
@@ -137,7 +138,7 @@ def _enumerate() -> tuple[list[str], list[str]]:
     for core in cores:
         scaffold = MurckoScaffoldSmilesFromSmiles(core.format("[H]", "[H]"))  # no substituent has a ring
         # a different choice of pairs for each core, so that a scaffold does not determine its substituents
-        chosen = sorted((derive_seed(_SEED, core, *pair), *pair) for pair in pairs)[:_PAIRS_PER_CORE]
+        chosen = sorted((derive_seed(STANDIN_SEED, core, *pair), *pair) for pair in pairs)[:_PAIRS_PER_CORE]
         for _, first, second in chosen:
             scaffold_of.setdefault(_canonical(core.format(first, second)), scaffold)
     for start, chain, end in product(_STARTS, _CHAINS, _ENDS):
@@ -151,7 +152,11 @@ def _canonical(smiles: str) -> str:
 
 def _measure(smiles: str, assay: str) -> float:
     offset, deviation = ASSAYS[assay]
-    # the quantile of a number between 0 and 1 that is derived from the molecule: no generator, no order of drawing
-    uniform = (derive_seed(_SEED, "noise", smiles) + 0.5) / 2.0**63
-    noise = NormalDist(0.0, deviation).inv_cdf(min(max(uniform, 1e-12), 1 - 1e-12))
+    noise = normal_noise(deviation, "noise", smiles)
     return round(delaney_log_solubility(Chem.MolFromSmiles(smiles)) + offset + noise, 3)
+
+
+def normal_noise(deviation: float, *keys: str) -> float:
+    """The quantile of a number between 0 and 1 that is derived from keys: no generator, no order of drawing."""
+    uniform = (derive_seed(STANDIN_SEED, *keys) + 0.5) / 2.0**63
+    return NormalDist(0.0, deviation).inv_cdf(min(max(uniform, 1e-12), 1 - 1e-12))

@@ -19,7 +19,15 @@ from lightning_fl.errors import ConfigurationError, DataError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["DRUGOOD_PARTS", "INVALID_POLICIES", "Invalid", "MoleculeTable", "TargetTransform", "read_table"]
+__all__ = [
+    "DRUGOOD_PARTS",
+    "INVALID_POLICIES",
+    "Invalid",
+    "MoleculeTable",
+    "TargetTransform",
+    "Transform",
+    "read_table",
+]
 
 #: The parts of a DrugOOD file, in the order in which they are read.
 DRUGOOD_PARTS = ("train", "iid_val", "iid_test", "ood_val", "ood_test")
@@ -34,6 +42,10 @@ Invalid = Literal["refuse", "skip"]
 INVALID_POLICIES: tuple[Invalid, ...] = ("refuse", "skip")
 
 
+#: What a target may be changed by: its logarithm, or the negative of it, as in pIC50.
+Transform = Literal["log10", "-log10"]
+
+
 @dataclass(frozen=True)
 class TargetTransform:
     """What the values of a target are changed by when they are read.
@@ -43,7 +55,7 @@ class TargetTransform:
         factor: what values are multiplied by before: 1e-6 for micromolar to molar.
     """
 
-    function: Literal["log10", "-log10"]
+    function: Transform
     factor: float = 1.0
 
     @property

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_fl.data.cards.fields import listed
+from lightning_fl.data.table_file import read_table_file
 from lightning_fl.data.text_table import (
     list_rows,
     read_numbers,
     read_text,
-    read_text_table,
     refuse_values,
     require_columns,
 )
@@ -243,8 +243,8 @@ def read_c45(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def read_csv(path: Path) -> pd.DataFrame:
-    """A table with a header, see :func:`~lightning_fl.data.text_table.read_text_table`; a question mark is no value."""
-    frame = read_text_table(path)
+    """A table with a header, see :func:`~lightning_fl.data.table_file.read_table_file`; a question mark is no value."""
+    frame = read_table_file(path)
     return frame.where(frame != MISSING, None).dropna(how="all")
 
 

@@ -46,7 +46,7 @@ class TableData(SharedDataModule):
     Args:
         name: name of a card that comes with the package, such as ``adult``, or path of another (``.yaml``); instead of
             ``path``. There is no stand-in.
-        path: a file of one's own (``.csv`` or ``.csv.gz``) with a header; instead of ``name``.
+        path: a file of one's own with a header (text, packed or not, Parquet or Excel); instead of ``name``.
         data_root: folder in which a card's files are looked for first, before ``$LIGHTNING_FL_DATA``, the cache and
             the download.
         target: column of classes; ``None`` for the card's.
@@ -92,8 +92,6 @@ class TableData(SharedDataModule):
         if path is not None:
             if data_root is not None:
                 raise ConfigurationError(f"path={path!r} and data_root={data_root!r}: give one of them.")
-            if not path.endswith((".csv", ".csv.gz")):
-                raise ConfigurationError(f"path={path!r}: expected a file that ends in .csv or .csv.gz.")
             if target is None:
                 raise ConfigurationError(f"path={path!r} without target: name the column to predict.")
         if columns is not None and (drop is not None or not columns or target in columns):
@@ -230,8 +228,6 @@ class TableData(SharedDataModule):
         """A CSV file with a header and the run's columns; a card's derived columns are derived here too."""
         from lightning_fl.data.tables.dataset import class_indices, read_csv
 
-        if not path.endswith((".csv", ".csv.gz")):
-            raise ConfigurationError(f"{path!r}: expected a table that ends in .csv or .csv.gz.")
         schema, mean, std = _encoding(record)
         frame, target = read_csv(existing_file(path)), record["target"]
         if self.card is not None:

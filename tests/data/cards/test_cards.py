@@ -65,7 +65,7 @@ def test_every_shipped_card_reads_and_is_named_after_its_file():
         assert card.licence
         assert all(card.details().values())
         assert card.describe().keys() == {"name", "title", "licence", "citation"}
-    assert [name for name in kinds[MoleculeCard] if load_card(name).standin] == ["esol"]
+    assert [name for name in kinds[MoleculeCard] if load_card(name).standin] == ["aqsoldb", "bbbp", "esol", "tox21"]
     assert [name for name in kinds[ImageCard] if not load_card(name).standin] == ["digits"]
 
 
@@ -150,6 +150,10 @@ FILE, COLUMNS = CARD["files"][0], CARD["columns"]
         (
             {"standin": "esol", "columns": COLUMNS | {"targets": [{"name": n, "unit": "u"} for n in "ab"]}},
             "standin: it has one target and cannot replace 2",
+        ),
+        (
+            {"standin": "tox21", "columns": COLUMNS | {"targets": {"all_but": [], "unit": "u"}}},
+            "standin: it needs targets that are named",
         ),
         ({"title": " "}, "title=' ': expected a text"),
         ({"files": [FILE | {"sha256": ["ABC"]}]}, "sha256: 'ABC' is not a SHA-256 sum"),
