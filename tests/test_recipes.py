@@ -29,7 +29,13 @@ DRFLM = [
     for name in RECIPES
     if name.endswith(("_esol", "_freesolv", "_lipophilicity", "_chembl_ic50")) and not name.startswith("shapley")
 ]
-COALITIONS = [name for name in RECIPES if name not in DRFLM]
+#: Of molecules, each on a card of its own: with the classes of 0 and 1, or by measured values.
+CLASSES = [f"fedavg_{name}" for name in ("bace", "bbbp", "hiv", "sider", "tox21", "toxcast")]
+VALUES = [f"fedavg_{name}" for name in ("biogen_adme", "chembl_by_year", "moonshot", "tdc_caco2")]
+LABORATORIES = [name for name in RECIPES if name.endswith("_aqsoldb")]
+PRIVATE = ["private_heads_chembl"]
+OF_MOLECULES = [*CLASSES, *VALUES, *LABORATORIES, *PRIVATE]
+COALITIONS = [name for name in RECIPES if name not in (*DRFLM, *OF_MOLECULES)]
 #: What each algorithm of these recipes is made of, besides pictures.
 PARTS = {
     "fedcollab": {"FedCollab", "LocalReference"},
@@ -40,7 +46,6 @@ PARTS = {
     "shapley": {"LabelNoise", "ShapleyRewards"},
     "drflm": {"DROClientSampling", "LocalMixup"},
     "dpfl": {"CollaborationGraph", "BestClientModels", "LocalReference"},
-    "private": {"PrivateHeads", "LocalReference"},
     "pifl": {"TierBidding", "ShapleyRewards", "TierFigures"},
 }
 #: Fewer images and clients, by the name of the recipe or of what follows the algorithm's.
@@ -121,7 +126,34 @@ def data_root(tmp_path_factory):
         columns |= {target.name: [float(table.targets[index, 0]) for index in chosen] for target in card.targets}
         columns |= {group: [f"{group}_{number % 7}" for number in range(len(chosen))] for group in card.groups}
         pd.DataFrame(columns).to_csv(folder / card.file.name, index=False)
+    for name in OF_MOLECULES:
+        data = yaml.safe_load(RECIPES[name].read_text())["data"]["init_args"]
+        card = load_card(data["name"])
+        if not (folder / card.file.name).exists():
+            targets = data.get("target_columns") or [target.name for target in card.targets]
+            _write_molecules(card, table.smiles[::3], targets or ["task_0", "task_1", "task_2"], folder)  # more: in each client's tenth there are two classes
     return folder
+
+
+def _write_molecules(card, smiles, targets, folder):
+    """A file in a card's columns: two classes with gaps or values, of them some bounds; a published split."""
+    draws, count = np.random.default_rng(1), len(smiles)
+    columns = {card.smiles: smiles}
+    for name in targets:
+        values = [f"{value:.3f}" for value in draws.uniform(1, 9, count)]
+        if card.task == "classification":
+            values = [str(number % 2) for number in draws.permutation(count)]
+        if card.censored:
+            values = [f"> {value}" if number % 3 == 0 else value for number, value in enumerate(values)]
+        several = len(targets) > 1
+        columns[name] = ["" if several and number % 5 == 0 else value for number, value in enumerate(values)]
+    columns |= {group: [f"{group}_{number % 7}" for number in range(count)] for group in card.groups}
+    if card.split_column is not None:
+        words = ("train_val", "test") if card.select_column else ("train", "valid", "test")
+        columns[card.split_column] = [words[max(0, number % 6 - 6 + len(words))] for number in range(count)]
+    if card.select_column is not None:
+        columns[card.select_column] = ["caco2_wang"] * count
+    pd.DataFrame(columns).to_csv(folder / card.file.name, index=False)
 
 
 def _write_leaf_and_class_folders(folder, draws):
@@ -364,3 +396,51 @@ def test_it_runs_a_round(name, capsys, quick_pictures):
     assert saved["trainer"]["max_rounds"] == 1
     assert (folder / "figures" / "parity_test.png").is_file()
     assert (folder / "figures" / "sampling_weights.png").is_file() == (not name.startswith("fedavg"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is not the file that card:UserWarning")
+@pytest.mark.parametrize("name", OF_MOLECULES)
+def test_a_recipe_of_molecules_runs_a_round(name, capsys, quick_pictures):
+    Path("smaller.yaml").write_text(re.sub(r"\b(warm_up_rounds): \d+", r"\1: 1", RECIPES[name].read_text()))
+    words = ["fit", "--config", "smaller.yaml", "--trainer.max_rounds", "1", "--trainer.local_epochs", "null"]
+    words += [
+        "--trainer.local_steps",
+        "1",
+        "--model.hidden_dim",
+        "8",
+        "--trainer.devices",
+        "1",
+        "--data.source",
+        "real",
+    ]
+    assert main(words) == 0, capsys.readouterr().err
+    folder = Path("runs") / name / "version_0"
+    record = json.loads((folder / "summary.json").read_text())
+    assert (record["data_source"], record["rounds"]) == ("measured", 1)
+    clients = record["metrics"]["test"]["auroc" if name in CLASSES else "rmse"]["clients"]
+    assert clients
+    assert all(math.isfinite(value) and value >= 0 for value in clients.values())
+    splits = json.loads((folder / "splits.json").read_text())
+    assert len(splits["clients"]) == record["num_clients"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CLASSES, *VALUES])
+def test_recipes_of_molecules_leave_their_task_to_the_data(name, parser):
+    made = instantiate(parser, parser.parse_args(["--config", name]))
+    assert (made.model.hparams.task, made.model.hparams.num_targets) == (None, None)
+    assert type(made.data.partitioner).__name__ == "Scaffold"
+    assert made.data.card.task == ("classification" if name in CLASSES else "regression")
+
+
+@pytest.mark.slow
+def test_the_laboratories_algorithms_differ_in_their_callbacks_only(parser):
+    texts = {name: yaml.safe_load(RECIPES[name].read_text()) for name in LABORATORIES}
+    assert sorted(texts) == [
+        f"{arm}_aqsoldb" for arm in ("dpfl", "drflm", "fedavg", "fedcollab", "hcct", "local", "pooled")
+    ]
+    for text in texts.values():
+        for key in ("callbacks", "default_root_dir"):
+            text["trainer"].pop(key)
+    assert all(text == texts["fedavg_aqsoldb"] for text in texts.values())
