@@ -131,7 +131,9 @@ def data_root(tmp_path_factory):
         card = load_card(data["name"])
         if not (folder / card.file.name).exists():
             targets = data.get("target_columns") or [target.name for target in card.targets]
-            _write_molecules(card, table.smiles[::3], targets or ["task_0", "task_1", "task_2"], folder)  # more: in each client's tenth there are two classes
+            _write_molecules(
+                card, table.smiles[::3], targets or ["task_0", "task_1", "task_2"], folder
+            )  # more: in each client's tenth there are two classes
     return folder
 
 
