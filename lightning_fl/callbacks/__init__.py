@@ -29,6 +29,7 @@ from lightning_fl.callbacks.participation.pooled_training import PooledTraining
 from lightning_fl.callbacks.participation.uniform_sampling import UniformSampling
 from lightning_fl.callbacks.personal.best_client_models import BestClientModels
 from lightning_fl.callbacks.personal.fine_tuning import FineTuning
+from lightning_fl.callbacks.personal.forest_reference import ForestReference
 from lightning_fl.callbacks.personal.local_reference import LocalReference
 from lightning_fl.callbacks.personal.local_training import LocalTraining
 from lightning_fl.callbacks.personal.personal_layers import PersonalLayers
@@ -63,6 +64,7 @@ __all__ = [
     "FeSEM",
     "FedCollab",
     "FineTuning",
+    "ForestReference",
     "GainFigure",
     "GraphFigure",
     "HonestBidding",

@@ -19,6 +19,7 @@ from lightning_fl.functional.masked_losses import (
     masked_cross_entropy,
     masked_mse,
 )
+from lightning_fl.functional.task_metrics import TaskName, TaskOutputs, task_scores
 from lightning_fl.models.descriptors import DescriptorReadout, DescriptorScale, FingerprintEncoder, descriptors_of
 from lightning_fl.models.encoders import EDGE_ENCODERS, EncoderName, build_encoder
 from lightning_fl.models.left_out import LeftOut
@@ -34,7 +35,6 @@ from lightning_fl.models.target_summary import (
     target_moments,
     target_ranges,
 )
-from lightning_fl.models.task_metrics import TaskName, TaskOutputs, task_scores
 from lightning_fl.models.virtual_node import VirtualNode
 from lightning_fl.options import check_counts, check_numbers
 
@@ -68,9 +68,10 @@ class MoleculeModel(LightningModule):
     multiclass      numbers of classes, 0 to C - 1    [G, T, C]             cross-entropy
     ==============  ================================  ====================  ==============================
 
-    Logged are ``loss`` and the metrics of :func:`~lightning_fl.models.task_metrics.task_scores`, means over the targets
-    under ``SPLIT/NAME`` and each target's under ``SPLIT/NAME/TARGET``, and for a regression ``rmse`` and ``mae`` over
-    all values in the data's units. Targets that are left out of a mean are named once per split and client.
+    Logged are ``loss`` and the metrics of :func:`~lightning_fl.functional.task_metrics.task_scores`, means over the
+    targets under ``SPLIT/NAME`` and each target's under ``SPLIT/NAME/TARGET``, and for a regression ``rmse`` and
+    ``mae`` over all values in the data's units. Targets that are left out of a mean are named once per split and
+    client.
 
     The parts are ``encoder``, ``readout`` and ``head``; the output of ``readout`` is the [G, D] graph embeddings and
     nothing but the head comes after it, so that a forward hook there can mix the embeddings of two molecules.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lightning_fl.data.cards.fields import listed
 from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.models.task_metrics import TaskName
+from lightning_fl.functional.task_metrics import TaskName
 
 __all__ = [
     "check_options_of",

@@ -1,0 +1,149 @@
+"""What a random forest on fingerprints makes of each client's own data: what a graph network must be worth."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Subset
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.data.module import FederatedDataModule, Split
+from lightning_fl.data.targets import dataset_targets
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.task_metrics import TaskName, task_scores
+from lightning_fl.metrics import ClientMetrics, MetricSummary, higher_is_better, metric_name
+from lightning_fl.options import check_counts
+from lightning_fl.seeding import derive_seed
+from lightning_fl.surface import TrainerSurface
+
+__all__ = ["ForestReference"]
+
+
+class ForestReference(Callback):
+    """Trains scikit-learn's random forest on Morgan counts for every client, on its own training molecules alone.
+
+    A forest on fingerprints (counts of Morgan environments of radius 2, folded to 2,048) is what chemists try first,
+    and often not beaten. Its metrics are logged as ``SPLIT/forest/NAME``, for each metric that the model logs too (of
+    :func:`~lightning_fl.functional.task_metrics.task_scores`), and stand in the table and in ``summary.json``. It is
+    trained once, when a split is first evaluated; of a client nothing but the metrics is told. A target of which a
+    client has one class only, or one value, is predicted to be that.
+
+    Needs molecules with SMILES and targets that are numbers or 0 and 1.
+
+    Args:
+        num_trees: of each forest.
+
+    Raises:
+        ConfigurationError: the number is out of range; at the first evaluation, if the data are no molecules.
+    """
+
+    only_shows = True
+
+    def __init__(self, *, num_trees: int = 200) -> None:
+        check_counts(self, num_trees=num_trees)
+        self.num_trees = num_trees
+        self._found: dict[tuple[int, Split], dict[str, float]] = {}
+        self._forests: dict[int, list[Any]] = {}
+        self._task: TaskName = "regression"
+
+    def setup(self, trainer: TrainerSurface, stage: str) -> None:
+        """Forget the forests of a run before."""
+        self._found, self._forests = {}, {}
+
+    def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
+        """Add the forests' metrics to those of the models."""
+        assert trainer.datamodule is not None
+        if not self._forests:
+            self._fit(trainer)
+        own = {}
+        for client in trainer.hosted_clients:
+            if (client, split) not in self._found:
+                self._found[client, split] = self._evaluate(trainer.datamodule, client, split)
+            own[client] = self._found[client, split]
+        everyone = trainer.strategy.exchange(own)
+        for name in [metric_name(name, split) for name in metrics]:
+            values = {client: found[name] for client, found in everyone.items() if name in found}
+            if values:
+                better = higher_is_better(name)
+                metrics[f"{split}/forest/{name}"] = MetricSummary.of(values, higher_is_better=better)
+
+    def _fit(self, trainer: TrainerSurface) -> None:
+        """The hosted clients' forests, one for each target."""
+        data = trainer.datamodule
+        assert data is not None
+        summaries = trainer.target_summaries(_is_binary)
+        self._task = "classification" if bool(summaries.all()) else "regression"
+        for client in trainer.hosted_clients:
+            smiles, targets = _molecules(data, client, "train")
+            counts = _counts(smiles)
+            self._forests[client] = [
+                self._forest(counts, targets[:, number], derive_seed(trainer.seed, "forest", client, number))
+                for number in range(targets.shape[1])
+            ]
+
+    def _forest(self, counts: np.ndarray, target: Tensor, seed: int) -> Any:
+        from sklearn.dummy import DummyClassifier, DummyRegressor  # type: ignore[import-untyped]
+        from sklearn.ensemble import (  # type: ignore[import-untyped]  # takes seconds to import
+            RandomForestClassifier,
+            RandomForestRegressor,
+        )
+
+        present = ~target.isnan()
+        known, rows = target[present].numpy(), counts[present.numpy()]
+        classes = self._task == "classification"
+        if len(np.unique(known)) < 2:
+            dummy = DummyClassifier(strategy="most_frequent") if classes else DummyRegressor(strategy="mean")
+            return dummy.fit([[0.0]], known[:1] if len(known) else [0.0])
+        kind = RandomForestClassifier if classes else RandomForestRegressor
+        return kind(n_estimators=self.num_trees, random_state=seed % 2**32, n_jobs=1).fit(rows, known)
+
+    def _evaluate(self, data: FederatedDataModule, client: int, split: Split) -> dict[str, float]:
+        """The metrics of a hosted client's forests on a split; nothing where it has no sample."""
+        if data.client_data(client, split) is None:
+            return {}
+        smiles, targets = _molecules(data, client, split)
+        counts = _counts(smiles)
+        predictions = torch.stack(
+            [torch.from_numpy(self._predict(forest, counts)) for forest in self._forests[client]], dim=1
+        )
+        scores = task_scores(self._task, predictions, targets)
+        found = dict(scores.mean)
+        present = ~targets.isnan()
+        if self._task == "regression" and bool(present.any()):
+            error = (predictions - targets)[present]
+            found |= {"rmse": float(error.square().mean().sqrt()), "mae": float(error.abs().mean())}
+        return found
+
+    def _predict(self, forest: Any, counts: np.ndarray) -> np.ndarray:
+        if self._task == "regression":
+            return np.asarray(forest.predict(counts), dtype=np.float64)
+        probabilities = forest.predict_proba(counts)
+        classes = forest.classes_.tolist()
+        return probabilities[:, classes.index(1.0)] if 1.0 in classes else np.zeros(len(counts))
+
+
+def _is_binary(targets: Tensor) -> Tensor:
+    """Whether a client's targets are 0 or 1."""
+    present = targets[~targets.isnan()]
+    return ((present == 0) | (present == 1)).all()
+
+
+def _molecules(data: FederatedDataModule, client: int, split: Split) -> tuple[list[str], Tensor]:
+    """SMILES and targets [n, T], float64, of a hosted client's split."""
+    part = data.client_data(client, split)
+    base = part.dataset if isinstance(part, Subset) else part
+    smiles = getattr(base, "smiles", None)
+    if smiles is None:
+        raise ConfigurationError(
+            f"ForestReference: the data of {type(data).__name__} have no SMILES to take fingerprints of. Leave it out."
+        )
+    targets = dataset_targets(part)
+    chosen = part.indices if isinstance(part, Subset) else range(len(smiles))
+    return [smiles[index] for index in chosen], targets.double().reshape(len(targets), -1)
+
+
+def _counts(smiles: list[str]) -> np.ndarray:
+    from lightning_fl.data.molecules.descriptors import encode_descriptors
+
+    return encode_descriptors(smiles, "morgan").numpy()

@@ -1,0 +1,114 @@
+import numpy as np
+import pandas as pd
+import pytest
+from rdkit import Chem
+from rdkit.Chem import rdFingerprintGenerator
+from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+from sklearn.metrics import average_precision_score, mean_absolute_error, r2_score, roc_auc_score
+from tier_tiny import fit as fit_tiny
+
+from lightning_fl.callbacks import ForestReference
+from lightning_fl.data import MoleculeCSV
+from lightning_fl.data.molecules.standin import esol_standin
+from lightning_fl.data.partition import IID
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.models import MoleculeModel
+from lightning_fl.seeding import derive_seed
+from lightning_fl.trainer import FederatedTrainer
+
+
+def run(tmp_path, columns, **settings):
+    table = esol_standin(target_name="y", target_unit="")
+    smiles, values = table.smiles[::8], table.targets[::8, 0].numpy()
+    pd.DataFrame({"smiles": smiles, **columns(values)}).to_csv(tmp_path / "mine.csv", index=False)
+    names = [name for name in pd.read_csv(tmp_path / "mine.csv").columns if name != "smiles"]
+    data = MoleculeCSV(
+        path=str(tmp_path / "mine.csv"),
+        target_columns=names,
+        partitioner=IID(num_clients=2),
+        split=(0.5, 0.2, 0.3),
+        split_seed=0,
+    )
+    trainer = FederatedTrainer(
+        callbacks=[ForestReference(num_trees=20)],
+        seed=4,
+        max_rounds=1,
+        local_steps=1,
+        logger=False,
+        enable_progress_bar=False,
+        default_root_dir=tmp_path,
+        **settings,
+    )
+    module = MoleculeModel(hidden_dim=4, num_layers=1)
+    trainer.fit(module, data)
+    return trainer.test(module, data), data
+
+
+def counts(smiles):
+    generator = rdFingerprintGenerator.GetMorganGenerator(radius=2, fpSize=2048)
+    return np.stack([generator.GetCountFingerprintAsNumPy(Chem.MolFromSmiles(text)) for text in smiles])
+
+
+def part(data, client, split, number=0):
+    subset = data.client_data(client, split)
+    smiles = [data.dataset.smiles[index] for index in subset.indices]
+    target = data.dataset.targets[subset.indices, number]
+    present = (~target.isnan()).numpy()
+    return counts(smiles)[present], target.numpy()[present].astype(np.float64)
+
+
+def test_a_regression_is_scikit_learns(tmp_path):
+    metrics, data = run(tmp_path, lambda values: {"y": values})
+    for client in range(2):
+        forest = RandomForestRegressor(n_estimators=20, random_state=derive_seed(4, "forest", client, 0) % 2**32)
+        forest.fit(*part(data, client, "train"))
+        x, y = part(data, client, "test")
+        for name, expected in {
+            "mae": mean_absolute_error(y, forest.predict(x)),
+            "r2": r2_score(y, forest.predict(x)),
+        }.items():
+            assert metrics[f"test/forest/{name}"].clients[client] == pytest.approx(expected, rel=1e-5)
+    assert not metrics["test/forest/rmse"].higher_is_better
+    assert metrics["test/forest/r2"].higher_is_better
+
+
+def test_a_classification_with_gaps_is_scikit_learns(tmp_path):
+    def columns(values):
+        labels = (values > np.median(values)).astype(float)
+        gaps = np.where(np.arange(len(values)) % 5 == 0, np.nan, (values > np.quantile(values, 0.7)).astype(float))
+        return {"a": labels, "b": gaps, "never": np.where(np.arange(len(values)) % 2, 0.0, np.nan)}
+
+    metrics, data = run(tmp_path, columns)
+    for client in range(2):
+        areas, precisions = [], []
+        for number in range(2):
+            forest = RandomForestClassifier(
+                n_estimators=20, random_state=derive_seed(4, "forest", client, number) % 2**32
+            )
+            forest.fit(*part(data, client, "train", number))
+            x, y = part(data, client, "test", number)
+            areas.append(roc_auc_score(y, forest.predict_proba(x)[:, 1]))
+            precisions.append(average_precision_score(y, forest.predict_proba(x)[:, 1]))
+        assert metrics["test/forest/auroc"].clients[client] == pytest.approx(np.mean(areas), rel=1e-5)
+        assert metrics["test/forest/average_precision"].clients[client] == pytest.approx(np.mean(precisions), rel=1e-5)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_two_processes_find_the_same(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    one, _ = run(tmp_path / "one", lambda values: {"y": values}, devices=1)
+    two, _ = run(tmp_path / "two", lambda values: {"y": values}, devices=2)
+    assert one["test/forest/rmse"].clients == two["test/forest/rmse"].clients
+
+
+def test_what_are_no_molecules_is_said():
+    with pytest.raises(ConfigurationError, match="the data of MixedClients have no SMILES"):
+        fit_tiny(ForestReference())
+
+
+def test_it_changes_nothing(tmp_path):
+    assert ForestReference.only_shows
+    with pytest.raises(ConfigurationError, match=r"ForestReference\.num_trees=0"):
+        ForestReference(num_trees=0)
