@@ -1,6 +1,11 @@
+import json
+import sys
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
+from processes import run as execute
 from rdkit import Chem
 from rdkit.Chem import rdFingerprintGenerator
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
@@ -95,12 +100,17 @@ def test_a_classification_with_gaps_is_scikit_learns(tmp_path):
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_two_processes_find_the_same(tmp_path):
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
-    one, _ = run(tmp_path / "one", lambda values: {"y": values}, devices=1)
-    two, _ = run(tmp_path / "two", lambda values: {"y": values}, devices=2)
-    assert one["test/forest/rmse"].clients == two["test/forest/rmse"].clients
+def test_two_processes_find_the_same():
+    words = ["fit", "--config", "fedavg_esol", "--data.source", "standin", "--trainer.callbacks+=ForestReference"]
+    words += ["--trainer.callbacks.num_trees", "5", "--trainer.max_rounds", "1", "--model.hidden_dim", "4"]
+    found = []
+    for devices in (1, 2):
+        ended = execute(sys.executable, "-m", "lightning_fl", *words, "--trainer.devices", str(devices))
+        assert ended.code == 0, ended.err
+        summary = json.loads(Path(f"runs/fedavg_esol/version_{devices - 1}/summary.json").read_text())
+        assert summary["num_processes"] == devices
+        found.append(summary["metrics"]["test"]["forest/rmse"])
+    assert found[0] == found[1]
 
 
 def test_what_are_no_molecules_is_said():
