@@ -41,6 +41,7 @@ COMMANDS = {
         "lightning_fl.cli.predict",
         "Predict new samples with a finished run's model, or a recipe's own test data, as CSV.",
     ),
+    "explain": Command("lightning_fl.cli.explain", "Colour a molecule's atoms by their share in a run's prediction."),
     "personalize": Command(
         "lightning_fl.cli.personalize", "Mix a finished run's shared models for a new client's data, without training."
     ),

@@ -345,7 +345,7 @@ class MoleculeModel(LightningModule):
 
     def forward(self, batch: Any) -> Tensor:
         """Predictions [G, T]: values in the data's units or probabilities of class 1; [G, T, C] of all classes."""
-        return self._to_predictions(self._outputs(batch))
+        return self._to_predictions(self.raw_outputs(batch))
 
     def on_fit_start(self) -> None:
         """Learn the scales of descriptors and targets, or the classes' weights, from the training data, once."""
@@ -385,7 +385,7 @@ class MoleculeModel(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss on standardised targets."""
-        loss = self._loss(self._outputs(batch), batch)
+        loss = self._loss(self.raw_outputs(batch), batch)
         self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=batch.num_graphs)
         return loss
 
@@ -421,7 +421,7 @@ class MoleculeModel(LightningModule):
         """The optimiser that the arguments describe."""
         return make_optimizer(self.parameters(), self.hparams)
 
-    def _outputs(self, batch: Any) -> Tensor:
+    def raw_outputs(self, batch: Any) -> Tensor:
         """Standardised values or logits, [G, T] or [G, T, C]."""
         outputs = self.head(self._embed(batch))
         return outputs.unflatten(1, (self.num_targets, -1)) if self.task == "multiclass" else outputs
@@ -478,7 +478,7 @@ class MoleculeModel(LightningModule):
         return outputs.sigmoid() if self.task == "classification" else outputs.softmax(-1)
 
     def _evaluate(self, batch: Any, split: str) -> None:
-        outputs = self._outputs(batch)
+        outputs = self.raw_outputs(batch)
         loss = self._loss(outputs, batch)
         present = ~batch.y.isnan()
         count = int(present.sum())

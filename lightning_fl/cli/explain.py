@@ -1,0 +1,72 @@
+"""``lightning-fl explain``: which atoms of a molecule a finished run's prediction comes from."""
+
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace
+
+from lightning_fl.atomic import write_whole
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.trained_run import TrainedRun, check_out
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: ArgumentParser, command: str) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("run", type=str, help="Folder of a finished run: the one with config.yaml and summary.json.")
+    parser.add_argument("smiles", type=str, help="The molecule.")
+    parser.add_argument("--out", type=str, required=True, help="Where the picture goes, a .png, .svg or .pdf file.")
+    parser.add_argument("--force", action="store_true", help="Replace that file if it is there.")
+    parser.add_argument("--target", type=str | None, default=None, help="Name of the target (default: the first).")
+    parser.add_argument("--target_class", type=int, default=1, help="Of several classes, the one that is explained.")
+    parser.add_argument(
+        "--model",
+        type=str | None,
+        default=None,
+        metavar="NAME",
+        help="A client's name; shared or shared_K; best (default: the shared model).",
+    )
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="Let the run's config.yaml name classes outside of lightning_fl: they are imported, their code runs.",
+    )
+
+
+def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
+    """Explain, draw, print a line for each atom."""
+    out = Path(config.out).expanduser()
+    kind = out.suffix.removeprefix(".")
+    if kind not in ("png", "svg", "pdf"):
+        raise ConfigurationError(f"--out {config.out}: give a name that ends in .png, .svg or .pdf.")
+    check_out(out, None, replace=config.force)
+    if config.model == "all":
+        raise ConfigurationError("--model all: one model is explained at a time; name it.")
+    trained = TrainedRun.read(Path(config.run).expanduser())
+
+    from lightning_fl.prediction.explanation import draw_explanation, explain
+    from lightning_fl.prediction.models import choose_models, load_models
+
+    (model,), _ = load_models(trained, choose_models(trained, config.model), trust=config.trust, accelerator="cpu")
+    with trained.reading_record() as record:
+        names, units = record["target_names"], record["target_units"]
+    found = explain(
+        model.module,  # type: ignore[arg-type]  # another module is refused there
+        config.smiles,
+        target=names[0] if config.target is None else config.target,
+        target_class=config.target_class,
+        names=names,
+        units=units,
+    )
+    content = io.BytesIO()
+    draw_explanation(found).savefig(content, format=kind)
+    write_whole(out, content.getvalue())
+    unit = f" {found.unit}" if found.unit else ""
+    print(f"{found.target}: {found.prediction:.4g}{unit} by {model.name}; {found.baseline:.4g} without atom features")
+    for place, value in enumerate(found.atoms.tolist()):
+        print(f"atom {place}: {value:+.4g}")
+    print(f"picture: {out}", file=sys.stderr)
+    return 0
