@@ -109,7 +109,7 @@ def _print(found: "Personalization", summary: dict[str, Any], folder: Path, data
 
     def table_of(metrics: dict[str, MetricSummary]) -> Table:
         table = Table()
-        table.add_column("model")
+        table.add_column("model", no_wrap=True)
         score = metric_name(found.monitor, "val")
         table.add_column(Text(f"score υ\n{score if found.higher_is_better else f'exp(-{score})'}"), justify="right")
         table.add_column("share", justify="right")

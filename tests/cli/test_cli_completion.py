@@ -45,7 +45,7 @@ def test_bash_knows_the_script(script):
         (("fit", "--trainer.max"), ["--trainer.max_rounds"]),
         (("fit", "--trainer.precision", "bf"), ["bf16-mixed", "bf16-true"]),
         (("validate", "--model", "Mol"), ["MoleculeModel"]),
-        (("fit", "--model.encoder", "g"), ["gcn", "gat"]),
+        (("fit", "--model.encoder", "g"), ["gcn", "gat", "gin", "gine"]),
         (("fit", "--data.source", ""), ["auto", "real", "standin"]),
         (("fit", "--trainer.callbacks", "DRO"), ["DROClientSampling"]),
         (("fit", "--trainer.strategy", "feda"), ["fedavg"]),
