@@ -188,6 +188,9 @@ def table_that_fits(
         table = make({name: metric for name, metric in metrics.items() if name.partition("/")[0] in kinds[:count]})
         if count < len(kinds):
             table.caption = Text(f"too narrow for {', '.join(kinds[count:])}: see {elsewhere}")
+        for column in table.columns:
+            if column.no_wrap:  # Rich takes such a column, too, for one that may be as narrow as its longest word
+                column.min_width = max(cell_len(str(cell)) for cell in (column.header, *column.cells))
         if not _too_wide(table, console):
             break
     return _fitted(table, console)

@@ -63,7 +63,13 @@ import pytest
             ["trainer.callbacks[1].init_args.flor: DROClientSampling has no such argument (did you mean 'floor'?)."],
         ),
         ("--trainer.max_rounds x", ["trainer.max_rounds: expected a value of type int, got x."]),
-        ("--model.encoder gatt", ["model.encoder: expected one of 'gcn', 'gat', 'gin', 'gine', 'mpnn', 'dmpnn', 'attentivefp', 'fingerprint', got gatt."]),
+        (
+            "--model.encoder gatt",
+            [
+                "model.encoder: expected one of 'gcn', 'gat', 'gin', 'gine', 'mpnn', 'dmpnn', 'attentivefp',"
+                " 'fingerprint', got gatt."
+            ],
+        ),
         ("--seed_everything -1", ["seed_everything: Not of type Seed: -1 does not conform to restriction v>=0"]),
         (
             "--trainer.logger CSVLogger",
