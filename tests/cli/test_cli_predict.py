@@ -280,15 +280,15 @@ def test_what_python_gives_that_is_no_molecule(run):
 @pytest.mark.slow
 def test_a_class_of_somebody_elses(run, command):
     recipe = yaml.safe_load((run / "config.yaml").read_text())
-    Path("own_model.py").write_text(
+    Path("twice_model.py").write_text(
         "from lightning_fl.models import MoleculeModel\nclass Twice(MoleculeModel):\n"
         "    def predict_step(self, batch):\n        return {'twice': 2 * self(batch)[:, 0]}\n"
     )
-    recipe["model"]["class_path"] = "own_model.Twice"
+    recipe["model"]["class_path"] = "twice_model.Twice"
     (run / "config.yaml").write_text(yaml.safe_dump(recipe))
     code, _, err = command("predict", run, "new.csv")
     assert code == 2
-    assert "names own_model.Twice, which is not of lightning_fl: to make it is to run its code." in err
+    assert "names twice_model.Twice, which is not of lightning_fl: to make it is to run its code." in err
     code, out, _ = command("predict", run, "new.csv", "--trust")
     table = good(pd.read_csv(io.StringIO(out)))
     expected = 2 * forward(run / "models" / "shared_0.ckpt", table["smiles"].tolist())
