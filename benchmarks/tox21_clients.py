@@ -10,6 +10,7 @@ the round is chosen by validation, not by test. Each cell is ``lightning-fl fit`
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ def run(arm: str, clients: int, seed: int, out: Path) -> dict[str, object]:
     result = folder / "result.json"
     if result.is_file():
         return dict(json.loads(result.read_text()))
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut off
     words = [*SHARED, *ARMS[arm], "--data.partitioner.num_clients", str(clients), "--seed_everything", str(seed)]
     words += ["--trainer.default_root_dir", str(folder)]
     command = [sys.executable, "-m", "lightning_fl"]

@@ -84,6 +84,15 @@ class TrainedRun:
         return {name: path for name, path in files.items() if path.is_file()}
 
     @property
+    def snapshots(self) -> dict[str, Path]:
+        """The shared models of earlier rounds (``Snapshots``), in their order: ``shared_K_round_R`` -> file."""
+        files = (self.folder / "models" / "snapshots").glob("round_*/shared_*.ckpt")
+        numbered = sorted(
+            files, key=lambda path: [int(word.rpartition("_")[2]) for word in (path.parent.name, path.stem)]
+        )
+        return {f"{path.stem}_{path.parent.name}": path for path in numbered}
+
+    @property
     def personal_layers(self) -> Any:
         """The layers that clients kept for themselves (``PersonalLayers``); ``None`` where they kept none."""
         trainer = self.recipe.get("trainer")

@@ -44,6 +44,7 @@ def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setenv("LIGHTNING_FL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tests run side by side, and small sums on several threads wait for each other
     yield
     torch.set_num_threads(threads)
     if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -41,6 +41,7 @@ from lightning_fl.callbacks.rewards.bidding import BiddingPolicy, HonestBidding,
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
 from lightning_fl.callbacks.rewards.tier_bidding import TierBidding
 from lightning_fl.callbacks.rewards.tokens import Tokens
+from lightning_fl.callbacks.snapshots import Snapshots
 from lightning_fl.functional.client_discriminator import DiscriminatorSettings
 
 __all__ = [
@@ -86,6 +87,7 @@ __all__ = [
     "RandomBidding",
     "SamplingWeightsFigure",
     "ShapleyRewards",
+    "Snapshots",
     "SoftAveraging",
     "TierBidding",
     "TierFigures",

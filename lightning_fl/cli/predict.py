@@ -57,7 +57,8 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         default=None,
         metavar="NAME",
         help="A client's name; shared or shared_K; best: the client's that did best on its own validation data; all:"
-        " every model in columns of its own, and their mean (default: the shared model).",
+        " every model in columns of its own, and their mean; snapshots: the same of the shared model after several"
+        " rounds (default: the shared model).",
     )
     parser.add_argument(
         "--smiles_column", type=str | None, default=None, help="The column of SMILES (default: the run's)."

@@ -34,6 +34,11 @@ class LoadedModel:
     path: Path
     module: LightningModule
 
+    @property
+    def measured_as(self) -> str:
+        """What ``calibration.json`` would call it: a file in ``models/`` by its name, a snapshot by its own."""
+        return self.path.stem if self.path.parent.name == "models" else self.name
+
 
 def choose_models(run: TrainedRun, word: str | None) -> dict[str, Path]:
     """The models that a word means: name -> file.
@@ -42,7 +47,8 @@ def choose_models(run: TrainedRun, word: str | None) -> dict[str, Path]:
         run: the run.
         word: a client's name; ``"shared"`` for the one shared model, ``"shared_K"`` for one of several; ``"best"`` for
             the client's that did best on its own validation data; ``"all"`` for all that differ, the clients' and the
-            shared ones; ``None`` for the shared one.
+            shared ones; ``"snapshots"`` for the shared one of several rounds, ``"shared_K_round_R"`` for that of one;
+            ``None`` for the shared one.
 
     Raises:
         ConfigurationError: there is no such model, or the word means several.
@@ -62,6 +68,12 @@ def choose_models(run: TrainedRun, word: str | None) -> dict[str, Path]:
     if word in shared:
         run.refuse_personal_layers(_PERSONAL)
         return {word: shared[word]}
+    snapshots = run.snapshots
+    if word in snapshots:
+        run.refuse_personal_layers(_PERSONAL)
+        return {word: snapshots[word]}
+    if word == "snapshots":
+        return _snapshots(run, snapshots)
     if not clients and word in ("best", "all"):
         raise ConfigurationError(
             f"{run.folder / 'models'} holds no client's model, only shared ones: leave out --model."
@@ -76,10 +88,24 @@ def choose_models(run: TrainedRun, word: str | None) -> dict[str, Path]:
             if file_sha256(path) not in known:
                 chosen[name] = path
         return chosen
-    words = ["shared", "best", "all", *shared, *clients]
+    words = ["shared", "best", "all", *shared, *clients, *snapshots]
     raise ConfigurationError(
         f"--model {word}: {run.folder} has no such model{did_you_mean(word, words)}. There are {listed(words)}."
     )
+
+
+def _snapshots(run: TrainedRun, found: dict[str, Path]) -> dict[str, Path]:
+    run.refuse_personal_layers(_PERSONAL)
+    if not found:
+        raise ConfigurationError(
+            f"{run.folder / 'models'} holds no snapshots: train with the callback Snapshots in trainer.callbacks."
+        )
+    if len(run.shared) > 1:
+        raise ConfigurationError(
+            f"{run.folder} has snapshots of {len(run.shared)} shared models: name one with --model, such as"
+            f" {next(iter(found))}."
+        )
+    return found
 
 
 def best_client(run: TrainedRun) -> str:

@@ -53,8 +53,9 @@ class RunPredictor:
 
     Args:
         run: the run's folder.
-        model: a client's name, "shared", "shared_K", "best" (the client's that did best on its own validation data) or
-            "all"; ``None`` for the shared model. See :func:`lightning_fl.prediction.models.choose_models`.
+        model: a client's name, "shared", "shared_K", "best" (the client's that did best on its own validation data),
+            "all" or "snapshots"; ``None`` for the shared model. See
+            :func:`lightning_fl.prediction.models.choose_models`.
         trust: the run's ``config.yaml`` may name classes that are not of this package: their code runs.
         accelerator: "cpu", "cuda" or "auto".
         batch_size: most samples in a batch; ``None`` for as many as in an evaluation of the run.
@@ -106,13 +107,13 @@ class RunPredictor:
         own = 1 if isinstance(made.data, MoleculeDataModule) else None
         self._num_threads: int | None = made.settings.get("num_threads") or own
         self._naming = Naming.of(self.run.summary["data"])
-        runs = [(each.path.stem, self.run) for each in self.models]
+        runs = [(each.measured_as, self.run) for each in self.models]
         for number, folder in enumerate(others, start=2):
             other = TrainedRun.read(Path(folder).expanduser())
             check_same_data(self.run, other)
             found, _ = load_models(other, choose_models(other, model), trust=trust, accelerator=accelerator)
             self.models += [replace(each, name=f"{each.name}_{number}") for each in found]
-            runs += [(each.path.stem, other) for each in found]
+            runs += [(each.measured_as, other) for each in found]
         self._uncertainty.check_models(len(self.models))
         self._predictors = [
             Predictor(
@@ -139,7 +140,7 @@ class RunPredictor:
         asked, naming = self._uncertainty, self._naming
         self._widths: list[float] | None = None
         if asked.interval is not None:
-            measured = calibrations_of(self.run, self.models[0].path.stem, "--interval", "regression", naming)
+            measured = calibrations_of(self.run, self.models[0].measured_as, "--interval", "regression", naming)
             self._widths = half_widths(measured, asked.interval, naming)
         self._calibrations = [
             calibrations_of(run, name, "--calibrate", "classification", naming)

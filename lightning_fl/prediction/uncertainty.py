@@ -82,8 +82,8 @@ class Uncertainty:
         """
         if self.spread and self.mc_dropout is None and count < 2:
             raise ConfigurationError(
-                "--spread is over several predictions, and one model predicts: add --model all, --with RUN (a run with"
-                " another seed) or --mc_dropout N."
+                "--spread is over several predictions, and one model predicts: add --model all or snapshots, --with"
+                " RUN (a run with another seed) or --mc_dropout N."
             )
         if self.interval is not None and count > 1:
             raise ConfigurationError(
@@ -120,7 +120,7 @@ def calibrations_of(run: TrainedRun, model: str, asked: str, kind: str, naming: 
     if model not in found:
         raise ConfigurationError(
             f"{asked}: {run.folder / 'calibration.json'} says nothing of the model {model}, which had no validation"
-            f" data. It knows {listed(list(found), most=8)}."
+            f" data or is not of the end of the run. It knows {listed(list(found), most=8)}."
         )
     targets = found[model]
     names = naming.targets if len(naming.targets) == len(targets) else tuple(map(str, range(len(targets))))

@@ -138,7 +138,7 @@ def test_intervals_and_spreads_of_a_regression(capsys) -> None:
     assert seeds["y"].to_numpy() == pytest.approx((one + two) / 2, rel=1e-5)
     assert seeds["y_std"].to_numpy() == pytest.approx(np.abs(one - two) / 2, rel=1e-3)
     for words, message in (
-        (["--spread"], "one model predicts: add --model all, --with RUN"),
+        (["--spread"], "one model predicts: add --model all or snapshots, --with RUN"),
         (["--interval", "0.5", "--with", str(other)], "--interval is measured for each model alone"),
         (["--interval", "0.999"], "ask for less, or train with more validation data"),
         (["--calibrate", "platt"], "--calibrate is for labels 0 and 1, which y is not: there is --interval"),

@@ -1,0 +1,81 @@
+"""Keeping the shared models of several rounds, whose predictions differ where the model is not sure."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.checkpoint import export_models
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import CheckpointError
+from lightning_fl.options import check_counts
+from lightning_fl.surface import TrainerSurface
+
+__all__ = ["Snapshots"]
+
+
+class Snapshots(Callback):
+    """Keeps the shared models of the last rounds: ``models/snapshots/round_R/shared_K.ckpt``, written after fit.
+
+    ``lightning-fl predict RUN FILE --model snapshots --spread`` predicts with their mean and says how far they differ.
+    After Huang et al. 2017, "Snapshot Ensembles: Train 1, get M for free" (https://arxiv.org/abs/1704.00109), which
+    restarts the learning rate before each snapshot; here a module's own schedule is left as it is.
+
+    Checkpoints hold the models kept so far, so that a run that goes on keeps the same ones.
+
+    Args:
+        num: M, the most models of each kind that are kept.
+        every_n_rounds: rounds from one to the next.
+    """
+
+    only_shows = True
+
+    def __init__(self, *, num: int = 5, every_n_rounds: int = 1) -> None:
+        check_counts(self, num=num, every_n_rounds=every_n_rounds)
+        self.num = num
+        self.every_n_rounds = every_n_rounds
+        self._kept: dict[int, Sequence[Weights]] = {}
+        self._loaded: dict[int, list[dict[str, Any]]] = {}
+
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
+        """A new fit starts without any."""
+        self._kept, self._loaded = {}, {}
+
+    def on_round_end(self, trainer: TrainerSurface) -> None:
+        """Keep the round's models, and forget those of the earliest round where there are too many."""
+        if trainer.current_round % self.every_n_rounds == 0:
+            self._take_up(trainer)
+            self._kept[trainer.current_round] = [model.clone() for model in trainer.models]
+            self._kept = dict(sorted(self._kept.items())[-self.num :])
+
+    def on_fit_end(self, trainer: TrainerSurface) -> None:
+        """Write them."""
+        self._take_up(trainer)
+        if not trainer.is_global_zero:
+            return
+        assert trainer.module is not None
+        folder = Path(trainer.log_dir) / "models" / "snapshots"
+        for number, models in self._kept.items():
+            of_round = trainer.federation.with_models(list(models), trainer.collaboration, {}, number)
+            export_models(of_round, trainer.module, trainer.loop.flat, [], folder / f"round_{number}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The models kept so far."""
+        kept = {number: [model.state_dict() for model in models] for number, models in self._kept.items()}
+        return {"kept": kept | self._loaded}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take them up."""
+        kept = state.get("kept")
+        if not isinstance(kept, dict) or not all(isinstance(number, int) for number in kept):
+            raise CheckpointError("it does not say which models Snapshots had kept: train again without it.")
+        self._loaded = kept
+
+    def _take_up(self, trainer: TrainerSurface) -> None:
+        """Make models of what was loaded, as soon as their form is known."""
+        loaded, self._loaded = self._loaded, {}
+        for number, saved in sorted(loaded.items()):
+            models = [trainer.models[0].clone() for _ in saved]
+            for model, state in zip(models, saved, strict=True):
+                model.load_state_dict(state)
+            self._kept[number] = models
