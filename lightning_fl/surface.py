@@ -259,12 +259,12 @@ class TrainerSurface:
         """
         return descriptor_statistics(self.batch_factory, self.processes, self.seed)
 
-    def target_summaries(self, summarize: Callable[[Tensor], Tensor]) -> Tensor:
-        """Every client's ``summarize(targets [n, T])``, stacked [N, ...]; on every rank.
+    def target_summaries(self, summarize: Callable[[Tensor], Tensor], split: Split = "train") -> Tensor:
+        """Every client's ``summarize(targets [n, T])`` of a split, stacked [N, ...]; on every rank.
 
         Counts, sums and ranges are what it is for: they leave the client.
         """
-        return target_summaries(self.batch_factory, self.processes, self.seed, summarize)
+        return target_summaries(self.batch_factory, self.processes, self.seed, summarize, split)
 
     def on_hosts(self, clients: Collection[int], compute: Callable[[int], T], problem: str) -> dict[int, T]:
         """What each client's rank computes for it, on all ranks; to be called on every rank.

@@ -17,6 +17,11 @@ __all__ = ["TaskName", "TaskOutputs", "TaskScores", "task_scores"]
 
 TaskName = Literal["regression", "classification", "multiclass"]
 
+#: What a model whose probabilities are not finite has no value of.
+_OF_CLASSES = {
+    "classification": ("auroc", "average_precision", "balanced_accuracy", "mcc", "calibration_error"),
+    "multiclass": ("accuracy", "balanced_accuracy", "mcc", "auroc", "calibration_error"),
+}
 #: Fewer samples say nothing of a correlation.
 _LEAST_FOR_CORRELATION = 2
 
@@ -102,7 +107,10 @@ def task_scores(
         if not len(measured):
             scores.left_out[number] = "no value"
             continue
-        if task == "classification":
+        found: dict[str, Tensor] | str
+        if task != "regression" and not predicted.isfinite().all():
+            found = dict.fromkeys(_OF_CLASSES[task], torch.tensor(torch.nan))
+        elif task == "classification":
             found = _binary(predicted, measured.long(), least, calibration_bins)
         elif task == "multiclass":
             found = _multiclass(predicted, measured.long(), calibration_bins)

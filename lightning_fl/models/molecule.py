@@ -25,6 +25,7 @@ from lightning_fl.models.encoders import EDGE_ENCODERS, EncoderName, build_encod
 from lightning_fl.models.left_out import LeftOut
 from lightning_fl.models.optimizers import OptimizerName, check_optimizer, make_optimizer
 from lightning_fl.models.target_summary import (
+    check_labels,
     check_options_of,
     check_weights_of,
     class_counts,
@@ -180,6 +181,8 @@ class MoleculeModel(LightningModule):
         check_counts(self, log_targets=log_targets, at_least=0)
         check_numbers(self, class_weights=None if class_weights == "balanced" else class_weights, above=0)
         check_numbers(self, task_weights=task_weights, at_least=0)
+        if task_weights is not None and not any(task_weights):
+            raise ConfigurationError(f"task_weights={task_weights}: give at least one target a weight above 0.")
         if num_classes is not None and task != "multiclass":
             raise ConfigurationError(f"num_classes={num_classes} is for task='multiclass', and task={task!r}.")
         if task is not None:
@@ -272,6 +275,19 @@ class MoleculeModel(LightningModule):
         if not resolved:
             self._resolve(task, found, num_classes)
             rank_zero_info(f"task: {words}")
+        if stage == "fit" and self.task != "regression":
+            self._check_other_labels()
+
+    def _check_other_labels(self) -> None:
+        """Refuse labels of validation and test that no training label has the kind of, before training."""
+        summaries = getattr(self.trainer, "target_summaries", None)
+        if summaries is None:  # they are checked batch by batch
+            return
+        names = getattr(self.trainer, "datamodule").client_names()  # noqa: B009 - of a federated run
+        for split in ("val", "test"):
+            for client, ranges in enumerate(summaries(target_ranges, split)):
+                who = f"the {split} labels of client {client} ({names[client]})"
+                check_labels(self.task, self.num_classes, ranges, who)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take over what a checkpoint's model predicts, where the arguments leave it open."""
@@ -479,11 +495,14 @@ class MoleculeModel(LightningModule):
 
     def _evaluate(self, batch: Any, split: str) -> None:
         outputs = self.raw_outputs(batch)
-        loss = self._loss(outputs, batch)
         present = ~batch.y.isnan()
         count = int(present.sum())
         if not count:
+            self._check_targets(batch)
             return
+        if self.task != "regression":
+            check_labels(self.task, self.num_classes, target_ranges(batch.y), f"{split} labels of a batch")
+        loss = self._loss(outputs, batch)
         prediction, bound = self._to_predictions(outputs), _bounds(batch)
         getattr(self, f"{split}_outputs").update(prediction, batch.y, bound)
         if self.task == "regression":

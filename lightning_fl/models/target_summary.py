@@ -11,6 +11,7 @@ from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.functional.task_metrics import TaskName
 
 __all__ = [
+    "check_labels",
     "check_options_of",
     "check_weights_of",
     "class_counts",
@@ -67,11 +68,12 @@ def target_ranges(targets: Tensor) -> Tensor:
     """
     targets = targets.double()
     missing = targets.isnan()
+    most = targets.new_full((1, targets.shape[1]), torch.inf)  # there may be no sample
     return torch.stack(
         [
             (~missing).sum(dim=0),
-            targets.masked_fill(missing, torch.inf).amin(dim=0),
-            targets.masked_fill(missing, -torch.inf).amax(dim=0),
+            torch.cat([most, targets.masked_fill(missing, torch.inf)]).amin(dim=0),
+            torch.cat([-most, targets.masked_fill(missing, -torch.inf)]).amax(dim=0),
             (targets != targets.round()).logical_and(~missing).sum(dim=0),
         ]
     )
@@ -120,6 +122,38 @@ def infer_task(ranges: Tensor, task: TaskName | None, num_classes: int | None = 
     if task is None and whole and low >= 0 and high < _MOST_CLASSES:
         hint = f"; they are whole numbers up to {high:g}: give task='multiclass' if they are classes"
     return taken, 1, f"regression, {targets} between {low:g} and {high:g}{hint}"
+
+
+def check_labels(task: TaskName, num_classes: int, ranges: Tensor, what: str) -> None:
+    """Refuse labels that a model cannot have been trained for.
+
+    Args:
+        task: "classification" or "multiclass".
+        num_classes: C of the model.
+        ranges: [4, T] of the labels.
+        what: whose labels they are, for the message.
+
+    Raises:
+        DataError: a label is none of 0 to C - 1.
+    """
+    count, least, largest, fractions = ranges
+    wrong = (count > 0) & ((least < 0) | (largest > num_classes - 1) | (fractions > 0))
+    if not wrong.any():
+        return
+    target = int(wrong.nonzero()[0])
+    low, high = float(least[target]), float(largest[target])
+    lie = (
+        f"{what}, target {target} (counted from 0), lie between {low:g} and {high:g}"
+        f"{', some of them no whole numbers' if fractions[target] else ''}, and must be"
+    )
+    if task == "classification":
+        raise DataError(
+            f"{lie} 0 or 1, as task='classification' has them: correct or empty these cells, or give another task."
+        )
+    mend = ""
+    if not fractions[target] and low >= 0:
+        mend = f", or give num_classes={high + 1:g} if class {high:g} is none of the training data's"
+    raise DataError(f"{lie} whole numbers from 0 to {num_classes - 1}: correct or empty these cells{mend}.")
 
 
 def _check_values(task: TaskName, count: Tensor, low: float, high: float, whole: bool) -> None:

@@ -176,6 +176,54 @@ def test_labels_are_checked_where_everything_is_given(tmp_path):
         fitted(tmp_path, data, make_model(task="multiclass", num_targets=1, num_classes=3))
 
 
+@pytest.mark.parametrize(
+    ("task", "train", "split", "wrong", "message"),
+    [
+        (
+            None,
+            1,
+            "val",
+            2,
+            r"the val labels of client 1 \(client_1\), target 1 \(counted from 0\), lie between 1 and 2,",
+        ),
+        (
+            None,
+            1,
+            "test",
+            0.5,
+            "the test labels of client 1 .* between 0.5 and 1, some of them no whole numbers, and must",
+        ),
+        (
+            "multiclass",
+            2,
+            "test",
+            3,
+            "between 1 and 3, and must be whole numbers from 0 to 2: .* give num_classes=4 if",
+        ),
+        ("multiclass", 2, "val", -1, "between -1 and 1, and must be whole numbers from 0 to 2: correct or empty these"),
+    ],
+)
+def test_labels_that_only_an_evaluation_has_are_refused_before_training(tmp_path, task, train, split, wrong, message):
+    def data(value):
+        other = molecules([[0, 1], [NAN, value]], first=20)
+        clients = [molecules([[0, train], [1, 0], [train, 1]])] * 2
+        return Laboratories(*clients, without={"val", "test"} - {split}, **{split: [clients[0], other]})
+
+    trained = []
+    model = make_model(task=task)
+    model.on_train_start = lambda: trained.append(1)
+    with pytest.raises(DataError, match=message):
+        fitted(tmp_path, data(wrong), model)
+    assert not trained
+    fitted(tmp_path, data(train), make_model(task=task))
+
+
+def test_labels_of_an_evaluation_alone_are_checked_too(tmp_path):
+    model, trainer = fitted(tmp_path, Laboratories(molecules([[0], [1], [1]])))
+    with pytest.raises(DataError, match="test labels of a batch, target 0 .* between 0 and 2, and must be 0 or 1"):
+        trainer.test(model, Laboratories(molecules([[0], [2]])))
+
+
 def test_another_number_of_targets_than_given(tmp_path):
     with pytest.raises(ConfigurationError, match=r"num_targets=1: .*\[2\]|num_targets=1: .*instead of"):
         fitted(tmp_path, Laboratories(molecules(torch.randn(4, 2))), make_model(num_targets=1))
@@ -209,6 +257,10 @@ def test_the_layers_do_not_depend_on_what_was_known(tmp_path):
         ({"task": "multiclass", "class_weights": 2.0}, "several classes are weighted by 'balanced' only"),
         ({"task": "regression", "min_positives": 5}, "min_positives=5 is for task='classification', and task='regr"),
         ({"num_targets": 2, "task_weights": [1.0]}, "task_weights has 1 numbers for 2 targets: give one for each"),
+        (
+            {"num_targets": 2, "task_weights": [0.0, 0.0]},
+            r"task_weights=\[0.0, 0.0\]: give at least one target a weight",
+        ),
         ({"num_targets": 2, "class_weights": [1.0]}, "class_weights has 1 numbers for 2 targets: give one, or one"),
     ],
 )

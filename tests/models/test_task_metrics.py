@@ -48,6 +48,23 @@ def test_classification_is_scikit_learns():
         assert found.mean[name] == pytest.approx(np.mean(list(values.values())))
 
 
+@pytest.mark.parametrize("task", ["classification", "multiclass"])
+def test_probabilities_that_are_not_finite_have_no_score(task):
+    """And those of the other target have theirs."""
+    target = torch.tensor([[0.0, 1], [1, 0], [1, 1]])
+    probability = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.7, torch.nan]])
+    if task == "multiclass":
+        probability = torch.stack([1 - probability, probability], dim=-1)
+    found = task_scores(task, probability, target)
+    whole = task_scores(task, probability.nan_to_num(0.5), target)
+    assert found.tasks.keys() == whole.tasks.keys()
+    assert not found.left_out
+    for name, values in found.tasks.items():
+        assert values[0] == whole.tasks[name][0]
+        assert np.isnan(values[1])
+        assert np.isnan(found.mean[name])
+
+
 def test_several_classes_are_scikit_learns():
     target = with_gaps(torch.randint(3, (120, 2), generator=DRAWS).float())
     logits = torch.randn(120, 2, 3, generator=DRAWS)

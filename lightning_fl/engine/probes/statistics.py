@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from lightning_fl.data.module import Split
 from lightning_fl.data.targets import batch_targets
 from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.processes import Processes
@@ -62,9 +63,13 @@ def _pooled(values: Mapping[int, Tensor], processes: Processes) -> tuple[Tensor,
 
 
 def target_summaries(
-    factory: BatchFactory, processes: Processes, seed: int, summarize: Callable[[Tensor], Tensor]
+    factory: BatchFactory,
+    processes: Processes,
+    seed: int,
+    summarize: Callable[[Tensor], Tensor],
+    split: Split = "train",
 ) -> Tensor:
-    """What every client says of its training targets, in the order of clients; the same on every rank.
+    """What every client says of its targets, in the order of clients; the same on every rank.
 
     Args:
         factory: the clients' data.
@@ -72,6 +77,7 @@ def target_summaries(
         seed: the run's, for data that come in an order of their own.
         summarize: a client's targets [n, T], NaN where one is missing -> a tensor of one shape for all clients: counts,
             sums and ranges, which are all that leaves a client.
+        split: of which data; a client that has none summarises targets [0, T].
 
     Returns:
         [N, ...].
@@ -79,21 +85,25 @@ def target_summaries(
     Raises:
         ConfigurationError: clients have different numbers of targets.
     """
-    found = processes.exchange({client: summarize(_targets(factory, client, seed)) for client in processes.hosted})
+    own = {client: summarize(_targets(factory, client, seed, split)) for client in processes.hosted}
+    found = processes.exchange(own)
     shapes = {summary.shape: client for client, summary in found.items()}
     if len(shapes) > 1:
         (one, first), (two, second) = list(shapes.items())[:2]
+        which = "training" if split == "train" else split
         raise ConfigurationError(
-            f"clients {second} and {first} have training targets of different shapes ({list(two)} and {list(one)} in"
+            f"clients {second} and {first} have {which} targets of different shapes ({list(two)} and {list(one)} in"
             " short): give all the same target columns, empty where a client has not measured one."
         )
     return torch.stack(list(found.values()))
 
 
-def _targets(factory: BatchFactory, client: int, seed: int) -> Tensor:
-    """A hosted client's training targets, shape [n, T], float64 on the CPU."""
-    batches = factory.batches(client, "train")
-    assert batches is not None
+def _targets(factory: BatchFactory, client: int, seed: int, split: Split = "train") -> Tensor:
+    """A hosted client's targets, shape [n, T], float64 on the CPU."""
+    batches = factory.batches(client, split)
+    if batches is None:
+        assert split != "train"
+        return _targets(factory, client, seed)[:0]
     try:
         targets = batches.targets
     except ConfigurationError:  # a DataLoader's: read it once

@@ -341,10 +341,10 @@ class ModuleTrainer:
         assert self._around.descriptor_statistics is not None
         return self._around.descriptor_statistics()
 
-    def target_summaries(self, summarize: Callable[[Tensor], Tensor]) -> Tensor:
-        """What every client says of its training targets; see ``FederatedTrainer``."""
+    def target_summaries(self, summarize: Callable[[Tensor], Tensor], split: Split = "train") -> Tensor:
+        """What every client says of its targets; see ``FederatedTrainer``."""
         assert self._around.target_summaries is not None
-        return self._around.target_summaries(summarize)
+        return self._around.target_summaries(summarize, split)
 
     @property
     def checkpoint_hyper_parameters(self) -> Mapping[str, Any]:

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from lightning_fl.data.module import Split
+
 __all__ = ["Surroundings"]
 
 
@@ -23,7 +25,7 @@ class Surroundings:
         profiler: of the run.
         target_statistics: mean and standard deviation of the training targets over all clients.
         descriptor_statistics: the same of molecules' descriptors.
-        target_summaries: what every client says of its training targets, by a function that is given.
+        target_summaries: what every client says of its targets in a split, by a function that is given.
         ckpt_path: the checkpoint that the run goes on from.
         checkpoint_hyper_parameters: of the module whose weights that checkpoint holds; empty where there is none.
     """
@@ -37,6 +39,6 @@ class Surroundings:
     profiler: Any = None
     target_statistics: Callable[[], tuple[Tensor, Tensor]] | None = None
     descriptor_statistics: Callable[[], tuple[Tensor, Tensor]] | None = None
-    target_summaries: Callable[[Callable[[Tensor], Tensor]], Tensor] | None = None
+    target_summaries: Callable[[Callable[[Tensor], Tensor], Split], Tensor] | None = None
     ckpt_path: str | None = None
     checkpoint_hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
