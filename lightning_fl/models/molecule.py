@@ -1,13 +1,11 @@
 """A model of molecules: predicts numbers or classes, such as a solubility or a toxicity, from the molecular graph."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
-from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanSquaredError
 
@@ -20,9 +18,9 @@ from lightning_fl.functional.masked_losses import (
     masked_mse,
 )
 from lightning_fl.functional.task_metrics import TaskName, TaskOutputs, task_scores
-from lightning_fl.models.descriptors import DescriptorReadout, DescriptorScale, FingerprintEncoder, descriptors_of
-from lightning_fl.models.encoders import EDGE_ENCODERS, EncoderName, build_encoder
+from lightning_fl.models.encoders import EncoderName
 from lightning_fl.models.left_out import LeftOut
+from lightning_fl.models.molecule_network import MoleculeNetwork, ReadoutName
 from lightning_fl.models.optimizers import OptimizerName, check_optimizer, make_optimizer
 from lightning_fl.models.target_summary import (
     check_labels,
@@ -31,29 +29,19 @@ from lightning_fl.models.target_summary import (
     class_counts,
     class_weights_of,
     infer_task,
-    pool_moments,
     pool_ranges,
-    target_moments,
     target_ranges,
 )
-from lightning_fl.models.virtual_node import VirtualNode
+from lightning_fl.models.training_targets import statistics_of, summaries_of
 from lightning_fl.options import check_counts, check_numbers
-
-if TYPE_CHECKING:
-    from lightning_fl.models.gcn import GCN
 
 __all__ = ["MoleculeModel", "ReadoutName"]
 
-ReadoutName = Literal["mean", "sum", "max", "set2set", "attentivefp"]
-
-_SET2SET_STEPS = 3
-#: The parts that have a :class:`DescriptorScale`.
-_READ_DESCRIPTORS = (FingerprintEncoder, DescriptorReadout)
 #: What is taken until the task is known: the weights of recipes that predict one number are drawn so.
 _UNKNOWN_TASK: TaskName = "regression"
 
 
-class MoleculeModel(LightningModule):
+class MoleculeModel(MoleculeNetwork):
     """Regression or classification of molecular graphs: atoms are encoded, read out to one vector, mapped to targets.
 
     Works on PyG batches: ``batch.x`` [V, A] atom features, ``batch.edge_index`` [2, E], ``batch.edge_attr`` [E, B] bond
@@ -191,32 +179,8 @@ class MoleculeModel(LightningModule):
             check_weights_of(num_targets, class_weights, task_weights)
         # After the two sizes are known, so that a checkpoint says numbers and not "whatever the featuriser had".
         self.save_hyperparameters()
-        if encoder == "fingerprint" and (virtual_node or readout != "mean" or descriptor_dim == 0):
-            raise ConfigurationError(
-                "encoder='fingerprint' reads descriptors and no graph: leave out what does not go with it, of"
-                f" virtual_node={virtual_node}, readout={readout!r} and descriptor_dim={descriptor_dim}, and name the"
-                " data's features."
-            )
-        # Fully connected layers on descriptors are made when their number is known.
-        self.encoder: nn.Module = nn.Identity()
-        self.readout: nn.Module = nn.Identity()
-        if encoder != "fingerprint":
-            sizes = {"hidden_dim": hidden_dim, "num_layers": num_layers}
-            more = int(virtual_node)
-            found = build_encoder(encoder, node_dim=node_dim + more, edge_dim=edge_dim + more, **sizes, dropout=dropout)
-            self.encoder = VirtualNode(found, edges=encoder in EDGE_ENCODERS) if virtual_node else found
-            self.readout = _build_readout(readout, hidden_dim, dropout)
-        self.head = nn.Sequential(
-            nn.Linear(2 * hidden_dim if readout == "set2set" else hidden_dim, hidden_dim),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Linear(hidden_dim, self._num_outputs),
-        )
-        with isolate_rng():  # for a last layer of another size, where the data tell it
-            self._head_seed = int(torch.randint(2**62, ()))
+        self.build_parts(self._num_outputs)
         self._register_targets()
-        if descriptor_dim:
-            self._add_descriptors(descriptor_dim)
         self.val_rmse, self.val_mae = MeanSquaredError(squared=False), MeanAbsoluteError()
         self.test_rmse, self.test_mae = MeanSquaredError(squared=False), MeanAbsoluteError()
         self.val_outputs, self.test_outputs = TaskOutputs(), TaskOutputs()
@@ -255,11 +219,11 @@ class MoleculeModel(LightningModule):
         self._left_out = LeftOut()  # every run says it once
         self._take_over(getattr(self.trainer, "checkpoint_hyper_parameters", {}))
         if self.hparams["descriptor_dim"] is None:
-            self._add_descriptors(getattr(getattr(self.trainer, "datamodule", None), "descriptor_dim", 0))
+            self.add_descriptors(getattr(getattr(self.trainer, "datamodule", None), "descriptor_dim", 0))
         resolved = self._is_resolved
         if resolved and (stage != "fit" or self.task == "regression"):
             return
-        ranges = self._of_clients(target_ranges)
+        ranges = summaries_of(self, target_ranges)
         if ranges is None:
             if stage == "fit" and not resolved:
                 raise DataError(
@@ -298,39 +262,12 @@ class MoleculeModel(LightningModule):
     def _take_over(self, known: Mapping[str, Any]) -> None:
         """Take what is left open from another model's hyper-parameters; one without ``task`` was a regression."""
         if self.hparams["descriptor_dim"] is None and known:
-            self._add_descriptors(known.get("descriptor_dim") or 0)
+            self.add_descriptors(known.get("descriptor_dim") or 0)
         task, num_targets = known.get("task", _UNKNOWN_TASK), known.get("num_targets")
         if self._is_resolved or task is None or num_targets is None:
             return
         if self.hparams["task"] in (None, task) and self.hparams["num_targets"] in (None, num_targets):
             self._resolve(task, num_targets, self.hparams["num_classes"] or known.get("num_classes") or 2)
-
-    def _add_descriptors(self, dim: int) -> None:
-        """Make the layers that read F descriptors of a molecule; none for 0."""
-        self.hparams["descriptor_dim"] = dim
-        if not dim and self.hparams["encoder"] != "fingerprint":
-            return
-        if not dim:
-            raise ConfigurationError(
-                "encoder='fingerprint' reads the molecules' descriptors, and the data have none: name the data's"
-                " features, such as features: [morgan]."
-            )
-        hidden_dim, first = self.hparams["hidden_dim"], self.head[0]
-        assert isinstance(first, nn.Linear)
-        device = first.weight.device
-        scale = DescriptorScale(dim, learns=self.hparams["standardize_descriptors"])
-        with isolate_rng():  # the other layers are the same with and without them
-            torch.manual_seed(self._head_seed + 1)
-            if self.hparams["encoder"] == "fingerprint":
-                sizes = {"hidden_dim": hidden_dim, "num_layers": self.hparams["num_layers"]}
-                self.encoder = FingerprintEncoder(scale, dim=dim, **sizes, dropout=self.hparams["dropout"]).to(device)
-            else:
-                self.readout = DescriptorReadout(self.readout, scale).to(device)
-                self.head[0] = nn.Linear(first.in_features + dim, hidden_dim).to(device)
-
-    @property
-    def _descriptor_scale(self) -> DescriptorScale | None:
-        return next((part.scale for part in (self.encoder, self.readout) if isinstance(part, _READ_DESCRIPTORS)), None)
 
     def _resolve(self, task: TaskName, num_targets: int, num_classes: int) -> None:
         """Fix what is predicted, and give the last layer that size."""
@@ -339,13 +276,7 @@ class MoleculeModel(LightningModule):
         self.hparams["task"], self.hparams["num_targets"] = task, num_targets
         if task == "multiclass":
             self.hparams["num_classes"] = num_classes
-        last = self.head[-1]
-        assert isinstance(last, nn.Linear)
-        if last.out_features != self._num_outputs:
-            with isolate_rng():
-                torch.manual_seed(self._head_seed)
-                new = nn.Linear(last.in_features, self._num_outputs)
-            self.head[-1] = new.to(last.weight)
+        self.resize_outputs(self._num_outputs)
         self._register_targets()
 
     def _register_targets(self) -> None:
@@ -365,21 +296,15 @@ class MoleculeModel(LightningModule):
 
     def on_fit_start(self) -> None:
         """Learn the scales of descriptors and targets, or the classes' weights, from the training data, once."""
-        if (scale := self._descriptor_scale) is not None:
-            scale.learn(self._descriptor_statistics)
+        if (scale := self.descriptor_scale) is not None:
+            scale.learn(partial(statistics_of, self, "descriptors"))
         if self.target_learned:
             return
         if self.task != "regression":
             self._weigh_classes()
             return
-        if not self.hparams["standardize_targets"]:
-            return
-        statistics = getattr(self.trainer, "target_statistics", None)
-        if statistics is not None:
-            self.set_target_statistics(*statistics())
-        else:
-            self.trainer.fit_loop.setup_data()
-            self.set_target_statistics(*self._loader_statistics(self.trainer.train_dataloader))
+        if self.hparams["standardize_targets"]:
+            self.set_target_statistics(*statistics_of(self, "y"))
 
     def set_target_statistics(self, mean: Tensor, std: Tensor) -> None:
         """Fix the shift [T] and the scale [T] of the targets, in the data's units; a scale of 0 is taken as 1."""
@@ -439,40 +364,8 @@ class MoleculeModel(LightningModule):
 
     def raw_outputs(self, batch: Any) -> Tensor:
         """Standardised values or logits, [G, T] or [G, T, C]."""
-        outputs = self.head(self._embed(batch))
+        outputs = self.head(self.embed(batch))
         return outputs.unflatten(1, (self.num_targets, -1)) if self.task == "multiclass" else outputs
-
-    def _embed(self, batch: Any) -> Tensor:
-        """What the readout gives, [G, D], with descriptors [G, D + F]."""
-        dim = self.hparams["descriptor_dim"] or 0
-        if not dim and getattr(batch, "descriptors", None) is not None:
-            raise ConfigurationError(
-                f"descriptor_dim={dim}: the batch has {batch.descriptors.size(-1)} descriptors per molecule; set"
-                f" descriptor_dim={batch.descriptors.size(-1)}, or leave out the data's features."
-            )
-        extra = {"descriptors": descriptors_of(batch, dim)} if dim else {}
-        if self.hparams["encoder"] == "fingerprint":
-            return self.readout(self.encoder(**extra))
-        self._check_features(batch)
-        # dim_size, for the last molecules of a batch may have no atom and still need a row.
-        extra |= {"index": batch.batch, "dim_size": batch.num_graphs}
-        early = self._early_encoder(batch.x)
-        if early is not None:
-            return self.readout(encode=partial(early.read_out, batch.x, batch.edge_index, batch.batch), **extra)
-        whole = {"batch": batch.batch, "num_graphs": batch.num_graphs} if self.hparams["virtual_node"] else {}
-        return self.readout(self.encoder(batch.x, batch.edge_index, edge_attr=batch.edge_attr, **whole), **extra)
-
-    def _early_encoder(self, x: Tensor) -> "GCN | None":
-        """The encoder, if it may sum a molecule's atoms before its last layer and nobody looks between."""
-        from lightning_fl.models.gcn import GCN
-        from lightning_fl.models.readouts import LinearReadout
-
-        encoder, readout = self.encoder, self.readout
-        if isinstance(readout, DescriptorReadout):
-            readout = readout.readout
-        if not isinstance(encoder, GCN) or not isinstance(readout, LinearReadout):
-            return None
-        return encoder if encoder.can_read_out(x) else None
 
     def _loss(self, outputs: Tensor, batch: Any) -> Tensor:
         self._check_targets(batch)
@@ -549,74 +442,11 @@ class MoleculeModel(LightningModule):
         choice, binary = self.hparams["class_weights"], self.task == "classification"
         if choice is None:
             return
-        counts = self._of_clients(lambda targets: class_counts(targets, self.num_classes))
+        counts = summaries_of(self, lambda targets: class_counts(targets, self.num_classes))
         if counts is None:
             raise DataError("there are no training targets to count classes in: leave class_weights out.")
         self.class_factors.copy_(class_weights_of(counts.sum(0), choice, binary))
         self.target_learned.fill_(1)
-
-    def _of_clients(self, summarize: Callable[[Tensor], Tensor]) -> Tensor | None:
-        """What each client, or process, says of its training targets, [parts, ...]; ``None`` where there are none."""
-        summaries = getattr(self.trainer, "target_summaries", None)
-        if summaries is not None:
-            found: Tensor = summaries(summarize)
-            return found
-        if not self.trainer.training:
-            return None
-        self.trainer.fit_loop.setup_data()
-        targets = self._loader_targets(self.trainer.train_dataloader)
-        if targets is None:
-            return None
-        summary = summarize(targets).to(self.trainer.strategy.root_device)
-        gathered = self.all_gather(summary)
-        assert isinstance(gathered, Tensor)
-        return gathered.reshape(-1, *summary.shape).cpu()
-
-    def _loader_targets(self, loader: Iterable[Any] | None, name: str = "y") -> Tensor | None:
-        # The pass must not move the random numbers on which the order of the batches depends.
-        with isolate_rng():
-            targets = [getattr(batch, name) for batch in loader or ()]
-        return torch.cat(targets) if targets else None
-
-    def _descriptor_statistics(self) -> tuple[Tensor, Tensor]:
-        statistics = getattr(self.trainer, "descriptor_statistics", None)
-        if statistics is not None:
-            found: tuple[Tensor, Tensor] = statistics()
-            return found
-        self.trainer.fit_loop.setup_data()
-        return self._loader_statistics(self.trainer.train_dataloader, "descriptors")
-
-    def _loader_statistics(self, loader: Iterable[Any] | None, name: str = "y") -> tuple[Tensor, Tensor]:
-        targets = self._loader_targets(loader, name)
-        if targets is None:
-            raise DataError(
-                "the training loader has no batch to learn the targets' scale from: give training data, or call "
-                "set_target_statistics or set standardize_targets=False where the model is not trained."
-            )
-        moments = target_moments(targets).to(self.device)
-        gathered = self.all_gather(moments)  # a leading dimension only where there are several processes
-        assert isinstance(gathered, Tensor)
-        return pool_moments(gathered.reshape(-1, *moments.shape))
-
-    def _check_features(self, batch: Any) -> None:
-        if batch.x.size(-1) != self.hparams["node_dim"]:
-            raise ConfigurationError(
-                f"node_dim={self.hparams['node_dim']}: the batch has {batch.x.size(-1)} features per atom; "
-                f"set node_dim={batch.x.size(-1)}, or use the featuriser that the model was made for."
-            )
-        if self.hparams["encoder"] not in EDGE_ENCODERS:
-            return
-        if batch.edge_attr is None or batch.edge_attr.dim() != 2:
-            found = "none" if batch.edge_attr is None else f"some of shape {list(batch.edge_attr.shape)}"
-            raise ConfigurationError(
-                f"encoder={self.hparams['encoder']!r} needs bond features, the batch has {found}; "
-                "give edge_attr of shape [bonds, features], or take encoder='gcn'."
-            )
-        if batch.edge_attr.size(1) != self.hparams["edge_dim"]:
-            raise ConfigurationError(
-                f"edge_dim={self.hparams['edge_dim']}: the batch has {batch.edge_attr.size(1)} features per bond; "
-                f"set edge_dim={batch.edge_attr.size(1)}, or use the featuriser that the model was made for."
-            )
 
     def _check_targets(self, batch: Any) -> None:
         expected = (batch.num_graphs, self.num_targets)
@@ -626,20 +456,6 @@ class MoleculeModel(LightningModule):
                 f"instead of {list(expected)}; set num_targets to the number of target columns and give every "
                 "molecule y of shape [1, num_targets]."
             )
-
-
-def _build_readout(name: ReadoutName, dim: int, dropout: float) -> nn.Module:
-    from torch_geometric.nn.aggr import MaxAggregation, Set2Set
-
-    from lightning_fl.models.readouts import LinearReadout
-
-    if name == "attentivefp":
-        from lightning_fl.models.attentive_fp import AttentiveFPReadout
-
-        return AttentiveFPReadout(dim, dropout=dropout)
-    if name == "set2set":
-        return Set2Set(dim, processing_steps=_SET2SET_STEPS)
-    return MaxAggregation() if name == "max" else LinearReadout(name)
 
 
 def target_names(trainer: Any, num_targets: int) -> list[str]:

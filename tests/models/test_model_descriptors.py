@@ -88,8 +88,8 @@ def test_all_clients_and_a_plain_trainer_learn_the_same_scale(encoder, tmp_path)
     )
     values = torch.cat([graph.descriptors for graph in graphs]).double()
     for model in (federated, alone):
-        torch.testing.assert_close(model._descriptor_scale.mean, values.mean(0).float())
-        torch.testing.assert_close(model._descriptor_scale.scale, values.std(0, correction=0).float())
+        torch.testing.assert_close(model.descriptor_scale.mean, values.mean(0).float())
+        torch.testing.assert_close(model.descriptor_scale.scale, values.std(0, correction=0).float())
 
 
 # Their place
@@ -97,7 +97,7 @@ def test_all_clients_and_a_plain_trainer_learn_the_same_scale(encoder, tmp_path)
 
 def test_the_readout_gives_the_molecule_and_its_standardised_descriptors():
     model, batch = make_model(descriptor_dim=DESCRIPTORS).eval(), Batch.from_data_list(molecules(5))
-    model._descriptor_scale.set_statistics(torch.full((3,), 2.0), torch.full((3,), 5.0))
+    model.descriptor_scale.set_statistics(torch.full((3,), 2.0), torch.full((3,), 5.0))
     seen = []
     model.readout.register_forward_hook(lambda module, args, output: seen.append(output))
     prediction = model(batch)

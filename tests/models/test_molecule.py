@@ -15,6 +15,7 @@ from lightning_fl.models import MoleculeModel
 from lightning_fl.models.encoders import EDGE_ENCODERS, build_encoder
 from lightning_fl.models.mpnn import EdgeNetworkConv
 from lightning_fl.models.target_summary import target_moments
+from lightning_fl.models.training_targets import statistics_of
 
 ATOM, BOND = 5, 3
 ENCODERS = ("gcn", "gat", "gin", "gine", "mpnn", "dmpnn", "attentivefp")
@@ -303,7 +304,9 @@ def test_parts_of_the_data_give_the_statistics_of_the_whole():
     parts = torch.stack([target_moments(targets[:2]), target_moments(targets[2:])])
     model = make_model()
     model.all_gather = lambda moments: parts  # what two processes would gather
-    mean, std = model._loader_statistics(DataLoader(graphs[:2]))
+    loop = SimpleNamespace(setup_data=lambda: None)
+    model._trainer = SimpleNamespace(fit_loop=loop, train_dataloader=DataLoader(graphs[:2]))
+    mean, std = statistics_of(model, "y")
     torch.testing.assert_close(mean, targets.double().mean(0))
     torch.testing.assert_close(std, targets.double().std(0, correction=0))
 

@@ -1,0 +1,175 @@
+"""The parts of a model of molecules: an encoder of atoms, a readout to one vector, a head; molecules' descriptors."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor, nn
+
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.models.descriptors import DescriptorReadout, DescriptorScale, FingerprintEncoder, descriptors_of
+from lightning_fl.models.encoders import EDGE_ENCODERS, build_encoder
+from lightning_fl.models.virtual_node import VirtualNode
+
+if TYPE_CHECKING:
+    from lightning_fl.models.gcn import GCN
+
+__all__ = ["MoleculeNetwork", "ReadoutName"]
+
+ReadoutName = Literal["mean", "sum", "max", "set2set", "attentivefp"]
+
+_SET2SET_STEPS = 3
+#: The parts that have a :class:`DescriptorScale`.
+_READ_DESCRIPTORS = (FingerprintEncoder, DescriptorReadout)
+
+
+class MoleculeNetwork(LightningModule):
+    """From a batch of molecular graphs to the outputs of the last layer, by the hyper-parameters of a subclass.
+
+    The output of ``readout`` is the [G, D] graph embeddings and nothing but the head comes after it.
+
+    Attributes:
+        encoder: atoms' features -> atoms' vectors; of a "fingerprint" descriptors -> [G, D].
+        readout: atoms' vectors -> [G, D], with descriptors [G, D + F].
+        head: -> outputs.
+    """
+
+    encoder: nn.Module
+    readout: nn.Module
+    head: nn.Sequential
+
+    def build_parts(self, num_outputs: int) -> None:
+        """Make the parts as ``hparams`` say; those that read descriptors only where their number is known."""
+        given = self.hparams
+        name, readout, hidden_dim, dropout = (given[key] for key in ("encoder", "readout", "hidden_dim", "dropout"))
+        if name == "fingerprint" and (given["virtual_node"] or readout != "mean" or given["descriptor_dim"] == 0):
+            raise ConfigurationError(
+                "encoder='fingerprint' reads descriptors and no graph: leave out what does not go with it, of"
+                f" virtual_node={given['virtual_node']}, readout={readout!r} and"
+                f" descriptor_dim={given['descriptor_dim']}, and name the data's features."
+            )
+        self.encoder, self.readout = nn.Identity(), nn.Identity()
+        if name != "fingerprint":
+            more = int(given["virtual_node"])
+            dims = {"node_dim": given["node_dim"] + more, "edge_dim": given["edge_dim"] + more}
+            sizes = {"hidden_dim": hidden_dim, "num_layers": given["num_layers"]}
+            found = build_encoder(name, **dims, **sizes, dropout=dropout)
+            self.encoder = VirtualNode(found, edges=name in EDGE_ENCODERS) if more else found
+            self.readout = _build_readout(readout, hidden_dim, dropout)
+        self.head = nn.Sequential(
+            nn.Linear(2 * hidden_dim if readout == "set2set" else hidden_dim, hidden_dim),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden_dim, num_outputs),
+        )
+        with isolate_rng():  # for layers of another size, where the data tell it
+            self._late_seed = int(torch.randint(2**62, ()))
+        if given["descriptor_dim"]:
+            self.add_descriptors(given["descriptor_dim"])
+
+    def resize_outputs(self, num_outputs: int) -> None:
+        """Give the last layer another size, drawn anew; nothing where it has that size."""
+        last = self.head[-1]
+        assert isinstance(last, nn.Linear)
+        if last.out_features == num_outputs:
+            return
+        with isolate_rng():
+            torch.manual_seed(self._late_seed)
+            new = nn.Linear(last.in_features, num_outputs)
+        self.head[-1] = new.to(last.weight)
+
+    def add_descriptors(self, dim: int) -> None:
+        """Make the layers that read F descriptors of a molecule; none for 0."""
+        self.hparams["descriptor_dim"] = dim
+        if not dim and self.hparams["encoder"] != "fingerprint":
+            return
+        if not dim:
+            raise ConfigurationError(
+                "encoder='fingerprint' reads the molecules' descriptors, and the data have none: name the data's"
+                " features, such as features: [morgan]."
+            )
+        hidden_dim, first = self.hparams["hidden_dim"], self.head[0]
+        assert isinstance(first, nn.Linear)
+        device = first.weight.device
+        scale = DescriptorScale(dim, learns=self.hparams["standardize_descriptors"])
+        with isolate_rng():  # the other layers are the same with and without them
+            torch.manual_seed(self._late_seed + 1)
+            if self.hparams["encoder"] == "fingerprint":
+                sizes = {"hidden_dim": hidden_dim, "num_layers": self.hparams["num_layers"]}
+                self.encoder = FingerprintEncoder(scale, dim=dim, **sizes, dropout=self.hparams["dropout"]).to(device)
+            else:
+                self.readout = DescriptorReadout(self.readout, scale).to(device)
+                self.head[0] = nn.Linear(first.in_features + dim, hidden_dim).to(device)
+
+    @property
+    def descriptor_scale(self) -> DescriptorScale | None:
+        """The shift and scale of descriptors, where some are read."""
+        return next((part.scale for part in (self.encoder, self.readout) if isinstance(part, _READ_DESCRIPTORS)), None)
+
+    def embed(self, batch: Any) -> Tensor:
+        """What the readout gives, [G, D], with descriptors [G, D + F]."""
+        dim = self.hparams["descriptor_dim"] or 0
+        if not dim and getattr(batch, "descriptors", None) is not None:
+            raise ConfigurationError(
+                f"descriptor_dim={dim}: the batch has {batch.descriptors.size(-1)} descriptors per molecule; set"
+                f" descriptor_dim={batch.descriptors.size(-1)}, or leave out the data's features."
+            )
+        extra = {"descriptors": descriptors_of(batch, dim)} if dim else {}
+        if self.hparams["encoder"] == "fingerprint":
+            return self.readout(self.encoder(**extra))
+        self._check_features(batch)
+        # dim_size, for the last molecules of a batch may have no atom and still need a row.
+        extra |= {"index": batch.batch, "dim_size": batch.num_graphs}
+        early = self._early_encoder(batch.x)
+        if early is not None:
+            return self.readout(encode=partial(early.read_out, batch.x, batch.edge_index, batch.batch), **extra)
+        whole = {"batch": batch.batch, "num_graphs": batch.num_graphs} if self.hparams["virtual_node"] else {}
+        return self.readout(self.encoder(batch.x, batch.edge_index, edge_attr=batch.edge_attr, **whole), **extra)
+
+    def _early_encoder(self, x: Tensor) -> "GCN | None":
+        """The encoder, if it may sum a molecule's atoms before its last layer and nobody looks between."""
+        from lightning_fl.models.gcn import GCN
+        from lightning_fl.models.readouts import LinearReadout
+
+        encoder, readout = self.encoder, self.readout
+        if isinstance(readout, DescriptorReadout):
+            readout = readout.readout
+        if not isinstance(encoder, GCN) or not isinstance(readout, LinearReadout):
+            return None
+        return encoder if encoder.can_read_out(x) else None
+
+    def _check_features(self, batch: Any) -> None:
+        if batch.x.size(-1) != self.hparams["node_dim"]:
+            raise ConfigurationError(
+                f"node_dim={self.hparams['node_dim']}: the batch has {batch.x.size(-1)} features per atom; "
+                f"set node_dim={batch.x.size(-1)}, or use the featuriser that the model was made for."
+            )
+        if self.hparams["encoder"] not in EDGE_ENCODERS:
+            return
+        if batch.edge_attr is None or batch.edge_attr.dim() != 2:
+            found = "none" if batch.edge_attr is None else f"some of shape {list(batch.edge_attr.shape)}"
+            raise ConfigurationError(
+                f"encoder={self.hparams['encoder']!r} needs bond features, the batch has {found}; "
+                "give edge_attr of shape [bonds, features], or take encoder='gcn'."
+            )
+        if batch.edge_attr.size(1) != self.hparams["edge_dim"]:
+            raise ConfigurationError(
+                f"edge_dim={self.hparams['edge_dim']}: the batch has {batch.edge_attr.size(1)} features per bond; "
+                f"set edge_dim={batch.edge_attr.size(1)}, or use the featuriser that the model was made for."
+            )
+
+
+def _build_readout(name: ReadoutName, dim: int, dropout: float) -> nn.Module:
+    from torch_geometric.nn.aggr import MaxAggregation, Set2Set
+
+    from lightning_fl.models.readouts import LinearReadout
+
+    if name == "attentivefp":
+        from lightning_fl.models.attentive_fp import AttentiveFPReadout
+
+        return AttentiveFPReadout(dim, dropout=dropout)
+    if name == "set2set":
+        return Set2Set(dim, processing_steps=_SET2SET_STEPS)
+    return MaxAggregation() if name == "max" else LinearReadout(name)
