@@ -8,6 +8,7 @@ Differs from the paper: half of an odd number of clients is rounded up; only tra
 """
 
 import math
+import warnings
 
 import torch
 from torch import Tensor
@@ -93,6 +94,13 @@ class LabelNoise(Callback):
         targets = batches.targets
         draws = generator(trainer.seed, "label noise", client, split)
         if targets.is_floating_point() and self.num_classes is None:
+            if self.std and bool(((targets == 0) | (targets == 1) | targets.isnan()).all()):
+                warnings.warn(
+                    f"LabelNoise adds Gaussian noise to the {split} targets of client {client}, all of which are 0 or"
+                    " 1: a model that takes its task from them takes a regression. Set LabelNoise.num_classes to 2 to"
+                    " flip labels.",
+                    stacklevel=2,
+                )
             batches.targets = perturb_targets(targets, self.std, self.probability, draws)
             return
         if self.num_classes is None:

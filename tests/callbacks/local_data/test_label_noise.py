@@ -73,6 +73,18 @@ def test_labels_that_are_floating_numbers_flip_with_their_gaps() -> None:
     torch.testing.assert_close(batches.targets, 1 - labels, equal_nan=True)
 
 
+def test_noise_on_labels_that_look_like_classes_is_said(recwarn: pytest.WarningsRecorder) -> None:
+    trainer = SimpleNamespace(seed=0, num_clients=1)
+    for values, said in (([[0.0, 1.0], [torch.nan, 1.0]], True), ([[0.0, 1.0], [0.5, 1.0]], False)):
+        LabelNoise(client_share=1.0).on_client_data(trainer, 0, "train", SimpleNamespace(targets=torch.tensor(values)))  # type: ignore[arg-type]
+        texts = [str(warning.message) for warning in recwarn]
+        assert [
+            text.startswith("LabelNoise adds Gaussian noise to the train targets of client 0, all of which are 0 or 1")
+            for text in texts
+        ] == [True] * said
+        recwarn.clear()
+
+
 def test_half_of_the_clients_train_on_noise_and_nothing_else_changes() -> None:
     data = TinyClients((12, 12, 12, 12))
     noise = LabelNoise(std=1.0, probability=0.5)
