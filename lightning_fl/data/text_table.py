@@ -36,6 +36,7 @@ __all__ = [
     "refuse_twice",
     "refuse_values",
     "require_columns",
+    "separator_of",
 ]
 
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -77,7 +78,7 @@ def read_text_table(path: Path) -> "pd.DataFrame":
     import pandas as pd  # takes a second to import
 
     text = read_text(path)
-    separator = _separator(text)
+    separator = separator_of(next((line for line in io.StringIO(text, newline=None) if line.strip()), ""))
     if separator != ",":
         rank_zero_info(f"{path}: cells are separated by {_SEPARATORS[separator]}")
     rows = _rows(text, separator, path)
@@ -261,9 +262,8 @@ def _rows(text: str, separator: str, path: Path) -> dict[int, list[str | None]]:
         rows[number] = cells
 
 
-def _separator(text: str) -> str:
-    """What the header has most of, outside of quotes."""
-    header = next((line for line in io.StringIO(text, newline=None) if line.strip()), "")
+def separator_of(header: str) -> str:
+    """What a table's first line has most of, outside of quotes: a comma, semicolon, tab or bar."""
     return max(_SEPARATORS, key=re.sub('"[^"]*"', "", header).count)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from lightning_fl.data.table_file import is_text, read_table_file
-from lightning_fl.data.text_table import require_columns
+from lightning_fl.data.text_table import require_columns, separator_of
 from lightning_fl.errors import DataError
 from lightning_fl.user_file import existing_file, foreign_content
 
@@ -183,8 +183,7 @@ def _header(text: IO[str], place: str) -> tuple[list[str], Any]:
         raise DataError(f"{place} is empty: check the file.")
     if "\0" in first:
         raise DataError(f"{place} cannot be read as a table: it holds bytes of zero, it is no text. Check the file.")
-    separator = max(",;\t|", key=first.count)
-    reader = csv.reader(chain([first], text), delimiter=separator, skipinitialspace=True, strict=True)
+    reader = csv.reader(chain([first], text), delimiter=separator_of(first), skipinitialspace=True, strict=True)
     return next(reader), reader
 
 

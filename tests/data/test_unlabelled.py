@@ -40,6 +40,22 @@ def test_packed_and_marked(tmp_path, pack, encoding):
     assert next(read_rows(str(path), 5)).to_dict("list") == {"smiles": ["C"], "name": ["Mühle"]}
 
 
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ('"smiles, canonical";y\nCCO;1\n', ["smiles, canonical", "y"]),
+        ('"a ""b"", c, d"\ty\nCCO\t1\n', ['a "b", c, d', "y"]),
+        ("\n  \nsmiles|y\nCCO|1\n\n", ["smiles", "y"]),
+    ],
+)
+def test_separators_in_quotes_are_none(tmp_path, text, columns):
+    path = tmp_path / "new.csv"
+    path.write_text(text)
+    (frame,) = read_rows(str(path), 10)
+    assert list(frame) == columns
+    assert frame.values.tolist() == [["CCO", "1"]]
+
+
 def test_a_packed_file_that_ends_too_early(tmp_path):
     path = tmp_path / "new.csv.gz"
     path.write_bytes(gzip.compress(b"smiles\n" + b"C\n" * 10_000)[:-20])
