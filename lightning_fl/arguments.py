@@ -20,13 +20,14 @@ from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.hooks import overrides
+from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.turn.compilation import compile_faults
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.lightning_types import AnyModule, is_overridden
 from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.strategies.federated import FederatedStrategy
 
-__all__ = ["check_arguments", "check_settings", "complete_callbacks", "make_fabric"]
+__all__ = ["check_arguments", "check_composition", "check_settings", "complete_callbacks", "make_fabric"]
 
 #: More processes than these are refused on a CPU, and more threads of a process.
 _PER_CORE = 4
@@ -201,6 +202,21 @@ def complete_callbacks(
         given.append(ModelCheckpoint())
     # Who arrives is known first; checkpoints come last, when every other callback's state is that of the round's end.
     return sorted(given, key=lambda callback: (isinstance(callback, ModelCheckpoint), callback.role != "arrival"))
+
+
+def check_composition(learner: Learner, callbacks: Sequence[Callback]) -> None:
+    """Refuse callbacks that the strategy's way of learning does not go with, before anything is trained.
+
+    Raises:
+        ConfigurationError: naming both and the reason.
+    """
+    for callback in callbacks:
+        for trait in callback.traits:
+            if (reason := learner.excludes.get(trait)) is not None:
+                raise ConfigurationError(
+                    f"trainer.strategy={type(learner).__name__} does not go with {type(callback).__name__}: {reason}."
+                    " Leave one of the two out."
+                )
 
 
 def _refuse_twice(callbacks: Sequence[Callback]) -> None:

@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from rich.console import Console
 
-from lightning_fl.arguments import check_settings, complete_callbacks, make_fabric
+from lightning_fl.arguments import check_composition, check_settings, complete_callbacks, make_fabric
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.cohort import Cohort
@@ -168,6 +168,7 @@ class FederatedTrainer(TrainerSurface):
     def begin(self, federation: Federation) -> None:
         """A run begins, with the callbacks that the trainer has by now."""
         super().begin(federation)
+        check_composition(self.strategy, self.callbacks)
         self.hooks = Hooks(self.callbacks, Callback, self)
 
     @property

@@ -48,6 +48,10 @@ class Callback:
 
     #: Callbacks that share a role exclude each other: "collaboration", "participation", "fine-tuning", "contribution".
     role: str | None = None
+    #: What it does to a round that some ways of learning do not go with: "model_per_client" (every client has a model
+    #: of its own, an average of others'), "soft_assignment" (clients use or build several models), "drawn_weights" (how
+    #: often a client is drawn is its weight). See ``Learner.excludes``.
+    traits: tuple[str, ...] = ()
     #: It draws or keeps what happens and changes no model: a run may go on without it, or with it, as the same run.
     only_shows: bool = False
     #: Several of one class, with different settings, go together; else a run has one, as what is done twice misleads.

@@ -75,6 +75,8 @@ class Learner:
     ``update.state`` by the server for each model. A strategy has no state of its own.
     """
 
+    #: Trait of a callback (``Callback.traits``) -> the reason why the two do not go together.
+    excludes: Mapping[str, str] = {}
     #: Names of further vectors, laid out as the weights are, that clients hand over and the server averages.
     extra_vectors: tuple[str, ...] = ()
 

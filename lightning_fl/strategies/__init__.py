@@ -3,7 +3,28 @@
 from lightning_fl.engine.client import ClientTurn, ClientUpdate
 from lightning_fl.engine.learner import Contribution, ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.strategies.ditto import Ditto
 from lightning_fl.strategies.fedavg import FedAvg
 from lightning_fl.strategies.federated import FederatedStrategy
+from lightning_fl.strategies.fednova import FedNova
+from lightning_fl.strategies.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from lightning_fl.strategies.fedprox import FedProx
+from lightning_fl.strategies.scaffold import SCAFFOLD
 
-__all__ = ["ClientTurn", "ClientUpdate", "Contribution", "FedAvg", "FederatedStrategy", "ModelUpdate", "Weights"]
+__all__ = [
+    "SCAFFOLD",
+    "ClientTurn",
+    "ClientUpdate",
+    "Contribution",
+    "Ditto",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgM",
+    "FedNova",
+    "FedProx",
+    "FedYogi",
+    "FederatedStrategy",
+    "ModelUpdate",
+    "Weights",
+]

@@ -74,6 +74,7 @@ class CollaborationGraph(Callback):
     """
 
     role = "collaboration"
+    traits = ("model_per_client",)
 
     def __init__(
         self,

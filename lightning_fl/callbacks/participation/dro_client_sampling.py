@@ -58,6 +58,7 @@ class DROClientSampling(Callback):
     """
 
     role = "participation"
+    traits = ("drawn_weights",)
 
     def __init__(
         self,

@@ -77,6 +77,7 @@ class SoftAveraging(Callback):
     """
 
     role = "collaboration"
+    traits = ("soft_assignment",)
 
     def __init__(
         self,

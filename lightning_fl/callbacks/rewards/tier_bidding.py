@@ -102,6 +102,7 @@ class TierBidding(Callback):
     """
 
     role = "collaboration"
+    traits = ("soft_assignment",)
 
     def __init__(
         self,

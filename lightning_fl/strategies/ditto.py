@@ -1,0 +1,81 @@
+"""Ditto: beside the shared model every client trains a model of its own, pulled towards the shared one.
+
+Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021
+(https://arxiv.org/abs/2012.04221), Algorithm 1.
+
+=========  ==========================================================================  =============
+paper      here                                                                        unit
+=========  ==========================================================================  =============
+lambda     ``strength``                                                                1 / weight^2
+w^t        ``turn.start``, the model that the client received in this round            weights [P]
+v_k        ``turn.kept["own"]``; in the client's first turn it begins as w^t           weights [P]
+s          ``personal_steps`` or ``personal_epochs``; else as much as the shared one   steps, epochs
+=========  ==========================================================================  =============
+
+Differs from the paper: the shared model's turn comes first, which changes nothing, as each of the two has optimisers
+and draws of its own; a client that is not drawn keeps v_k, and is evaluated with it.
+"""
+
+from typing import Any
+
+from lightning_fl.engine.client import ClientTurn, LocalWork
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.options import check_counts, check_numbers
+from lightning_fl.strategies.fedavg import FedAvg
+
+__all__ = ["Ditto"]
+
+
+class Ditto(FedAvg):
+    """Personal steps ``v <- v - eta (grad f_k(v) + strength (v - w^t))``; clients are evaluated with v, and export it.
+
+    The shared model is that of federated averaging, to the bit. A client's model stays with it when coalitions change.
+
+    Args:
+        strength: lambda, of the pull; 0 for local training; 0.1 to 2 in the paper, 1 in FedCollab, 0.75 in DPFL.
+        personal_steps: the personal model's optimiser steps in a turn; ``None`` for those of the shared model.
+        personal_epochs: the same in epochs.
+        **settings: those of every strategy.
+
+    Raises:
+        ConfigurationError: an argument is out of range, or both numbers are given.
+    """
+
+    name = "ditto"
+    excludes = {  # noqa: RUF012 - of the class
+        "model_per_client": "there every client has a model of its own already, and Ditto adds a second one"
+    }
+
+    def __init__(
+        self,
+        *,
+        strength: float = 1.0,
+        personal_steps: int | None = None,
+        personal_epochs: int | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(**settings)
+        check_numbers(self, strength=strength, at_least=0)
+        check_counts(self, personal_steps=personal_steps, personal_epochs=personal_epochs)
+        if personal_steps is not None and personal_epochs is not None:
+            raise ConfigurationError(
+                f"Ditto.personal_steps={personal_steps} and personal_epochs={personal_epochs}: give one of them."
+            )
+        self.strength, self.personal_steps, self.personal_epochs = strength, personal_steps, personal_epochs
+
+    def end_client(self, turn: ClientTurn, weights: Weights) -> None:
+        """Train the client's own model."""
+
+        def pull(gradient: Weights, present: Weights) -> None:
+            for dtype, vector in gradient.floating():
+                vector.add_(present.vectors[dtype] - turn.start.vectors[dtype], alpha=self.strength)
+
+        given = self.personal_steps is not None or self.personal_epochs is not None
+        work = LocalWork(self.personal_steps, self.personal_epochs or 1) if given else None
+        own = turn.kept.get("own", turn.start)
+        turn.kept["own"] = turn.train(own, "personal", work=work, correct_=pull if self.strength else None)
+
+    def evaluation_weights(self, turn: ClientTurn) -> Weights:
+        """The client's own model; before its first turn the shared one."""
+        return turn.kept.get("own", turn.start)

@@ -1,0 +1,68 @@
+"""FedNova: clients that took more steps do not count for more.
+
+Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization,
+NeurIPS 2020 (https://arxiv.org/abs/2007.07481), equations 6 to 8.
+
+===========  ============================================================  ===========
+paper        here                                                          unit
+===========  ============================================================  ===========
+tau_i        ``turn.report.num_steps``, steps of the optimiser             steps
+||a_i||_1    :func:`~lightning_fl.strategies.local_sgd.accumulated_steps`  steps
+d_i          ``(x - y_i) / (eta a_i)``                                     gradient
+p_i          a contribution's weight, of those who took part               share
+tau_eff      ``sum_i p_i a_i``                                             steps
+===========  ============================================================  ===========
+
+Differs from the paper: p_i and tau_eff are of those who took part. A momentum buffer is taken to start at zero, which
+it does unless ``optimizer_state="keep"``. Of optimisers other than SGD, a_i is the number of steps.
+"""
+
+from lightning_fl.engine.client import ClientTurn, ClientUpdate
+from lightning_fl.engine.learner import ModelUpdate
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.strategies.fedavg import FedAvg
+from lightning_fl.strategies.local_sgd import accumulated_steps, plain_sgd
+
+__all__ = ["FedNova"]
+
+
+class FedNova(FedAvg):
+    """``w <- x - tau_eff sum_i p_i (x - y_i) / a_i``, for each model over its cohort.
+
+    Where all clients take the same number of steps it is federated averaging, up to the rounding of the sum. A client
+    that took no step is left out. Buffers are averaged with the weights p_i / a_i.
+
+    Raises:
+        ConfigurationError: an SGD has several learning rates or momenta, dampening or Nesterov's steps.
+    """
+
+    name = "fednova"
+    excludes = {  # noqa: RUF012 - of the class
+        "drawn_weights": "how often a client is drawn is its weight there, which FedNova would divide by its steps"
+    }
+
+    def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
+        """``y_i``, counted by ``1 / a_i``."""
+        assert turn.report is not None
+        steps = turn.report.num_steps
+        if not steps:
+            return ClientUpdate(weights, scale=0.0)
+        momentum = plain_sgd(turn.optimizers, "FedNova")[1] if has_momentum(turn) else 0.0
+        accumulated = accumulated_steps(steps, momentum)
+        return ClientUpdate(weights, 1 / accumulated, {"accumulated_steps": accumulated})
+
+    def aggregate(self, update: ModelUpdate) -> Weights:
+        """``x + s (average - x)`` with ``s = tau_eff sum_i p_i / a_i``, 1 where all steps are equal."""
+        told = [one for one in update.contributions if one.report.scale]
+        steps = [one.report.numbers["accumulated_steps"] for one in told]
+        if len(set(steps)) == 1:
+            return update.average
+        total = sum(one.weight for one in told)
+        effective = sum(one.weight * a for one, a in zip(told, steps, strict=True)) / total
+        step = effective * sum(one.weight / a for one, a in zip(told, steps, strict=True)) / total
+        return update.combine((1 - step, update.start), (step, update.average))
+
+
+def has_momentum(turn: ClientTurn) -> bool:
+    """Whether a client's optimiser has a momentum of SGD's."""
+    return any(group.get("momentum") for one in turn.optimizers for group in one.param_groups)

@@ -1,0 +1,164 @@
+"""Servers with an optimiser: FedAvgM, FedAdagrad, FedAdam and FedYogi.
+
+Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, 2019
+(https://arxiv.org/abs/1909.06335), for FedAvgM; Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan:
+Adaptive Federated Optimization, ICLR 2021 (https://arxiv.org/abs/2003.00295), Algorithm 2, for the others.
+
+==============  ===================================================  =========
+paper           here                                                 unit
+==============  ===================================================  =========
+Delta_t         the average of the clients' weights less the start   weights
+m_t, v (Hsu)    ``update.state["momentum"]``, zero at first          weights
+v_t             ``update.state["variance"]``, ``tau^2`` at first     weights^2
+eta             ``server_rate``                                      see below
+beta_1, beta    ``momentum``                                         factor
+beta_2          ``beta2``                                            factor
+tau             ``tau``                                              weights
+==============  ===================================================  =========
+
+There is no correction of a bias, as in the paper's algorithm. States are of each shared model; buffers take the plain
+average. Differs from the paper: Delta is weighted by samples; v_{-1} is tau^2, which the paper allows any larger than.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fl.engine.learner import ModelUpdate
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.options import check_numbers
+from lightning_fl.strategies.fedavg import FedAvg
+
+__all__ = ["FedAdagrad", "FedAdam", "FedAvgM", "FedYogi"]
+
+
+class FedAvgM(FedAvg):
+    """``v <- momentum v + Delta``, ``w <- x + server_rate v``.
+
+    Without momentum and with a rate of 1 it is federated averaging, to the bit.
+
+    Args:
+        momentum: beta, below 1.
+        server_rate: eta.
+        **settings: those of every strategy.
+
+    Raises:
+        ConfigurationError: an argument is out of range.
+    """
+
+    name = "fedavgm"
+
+    def __init__(self, *, momentum: float = 0.9, server_rate: float = 1.0, **settings: Any) -> None:
+        super().__init__(**settings)
+        check_numbers(self, momentum=momentum, at_least=0, below=1)
+        check_numbers(self, server_rate=server_rate, above=0)
+        self.momentum, self.server_rate = momentum, server_rate
+
+    def aggregate(self, update: ModelUpdate) -> Weights:
+        """The server's step."""
+        if not self.momentum and self.server_rate == 1:
+            return update.average
+        change = [(1.0, update.average), (-1.0, update.start)]
+        if (before := update.state.get("momentum")) is not None:
+            change.append((self.momentum, before))
+        update.state["momentum"] = update.combine(*change)
+        return update.combine((1.0, update.start), (self.server_rate, update.state["momentum"]))
+
+
+class _Adaptive(FedAvg):
+    """``m <- beta_1 m + (1 - beta_1) Delta``, ``w <- x + eta m / (sqrt(v) + tau)``."""
+
+    def __init__(self, server_rate: float, momentum: float, tau: float, **settings: Any) -> None:
+        super().__init__(**settings)
+        check_numbers(self, momentum=momentum, at_least=0, below=1)
+        check_numbers(self, server_rate=server_rate, tau=tau, above=0)
+        self.server_rate, self.momentum, self.tau = server_rate, momentum, tau
+
+    def variance(self, variance: Tensor, squared: Tensor) -> Tensor:
+        """The next v, from the last one and ``Delta^2``, both [P]."""
+        raise NotImplementedError
+
+    def aggregate(self, update: ModelUpdate) -> Weights:
+        """The server's step."""
+        share = 1 - self.momentum
+        moved = [(share, update.average), (-share, update.start)]
+        if (before := update.state.get("momentum")) is not None:
+            moved.append((self.momentum, before))
+        momentum = update.combine(*moved)
+        delta = update.combine((1.0, update.average), (-1.0, update.start))
+        step, variance = momentum.clone(), delta.clone()
+        last = update.state.get("variance")
+        for dtype, vector in variance.floating():
+            known = torch.full_like(vector, self.tau**2) if last is None else last.vectors[dtype]
+            vector.copy_(self.variance(known, vector.square()))
+            step.vectors[dtype].div_(vector.sqrt() + self.tau)
+        update.state["momentum"], update.state["variance"] = momentum, variance
+        return update.combine((1.0, update.start), (self.server_rate, step))
+
+
+class FedAdagrad(_Adaptive):
+    """``v <- v + Delta^2``.
+
+    Args:
+        server_rate: eta; 0.01 to 1 in the paper, to be chosen by validation.
+        momentum: beta_1, 0 in the paper.
+        tau: keeps steps of small changes small.
+        **settings: those of every strategy.
+
+    Raises:
+        ConfigurationError: an argument is out of range.
+    """
+
+    name = "fedadagrad"
+
+    def __init__(self, *, server_rate: float = 0.1, momentum: float = 0.0, tau: float = 1e-3, **settings: Any) -> None:
+        super().__init__(server_rate, momentum, tau, **settings)
+
+    def variance(self, variance: Tensor, squared: Tensor) -> Tensor:
+        """``v + Delta^2``."""
+        return variance + squared
+
+
+class FedAdam(_Adaptive):
+    """``v <- beta_2 v + (1 - beta_2) Delta^2``.
+
+    Args:
+        server_rate: eta; 0.01 to 1 in the paper, to be chosen by validation.
+        momentum: beta_1.
+        beta2: beta_2, below 1.
+        tau: keeps steps of small changes small.
+        **settings: those of every strategy.
+
+    Raises:
+        ConfigurationError: an argument is out of range.
+    """
+
+    name = "fedadam"
+
+    def __init__(
+        self,
+        *,
+        server_rate: float = 0.1,
+        momentum: float = 0.9,
+        beta2: float = 0.99,
+        tau: float = 1e-3,
+        **settings: Any,
+    ) -> None:
+        super().__init__(server_rate, momentum, tau, **settings)
+        check_numbers(self, beta2=beta2, at_least=0, below=1)
+        self.beta2 = beta2
+
+    def variance(self, variance: Tensor, squared: Tensor) -> Tensor:
+        """``beta_2 v + (1 - beta_2) Delta^2``."""
+        return self.beta2 * variance + (1 - self.beta2) * squared
+
+
+class FedYogi(FedAdam):
+    """``v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2)``: v grows and shrinks by no more than Delta^2 tells."""
+
+    name = "fedyogi"
+
+    def variance(self, variance: Tensor, squared: Tensor) -> Tensor:
+        """``v - (1 - beta_2) Delta^2 sign(v - Delta^2)``."""
+        return variance - (1 - self.beta2) * squared * (variance - squared).sign()

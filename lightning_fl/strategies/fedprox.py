@@ -1,0 +1,56 @@
+"""FedProx: clients are held near the model that they received.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020
+(https://arxiv.org/abs/1812.06127), Algorithm 2.
+
+=========  ===================================================================  =============
+paper      here                                                                 unit
+=========  ===================================================================  =============
+mu         ``mu``                                                               1 / weight^2
+w^t        ``turn.start``: the shared model, or the mixture that a client uses  weights [P]
+h_k        the module's loss, with its pull in every step's gradient            loss
+gamma      the local steps or epochs of the trainer                             steps, epochs
+=========  ===================================================================  =============
+
+Differs from the paper: clients are weighted by their samples and all take part unless a callback draws some (there
+they are drawn by samples and averaged alike); the pull is added to the gradient, once in a step of the optimiser and
+before it is clipped, and is no part of the loss that is logged, nor of losses by which callbacks choose clients.
+"""
+
+from typing import Any
+
+from lightning_fl.engine.client import ClientTurn
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.options import check_numbers
+from lightning_fl.strategies.fedavg import FedAvg
+
+__all__ = ["FedProx"]
+
+
+class FedProx(FedAvg):
+    """Every client minimises ``f_i(w) + mu/2 ||w - x||^2``, with x the weights that its turn starts from.
+
+    Buffers and personal layers are not pulled. With ``mu=0`` it is federated averaging, to the bit.
+
+    Args:
+        mu: strength of the pull; 0.1 in the studies of FedCollab and DPFL, 0.001 to 1 in the paper. Where ``mu`` times
+            the learning rate exceeds 2, plain SGD diverges by the pull alone.
+        **settings: those of every strategy.
+
+    Raises:
+        ConfigurationError: ``mu`` is negative or not finite.
+    """
+
+    name = "fedprox"
+
+    def __init__(self, *, mu: float = 0.1, **settings: Any) -> None:
+        super().__init__(**settings)
+        check_numbers(self, mu=mu, at_least=0)
+        self.mu = mu
+
+    def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
+        """Add ``mu (w - x)``."""
+        if not self.mu:
+            return
+        for dtype, vector in gradient.floating():
+            vector.add_(weights.vectors[dtype] - turn.start.vectors[dtype], alpha=self.mu)

@@ -1,0 +1,48 @@
+"""How far a client's SGD has gone: the weight with which a turn's gradients entered its change of the weights."""
+
+from collections.abc import Sequence
+
+from torch.optim import SGD, Optimizer
+
+from lightning_fl.errors import ConfigurationError
+
+__all__ = ["accumulated_steps", "plain_sgd"]
+
+
+def accumulated_steps(num_steps: int, momentum: float) -> float:
+    """The sum a of the weights with which the gradients of so many steps entered; without momentum their number.
+
+    Wang et al. 2020, FedNova (https://arxiv.org/abs/2007.07481), section 4.1: with a momentum buffer that starts at
+    zero, ``a = [n - p (1 - p^n) / (1 - p)] / (1 - p)`` for n steps with momentum p.
+    """
+    if not momentum:
+        return float(num_steps)
+    return (num_steps - momentum * (1 - momentum**num_steps) / (1 - momentum)) / (1 - momentum)
+
+
+def plain_sgd(optimizers: Sequence[Optimizer], who: str) -> tuple[float, float]:
+    """Learning rate and momentum of a client's one optimiser.
+
+    Args:
+        optimizers: of the client.
+        who: the strategy that asks.
+
+    Raises:
+        ConfigurationError: there are several, or it is not SGD with one rate, one momentum below 1 and neither
+            dampening nor Nesterov's steps.
+    """
+    groups = [group for one in optimizers for group in one.param_groups]
+    bare = [getattr(one, "optimizer", one) for one in optimizers]  # out of Lightning's wrappers
+    if len(bare) != 1 or not isinstance(bare[0], SGD):
+        raise ConfigurationError(
+            f"{who} knows what one SGD does in a turn, and the module trains with"
+            f" {' and '.join(type(one).__name__ for one in bare)}: take torch.optim.SGD (optimizer: sgd of this"
+            " package's models), or another strategy."
+        )
+    found = {(float(group["lr"]), float(group["momentum"])) for group in groups}
+    if len(found) > 1 or any(group["nesterov"] or group["dampening"] for group in groups) or groups[0]["momentum"] >= 1:
+        raise ConfigurationError(
+            f"{who} knows what SGD with one learning rate and one momentum does, without dampening or Nesterov's steps:"
+            " give all parameter groups the same."
+        )
+    return found.pop()

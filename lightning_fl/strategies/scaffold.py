@@ -1,0 +1,93 @@
+"""SCAFFOLD: control variates turn every client's steps towards the direction of all.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML
+2020 (https://arxiv.org/abs/1910.06378), Algorithm 1 with option II.
+
+========  ============================================================  ==========
+paper     here                                                          unit
+========  ============================================================  ==========
+c_i       ``turn.kept["control"]``, zero at first                       gradient
+c         ``update.state["control"]``, of each model                    gradient
+K eta_l   learning rate x :func:`accumulated_steps`                     step sizes
+eta_g     ``server_rate``                                               factor
+|S| / N   ``len(update.contributions) / update.num_clients``            share
+========  ============================================================  ==========
+
+Differs from the paper: clients are weighted by their samples, in the average of the weights and in that of the
+controls; the steps' number K is that of each client; with momentum, K is the sum of the weights of its gradients.
+Twice the bytes of FedAvg go down and up. A gradient is corrected before it is clipped.
+"""
+
+from typing import Any
+
+from lightning_fl.engine.client import ClientTurn, ClientUpdate
+from lightning_fl.engine.learner import ModelUpdate
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.options import check_numbers
+from lightning_fl.strategies.fedavg import FedAvg
+from lightning_fl.strategies.local_sgd import accumulated_steps, plain_sgd
+
+__all__ = ["SCAFFOLD"]
+
+
+class SCAFFOLD(FedAvg):
+    """Steps ``w <- w - eta (grad f_i(w) + c - c_i)``; afterwards ``c_i <- c_i - c + (x - y_i) / (K_i eta)``.
+
+    A client that comes to another shared model begins with c_i = 0 there.
+
+    Args:
+        server_rate: eta_g, how far the server goes towards the average.
+        **settings: those of every strategy.
+
+    Raises:
+        ConfigurationError: ``server_rate`` is not positive, or a client trains with something else than one SGD.
+    """
+
+    name = "scaffold"
+    extra_vectors = ("control",)
+    excludes = {  # noqa: RUF012 - of the class
+        "model_per_client": "its control variates are of a model that several clients train",
+        "soft_assignment": "its control variates are of one shared model, and a client that uses several has none",
+        "drawn_weights": "the mean of its control variates needs the clients' own weights, not how often one is drawn",
+    }
+
+    def __init__(self, *, server_rate: float = 1.0, **settings: Any) -> None:
+        super().__init__(**settings)
+        check_numbers(self, server_rate=server_rate, above=0)
+        self.server_rate = server_rate
+
+    def begin_client(self, turn: ClientTurn) -> None:
+        """Start with no control at a model that is new to the client."""
+        if turn.kept.get("model") != turn.model or "control" not in turn.kept:
+            turn.kept["model"], turn.kept["control"] = turn.model, turn.combine((0.0, turn.start))
+
+    def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
+        """Add ``c - c_i``; nothing in a model's first round."""
+        server = turn.model_state.get("control")
+        if server is None:
+            return
+        for dtype, vector in gradient.floating():
+            vector.add_(server.vectors[dtype]).sub_(turn.kept["control"].vectors[dtype])
+
+    def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
+        """The weights, and by how much c_i has changed."""
+        assert turn.report is not None
+        rate, momentum = plain_sgd(turn.optimizers, type(self).__name__)
+        went = rate * accumulated_steps(turn.report.num_steps, momentum)
+        if not went:
+            return ClientUpdate(weights, vectors={"control": turn.combine((0.0, weights))})
+        before = turn.kept["control"]
+        change = [(1 / went, turn.start), (-1 / went, weights)]
+        if (server := turn.model_state.get("control")) is not None:
+            change.append((-1.0, server))
+        turn.kept["control"] = turn.combine((1.0, before), *change)
+        return ClientUpdate(weights, vectors={"control": turn.combine(*change)})
+
+    def aggregate(self, update: ModelUpdate) -> Weights:
+        """``w <- x + eta_g (average - x)``, ``c <- c + |S|/N sum_i beta_i (c_i' - c_i)``."""
+        share = len(update.contributions) / update.num_clients
+        before = update.state.get("control", update.combine((0.0, update.start)))
+        update.state["control"] = update.combine((1.0, before), (share, update.vectors["control"]))
+        if self.server_rate == 1:
+            return update.average
+        return update.combine((1 - self.server_rate, update.start), (self.server_rate, update.average))

@@ -1,0 +1,352 @@
+"""The shipped strategies: numbers worked out for two parabolas, plain loops from the equations, neutral values."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from run_tiny import digest
+from test_learner_hooks import CURVES, OneWeight, TwoParabolas, Watched, number, parabolas, trainer
+from tiny import TinyClients, TinyModule
+from torch.utils.data import TensorDataset
+
+from lightning_fl import ConfigurationError, FederatedTrainer, TrainingError
+from lightning_fl.callbacks import (
+    CollaborationGraph,
+    DROClientSampling,
+    FedCollab,
+    PersonalLayers,
+    SoftAveraging,
+    TierBidding,
+    UniformSampling,
+)
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.strategies import (
+    SCAFFOLD,
+    Ditto,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedNova,
+    FedProx,
+    FedYogi,
+)
+from lightning_fl.strategies.local_sgd import accumulated_steps
+
+CURVATURES, CENTRES = np.array([[one[0] for one in CURVES], [one[1] for one in CURVES]])
+SHARES, RATE, START = np.array([0.25, 0.75]), 0.1, 1.0
+
+
+def exactly(*values: float) -> list[Any]:
+    return [pytest.approx(value, rel=1e-9, abs=1e-12) for value in values]
+
+
+class UnequalSteps(TwoParabolas):
+    """The second client takes five steps in an epoch, the first two; the loss of a batch is that of the whole part."""
+
+    def client_data(self, client: int, split: str) -> TensorDataset:
+        return TensorDataset(torch.tensor([CURVES[client]], dtype=torch.float64).expand((60, 150)[client], 2))
+
+    def client_sizes(self) -> list[int]:
+        return [60, 150]
+
+
+def unequal(strategy: FedAvg, rounds: int, module: OneWeight | None = None) -> list[float]:
+    watched = Watched()
+    run = trainer(watched, strategy=strategy, max_rounds=rounds, local_steps=None, local_epochs=1)
+    run.fit(module or OneWeight(), UnequalSteps())
+    return watched.weights
+
+
+# -- numbers, and loops from the equations -----------------------------------------------------------------------------
+
+
+def test_fedprox() -> None:
+    """y_A = 1.185 and y_B = 0.01 with mu = 0.5."""
+    assert parabolas(FedProx(mu=0.5), max_rounds=1)[1].weights == exactly(0.30375)
+    w = START
+    for _ in range(3):
+        ends = []
+        for a, c in CURVES:
+            y = w
+            for _ in range(2):
+                y -= RATE * (a * (y - c) + 0.5 * (y - w))
+            ends.append(y)
+        w = float(SHARES @ ends)
+    assert parabolas(FedProx(mu=0.5), max_rounds=3)[1].weights[-1] == pytest.approx(w, rel=1e-10)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fednova(momentum: float) -> None:
+    class Heavy(OneWeight):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=RATE, momentum=momentum)
+
+    steps, shares, w = (2, 5), np.array([60, 150]) / 210, START
+    expected = []
+    for _ in range(3):
+        moved, weights = [], []
+        for (a, c), count in zip(CURVES, steps, strict=True):
+            y, buffer, memory, entered = w, 0.0, 0.0, 0.0
+            for _ in range(count):
+                buffer = momentum * buffer + a * (y - c)
+                y -= RATE * buffer
+                memory = momentum * memory + 1
+                entered += memory  # the sum of the weights of all gradients so far
+            moved.append((w - y) / entered)
+            weights.append(entered)
+        w = float(w - (shares @ weights) * (shares @ moved))
+        expected.append(w)
+    assert unequal(FedNova(), 3, Heavy()) == exactly(*expected)
+
+
+def test_accumulated_steps() -> None:
+    assert accumulated_steps(7, 0.0) == 7
+    assert accumulated_steps(2, 0.9) == pytest.approx(2.9)
+    assert accumulated_steps(5, 0.9) == pytest.approx(13.1441)
+
+
+def test_fednova_of_a_quarter_and_three_quarters() -> None:
+    """A = (0.4545, 0.5454), s = 1.16875: the step from clients of 10 and 30 samples with 2 and 5 steps."""
+    steps, betas = np.array([2, 5]), SHARES
+    ends = np.array([c + (START - c) * (1 - RATE * a) ** n for (a, c), n in zip(CURVES, steps, strict=True)])
+    raw = betas / steps
+    shares, step = raw / raw.sum(), (betas @ steps) * raw.sum()
+    assert list(shares) == exactly(5 / 11, 6 / 11)
+    assert step == pytest.approx(1.16875)
+    assert START + step * (shares @ ends - START) == pytest.approx(0.04022675)
+
+
+def test_scaffold() -> None:
+    """The first round is FedAvg's; then the controls (-0.95, 5.1) and their mean 3.5875 bend every step."""
+    _, watched = parabolas(SCAFFOLD())
+    assert watched.weights == exactly(0.2825, -0.1491625)
+    kept = [
+        number(Weights.from_state_dict(watched.kept[0][i]["control"]["flat_weights"], torch.device("cpu")))
+        for i in (0, 1)
+    ]
+    assert kept == exactly(-0.95, 5.1)
+    assert [number(state[0]["control"]) for state in watched.states] == exactly(3.5875, 2.1583125)
+
+
+def test_scaffold_goes_to_the_optimum_with_unequal_steps() -> None:
+    """That of all clients' losses, weighted by their samples, which FedAvg misses."""
+    shares = np.array([60, 150]) / 210
+    optimum = (shares * CURVATURES) @ CENTRES / (shares @ CURVATURES)
+    assert unequal(SCAFFOLD(), 200)[-1] == pytest.approx(optimum, abs=1e-9)
+    assert abs(unequal(FedAvg(), 200)[-1] - optimum) > 0.01
+
+
+def test_scaffold_of_some_clients() -> None:
+    """Who is not drawn keeps its control; the server's moves by the share of those who were."""
+    w, own, server, draws = START, np.zeros(2), 0.0, []
+
+    class Remembers(UniformSampling):
+        def select_clients(self, run: Any) -> Any:
+            cohort = super().select_clients(run)
+            draws.append([one.client for one in cohort.participants])
+            return cohort
+
+    watched = Watched()
+    run = trainer(Remembers(cohort_size=1), watched, strategy=SCAFFOLD(server_rate=0.5), max_rounds=5)
+    run.fit(OneWeight(), TwoParabolas())
+    assert {client for (client,) in draws} == {0, 1}
+    for (client,), found in zip(draws, watched.weights, strict=True):
+        (a, c), y = CURVES[client], w
+        for _ in range(2):
+            y -= RATE * (a * (y - c) + server - own[client])
+        change = -server + (w - y) / (2 * RATE)
+        own[client] += change
+        server += change / 2
+        w += 0.5 * (y - w)
+        assert found == pytest.approx(w, rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (FedAvgM(), (0.2825, -0.772225)),
+        (FedAdagrad(server_rate=0.1), (0.9001392757, 0.8317118697)),
+        (FedAdam(server_rate=0.1), (0.9013839219, 0.7683151658)),
+        (FedYogi(server_rate=0.1), (0.9013840163, 0.7686651906)),
+    ],
+)
+def test_servers_with_an_optimiser(strategy: FedAvg, expected: tuple[float, float]) -> None:
+    assert parabolas(strategy)[1].weights == exactly(*expected)
+
+
+def test_yogi_leaves_a_variance_that_is_the_squared_change() -> None:
+    values = torch.tensor([4.0, 4.0, 4.0], dtype=torch.float64)
+    squared = torch.tensor([4.0, 1.0, 9.0], dtype=torch.float64)
+    assert FedYogi(beta2=0.5).variance(values, squared).tolist() == [4.0, 3.5, 8.5]
+    assert FedAdam(beta2=0.5).variance(values, squared).tolist() == [4.0, 2.5, 6.5]
+    assert FedAdagrad().variance(values, squared).tolist() == [8.0, 5.0, 13.0]
+
+
+def test_ditto() -> None:
+    """The personal models, by hand; the shared model is FedAvg's to the bit."""
+    run, watched = parabolas(Ditto(strength=0.75))
+    own = [
+        [number(Weights.from_state_dict(kept[i]["own"]["flat_weights"], torch.device("cpu"))) for i in (0, 1)]
+        for kept in watched.kept
+    ]
+    assert own[0] == exactly(1.1825, 0.025)
+    assert own[1] == exactly(1.20850625, -0.4433046875)
+    assert watched.weights == parabolas(FedAvg())[1].weights
+    for client, (curvature, centre) in enumerate(CURVES):
+        found = run.metrics["val"]["val_loss"].clients[client]
+        assert found == pytest.approx(curvature / 2 * (own[1][client] - centre) ** 2, rel=1e-12)
+
+
+def test_dittos_personal_work_is_its_own() -> None:
+    _, watched = parabolas(Ditto(strength=0.75, personal_steps=3), max_rounds=1)
+    for client, (a, c) in enumerate(CURVES):
+        v = START
+        for _ in range(3):
+            v -= RATE * (a * (v - c) + 0.75 * (v - START))
+        kept = Weights.from_state_dict(watched.kept[0][client]["own"]["flat_weights"], torch.device("cpu"))
+        assert number(kept) == pytest.approx(v, rel=1e-12)
+
+
+def test_ditto_without_a_pull_is_training_alone() -> None:
+    _, watched = parabolas(Ditto(strength=0.0), max_rounds=3)
+    for client, (a, c) in enumerate(CURVES):
+        kept = Weights.from_state_dict(watched.kept[-1][client]["own"]["flat_weights"], torch.device("cpu"))
+        assert number(kept) == pytest.approx(c + (START - c) * (1 - RATE * a) ** 6, rel=1e-12)
+
+
+# -- neutral values ----------------------------------------------------------------------------------------------------
+
+
+def tiny(strategy: FedAvg, **settings: Any) -> FederatedTrainer:
+    run = trainer(PersonalLayers(layers=["linear.bias"]), strategy=strategy, **settings)
+    run.fit(TinyModule(dropout=0.2, norm=True), TinyClients())
+    return run
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings"),
+    [
+        (FedProx(mu=0.0), {}),
+        (FedProx(mu=7.0), {"local_steps": 1}),  # the first step starts where it is pulled to
+        (FedNova(), {}),  # two steps each: a power of two rounds nothing
+        (SCAFFOLD(), {"max_rounds": 1}),
+        (FedAvgM(momentum=0.0), {}),
+        (Ditto(), {}),
+    ],
+)
+def test_neutral_values_are_fedavg_to_the_bit(strategy: FedAvg, settings: dict[str, Any]) -> None:
+    assert digest(tiny(strategy, **settings).models[0]) == digest(tiny(FedAvg(), **settings).models[0])
+
+
+def test_equal_steps_make_fednova_fedavg() -> None:
+    found, plain = (tiny(strategy, local_steps=3).models[0] for strategy in (FedNova(), FedAvg()))
+    torch.testing.assert_close(found.vectors, plain.vectors, rtol=1e-6, atol=1e-7)
+
+
+def test_a_stronger_pull_keeps_clients_nearer() -> None:
+    moved = []
+    for mu in (0.0, 0.5, 2.0, 8.0):
+        _, watched = parabolas(FedProx(mu=mu), max_rounds=1)
+        moved.append(abs(watched.weights[0] - START))
+    assert moved == sorted(moved, reverse=True)
+    assert len(set(moved)) == 4
+
+
+# -- what they cost, and what they refuse ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("strategy", "times"), [(FedProx(), 1), (FedNova(), 1), (SCAFFOLD(), 2), (Ditto(), 1)])
+def test_bytes(strategy: FedAvg, times: int) -> None:
+    plain = parabolas(FedAvg())[0].communication.summary(["a", "b"])
+    found = parabolas(strategy)[0].communication.summary(["a", "b"])
+    for name in ("bytes_received", "bytes_sent"):
+        assert plain[name] == 2 * 2 * 8  # two rounds, two clients, one weight
+        assert found[name] == times * plain[name]
+
+
+class WithAdam(OneWeight):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=RATE)
+
+
+class Nesterov(OneWeight):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=RATE, momentum=0.9, nesterov=True)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "module", "message"),
+    [
+        (SCAFFOLD(), WithAdam(), "SCAFFOLD knows what one SGD does in a turn, and the module trains with Adam: take"),
+        (SCAFFOLD(), Nesterov(), "without dampening or Nesterov's steps: give all parameter groups the same"),
+        (FedNova(), Nesterov(), "FedNova knows what SGD with one learning rate and one momentum does"),
+    ],
+)
+def test_optimisers_whose_steps_are_not_known(strategy: FedAvg, module: OneWeight, message: str) -> None:
+    with pytest.raises(TrainingError, match=message):
+        trainer(strategy=strategy).fit(module, TwoParabolas())
+
+
+def test_fednova_counts_the_steps_of_other_optimisers() -> None:
+    trainer(strategy=FedNova()).fit(WithAdam(), TwoParabolas())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FedProx(mu=-1.0), r"FedProx.mu=-1.0: give a number"),
+        (lambda: SCAFFOLD(server_rate=0.0), "SCAFFOLD.server_rate=0.0"),
+        (lambda: FedAvgM(momentum=1.0), "FedAvgM.momentum=1.0"),
+        (lambda: FedAdam(beta2=1.0), "FedAdam.beta2=1.0"),
+        (lambda: FedYogi(tau=0.0), "FedYogi.tau=0.0"),
+        (lambda: Ditto(strength=float("nan")), "Ditto.strength=nan"),
+        (lambda: Ditto(personal_steps=1, personal_epochs=1), "personal_steps=1 and personal_epochs=1: give one"),
+    ],
+)
+def test_bad_arguments(make: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+GRAPH, SOFT, TIERS, DRAWS = (
+    lambda: CollaborationGraph(budget=1),
+    lambda: SoftAveraging(num_models=2),
+    lambda: TierBidding(num_tiers=2),
+    lambda: DROClientSampling(),
+)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "callback", "reason"),
+    [
+        (SCAFFOLD, GRAPH, "SCAFFOLD does not go with CollaborationGraph: its control variates are of a model that"),
+        (SCAFFOLD, SOFT, "SCAFFOLD does not go with SoftAveraging: its control variates are of one shared model"),
+        (SCAFFOLD, TIERS, "SCAFFOLD does not go with TierBidding"),
+        (SCAFFOLD, DRAWS, "SCAFFOLD does not go with DROClientSampling: the mean of its control variates needs"),
+        (FedNova, DRAWS, "FedNova does not go with DROClientSampling: how often a client is drawn is its weight"),
+        (Ditto, GRAPH, "Ditto does not go with CollaborationGraph: there every client has a model of its own already"),
+    ],
+)
+def test_what_does_not_compose_is_refused(strategy: type[FedAvg], callback: Any, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"trainer.strategy={reason}.*Leave one of the two out"):
+        trainer(callback(), strategy=strategy())
+    run = trainer(strategy=strategy())
+    run.callbacks.append(callback())
+    with pytest.raises(ConfigurationError, match="Leave one of the two out"):
+        run.fit(OneWeight(), TwoParabolas())
+
+
+@pytest.mark.parametrize("callback", [GRAPH, SOFT, DRAWS, lambda: FedCollab(), lambda: UniformSampling(cohort_size=2)])
+def test_fedprox_goes_with_everything(callback: Any) -> None:
+    run = trainer(callback(), strategy=FedProx(mu=0.5))
+    run.fit(TinyModule(), TinyClients())
+    plain = trainer(callback(), strategy=FedAvg())
+    plain.fit(TinyModule(), TinyClients())
+    assert digest(run.models[0]) != digest(plain.models[0])
+
+
+def test_names_in_recipes() -> None:
+    for name in ("fedprox", "fednova", "scaffold", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "ditto"):
+        assert type(FederatedTrainer(strategy=name, logger=False).strategy).__name__.lower() == name
