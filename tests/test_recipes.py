@@ -41,6 +41,8 @@ PARTS = {
     "fedcollab": {"FedCollab", "LocalReference"},
     "hcct": {"HCCT", "LocalReference"},
     "fedavg": {"LocalReference"},
+    **dict.fromkeys(["fedprox", "fednova", "scaffold", "fedavgm", "ditto"], {"LocalReference"}),
+    **dict.fromkeys(["fedadagrad", "fedadam", "fedyogi"], {"LocalReference"}),
     "finetune": {"FineTuning", "LocalReference"},
     "local": {"LocalTraining"},
     "shapley": {"LabelNoise", "ShapleyRewards"},
