@@ -112,6 +112,11 @@ def test_a_forest_needs_smiles(tmp_path, task):
         fitted(tmp_path, task, ("ForestReference", {"num_trees": 5}))
 
 
+def test_a_client_that_is_judged_with_several_models_is_named_once(tmp_path):
+    with pytest.warns(UserWarning, match=r"left out of the means: 1 \(no value at client_2\)\.$"):
+        trained(tmp_path, "classification", "TierBidding", {"num_tiers": 2})
+
+
 def trained(folder, task, name, settings):
     """Two rounds, after which all weights are numbers."""
     trainer = fitted(folder, task, (name, settings))
