@@ -31,8 +31,11 @@ class LeftOut:
         """
         if split in self._said:
             return
+        client = _client(trainer)
         for target, why in targets.items():
-            self._found.setdefault(split, {}).setdefault((target, why), []).append(_client(trainer))
+            clients = self._found.setdefault(split, {}).setdefault((target, why), [])
+            if client not in clients:  # a client may be judged with several models
+                clients.append(client)
 
     def say(self, trainer: Any, split: str) -> None:
         """One warning on each process, of the clients that it hosts, where there is something to say."""
