@@ -71,7 +71,9 @@ def finish_personal_round(
             row = collaboration.aggregation[client].tolist()
             taken = [Contribution(other, row[other], reports[other]) for other in clients if row[other]]
             federation.models[client] = next_model(loop, client, starts[client], federation.models[client], taken, {})
-    federation.communication.end_personal_turns(clients, federation.models, collaboration)
+    federation.communication.end_personal_turns(
+        clients, federation.models, collaboration, by_server=getattr(chooser.listener, "by_server", False)
+    )
     federation.collaboration = collaboration
 
 

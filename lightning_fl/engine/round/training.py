@@ -148,6 +148,9 @@ def _models_of(participant: Participant, column: list[float]) -> dict[int, float
     if participant.model is not None:
         weight = column[participant.model] if participant.weight is None else participant.weight
         return {participant.model: weight} if weight > 0 else {}
+    if participant.feeds is not None:
+        weights = {k: column[k] if participant.weight is None else participant.weight for k in participant.feeds}
+        return {k: weight for k, weight in weights.items() if weight > 0}
     return {k: a if participant.weight is None else participant.weight for k, a in enumerate(column) if a > 0}
 
 
