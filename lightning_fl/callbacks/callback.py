@@ -51,12 +51,9 @@ class Callback:
     role: str | None = None
     #: It draws or keeps what happens and changes no model: a run may go on without it, or with it, as the same run.
     only_shows: bool = False
-    #: Where it defines :meth:`select_collaborators`: a server makes the clients' models, so that a client sends its model
-    #: once and receives its next one; else clients send their models to one another.
+    #: Where it defines :meth:`select_collaborators`: a server makes the clients' models, so that a client sends its
+    #: model once and receives its next one; else clients send their models to one another.
     by_server = False
-    #: What it does to the collaboration, by which strategies say what they do not go with: "model_per_client",
-    #: "soft_assignment" (clients use or contribute to several models), "drawn_weights".
-    traits: tuple[str, ...] = ()
     #: Several of one class, with different settings, go together; else a run has one, as what is done twice misleads.
     several = False
 

@@ -159,8 +159,7 @@ class CommunicationAccount:
         senders = [
             participant.client
             for participant in arrived
-            if judged
-            or (participant.weight != 0 and (_is_told(participant) or structure.sends[participant.client]))
+            if judged or (participant.weight != 0 and (_is_told(participant) or structure.sends[participant.client]))
         ]
         self.send(senders, self.model_bytes * (1 + self.extra_vectors))
         free = {participant.client for participant in arrived if not _is_told(participant)}

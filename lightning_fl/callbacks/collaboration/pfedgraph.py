@@ -82,6 +82,8 @@ class PFedGraph(Callback):
         check_numbers(self, at_least=-1, at_most=1, threshold=threshold)
         if sign not in ("pull", "push"):
             raise ConfigurationError(f"PFedGraph.sign={sign!r}: give pull or push.")
+        if layers == []:
+            raise ConfigurationError("PFedGraph.layers=[]: name at least one layer, or leave it out for all.")
         self.alpha, self.lam, self.sign, self.threshold = alpha, lam, sign, threshold
         self.layers = layers
 
@@ -90,12 +92,14 @@ class PFedGraph(Callback):
         self._compared(trainer)
         self._initial = trainer.models[0].clone()
         self._device = trainer.processes.device
+        #: Who has a z_i, on whatever rank: it takes part for the second time.
+        self._pulled: set[int] = set()
         trainer.collaboration = Collaboration.local(trainer.num_clients)
         shares = Collaboration.fedavg(trainer.num_samples).aggregation  # so that the first model counts as sent
         trainer.collaboration = Collaboration(shares.expand(trainer.num_clients, -1), torch.eye(trainer.num_clients))
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """Keep the model that the run begins with; send z_i."""
+        """Keep the model that the run begins with, as other callbacks have made it."""
         if trainer.current_round == 0:
             self._initial = trainer.models[0].clone()
 
@@ -132,7 +136,7 @@ class PFedGraph(Callback):
         return Collaboration(matrix)
 
     def _keep_centres(self, trainer: TrainerSurface, clients: list[int], rows: Tensor) -> None:
-        """z_i of those who took part, where they are hosted; it is sent with the new model."""
+        """z_i of those who took part, where they are hosted."""
         spans, store = trainer.loop.averaged_spans(), trainer.client_store(_STORE)
         norms = [inner_product(trainer.models[client], trainer.models[client], spans) ** 0.5 for client in clients]
         hosted = set(trainer.hosted_clients)
@@ -144,7 +148,9 @@ class PFedGraph(Callback):
                     if weight > 0
                 ]
                 store[client] = combined(trainer.models[client], terms, spans).state_dict()
-        trainer.communication.add(dict.fromkeys(clients, trainer.communication.model_bytes), {})
+        received = sorted(self._pulled.intersection(trainer.client_reports))  # when their turns began
+        trainer.communication.add(dict.fromkeys(received, trainer.communication.model_bytes), {})
+        self._pulled |= set(clients)
 
     def _updates(self, trainer: TrainerSurface, clients: list[int]) -> Iterator[Tensor]:
         """What clients have learned since the first model, a block of columns [n, c] at a time."""
@@ -168,8 +174,9 @@ class PFedGraph(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The first model; z_i are the clients'."""
-        return {"initial": self._initial.state_dict()}
+        return {"initial": self._initial.state_dict(), "pulled": sorted(self._pulled)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up the first model."""
         self._initial = Weights.from_state_dict(state["initial"], self._device)
+        self._pulled = set(state["pulled"])

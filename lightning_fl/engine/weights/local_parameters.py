@@ -31,7 +31,7 @@ class LocalParameters:
         for pattern in self.patterns:
             if not any(matches(span.name, pattern) for span in spans):
                 prefixes = {prefix for span in spans for prefix in _prefixes(span.name)}
-                near = difflib.get_closematches(pattern, prefixes, n=1)
+                near = difflib.get_close_matches(pattern, prefixes, n=1)
                 raise ConfigurationError(
                     f"{pattern!r} matches no layer, parameter or buffer"
                     + (f" (did you mean {near[0]!r}?)" if near else "")
