@@ -225,7 +225,7 @@ def _is_mapping(value: Any) -> bool:
 
 def _is_store(name: str, value: Any) -> bool:
     """What every client keeps under a name: of the names that the engine reads, tensors."""
-    fits = _is_state_dict if name in ("personal_layers", "final_models") else _anything
+    fits = _is_state_dict if name in ("personal_layers", "final_models", "own_models", "pfedgraph") else _anything
     return isinstance(name, str) and _maps(value, int, fits)
 
 

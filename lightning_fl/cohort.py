@@ -18,19 +18,29 @@ class Participant:
             contributes to every model whose row of A names it.
         weight: its weight in that model's average, before weights are normalised over the cohort; ``None`` for its
             entry in A.
+        feeds: where ``model`` is ``None``, the models that it contributes to in place of those whose row of A names it.
+        own: where ``model`` is ``None``, it goes on from its own model (``client_store("own_models")``), which nobody
+            sends it.
 
     Raises:
-        ConfigurationError: the weight is negative or not finite.
+        ConfigurationError: the weight is negative or not finite, or there is a model beside ``feeds`` or ``own``.
     """
 
     client: int
     model: int | None = None
     weight: float | None = None
+    feeds: tuple[int, ...] | None = None
+    own: bool = False
 
     def __post_init__(self) -> None:
         if self.weight is not None and not (isfinite(self.weight) and self.weight >= 0):
             raise ConfigurationError(
                 f"client {self.client} takes part with weight={self.weight}: give a finite number of at least 0."
+            )
+        if self.model is not None and (self.feeds is not None or self.own):
+            raise ConfigurationError(
+                f"client {self.client} takes part with model={self.model} and feeds or own: a model is both what it"
+                " trains and what it contributes to; give model=None."
             )
 
 

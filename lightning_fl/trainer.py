@@ -268,10 +268,11 @@ class FederatedTrainer(TrainerSurface):
             )
         for one in cohort.participants:
             models = self.collaboration.num_models
-            if one.client not in range(self.num_clients) or one.model not in (None, *range(models)):
+            named = (one.model,) if one.feeds is None else one.feeds
+            if one.client not in range(self.num_clients) or not {None, *range(models)}.issuperset(named):
                 raise ConfigurationError(
-                    f"{name} names client {one.client} and model {one.model}: there are {self.num_clients} clients and"
-                    f" {models} models, counted from 0."
+                    f"{name} names client {one.client} and model {', '.join(map(str, named))}: there are"
+                    f" {self.num_clients} clients and {models} models, counted from 0."
                 )
         return cohort
 

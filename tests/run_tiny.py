@@ -21,6 +21,7 @@ from tiny import FolderSilo, TinyClients, TinyModule
 from lightning_fl import FederatedTrainer, Silos
 from lightning_fl.callbacks import (
     CFL,
+    FLSC,
     HCCT,
     IFCA,
     ClientArrivals,
@@ -28,12 +29,14 @@ from lightning_fl.callbacks import (
     DiscriminatorSettings,
     DROClientSampling,
     FedCollab,
+    FedSoft,
     FeSEM,
     FineTuning,
     KMeans,
     LocalMixup,
     LocalReference,
     PersonalLayers,
+    PFedGraph,
     ShapleyRewards,
     SoftAveraging,
     TierBidding,
@@ -66,6 +69,12 @@ def callbacks(algorithm: str = "drflm") -> list[Any]:
         return [TierBidding(num_tiers=2, **arguments), ShapleyRewards(num_samples=4), failing]
     if algorithm == "soft":
         return [SoftAveraging(num_models=2, num_samples=5), ClientArrivals(rounds={"client_1": 3})]
+    if algorithm == "pfedgraph":
+        return [PFedGraph(lam=0.5), ClientArrivals(rounds={"client_1": 3}), PersonalLayers(layers=["linear.bias"])]
+    if algorithm in ("flsc", "fedsoft"):
+        drawn: dict[str, Any] = {"lam": 0.5, "clients_per_model": 2, "num_samples": 5}
+        several = FLSC(num_clusters=3, num_best=2) if algorithm == "flsc" else FedSoft(num_models=2, **drawn)
+        return [several, ClientArrivals(rounds={"client_1": 3}), UniformSampling(cohort_size=5)]
     if algorithm in ("cfl", "kmeans"):
         chosen = CFL(mean_norm=2.0) if algorithm == "cfl" else KMeans(num_clusters=2)
         return [chosen, ClientArrivals(rounds={"client_1": 3}), PersonalLayers(layers=["linear.bias"])]
@@ -99,7 +108,7 @@ def settings_of(algorithm: str) -> dict[str, Any]:
 
 def federation(algorithm: str) -> tuple[Any, Any]:
     """The module and the data."""
-    if algorithm in ("tiers", "soft", "ifca", "fesem"):
+    if algorithm in ("tiers", "soft", "fedsoft", "flsc", "ifca", "fesem"):
         return CornerModule(), MixedClients()
     if algorithm in ("stacked", "learner"):
         return TinyModule(norm=True), TinyClients((24, 10, 18, 7, 3, 16, 24))

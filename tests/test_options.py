@@ -23,7 +23,9 @@ _GIVEN: dict[str, dict[str, Any]] = {
     "ClassificationModel": {"network": "mlp", "in_shape": [1, 8, 8], "num_classes": 3},
     "ClientArrivals": {"rounds": {}},
     "Dirichlet": {"num_clients": 3, "alpha": 1.0},
+    "FLSC": {"num_clusters": 2, "num_best": 1},
     "FeSEM": {"num_clusters": 2},
+    "FedSoft": {"num_models": 2, "lam": 0.1},
     "GroupBy": {"column": "group", "num_clients": 2},
     "HCCT": {"tradeoff": 1.0},
     "IFCA": {"num_clusters": 2},
@@ -57,6 +59,7 @@ _NOT_NAMED = {
 _FINE = {
     ("Rotation", "degrees"): (-1,),
     ("FederatedTrainer", "devices"): (-1, "x"),
+    ("PFedGraph", "threshold"): (-1,),
     # of a target a name, too
     **{(f"{name}Figure", "target"): ("x",) for name in ("Calibration", "Parity", "PrecisionRecall", "ROC")},
 }

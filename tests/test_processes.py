@@ -136,6 +136,17 @@ def test_every_clients_own_model_has_the_same_bits_on_two_processes(tmp_path: Pa
         assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
 
 
+def test_models_that_a_server_makes_for_each_client_have_the_same_bits_on_two_processes(
+    tmp_path: Path, two_ranks: TwoRanks
+) -> None:
+    """Cosines of models on different ranks, and pulls that each rank keeps for its clients."""
+    one = in_this_process(tmp_path, TinyClients(), "pfedgraph")
+    for rank in two_ranks("--algorithm", "pfedgraph"):
+        assert rank["communication"] == traffic(one)
+        assert rank["models"] == [digest(model) for model in one.models]
+        assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
+
+
 def test_coalitions_and_personal_models_have_the_same_bits_on_two_processes(
     tmp_path: Path, two_ranks: TwoRanks
 ) -> None:
@@ -196,7 +207,7 @@ def test_contributions_have_the_same_bits_on_two_processes(method: str, tmp_path
 
 
 @pytest.mark.filterwarnings("ignore:.*left out of.*")
-@pytest.mark.parametrize("algorithm", ["tiers", "soft", "ifca", "fesem"])
+@pytest.mark.parametrize("algorithm", ["tiers", "soft", "fedsoft", "flsc", "ifca", "fesem"])
 def test_tiers_and_tokens_have_the_same_bits_on_two_processes(
     algorithm: str, tmp_path: Path, two_ranks: TwoRanks
 ) -> None:

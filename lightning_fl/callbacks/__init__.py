@@ -8,9 +8,11 @@ from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.callbacks.collaboration.collaboration_graph import CollaborationGraph
 from lightning_fl.callbacks.collaboration.fedcollab import FedCollab
 from lightning_fl.callbacks.collaboration.fesem import FeSEM
+from lightning_fl.callbacks.collaboration.flsc import FLSC
 from lightning_fl.callbacks.collaboration.hcct import HCCT
 from lightning_fl.callbacks.collaboration.ifca import IFCA
 from lightning_fl.callbacks.collaboration.kmeans import KMeans
+from lightning_fl.callbacks.collaboration.pfedgraph import PFedGraph
 from lightning_fl.callbacks.figures.classification import CalibrationFigure, PrecisionRecallFigure, ROCFigure
 from lightning_fl.callbacks.figures.coalition import CoalitionFigure
 from lightning_fl.callbacks.figures.collaboration import CollaborationFigure
@@ -28,6 +30,7 @@ from lightning_fl.callbacks.participation.dro_client_sampling import DROClientSa
 from lightning_fl.callbacks.participation.pooled_training import PooledTraining
 from lightning_fl.callbacks.participation.uniform_sampling import UniformSampling
 from lightning_fl.callbacks.personal.best_client_models import BestClientModels
+from lightning_fl.callbacks.personal.fedsoft import FedSoft
 from lightning_fl.callbacks.personal.fine_tuning import FineTuning
 from lightning_fl.callbacks.personal.forest_reference import ForestReference
 from lightning_fl.callbacks.personal.local_reference import LocalReference
@@ -46,6 +49,7 @@ from lightning_fl.functional.client_discriminator import DiscriminatorSettings
 
 __all__ = [
     "CFL",
+    "FLSC",
     "HCCT",
     "IFCA",
     "BestClientModels",
@@ -64,6 +68,7 @@ __all__ = [
     "DiscriminatorSettings",
     "FeSEM",
     "FedCollab",
+    "FedSoft",
     "FineTuning",
     "ForestReference",
     "GainFigure",
@@ -76,6 +81,7 @@ __all__ = [
     "LocalReference",
     "LocalTraining",
     "ModelCheckpoint",
+    "PFedGraph",
     "ParityFigure",
     "PersonalLayers",
     "PooledTraining",

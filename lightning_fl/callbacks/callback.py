@@ -29,6 +29,7 @@ class Callback:
             select_clients                 the cohort (at most one callback defines it)
           assign_models                  which shared model each of the cohort trains (at most one defines it)
             on_client_start
+              gradient_correction          what is added to the gradients of the turn
               around_training_step         every local batch
               on_client_step_end           every local optimiser step
             on_client_end
@@ -54,6 +55,9 @@ class Callback:
     traits: tuple[str, ...] = ()
     #: It draws or keeps what happens and changes no model: a run may go on without it, or with it, as the same run.
     only_shows: bool = False
+    #: Where it defines :meth:`select_collaborators`: a server makes the clients' models, so that a client sends its
+    #: model once and receives its next one; else clients send their models to one another.
+    by_server = False
     #: Several of one class, with different settings, go together; else a run has one, as what is done twice misleads.
     several = False
 
@@ -94,6 +98,15 @@ class Callback:
 
         The module holds them; what is changed in them is undone before the first step.
         """
+
+    def gradient_correction(self, trainer: _Trainer, client: int) -> Callable[[Weights, Weights], None] | None:
+        """What changes the gradients of a client's turn, in place, before they are clipped; ``None`` for nothing.
+
+        Called at the turn's start; what it returns is called before every optimiser step, after the strategy's
+        ``correct_gradient_`` and as that is: with the gradient, in the layout of the weights, and the client's present
+        weights, which are to be read only. Only the entries of shared parameters that the optimiser steps count.
+        """
+        return None
 
     def around_training_step(
         self,

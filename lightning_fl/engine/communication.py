@@ -122,6 +122,8 @@ class CommunicationAccount:
         structure, size = self._matrices(collaboration), self.model_bytes * (1 + self.extra_vectors)
         for participant in participants:
             client, given = participant.client, participant.model
+            if participant.own:
+                continue
             model = structure.model_of[client] if given is None else given
             if model >= 0:
                 parts = {self._of(models[model])}
@@ -157,17 +159,21 @@ class CommunicationAccount:
         senders = [
             participant.client
             for participant in arrived
-            if judged
-            or (participant.weight != 0 and (participant.model is not None or structure.sends[participant.client]))
+            if judged or (participant.weight != 0 and (_is_told(participant) or structure.sends[participant.client]))
         ]
         self.send(senders, self.model_bytes * (1 + self.extra_vectors))
-        free = {participant.client for participant in arrived if participant.model is None}
+        free = {participant.client for participant in arrived if not _is_told(participant)}
         for model, maker in zip(models, structure.maker_of, strict=True):
             if maker in free:
                 self._of(model).holders.add(maker)
 
     def end_personal_turns(
-        self, clients: Collection[int], models: Sequence[Weights], collaboration: Collaboration
+        self,
+        clients: Collection[int],
+        models: Sequence[Weights],
+        collaboration: Collaboration,
+        *,
+        by_server: bool = False,
     ) -> None:
         """Clients received from others what their own models were averaged with; nobody else holds these.
 
@@ -175,8 +181,16 @@ class CommunicationAccount:
             clients: who took part.
             models: model i is client i's.
             collaboration: a row of A says whose models a client took in.
+            by_server: clients sent their models to a server, which made the new ones; who is not averaged with others
+                holds its own already.
         """
         rows = sorted(clients)
+        if by_server:
+            self.send(rows, self.model_bytes * (1 + self.extra_vectors))
+            alone = ((collaboration.aggregation > 0).sum(1) == 1).tolist()
+            for client in rows:
+                self._known[models[client]] = _Known({client} if alone[client] else set())
+            return
         counts = torch.zeros(collaboration.aggregation.shape, dtype=torch.int64)
         counts[rows] = (collaboration.aggregation[rows] > 0).long()
         self.between_clients(counts.fill_diagonal_(0))
@@ -241,3 +255,8 @@ class CommunicationAccount:
         ]
         for model, place in zip(models, state["models"], strict=True):
             self._known[model] = known[place]
+
+
+def _is_told(participant: Participant) -> bool:
+    """Whether a callback says which models it contributes to, whatever the collaboration."""
+    return participant.model is not None or participant.feeds is not None

@@ -175,12 +175,17 @@ class Federation:
         """What a client uses of the shared models: ``sum_k P_ik w_k``."""
         return mixture(self.collaboration.personalisation[client].tolist(), self.models)
 
+    def own_model(self, client: int, device: torch.device) -> Weights | None:
+        """The model of its own that a callback keeps for a hosted client, in place of a mixture of shared ones."""
+        own = self.client_stores.get("own_models", {}).get(client)
+        return None if own is None else Weights.from_state_dict(own, device)
+
     def client_model(self, client: int, device: torch.device) -> Weights:
         """What a client uses: its mixture of the shared models with its personal layers, where this rank hosts it."""
         final = self.client_stores.get("final_models", {}).get(client)
         if final is not None:
             return Weights.from_state_dict(final, device)
-        shared, own = self.shared_model(client), self.personal_layers.get(client)
+        shared, own = self.own_model(client, device) or self.shared_model(client), self.personal_layers.get(client)
         return shared if self.personal is None or own is None else self.personal.insert_(shared.clone(), own)
 
     @property

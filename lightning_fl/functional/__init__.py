@@ -14,6 +14,7 @@ from lightning_fl.functional.drflm import (
     sampling_weights_update,
 )
 from lightning_fl.functional.fedcollab import coalition_objective, join_coalitions, solve_coalitions
+from lightning_fl.functional.fedsoft import contribution_weights, draw_contributors, floored_importance
 from lightning_fl.functional.gram import cosine_similarities, gram_matrix, join_most_similar, squared_distances
 from lightning_fl.functional.hcct import (
     Merge,
@@ -25,6 +26,7 @@ from lightning_fl.functional.hcct import (
 )
 from lightning_fl.functional.ifca import perturbed
 from lightning_fl.functional.kmeans import kmeans_from_gram
+from lightning_fl.functional.pfedgraph import collaboration_weights, pull_terms, thresholded_cosines
 from lightning_fl.functional.pifl import (
     TierCohort,
     choose_bids,
@@ -72,13 +74,17 @@ __all__ = [
     "batched_greedy_collaborators",
     "choose_bids",
     "coalition_objective",
+    "collaboration_weights",
     "conformal_quantile",
     "conformal_scores",
+    "contribution_weights",
     "cosine_similarities",
     "draw_cohort",
+    "draw_contributors",
     "draw_subset",
     "fit_isotonic",
     "fit_platt",
+    "floored_importance",
     "gram_matrix",
     "greedy_collaborators",
     "hierarchical_partition",
@@ -98,6 +104,7 @@ __all__ = [
     "pooled_quantile",
     "probability_counts",
     "project_simplex",
+    "pull_terms",
     "reimbursement_share",
     "reward_ranks",
     "sample_dirichlet",
@@ -113,6 +120,7 @@ __all__ = [
     "split_cluster",
     "split_units",
     "squared_distances",
+    "thresholded_cosines",
     "to_units",
     "update_norms",
 ]

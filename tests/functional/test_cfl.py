@@ -104,6 +104,38 @@ def test_every_criterion_has_to_hold():
     assert split_cluster(gram, [7, 1], **fits) is None  # by samples, the mean is (2.25, 1)
 
 
+def test_numbers_worked_out():
+    """Two pairs that pull apart: the mean is short, the sides' largest cosine that of clients 1 and 2."""
+    updates = torch.tensor([[1, 0], [0.9, 0.1], [-1, 0.2], [-0.8, 0]], dtype=torch.float64)
+    gram = gram_matrix(updates)
+    norms = update_norms(gram, [1] * 4)
+    assert norms.mean == pytest.approx(0.0790569, abs=5e-8)
+    assert norms.largest == pytest.approx(1.0198039, abs=5e-8)
+    found = split_cluster(gram, [1] * 4, eps1=0.08, eps2=1.0)
+    assert found is not None
+    assert found.labels == [0, 0, 1, 1]
+    assert found.cross_similarity == pytest.approx(-0.9529258, abs=5e-8)
+    assert split_cluster(gram, [1] * 4, eps1=0.079, eps2=1.0) is None
+    assert split_cluster(gram, [1] * 4, eps1=0.08, eps2=1.02) is None
+
+
+@settings(deadline=None, max_examples=30)
+@given(SEEDS, st.integers(2, 7), st.floats(1e-3, 1e3))
+def test_the_scale_of_updates_matters_for_the_norms_alone(seed, num_clients, scale):
+    updates = torch.from_numpy(np.random.default_rng(seed).normal(size=(num_clients, 4)))
+    gram, counts = gram_matrix(updates), [1] * num_clients
+    scaled = gram_matrix(scale * updates)
+    first = split_cluster(gram, counts, eps1=1e9, eps2=0.0)
+    second = split_cluster(scaled, counts, eps1=1e9, eps2=0.0)
+    assert first is not None
+    assert second is not None
+    assert second.labels == first.labels
+    assert second.cross_similarity == pytest.approx(first.cross_similarity, abs=1e-9)
+    norms = update_norms(gram, counts)
+    for eps1, eps2 in ((norms.mean * 0.99, 0.0), (1e9, norms.largest * 1.01)):
+        assert split_cluster(scaled, counts, eps1=eps1 * scale, eps2=eps2 * scale) is None
+
+
 def test_wrong_shapes_and_values_are_named():
     with pytest.raises(ConfigurationError, match=r"gram of shape \[2, 3\]"):
         cosine_similarities(torch.zeros(2, 3))

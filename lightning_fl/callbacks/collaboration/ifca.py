@@ -75,6 +75,8 @@ class IFCA(ClientClusters):
     """
 
     num_clusters: int
+    #: Models that a client uses and contributes to: those with the least losses.
+    num_best = 1
     #: Clusters are chosen before the turns, so that no weights are kept.
     select_collaboration = Callback.select_collaboration
 
@@ -98,7 +100,7 @@ class IFCA(ClientClusters):
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Check the settings; clients that have not chosen yet use the first model."""
         super().on_fit_start(trainer)
-        HeldOutLoss.check_module(trainer.loop.module, "IFCA")
+        HeldOutLoss.check_module(trainer.loop.module, type(self).__name__)
         first = one_hot(torch.zeros(trainer.num_clients, dtype=torch.long), self.num_clusters).double()
         trainer.collaboration = Collaboration.from_shares(first, trainer.num_samples)
 
@@ -111,21 +113,22 @@ class IFCA(ClientClusters):
         """Everybody who takes part receives all models and trains the one with the least loss."""
         if any(participant.model is not None for participant in cohort.participants):
             raise ConfigurationError(
-                "IFCA lets clients choose which model they train; the callback that selects clients names one for"
-                " them. Keep one of the two in trainer.callbacks."
+                f"{type(self).__name__} lets clients choose which model they train; the callback that selects clients"
+                " names one for them. Keep one of the two in trainer.callbacks."
             )
         clients = cohort.clients
         trainer.communication.receive(clients, trainer.models)
         chosen = self._choose(trainer, clients, trainer.current_round)
-        for client, model in chosen.items():
-            self.clusters[client] = model
+        for client, models in chosen.items():
+            self.clusters[client] = models[0]
             self.losses[client] = torch.tensor(self._found[client], dtype=torch.float64)
-        trainer.log("ifca/loss", math.fsum(min(self._found[client]) for client in clients) / len(clients))
+        loss = math.fsum(min(self._found[client]) for client in clients) / len(clients)
+        trainer.log(f"{type(self).__name__.lower()}/loss", loss)
         samples = torch.tensor(trainer.num_samples, dtype=torch.float64)
         beta = (samples / samples.sum()).tolist()
         return Cohort(
             tuple(
-                replace(one, model=chosen[one.client], weight=beta[one.client] if one.weight is None else one.weight)
+                replace(one, **_part(chosen[one.client]), weight=beta[one.client] if one.weight is None else one.weight)
                 for one in cohort.participants
             )
         )
@@ -143,24 +146,25 @@ class IFCA(ClientClusters):
         if trainer.current_round:
             self._choose(trainer, trainer.present_clients, trainer.current_round)
 
-    def _choose(self, trainer: TrainerSurface, clients: Sequence[int], drawn_in: int) -> dict[int, int]:
-        """Client -> its best model; that is what it uses from now on."""
+    def _choose(self, trainer: TrainerSurface, clients: Sequence[int], drawn_in: int) -> dict[int, list[int]]:
+        """Client -> its best models, the best one first; their average is what it uses from now on."""
         loss = HeldOutLoss(trainer.loop, "train", self.num_samples, "IFCA", drawn_in)
         self._found |= trainer.on_hosts(
             [client for client in clients if client not in self._found],
             lambda client: [loss.value(client, model) for model in trainer.models],
-            "IFCA cannot compare the models",
+            f"{type(self).__name__} cannot compare the models",
         )
-        best = torch.tensor([self._found[client] for client in clients], dtype=torch.float64).argmin(1)
+        losses = torch.tensor([self._found[client] for client in clients], dtype=torch.float64)
+        best = losses.argsort(dim=1, stable=True)[:, : self.num_best]  # of equal losses the first
         personalisation = trainer.collaboration.personalisation.clone()
-        personalisation[list(clients)] = one_hot(best, self.num_clusters).double()
+        personalisation[list(clients)] = one_hot(best, self.num_clusters).double().mean(1)
         trainer.collaboration = Collaboration.from_shares(personalisation, trainer.num_samples)
         return dict(zip(clients, best.tolist(), strict=True))
 
     # -- the first models ----------------------------------------------------------------------------------------
 
     def _initial_models(self, trainer: TrainerSurface) -> list[Weights]:
-        own = trainer.models[0]
+        own, name = trainer.models[0], type(self).__name__
         flat = trainer.loop.flat
         spans = trainer.loop.averaged_spans()
         models = [own]
@@ -173,12 +177,12 @@ class IFCA(ClientClusters):
             if any(models[-1].equal(other) for other in models[:-1]):
                 mend = (
                     "their layers have no reset_parameters that draws: define one in the module, or set"
-                    " IFCA.initial_noise"
+                    f" {name}.initial_noise"
                     if self.initial_noise is None
-                    else "all its parameters are zero: leave IFCA.initial_noise out"
+                    else f"all its parameters are zero: leave {name}.initial_noise out"
                 )
                 raise ConfigurationError(
-                    f"IFCA: the models of {type(trainer.module).__name__} would start alike, and stay so; {mend}."
+                    f"{name}: the models of {type(trainer.module).__name__} would start alike, and stay so; {mend}."
                 )
         return models
 
@@ -191,6 +195,11 @@ class IFCA(ClientClusters):
         super().load_state_dict(state)
         self.losses = state["losses"].clone()
         self._found = {}
+
+
+def _part(models: list[int]) -> dict[str, Any]:
+    """What a client trains and contributes to: a model, or the average of several."""
+    return {"model": models[0]} if len(models) == 1 else {"feeds": tuple(models)}
 
 
 def _noisy(own: Weights, spans: Sequence[Span], scale: float, draws: torch.Generator) -> Weights:

@@ -78,9 +78,13 @@ class FineTuning(Callback):
             return {client: trainer.client_model(client) for client in clients}
         models, collaboration = checkpoint.best_models(trainer)
         personal = checkpoint.best_client_store(trainer, "personal_layers")
+        own = checkpoint.best_client_store(trainer, "own_models")
         starts = {}
         for client in clients:
-            starts[client] = mixture(collaboration.personalisation[client].tolist(), models)
+            if client in own:
+                starts[client] = Weights.from_state_dict(own[client], trainer.fabric.device)
+            else:
+                starts[client] = mixture(collaboration.personalisation[client].tolist(), models)
             if trainer.personal is not None and client in personal:
                 starts[client] = trainer.personal.insert_(starts[client].clone(), personal[client])
         return starts

@@ -17,8 +17,9 @@ A client trains once from its mixture ``sum_s u_ks c_s``, and its weights count 
 proximal term ``lambda/2 sum_s u_ks |w - c_s|^2`` is ``lambda/2 |w - sum_s u_ks c_s|^2`` and a constant, u summing to 1:
 FedProx's. It is the strategy's part, which with FedAvg has none (lambda = 0).
 
-Differs from the paper: all clients of a round count in all models by their importance, while it draws clients for each
-cluster by importance; u has no lower bound. Where the paper's models start from different initial weights, which an
+Differs from the paper, which :class:`~lightning_fl.callbacks.FedSoft` follows: all clients of a round count in all
+models by their importance, while it draws clients for each cluster by importance, and they go on from their own last
+models; u has no lower bound. Where the paper's models start from different initial weights, which an
 average of networks does not get out of, here all start from the module's: in the first ``initial_rounds`` clients are
 dealt out at random and each model is the average of its part.
 """
@@ -78,6 +79,8 @@ class SoftAveraging(Callback):
 
     role = "collaboration"
     traits = ("soft_assignment",)
+    #: What curves are logged under.
+    _curve = "soft_averaging"
 
     def __init__(
         self,
@@ -96,8 +99,8 @@ class SoftAveraging(Callback):
             initial_rounds=initial_rounds,
             num_samples=num_samples,
         )
-        check_split("SoftAveraging.split", split)
-        check_split("SoftAveraging.personal_split", personal_split or split)
+        check_split(f"{self._name}.split", split)
+        check_split(f"{self._name}.personal_split", personal_split or split)
         self.num_models = num_models
         self.every_n_rounds = every_n_rounds
         self.initial_rounds = initial_rounds
@@ -105,6 +108,10 @@ class SoftAveraging(Callback):
         self.split: Split = split
         self.personal_split: Split = personal_split or split
         self._reset()
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
 
     def _reset(self) -> None:
         self.rounds: list[int] = []
@@ -121,12 +128,12 @@ class SoftAveraging(Callback):
         check_at_most_clients(self, count, num_models=self.num_models)
         if self.initial_rounds > trainer.max_rounds:
             raise ConfigurationError(
-                f"SoftAveraging.initial_rounds={self.initial_rounds}: a run of {trainer.max_rounds} rounds would never"
+                f"{self._name}.initial_rounds={self.initial_rounds}: a run of {trainer.max_rounds} rounds would never"
                 " estimate the importance weights; give a smaller number."
             )
-        HeldOutLoss.check_module(trainer.loop.module, "SoftAveraging")
+        HeldOutLoss.check_module(trainer.loop.module, self._name)
         for name, split in (("split", self.split), ("personal_split", self.personal_split)):
-            check_samples(trainer.loop, f"SoftAveraging.{name}", split)
+            check_samples(trainer.loop, f"{self._name}.{name}", split)
         order = shuffled(range(count), generator(trainer.seed, "first parts"))
         labels = [0] * count
         for place, client in enumerate(order):
@@ -145,11 +152,11 @@ class SoftAveraging(Callback):
             trainer.communication.receive(trainer.active_clients, trainer.models)
             importance = self._weigh(trainer, self.split)
             importance = torch.where(importance.isnan(), 1 / self.num_models, importance)  # away or at rest
-            trainer.collaboration = Collaboration.from_shares(importance, trainer.num_samples)
+            trainer.collaboration = self._collaboration(importance, trainer.num_samples)
             self.rounds.append(trainer.current_round + 1)
             self.importance.append(importance)
             for model, mean in enumerate(importance[trainer.active_clients].mean(0).tolist()):
-                trainer.log(f"soft_averaging/{model}/importance", mean)
+                trainer.log(f"{self._curve}/{model}/importance", mean)
         if self.importance:
             self._mixtures.set_where_evaluated(trainer, self.importance[-1])
 
@@ -158,13 +165,17 @@ class SoftAveraging(Callback):
         if self.importance:
             self._mixtures.set_at_the_end(trainer, lambda: self.importance[-1])
 
+    def _collaboration(self, importance: Tensor, num_samples: Sequence[int]) -> Collaboration:
+        """What follows from importance weights [N, S]: ``A_sk`` in proportion to ``u_ks n_k``."""
+        return Collaboration.from_shares(importance, num_samples)
+
     def _weigh(self, trainer: TrainerSurface, split: Split) -> Tensor:
         """u on a split's samples, NaN for clients that are away or rest."""
         loss = HeldOutLoss(trainer.loop, split, self.num_samples, f"soft averaging by {split}")
         shares = trainer.on_hosts(
             trainer.active_clients,
             lambda client: _shares(loss, client, trainer.models),
-            "SoftAveraging cannot compare the models",
+            f"{self._name} cannot compare the models",
         )
         found = torch.full((trainer.num_clients, self.num_models), float("nan"), dtype=torch.float64)
         for client, row in shares.items():

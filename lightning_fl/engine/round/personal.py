@@ -6,7 +6,9 @@ from math import inf
 import torch
 from torch import Tensor
 
+from lightning_fl.collaboration import Collaboration
 from lightning_fl.engine.client import ClientReport
+from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.hooks import Hook
 from lightning_fl.engine.learner import Contribution
 from lightning_fl.engine.round.server import next_model
@@ -14,10 +16,31 @@ from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights, check_finite, largest_magnitude
 from lightning_fl.errors import ConfigurationError
 
-__all__ = ["average_in_place", "finish_personal_round", "keep_own_model"]
+__all__ = ["average_in_place", "finish_personal_round", "give_own_models", "keep_own_model"]
 
 #: Entries of all models that are copied at a time.
 _COLUMNS = 1 << 14
+
+
+def give_own_models(federation: Federation, clients: Sequence[int]) -> None:
+    """Who would start from a mixture of others' models, as a newcomer, gets it as its own before anybody trains.
+
+    Models are overwritten as their clients train, one client after another.
+
+    Args:
+        federation: N models; changed.
+        clients: who takes part.
+    """
+    collaboration = federation.collaboration
+    mixtures = {k: federation.shared_model(k) for k in clients if collaboration.model_of(k) != k}
+    if not mixtures:
+        return
+    models, personalisation = list(federation.models), collaboration.personalisation.clone()
+    for client, mixture in mixtures.items():
+        models[client] = mixture
+        personalisation[client] = torch.eye(len(models), dtype=personalisation.dtype)[client]
+    federation.models = models
+    federation.collaboration = Collaboration(collaboration.aggregation, personalisation)
 
 
 def keep_own_model(models: list[Weights], client: int, weights: Weights, *, keep_start: bool = False) -> None:
@@ -71,7 +94,9 @@ def finish_personal_round(
             row = collaboration.aggregation[client].tolist()
             taken = [Contribution(other, row[other], reports[other]) for other in clients if row[other]]
             federation.models[client] = next_model(loop, client, starts[client], federation.models[client], taken, {})
-    federation.communication.end_personal_turns(clients, federation.models, collaboration)
+    federation.communication.end_personal_turns(
+        clients, federation.models, collaboration, by_server=getattr(chooser.listener, "by_server", False)
+    )
     federation.collaboration = collaboration
 
 

@@ -13,7 +13,7 @@ from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate, p
 from lightning_fl.engine.federation import STRATEGY
 from lightning_fl.engine.hooks import Hook
 from lightning_fl.engine.learner import Contribution, Learner
-from lightning_fl.engine.round.personal import finish_personal_round, keep_own_model
+from lightning_fl.engine.round.personal import finish_personal_round, give_own_models, keep_own_model
 from lightning_fl.engine.round.reports import combine_reports
 from lightning_fl.engine.round.server import next_model
 from lightning_fl.engine.stacked.loop import StackedLoop
@@ -77,6 +77,7 @@ def _train_own_models(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | No
             " them, do not. Keep one of the two."
         )
     federation = loop.federation
+    give_own_models(federation, [participant.client for participant in cohort.participants])
     starts = list(federation.models) if "aggregate" in loop.own_steps else None
 
     def keep(participant: Participant, update: ClientUpdate) -> None:
@@ -148,6 +149,9 @@ def _models_of(participant: Participant, column: list[float]) -> dict[int, float
     if participant.model is not None:
         weight = column[participant.model] if participant.weight is None else participant.weight
         return {participant.model: weight} if weight > 0 else {}
+    if participant.feeds is not None:
+        weights = {k: column[k] if participant.weight is None else participant.weight for k in participant.feeds}
+        return {k: weight for k, weight in weights.items() if weight > 0}
     return {k: a if participant.weight is None else participant.weight for k, a in enumerate(column) if a > 0}
 
 

@@ -136,6 +136,8 @@ class LocalLoop(EvaluationLoop):
         client, federation = participant.client, self.federation
         given = participant.model
         start = federation.shared_model(client) if given is None else federation.models[given]
+        if participant.own:
+            start = federation.own_model(client, self.processes.device) or start
         state = federation.client_states.setdefault(client, ClientState())
         self.round.participant = participant
         watchers = self.hooks.of("on_client_start")
@@ -189,14 +191,25 @@ class LocalLoop(EvaluationLoop):
         Raises:
             TrainingError: a loss is NaN or infinite.
         """
-        correct_ = partial(self.learner.correct_gradient_, turn) if "correct_gradient_" in self.own_steps else None
-        report = self.train(turn.client, turn.start, turn.state, correct_=correct_)
+        report = self.train(turn.client, turn.start, turn.state, correct_=self._correction(turn))
         if report.trainable and self.own_steps:  # what the turn trained, not what it began with
             before = self.flat.set_trainable(report.trainable)
             turn.spans = self.averaged_spans()
             self.flat.set_trainable(before)
         turn.optimizers = list(self.module_trainer.optimizers)
         return report
+
+    def _correction(self, turn: ClientTurn) -> Correction | None:
+        """What changes the gradients of a turn: the strategy first, then callbacks; ``None`` where nothing does."""
+        changes = [partial(self.learner.correct_gradient_, turn)] if "correct_gradient_" in self.own_steps else []
+        changes += [hook(turn.client) for hook in self.hooks.of("gradient_correction")]
+        parts: list[Correction] = [change for change in changes if change is not None]
+
+        def all_(gradient: Weights, weights: Weights) -> None:
+            for correct_ in parts:
+                correct_(gradient, weights)
+
+        return all_ if len(parts) > 1 else next(iter(parts), None)
 
     def _train_again(
         self, turn: ClientTurn, start: Weights, purpose: str, work: LocalWork | None, correct_: Correction | None

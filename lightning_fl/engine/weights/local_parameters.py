@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_fl.engine.weights.flat import FlatModule, Span, Weights
 from lightning_fl.errors import ConfigurationError
 
-__all__ = ["LocalParameters", "averaged_spans", "shared_bytes", "span_bytes", "trainable_spans"]
+__all__ = ["LocalParameters", "averaged_spans", "matches", "shared_bytes", "span_bytes", "trainable_spans"]
 
 
 class LocalParameters:
@@ -29,7 +29,7 @@ class LocalParameters:
         self.patterns = list(patterns)
         spans = flat.spans()
         for pattern in self.patterns:
-            if not any(_matches(span.name, pattern) for span in spans):
+            if not any(matches(span.name, pattern) for span in spans):
                 prefixes = {prefix for span in spans for prefix in _prefixes(span.name)}
                 near = difflib.get_close_matches(pattern, prefixes, n=1)
                 raise ConfigurationError(
@@ -37,7 +37,7 @@ class LocalParameters:
                     + (f" (did you mean {near[0]!r}?)" if near else "")
                     + f". The model's layers are {', '.join(sorted({span.name.split('.')[0] for span in spans}))}."
                 )
-        local = [span for span in spans if any(_matches(span.name, pattern) for pattern in self.patterns)]
+        local = [span for span in spans if any(matches(span.name, pattern) for pattern in self.patterns)]
         # A tied tensor is local under all of its names if it is under one.
         places = {(span.dtype, span.begin) for span in local}
         self._spans = [span for span in _distinct(spans) if (span.dtype, span.begin) in places]
@@ -118,5 +118,6 @@ def _prefixes(name: str) -> list[str]:
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
-def _matches(name: str, pattern: str) -> bool:
+def matches(name: str, pattern: str) -> bool:
+    """Whether a pattern names a parameter or buffer, or a submodule that it is in."""
     return any(fnmatchcase(prefix, pattern) for prefix in _prefixes(name))

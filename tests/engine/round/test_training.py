@@ -74,6 +74,7 @@ def test_hooks_hear_of_a_round_in_order() -> None:
         def select_collaboration(self, run, weights): ...
         def select_collaborators(self, run): ...
         def on_client_data(self, run, client, split, batches): ...
+        def gradient_correction(self, run, client): ...
 
     class Told(Listener):
         def on_client_start(self, run, client):
@@ -81,6 +82,9 @@ def test_hooks_hear_of_a_round_in_order() -> None:
 
         def on_client_step_end(self, run, client, steps):
             heard.append(("step", client, steps))
+
+        def gradient_correction(self, run, client):
+            heard.append(("correction", client))
 
         def on_client_end(self, run, client):
             heard.append(("end", client))
@@ -96,8 +100,8 @@ def test_hooks_hear_of_a_round_in_order() -> None:
     heard.clear()
     train_round(loop, Cohort.of([1, 0]))
     assert heard == [
-        *[("start", "here", 1), ("step", 1, 1), ("step", 1, 2), ("end", 1)],
-        *[("start", "here", 0), ("step", 0, 1), ("step", 0, 2), ("end", 0)],
+        *[("start", "here", 1), ("correction", 1), ("step", 1, 1), ("step", 1, 2), ("end", 1)],
+        *[("start", "here", 0), ("correction", 0), ("step", 0, 1), ("step", 0, 2), ("end", 0)],
         ("average", {0: {0: 0.75, 1: 0.25}}),
     ]
 

@@ -1,0 +1,88 @@
+"""Clients whose losses are bowls, a (w - c)² / 2 in each direction: plain loops say what a run must come to."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from lightning_fl import FederatedDataModule, FederatedTrainer
+
+#: The step of every client's plain gradient descent.
+RATE = 0.1
+#: A client: its samples, its curvature and the bottom of its bowl.
+Bowl = tuple[int, float, Sequence[float]]
+#: The two clients of one weight that reference numbers are worked out for; training begins at 1.
+TWO: tuple[Bowl, Bowl] = ((10, 1.0, (2.0,)), (30, 3.0, (-1.0,)))
+
+
+class Bowls(FederatedDataModule):
+    """Client i has ``a_i |w - c_i|² / 2`` as its loss, by m_i equal samples in one batch."""
+
+    def __init__(self, *bowls: Bowl) -> None:
+        super().__init__(batch_size=1000, shuffle=False)
+        self.bowls = bowls
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.bowls)
+
+    def client_data(self, client: int, split: str) -> TensorDataset:
+        count, curvature, centre = self.bowls[client]
+        return TensorDataset(torch.tensor([[curvature, *centre]], dtype=torch.float64).repeat(count, 1))
+
+
+class Marble(LightningModule):
+    """A point, which begins where it is told."""
+
+    def __init__(self, *start: float) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(start or (1.0,), dtype=torch.float64))
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return (batch[0][:, :1] / 2 * (self.w - batch[0][:, 1:]).square()).sum(1).mean()
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("val/loss", self.training_step(batch, batch_idx))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=RATE)
+
+
+def roll(
+    data: FederatedDataModule, *callbacks: Any, root: Path, start: Sequence[float] = (1.0,), **settings: Any
+) -> Any:
+    """A run with two local steps a round."""
+    ckpt_path = settings.pop("ckpt_path", None)
+    trainer = FederatedTrainer(
+        callbacks=list(callbacks),
+        **{
+            "local_steps": 2,
+            "default_root_dir": root,
+            "logger": False,
+            "accelerator": "cpu",
+            "enable_progress_bar": False,
+            **settings,
+        },
+    )
+    trainer.fit(Marble(*start), data, ckpt_path=ckpt_path)
+    return trainer
+
+
+def points(trainer: FederatedTrainer) -> Tensor:
+    """The shared models, float64 [K, P]."""
+    size = trainer.module.w.numel()  # type: ignore[union-attr, operator]
+    return torch.stack([model.vectors[torch.float64][:size].clone() for model in trainer.models])
+
+
+def descend(bowl: Bowl, start: Tensor, steps: int = 2, pull: Any = None) -> Tensor:
+    """Where a client's plain gradient descent ends; ``pull(w)`` is added to its gradient."""
+    _, curvature, centre = bowl
+    w = start.clone()
+    for _ in range(steps):
+        gradient = curvature * (w - torch.tensor(centre, dtype=torch.float64))
+        w = w - RATE * (gradient if pull is None else gradient + pull(w))
+    return w

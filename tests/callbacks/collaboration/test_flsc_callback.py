@@ -1,0 +1,194 @@
+"""FLSC in a run: the numbers worked out, a plain loop written from the paper, and where it is another algorithm."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bowls import TWO, Bowl, Bowls, descend, points, roll
+from tier_tiny import CornerModule, fit
+from torch import Tensor, nn
+
+from lightning_fl.callbacks import (
+    FLSC,
+    IFCA,
+    Callback,
+    ClientArrivals,
+    ModelCheckpoint,
+    PersonalLayers,
+    UniformSampling,
+)
+from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.errors import ConfigurationError
+
+BOWLS: tuple[Bowl, ...] = (*TWO, (20, 2.0, (0.5,)), (15, 1.5, (-2.0,)))
+
+
+class Network(CornerModule):
+    """Random weights, two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        draws = torch.Generator().manual_seed(7)
+        self.linear = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))  # type: ignore[assignment]
+        with torch.no_grad():
+            for parameter in self.linear.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=draws))
+
+
+class Begins(Callback):
+    """The models that the first round begins with, in place of those that were drawn."""
+
+    def __init__(self, *values: float) -> None:
+        self.values = values
+
+    def on_round_start(self, trainer: Any) -> None:
+        if trainer.current_round == 0:
+            for model, value in zip(trainer.models, self.values, strict=True):
+                model.vectors[torch.float64][0] = value
+
+
+class FirstTwo(Callback):
+    """Nobody but the first two clients takes part."""
+
+    def select_clients(self, trainer: Any) -> Cohort:
+        return Cohort.of([0, 1])
+
+
+def plain(starts: list[float], bowls: tuple[Bowl, ...], num_best: int, rounds: int) -> tuple[Tensor, list[list[int]]]:
+    """The models after some rounds, and what clients then choose."""
+    models = torch.tensor(starts, dtype=torch.float64)
+
+    def best(bowl: Bowl) -> list[int]:
+        losses = [bowl[1] / 2 * (float(w) - bowl[2][0]) ** 2 for w in models]
+        return sorted(range(len(models)), key=lambda k: (losses[k], k))[:num_best]
+
+    for _ in range(rounds):
+        chosen = [best(bowl) for bowl in bowls]
+        learned = [descend(bowl, models[own].mean()) for bowl, own in zip(bowls, chosen, strict=True)]
+        new = models.clone()
+        for k in range(len(models)):
+            makers = [i for i, own in enumerate(chosen) if k in own]
+            if makers:
+                total = sum(bowls[i][0] for i in makers)
+                new[k] = sum(bowls[i][0] * float(learned[i]) for i in makers) / total
+        models = new
+    return models[:, None], [best(bowl) for bowl in bowls]
+
+
+def test_numbers_worked_out(tmp_path: Path) -> None:
+    """A starts from 1.5 and ends at 1.595, B starts from 0 and ends at -0.51."""
+    flsc = FLSC(num_clusters=3, num_best=2, initial_noise=0.1)
+    run = roll(Bowls(*BOWLS[:3]), flsc, Begins(1.0, -1.0, 2.0), FirstTwo(), root=tmp_path, max_rounds=1)
+    assert flsc.losses[:2].tolist() == [[0.5, 4.5, 0.0], [6.0, 0.0, 13.5]]
+    assert flsc.clusters == [2, 1, -1]
+    expected = torch.tensor([[0.01625], [-0.51], [1.595]], dtype=torch.float64)
+    torch.testing.assert_close(points(run), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_best", [1, 2, 3])
+def test_a_run_is_the_papers_algorithm(num_best: int, tmp_path: Path) -> None:
+    starts = [1.0, -1.0, 2.0]
+    run = roll(
+        Bowls(*BOWLS),
+        FLSC(num_clusters=3, num_best=num_best, initial_noise=0.1),
+        Begins(*starts),
+        root=tmp_path,
+        max_rounds=3,
+    )
+    models, chosen = plain(starts, BOWLS, num_best, 3)
+    torch.testing.assert_close(points(run), models, rtol=0, atol=1e-10)
+    for row, own in zip(run.collaboration.personalisation, chosen, strict=True):  # used, not only trained
+        if num_best < 3:
+            assert row.nonzero().flatten().tolist() == sorted(own)
+        assert float(row.max()) == pytest.approx(1 / num_best)
+
+
+def test_one_best_model_is_ifca_to_the_bit() -> None:
+    flsc, ifca = FLSC(num_clusters=3, num_best=1), IFCA(num_clusters=3)
+    first = fit(flsc, UniformSampling(cohort_size=4), module=Network(), max_rounds=4)
+    other = fit(ifca, UniformSampling(cohort_size=4), module=Network(), max_rounds=4)
+    assert all(a.equal(b) for a, b in zip(first.models, other.models, strict=True))
+    assert (flsc.assignments, first.collaboration) == (ifca.assignments, other.collaboration)
+    assert first.metrics["val"]["val/loss"].clients == other.metrics["val"]["val/loss"].clients
+    assert first.communication.bytes_received == other.communication.bytes_received
+    assert first.communication.bytes_sent == other.communication.bytes_sent
+
+
+def test_one_model_is_fedavg_to_the_bit() -> None:
+    one, together = fit(FLSC(num_clusters=1, num_best=1), module=Network()), fit(module=Network())
+    assert one.models[0].equal(together.models[0])
+
+
+def test_with_all_of_them_the_models_become_one(tmp_path: Path) -> None:
+    """FedAvg from the mean of the first models."""
+    starts, settings = [1.0, -1.0, 2.0], {"max_rounds": 2}
+    every = FLSC(num_clusters=3, num_best=3, initial_noise=0.1)
+    run = roll(Bowls(*BOWLS), every, Begins(*starts), root=tmp_path / "a", **settings)
+    together = roll(Bowls(*BOWLS), root=tmp_path / "b", start=(2 / 3,), **settings)
+    assert len(set(points(run)[:, 0].tolist())) == 1
+    torch.testing.assert_close(points(run)[:1], points(together), rtol=0, atol=1e-10)
+
+
+def test_a_model_that_nobody_chose_stays_as_it_is(tmp_path: Path) -> None:
+    """Though all clients are there, and nobody has ever fed it."""
+    starts = (1.0, -1.0, 2.0, 50.0)
+    flsc = FLSC(num_clusters=4, num_best=2, initial_noise=0.1)
+    run = roll(Bowls(*BOWLS), flsc, Begins(*starts), root=tmp_path, max_rounds=3)
+    assert float(points(run)[3]) == 50.0
+    torch.testing.assert_close(points(run), plain(list(starts), BOWLS, 2, 3)[0], rtol=0, atol=1e-10)
+
+
+def test_all_models_come_down_and_one_goes_up(tmp_path: Path) -> None:
+    """In every round those models that changed, in the first all of them."""
+    flsc = FLSC(num_clusters=3, num_best=2, initial_noise=0.1)
+    run = roll(Bowls(*BOWLS), flsc, Begins(1.0, -1.0, 2.0), root=tmp_path, max_rounds=2, check_val_every_n_rounds=0)
+    assert run.communication.bytes_sent == dict.fromkeys(range(4), 2 * 8)
+    assert run.communication.bytes_received == dict.fromkeys(range(4), 2 * 3 * 8)
+
+
+@pytest.mark.slow
+def test_a_run_that_stops_goes_on_to_the_same_result(tmp_path: Path) -> None:
+    def go(root: str, rounds: int, ckpt: Any = None) -> Any:
+        callbacks = [
+            FLSC(num_clusters=3, num_best=2, num_samples=5),
+            PersonalLayers(layers=["linear.1"]),
+            ClientArrivals(rounds={"client_2": 2, "client_5": 4}),
+            UniformSampling(cohort_size=4),
+            ModelCheckpoint(every_n_rounds=1),
+        ]
+        settings: dict[str, Any] = {"enable_checkpointing": True, "default_root_dir": tmp_path / root}
+        return fit(*callbacks, ckpt=ckpt, max_rounds=rounds, module=Network(), check_val_every_n_rounds=2, **settings)
+
+    whole, part = go("whole", 6), go("part", 3)
+    rest = go("part", 6, ckpt=Path(part.log_dir) / "checkpoints" / "last.ckpt")
+    assert all(a.equal(b) for a, b in zip(whole.models, rest.models, strict=True))
+    assert whole.collaboration == rest.collaboration
+    assert whole.communication.bytes_received == rest.communication.bytes_received
+
+
+def test_bad_settings_are_named() -> None:
+    with pytest.raises(ConfigurationError, match="FLSC.num_best=0: give a number of at least 1"):
+        FLSC(num_clusters=2, num_best=0)
+    with pytest.raises(ConfigurationError, match="FLSC.num_best=3 of num_clusters=2 models: give at most as many"):
+        FLSC(num_clusters=2, num_best=3)
+    with pytest.raises(ConfigurationError, match="FLSC.num_clusters=7 for 6 clients"):
+        fit(FLSC(num_clusters=7, num_best=2))
+    with pytest.raises(ConfigurationError, match="all its parameters are zero: leave FLSC.initial_noise out"):
+        fit(FLSC(num_clusters=2, num_best=2, initial_noise=0.1))
+
+    class Names(Callback):
+        def select_clients(self, trainer: Any) -> Cohort:
+            return Cohort((Participant(0, 1),))
+
+    with pytest.raises(ConfigurationError, match="FLSC lets clients choose .*Keep one of the two"):
+        fit(FLSC(num_clusters=2, num_best=2), Names(), module=Network())
+
+    class Feeds(Callback):
+        def select_clients(self, trainer: Any) -> Cohort:
+            return Cohort((Participant(0, feeds=(3,)),))
+
+    with pytest.raises(ConfigurationError, match="names client 0 and model 3: there are 6 clients and 1 models"):
+        fit(Feeds())
+    with pytest.raises(ConfigurationError, match="model=1 and feeds or own: .*give model=None"):
+        Participant(0, 1, feeds=(0,))

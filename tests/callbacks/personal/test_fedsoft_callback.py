@@ -1,0 +1,257 @@
+"""FedSoft in a run: a plain loop written from the paper, its limits, its draws, and what composes with it."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bowls import RATE, Bowl, descend, points, roll
+from learners import Proximal
+from tier_tiny import fit
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from lightning_fl import FederatedDataModule
+from lightning_fl.callbacks import Callback, ClientArrivals, FedSoft, ModelCheckpoint, PersonalLayers, UniformSampling
+from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional import draw_contributors
+from lightning_fl.seeding import generator
+
+#: Samples of a client, each a bowl of its own with the curvature 1: its mean is what the client descends.
+CENTRES = ((1.0, 1.2, 0.8, -1.0), (-1.0, -1.2, -0.9, 0.9), (1.1, 0.7), (-1.5, -0.8, 0.9, -0.7, -1.1, -1.3))
+
+
+class Mixed(FederatedDataModule):
+    """Clients with samples of two kinds."""
+
+    def __init__(self, *centres: tuple[float, ...]) -> None:
+        super().__init__(batch_size=1000, shuffle=False)
+        self.centres = centres
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.centres)
+
+    def client_data(self, client: int, split: str) -> TensorDataset:
+        return TensorDataset(torch.tensor([[1.0, centre] for centre in self.centres[client]], dtype=torch.float64))
+
+
+class Watches(Callback):
+    """Who fed what, and the models of every round."""
+
+    def __init__(self) -> None:
+        self.cohorts: list[dict[int, Any]] = []
+        self.models: list[Tensor] = []
+
+    def on_round_start(self, trainer: Any) -> None:
+        self.cohorts.append({})
+        self.models.append(points(trainer))
+
+    def on_client_start(self, trainer: Any, client: int) -> None:
+        self.cohorts[-1][client] = trainer.participant
+
+
+def own(run: Any) -> list[float]:
+    return [float(run.client_model(client).vectors[torch.float64][0]) for client in range(run.num_clients)]
+
+
+def bowl(client: int) -> Bowl:
+    centres = CENTRES[client]
+    return len(centres), 1.0, (sum(centres) / len(centres),)
+
+
+def plain(
+    labels: list[int], rounds: int, lam: float, every: int, sigma: float, number: int | None = None, mu: float = 0.0
+) -> tuple[Tensor, list[Tensor]]:
+    """Cluster models and the clients' own after some rounds, the first in parts; draws are the run's own (seed 0)."""
+    sizes = torch.tensor([len(one) for one in CENTRES], dtype=torch.float64)
+    count, own = len(CENTRES), [torch.ones(1, dtype=torch.float64)] * len(CENTRES)
+    centres, u = torch.ones(2, 1, dtype=torch.float64), torch.zeros(count, 2, dtype=torch.float64)
+    v = torch.tensor([[float(label == s) for label in labels] for s in range(2)]).double() * sizes
+
+    def pull(w: Tensor, k: int, centres: Tensor, anchor: Tensor, strength: float) -> Tensor:
+        return strength * sum(u[k, s] * (w - centres[s]) for s in range(2)) + mu * (w - anchor)
+
+    for turn in range(rounds):
+        drawn = [list(range(count))] * 2
+        if turn and number:
+            drawn = [draw_contributors(v[s] / v[s].sum(), number, generator(0, turn, "fedsoft", s)) for s in range(2)]
+        now = centres.clone()
+        for k in sorted({*drawn[0], *drawn[1]}):
+            strength = lam if turn else 0.0
+
+            own[k] = descend(bowl(k), own[k], pull=partial(pull, k=k, centres=now, anchor=own[k], strength=strength))
+        for s in range(2):
+            shares = torch.zeros(count, dtype=torch.float64)
+            shares[drawn[s]] = 1.0 if turn and number else v[s][drawn[s]]
+            centres[s] = (shares / shares.sum()) @ torch.stack(own)
+        if turn % every == 0:
+            for k, mine in enumerate(CENTRES):
+                nearest = [min(range(2), key=lambda s: abs(float(centres[s]) - c)) for c in mine]
+                for s in range(2):
+                    u[k, s] = nearest.count(s) / len(mine) or sigma
+            v = (u * sizes[:, None]).T
+    return centres, own
+
+
+@pytest.mark.parametrize("number", [None, 1, 2])
+@pytest.mark.parametrize(("lam", "every"), [(0.0, 1), (0.5, 1), (0.5, 2)])
+def test_a_run_is_the_papers_algorithm(lam: float, every: int, number: int | None, tmp_path: Path) -> None:
+    soft = FedSoft(num_models=2, lam=lam, every_n_rounds=every, sigma=0.05, clients_per_model=number)
+    watches = Watches()
+    run = roll(Mixed(*CENTRES), soft, watches, root=tmp_path, max_rounds=4, seed=0)
+    labels = first_parts(watches, run)
+    centres, models = plain(labels, 4, lam, every, 0.05, number)
+    torch.testing.assert_close(points(run), centres, rtol=0, atol=1e-10)
+    assert own(run) == pytest.approx([float(model) for model in models], abs=1e-10)
+    assert soft.rounds == list(range(1, 5, every))
+
+
+def first_parts(watches: Watches, run: Any) -> list[int]:
+    """Whose mean each model was after the first round."""
+    learned = [descend(bowl(k), torch.ones(1, dtype=torch.float64)) for k in range(4)]
+    sizes = [len(one) for one in CENTRES]
+    for code in range(16):
+        labels = [code >> k & 1 for k in range(4)]
+        if 0 < sum(labels) < 4:
+            means = [
+                sum(sizes[k] * float(learned[k]) for k in range(4) if labels[k] == s)
+                / sum(sizes[k] for k in range(4) if labels[k] == s)
+                for s in range(2)
+            ]
+            if means == pytest.approx(watches.models[1][:, 0].tolist(), abs=1e-10):
+                return labels
+    raise AssertionError("no parts of the clients have these means")
+
+
+def test_fedprox_in_it_is_pulled_to_the_clients_own_start(tmp_path: Path) -> None:
+    watches = Watches()
+    run = roll(
+        Mixed(*CENTRES),
+        FedSoft(num_models=2, lam=0.5, every_n_rounds=1),
+        watches,
+        root=tmp_path,
+        max_rounds=3,
+        strategy=Proximal(0.5),
+    )
+    learned = watches.models[1][:, 0].tolist()  # with a proximal term in the first round, too
+    for code in range(1, 15):
+        labels = [code >> k & 1 for k in range(4)]
+        centres, models = plain(labels, 1, 0.5, 1, 1e-4, mu=0.5)
+        if centres[:, 0].tolist() == pytest.approx(learned, abs=1e-10):
+            break
+    centres, models = plain(labels, 3, 0.5, 1, 1e-4, mu=0.5)
+    torch.testing.assert_close(points(run), centres, rtol=0, atol=1e-10)
+    assert own(run) == pytest.approx([float(model) for model in models], abs=1e-10)
+
+
+def test_a_large_pull_leads_to_the_mixture_of_the_centres(tmp_path: Path) -> None:
+    """One step with ``rate * lam * Σu = 1`` ends at ``Σ_s u_ks c_s`` less a step of the loss."""
+    soft, watches = FedSoft(num_models=2, lam=1 / RATE, every_n_rounds=9, sigma=0.0), Watches()
+    run = roll(Mixed(*CENTRES), soft, watches, root=tmp_path, max_rounds=2, local_steps=1)
+    mixtures = soft.importance[0] @ watches.models[1]
+    starts = [float(descend(bowl(k), torch.ones(1, dtype=torch.float64), steps=1)) for k in range(4)]
+    steps = [RATE * (starts[k] - bowl(k)[2][0]) for k in range(4)]
+    assert own(run) == pytest.approx([float(mixtures[k]) - steps[k] for k in range(4)], abs=1e-10)
+
+
+def test_pure_clients_without_a_pull_are_hard_clusters(tmp_path: Path) -> None:
+    """Each model is the average by samples of the clients whose data it explains: one-hot u, no floor."""
+    pure = ((1.0, 1.2, 0.8), (-1.0, -1.2), (1.1, 0.7), (-1.5, -0.8, -0.7, -1.1))
+    soft = FedSoft(num_models=2, lam=0.0, sigma=0.0, every_n_rounds=1)
+    run = roll(Mixed(*pure), soft, root=tmp_path, max_rounds=6)
+    labels = soft.importance[-1].argmax(1).tolist()
+    assert soft.importance[-1].unique().tolist() == [0.0, 1.0]
+    assert labels in ([0, 1, 0, 1], [1, 0, 1, 0])
+    sizes = torch.tensor([len(one) for one in pure], dtype=torch.float64)
+    for model, row in enumerate(run.collaboration.aggregation):
+        members = torch.tensor([label == model for label in labels])
+        torch.testing.assert_close(row, members * sizes / sizes[members].sum())
+
+
+def test_everybody_is_evaluated_with_its_own_model(tmp_path: Path) -> None:
+    run = roll(Mixed(*CENTRES), FedSoft(num_models=2, lam=0.5), root=tmp_path, max_rounds=3)
+    losses = [
+        sum((w - centre) ** 2 / 2 for centre in centres) / len(centres)
+        for w, centres in zip(own(run), CENTRES, strict=True)
+    ]
+    found = run.metrics["val"]["val/loss"].clients
+    assert [found[k] for k in range(4)] == pytest.approx(losses, abs=1e-6)
+
+
+def test_the_drawn_alone_train_once_and_feed_what_they_are_drawn_for(tmp_path: Path) -> None:
+    watches = Watches()
+    run = roll(
+        Mixed(*CENTRES), FedSoft(num_models=2, lam=0.1, clients_per_model=2), watches, root=tmp_path, max_rounds=6
+    )
+    for cohort in watches.cohorts[1:]:
+        assert sorted(model for one in cohort.values() for model in one.feeds) == [0, 0, 1, 1]
+        assert all(one.own and one.weight == 1.0 for one in cohort.values())
+    sent = [8 * sum(client in cohort for cohort in watches.cohorts) for client in range(4)]
+    assert [run.communication.bytes_sent[client] for client in range(4)] == sent
+
+
+def test_all_cluster_models_come_down_and_one_model_goes_up(tmp_path: Path) -> None:
+    """One model in the first round, then both: for the estimate, and in the next turn those that are new since."""
+    run = roll(
+        Mixed(*CENTRES),
+        FedSoft(num_models=2, lam=0.1, every_n_rounds=2),
+        root=tmp_path,
+        max_rounds=4,
+        check_val_every_n_rounds=0,
+    )
+    assert run.communication.bytes_sent == dict.fromkeys(range(4), 4 * 8)
+    # begins with 1; after rounds 1 and 3 both for the estimate, which round 2 and 4 go on with; in round 3 both
+    assert run.communication.bytes_received == dict.fromkeys(range(4), (1 + 2 + 2 + 2) * 8)
+
+
+@pytest.mark.slow
+def test_it_resumes_to_the_same_bits_and_composes(tmp_path: Path) -> None:
+    def go(root: str, rounds: int, ckpt: Any = None) -> Any:
+        callbacks = [
+            FedSoft(num_models=2, lam=0.3, clients_per_model=2, num_samples=5),
+            PersonalLayers(layers=["linear.bias"]),
+            ClientArrivals(rounds={"client_2": 2, "client_5": 4}),
+            UniformSampling(cohort_size=4),
+            ModelCheckpoint(every_n_rounds=1),
+        ]
+        settings: dict[str, Any] = {"enable_checkpointing": True, "default_root_dir": tmp_path / root}
+        return fit(*callbacks, ckpt=ckpt, max_rounds=rounds, check_val_every_n_rounds=2, **settings)
+
+    whole, part = go("whole", 7), go("part", 3)
+    rest = go("part", 7, ckpt=Path(part.log_dir) / "checkpoints" / "last.ckpt")
+    assert all(a.equal(b) for a, b in zip(whole.models, rest.models, strict=True))
+    assert all(whole.client_model(k).equal(rest.client_model(k)) for k in range(6))
+    assert whole.metrics["val"]["val/loss"].clients == rest.metrics["val"]["val/loss"].clients
+    assert whole.communication.bytes_received == rest.communication.bytes_received
+
+
+def test_bad_settings_are_named() -> None:
+    for name, value, message in (
+        ("lam", -1, "a number of at least 0"),
+        ("sigma", 2, "a number from 0 to 1"),
+        ("clients_per_model", 0, "a number of at least 1"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"FedSoft.{name}={value}: give {message}"):
+            FedSoft(**{"num_models": 2, "lam": 0.1, name: value})  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="FedSoft.num_models=7 for 6 clients"):
+        fit(FedSoft(num_models=7, lam=0.1))
+    with pytest.raises(ConfigurationError, match="FedSoft.split='test'"):
+        FedSoft(num_models=2, lam=0.1, split="test")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="FedSoft.initial_rounds=4: a run of 3 rounds would never"):
+        fit(FedSoft(num_models=2, lam=0.1, initial_rounds=4))
+
+    class Names(Callback):
+        def select_clients(self, trainer: Any) -> Cohort:
+            return Cohort((Participant(0, 1),))
+
+    class Weighs(Callback):
+        def select_clients(self, trainer: Any) -> Cohort:
+            return Cohort(tuple(Participant(client, weight=1.0) for client in range(6)))
+
+    with pytest.raises(ConfigurationError, match="FedSoft lets clients feed several models.*Keep one of the two"):
+        fit(FedSoft(num_models=2, lam=0.1), Names())
+    with pytest.raises(ConfigurationError, match="clients_per_model draws .* gives them weights. Leave one"):
+        fit(FedSoft(num_models=2, lam=0.1, clients_per_model=2), Weighs())
