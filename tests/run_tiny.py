@@ -43,6 +43,10 @@ from lightning_fl.callbacks import (
     Tokens,
     UniformSampling,
 )
+from lightning_fl.strategies import FedFA, MaxFL, QFedAvg
+
+#: Strategies that weigh clients by how well the received model does on their data.
+FAIR = {"qfedavg": QFedAvg, "maxfl": MaxFL, "maxfl_out": lambda: MaxFL(opt_out=True), "fedfa": FedFA}
 
 
 def callbacks(algorithm: str = "drflm") -> list[Any]:
@@ -51,7 +55,7 @@ def callbacks(algorithm: str = "drflm") -> list[Any]:
         return [DROClientSampling(step_size=0.05), LocalMixup(alpha=0.4)]
     if algorithm == "states":
         return [UniformSampling(cohort_size=2)]
-    if algorithm in ("stacked", "learner"):
+    if algorithm in ("stacked", "learner", *FAIR):
         return [UniformSampling(cohort_size=5), PersonalLayers(layers=["linear.bias"])]
     if algorithm == "fedcollab":
         small = DiscriminatorSettings(hidden=8, max_rounds=40, learning_rate=0.5)
@@ -103,6 +107,8 @@ def settings_of(algorithm: str) -> dict[str, Any]:
         return {"stacked_clients": 3, "optimizer_state": "fresh"}
     if algorithm == "learner":
         return {"strategy": Everything()}
+    if algorithm in FAIR:
+        return {"strategy": FAIR[algorithm]()}
     return {"on_client_error": "skip"} if algorithm == "tiers" else {}
 
 
@@ -110,7 +116,7 @@ def federation(algorithm: str) -> tuple[Any, Any]:
     """The module and the data."""
     if algorithm in ("tiers", "soft", "fedsoft", "flsc", "ifca", "fesem"):
         return CornerModule(), MixedClients()
-    if algorithm in ("stacked", "learner"):
+    if algorithm in ("stacked", "learner", *FAIR):
         return TinyModule(norm=True), TinyClients((24, 10, 18, 7, 3, 16, 24))
     if algorithm == "states":
         return StatefulModule(), TinyClients()

@@ -252,6 +252,17 @@ def test_a_strategy_s_hooks_have_the_same_bits_on_two_processes(tmp_path: Path, 
         assert all(torch.equal(exported["state_dict"][name], value) for name, value in expected["state_dict"].items())
 
 
+@pytest.mark.parametrize("name", ["qfedavg", "maxfl", "maxfl_out", "fedfa"])
+def test_clients_are_weighed_alike_on_two_processes(name: str, tmp_path: Path, two_ranks: TwoRanks) -> None:
+    """By losses and accuracies that every client measures where its data are."""
+    _, data = federation(name)
+    one = in_this_process(tmp_path, data, name)
+    for rank in two_ranks("--algorithm", name):
+        assert rank["communication"] == traffic(one)
+        assert rank["weights"] == digest(one.models[0])
+        assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
+
+
 def test_two_nodes_give_the_bits_of_one(tmp_path: Path, ranks_of: Callable[..., Any]) -> None:
     """Two machines started by hand, as Lightning documents it; here both are this one."""
     with reserved_port() as port:

@@ -1,6 +1,6 @@
 """What a client is told, what it keeps from round to round, and what it tells."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -126,6 +126,10 @@ class ClientTurn:
         model_state: what the server keeps for ``model``; empty for a mixture. To be read only.
         spans: the shared parameters that are trained; where they lie in weights.
         train_again: :meth:`train`, of the loop that takes the turn.
+        loss_at: :meth:`training_loss`, of that loop.
+        metrics_at: :meth:`training_metrics`, of that loop.
+        measured: client -> what ``Learner.measure_client`` found for it in this round, of those of the cohort that
+            train the same model as this one.
         report: once it has trained.
         optimizers: that it has trained with, once it has.
     """
@@ -139,6 +143,9 @@ class ClientTurn:
     model_state: dict[str, Any]
     spans: list[Span]
     train_again: Callable[..., Weights]
+    loss_at: Callable[["ClientTurn", Weights], float]
+    metrics_at: Callable[["ClientTurn", Weights], dict[str, LoggedValue]]
+    measured: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     report: ClientReport | None = None
     optimizers: list[Optimizer] = field(default_factory=list)
 
@@ -182,6 +189,24 @@ class ClientTurn:
             TrainingError: a loss is NaN or infinite.
         """
         return self.train_again(self, start, purpose, work, correct_)
+
+    def training_loss(self, weights: Weights) -> float:
+        """The module's mean loss over all training samples of the client at some weights; nothing is trained.
+
+        What callbacks do to training batches is in it, what the strategy adds to the loss is not.
+
+        Raises:
+            TrainingError: it is not finite.
+        """
+        return self.loss_at(self, weights)
+
+    def training_metrics(self, weights: Weights) -> dict[str, LoggedValue]:
+        """What ``validation_step`` logs of the client's training samples at some weights; nothing is kept of it.
+
+        Raises:
+            ConfigurationError: the module has no ``validation_step``.
+        """
+        return self.metrics_at(self, weights)
 
 
 def packed(kept: dict[str, Any]) -> dict[str, Any]:

@@ -88,6 +88,14 @@ class Learner:
         """
         return loss
 
+    def measure_client(self, turn: ClientTurn) -> dict[str, float]:
+        """What a client of the cohort finds out before anybody trains; all of its model know it in their turns.
+
+        Args:
+            turn: that is to come, nothing of which is kept. ``turn.measured`` is empty as yet.
+        """
+        return {}
+
     def begin_client(self, turn: ClientTurn) -> None:
         """A client's turn begins."""
 

@@ -6,9 +6,12 @@ from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies.ditto import Ditto
 from lightning_fl.strategies.fedavg import FedAvg
 from lightning_fl.strategies.federated import FederatedStrategy
+from lightning_fl.strategies.fedfa import FedFA
 from lightning_fl.strategies.fednova import FedNova
 from lightning_fl.strategies.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from lightning_fl.strategies.fedprox import FedProx
+from lightning_fl.strategies.maxfl import MaxFL
+from lightning_fl.strategies.qfedavg import QFedAvg
 from lightning_fl.strategies.scaffold import SCAFFOLD
 
 __all__ = [
@@ -21,10 +24,13 @@ __all__ = [
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedFA",
     "FedNova",
     "FedProx",
     "FedYogi",
     "FederatedStrategy",
+    "MaxFL",
     "ModelUpdate",
+    "QFedAvg",
     "Weights",
 ]

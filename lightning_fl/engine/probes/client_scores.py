@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from lightning_fl.data.module import Split
-from lightning_fl.engine.probes.held_out_loss import metric_states
 from lightning_fl.engine.turn.loop import LocalLoop
+from lightning_fl.engine.turn.metric_states import kept_metrics
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.pifl import importance_weights, mixture_weights
@@ -72,7 +72,7 @@ class ClientScores:
         own = loop.federation.personal_layers.get(client)
         if personal is not None and own is not None:
             model = personal.insert_(model.clone(), own)
-        with metric_states(loop.module):
+        with kept_metrics(loop.module):
             report = loop.evaluate(
                 client,
                 model,

@@ -3,21 +3,20 @@
 import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch import Tensor
-from torchmetrics import Metric
 
 from lightning_fl.data.module import Split
 from lightning_fl.engine.turn.loop import LocalLoop
+from lightning_fl.engine.turn.metric_states import kept_metrics
 from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.seeding import seed_default_generators
 
-__all__ = ["HeldOutLoss", "metric_states"]
+__all__ = ["HeldOutLoss"]
 
 
 class HeldOutLoss:
@@ -186,7 +185,7 @@ class HeldOutLoss:
         shim.begin_turn(client, loop.global_step(client))
         loop.mode.capture(loop.module)
         loop.module.eval()
-        with metric_states(loop.module):
+        with kept_metrics(loop.module):
             try:
                 yield
             finally:
@@ -197,20 +196,3 @@ class HeldOutLoss:
 
 
 _MEND = "Lower the learning rate, set trainer.gradient_clip_val, or look at this client's data."
-
-
-@contextmanager
-def metric_states(module: LightningModule) -> Iterator[None]:
-    """What a module's torchmetrics have counted is afterwards what it was before."""
-    metrics = [(metric, _state(metric)) for metric in module.modules() if isinstance(metric, Metric)]
-    try:
-        yield
-    finally:
-        for metric, state in metrics:
-            vars(metric).update(state)
-
-
-def _state(metric: Metric) -> dict[str, Any]:
-    """What a metric has counted, as attributes."""
-    cached = {name: vars(metric)[name] for name in ("_update_count", "_computed", "_forward_cache")}
-    return {**metric._copy_state_dict(), **cached}

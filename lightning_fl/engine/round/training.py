@@ -275,11 +275,11 @@ def _train_cohort(
     federation.communication.begin_turns(cohort.participants, federation.models, federation.collaboration)
     hosted, after = set(loop.processes.hosted), loop.hooks.of("on_client_end")
     take_turn = partial(_take_turn, loop) if stacked is None else StackedTurns(loop, stacked, cohort).take
-    reports: dict[int, ClientReport] = {}  # by place in the cohort
+    reports = _measure(loop, cohort) if "measure_client" in loop.own_steps else {}  # by place in the cohort
     failure: Exception | None = None
     for place, participant in enumerate(cohort.participants):
         client = participant.client
-        if client not in hosted or failure is not None:
+        if client not in hosted or failure is not None or place in reports:
             continue
         try:
             report, turn = take_turn(place, participant)
@@ -305,6 +305,34 @@ def _train_cohort(
     now.reports = {client: combine_reports(turns) for client, turns in sorted(of_client.items())}
     now.survivors = {client for client, report in now.reports.items() if report.error is None}
     return {cohort.participants[place]: report for place, report in reports.items() if report.error is None}
+
+
+def _measure(loop: LocalLoop, cohort: Cohort) -> dict[int, ClientReport]:
+    """Let the cohort measure before it trains; the reports of hosted participants, by place, that cannot.
+
+    Raises:
+        TrainingError: on every rank, if one fails and the run's policy is to fail.
+    """
+    loop.measured = {}
+    found: dict[int, ClientReport] = {}
+    failure: Exception | None = None
+    for place, participant in enumerate(cohort.participants):
+        if participant.client not in loop.processes.hosted:
+            continue
+        try:
+            found[place] = ClientReport(numbers=loop.measure(participant))
+        except Exception as error:
+            found[place] = ClientReport(error=_in_words(loop, error))
+            loop.flat.restore()  # for the clients after it
+            failure = error
+    everyone = loop.processes.exchange(found)
+    if loop.settings.on_client_error == "fail":
+        _judge_failures(loop, cohort, everyone, failure)
+    for place, report in everyone.items():
+        if report.error is None:
+            participant = cohort.participants[place]
+            loop.measured.setdefault(loop.model_of(participant), {})[participant.client] = report.numbers
+    return {place: report for place, report in found.items() if report.error is not None}
 
 
 def _in_words(loop: LocalLoop, error: Exception) -> str:

@@ -25,18 +25,20 @@ from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.amounts import TurnLength, turn_report
 from lightning_fl.engine.turn.correction import Correction
 from lightning_fl.engine.turn.evaluation import EvaluationLoop
-from lightning_fl.engine.turn.metric_states import MetricStates
+from lightning_fl.engine.turn.metric_states import MetricStates, kept_metrics
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer, keep_metrics_local
 from lightning_fl.engine.turn.optimization import Optimization
 from lightning_fl.engine.weights.flat import FlatModule, Span, Weights
 from lightning_fl.engine.weights.local_parameters import averaged_spans
 from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.metrics import LoggedValue
 from lightning_fl.seeding import generator, seed_default_generators
 
 __all__ = ["LocalLoop"]
 
 #: What a strategy may do in its own way inside of a client's turn, or for one.
 _STEPS = (
+    "measure_client",
     "client_loss",
     "begin_client",
     "correct_gradient_",
@@ -98,6 +100,8 @@ class LocalLoop(EvaluationLoop):
         self._after_step: list[Hook] = hooks.of("on_client_step_end")
         #: The steps that the strategy does in its own way.
         self.own_steps = {step for step in _STEPS if changes(learner, step)}
+        #: Model, ``None`` for mixtures -> client -> what it has measured in this round.
+        self.measured: dict[int | None, dict[int, dict[str, float]]] = {}
         federation.communication.extra_vectors = len(learner.extra_vectors)
 
     def take_in(self) -> None:
@@ -131,6 +135,18 @@ class LocalLoop(EvaluationLoop):
                 " checkpoint of a run with the same model."
             )
 
+    def model_of(self, participant: Participant) -> int | None:
+        """The model that a participant trains; ``None`` for a mixture of several."""
+        given = participant.model
+        return self.federation.collaboration.model_of(participant.client) if given is None else given
+
+    def measure(self, participant: Participant) -> dict[str, float]:
+        """What the strategy finds out for a hosted participant before the round's turns."""
+        client, given, federation = participant.client, participant.model, self.federation
+        start = federation.shared_model(client) if given is None else federation.models[given]
+        state = federation.client_states.get(client) or ClientState()
+        return self.learner.measure_client(self._turn(client, given, start, state, federation))
+
     def begin_turn(self, participant: Participant) -> ClientTurn:
         """A hosted participant's turn, after the hooks that watch its start."""
         client, federation = participant.client, self.federation
@@ -163,7 +179,13 @@ class LocalLoop(EvaluationLoop):
             model_state = {} if model is None else federation.model_states.get(model, {})
             spans = self.averaged_spans()
         samples = federation.num_samples[client] if federation.num_samples else 0
-        return ClientTurn(client, model, start, state, samples, kept, model_state, spans, self._train_again)
+        return ClientTurn(
+            *(client, model, start, state, samples, kept, model_state, spans),
+            self._train_again,
+            self._loss_at,
+            self._metrics_at,
+            self.measured.get(model, {}),
+        )
 
     def averaged_spans(self) -> list[Span]:
         """The parameters that clients train and share: all but frozen ones and personal layers."""
@@ -223,6 +245,37 @@ class LocalLoop(EvaluationLoop):
         self.flat.load(present)
         turn.kept[name] = state.state_dict()
         return trained
+
+    def _loss_at(self, turn: ClientTurn, weights: Weights) -> float:
+        """:meth:`ClientTurn.training_loss`: the module's weights are afterwards what they were before."""
+        present = self.flat.collect().clone()
+        loss = self.training_loss(turn.client, weights, None, "training loss")
+        self.flat.load(present)
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"the loss of the model on the training data of {self.name_of(turn.client)} is {loss}, by which"
+                f" {type(self.learner).__name__} weighs it: lower the learning rate or look at the client's data."
+            )
+        return loss
+
+    def _metrics_at(self, turn: ClientTurn, weights: Weights) -> dict[str, LoggedValue]:
+        """:meth:`ClientTurn.training_metrics`: the module's weights are afterwards what they were before."""
+        client, personal = turn.client, self.federation.personal
+        if not self.evaluates("val"):
+            raise ConfigurationError(
+                f"{type(self.learner).__name__} measures models by what validation_step logs: give"
+                f" {type(self.module).__name__} one."
+            )
+        own = self.federation.personal_layers.get(client)
+        if personal is not None and own is not None:
+            weights = personal.insert_(weights.clone(), own)
+        present = self.flat.collect().clone()
+        path = self.path(client, "training metrics")
+        with kept_metrics(self.module):
+            report = self.evaluate(client, weights, "train", lambda loader: loader.some(path, None))
+        self.flat.load(present)
+        assert report is not None
+        return report.metrics
 
     def train(
         self,
@@ -398,7 +451,7 @@ class LocalLoop(EvaluationLoop):
         seed_default_generators(*path)  # type: ignore[arg-type]
         return [generator(*path, hook.owner) for hook in self.around]  # type: ignore[arg-type]
 
-    def training_loss(self, client: int, weights: Weights, num_batches: int, purpose: str) -> float:
+    def training_loss(self, client: int, weights: Weights, num_batches: int | None, purpose: str) -> float:
         """The module's mean training loss (mixup and all) of a client's first batches at ``weights``, nothing trained.
 
         What callbacks choose or weigh clients by: a term that the strategy adds to the loss is no part of it.
@@ -406,7 +459,8 @@ class LocalLoop(EvaluationLoop):
         Args:
             client: a client hosted by this rank.
             weights: where the loss is evaluated.
-            num_batches: batches drawn, in an order of their own; more than the data set has means all of it.
+            num_batches: batches drawn, in an order of their own; more than the data set has means all of it. ``None``
+                for every sample, also those that ``drop_last`` leaves out.
             purpose: distinguishes the draws from those of the client's other turns in the round.
         """
         shim = self.module_trainer
@@ -418,7 +472,6 @@ class LocalLoop(EvaluationLoop):
         path = self.path(client, purpose)
         batches = self.batches(client, "train")
         length = batches.epoch_length()
-        count = num_batches if length is None else min(num_batches, length)
         self.load(client, weights, own=True)
         self.metric_states.begin(client)
         generators = self._seed(*path)
@@ -426,7 +479,11 @@ class LocalLoop(EvaluationLoop):
         shim.begin_turn(client, self.global_step(client))
         total, samples = 0.0, 0.0
         with torch.no_grad():
-            for index, (batch, size) in enumerate(batches.shuffled(path, count)):
+            if num_batches is None:
+                chosen = batches.once(path)
+            else:
+                chosen = batches.shuffled(path, num_batches if length is None else min(num_batches, length))
+            for index, (batch, size) in enumerate(chosen):
                 batch = self.move(batch, batches.on_device, client)
                 shim.collector.begin_step(batch, size)
                 loss = self.loss(self._training_output(batch, index, generators))

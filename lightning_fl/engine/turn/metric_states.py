@@ -11,7 +11,7 @@ from torchmetrics import Metric
 
 from lightning_fl.engine.federation import Federation
 
-__all__ = ["MetricStates"]
+__all__ = ["MetricStates", "kept_metrics"]
 
 #: Whose store holds them.
 _STORE = "metric_states"
@@ -130,3 +130,20 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, nn.Parameter):
         return False
     return value is None or isinstance(value, bool | int | float | str | Tensor)
+
+
+@contextmanager
+def kept_metrics(module: LightningModule) -> Iterator[None]:
+    """What a module's torchmetrics have counted is afterwards what it was before."""
+    metrics = [(metric, _present(metric)) for metric in module.modules() if isinstance(metric, Metric)]
+    try:
+        yield
+    finally:
+        for metric, state in metrics:
+            vars(metric).update(state)
+
+
+def _present(metric: Metric) -> dict[str, Any]:
+    """What a metric has counted, as attributes."""
+    cached = {name: vars(metric)[name] for name in ("_update_count", "_computed", "_forward_cache")}
+    return {**metric._copy_state_dict(), **cached}

@@ -1,0 +1,36 @@
+"""The mathematics of MaxFL.
+
+Cho, Jhunjhunwala, Li, Smith, Joshi: Maximizing Global Model Appeal in Federated Learning, TMLR 2024
+(https://arxiv.org/abs/2205.14840).
+"""
+
+import math
+from collections.abc import Sequence
+
+__all__ = ["appeal_step", "appeal_weight"]
+
+
+def appeal_weight(loss: float, threshold: float) -> float:
+    """``σ(z) (1 - σ(z))`` of ``z = F_i - ρ_i``: large for a client that is about to be won or lost.
+
+    Args:
+        loss: F_i, of the shared model.
+        threshold: ρ_i, of the client's own.
+
+    Example:
+        >>> appeal_weight(1.0, 1.0)
+        0.25
+    """
+    small = math.exp(-abs(loss - threshold))
+    return small / (1 + small) ** 2
+
+
+def appeal_step(weights: Sequence[float], server_rate: float, eps: float) -> float:
+    """``η_g Σq / (Σq + ε)``: how far the server goes towards the average.
+
+    Example:
+        >>> appeal_step([0.25, 0.25], server_rate=1.0, eps=0.5)
+        0.5
+    """
+    total = math.fsum(weights)
+    return server_rate * total / (total + eps)

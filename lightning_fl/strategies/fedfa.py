@@ -1,0 +1,105 @@
+"""FedFA: clients with a low accuracy, and clients that take part often, count for more.
+
+Huang, Li, Wang, Du, Zhang: Fairness and Accuracy in Federated Learning, 2020 (https://arxiv.org/abs/2012.10069); not
+the methods of the same name of 2022 (feature anchors) and 2023 (feature augmentation).
+
+=============================  ====================================================  ==========
+paper                          here                                                  shape
+=============================  ====================================================  ==========
+acc_i                          ``turn.measured[i]["score"]``, of the received model  number
+n_i                            ``update.state["turns"][i]``, and this round          number
+I_i = -log2(acc_i / Σ acc)     ``accuracy_weights``, summing to 1                    [cohort]
+I'_i = -log2(1 - n_i / Σ n)    ``participation_weights``, summing to 1               [cohort]
+α I_i + β I'_i                 the weight of client i, β = 1 - α                     number
+m = γ m + (1 - γ) Δ            ``update.state["momentum"]``, γ = ``momentum``        [P]
+=============================  ====================================================  ==========
+
+Where a metric is a loss, as in regression, the score is ``exp(-loss)``.
+
+Differs from the paper: accuracies are those of the received model on the client's training data, before it trains (the
+paper may mean after); sums are over the cohort of the model; a share of the accuracies is at least 1e-6. Momentum of
+the clients is the optimiser's. Clients that train a mixture of models are taken to have taken part equally often.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fl.engine.client import ClientTurn, ClientUpdate
+from lightning_fl.engine.learner import ModelUpdate
+from lightning_fl.engine.probes.client_scores import default_score
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.functional.fedfa import accuracy_weights, participation_weights
+from lightning_fl.functional.pifl import importance_weights
+from lightning_fl.metrics import higher_is_better, monitored_metric
+from lightning_fl.options import check_numbers
+from lightning_fl.strategies.federated import FederatedStrategy
+
+__all__ = ["FedFA"]
+
+
+class FedFA(FederatedStrategy):
+    """Averaging by accuracy and participation, with momentum; one more pass over the training data a round.
+
+    Args:
+        alpha: the part of the accuracies in the weights, from 0 to 1; the rest is participation's. 1, with ``momentum``
+            0, is FedFA as a baseline in the literature on coalitions.
+        momentum: γ, of the server, from 0 to below 1.
+        monitor: the metric that ``validation_step`` logs; ``None`` for the first of which more is better,
+            else the loss.
+        **settings: those of every strategy.
+
+    Raises:
+        ConfigurationError: a number is out of range; in the first round, the metric is not logged, or is no share and
+            no loss of at least 0.
+    """
+
+    name = "fedfa"
+    excludes: Mapping[str, str] = {
+        "model_per_client": "each client makes a model of its own: there is no cohort whose accuracies are compared",
+        "drawn_weights": "both weigh clients by how well the model does on their data",
+    }
+
+    def __init__(self, alpha: float = 0.5, momentum: float = 0.9, monitor: str | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        check_numbers(self, alpha=alpha, at_least=0, at_most=1)
+        check_numbers(self, momentum=momentum, at_least=0, below=1)
+        self.alpha = alpha
+        self.momentum = momentum
+        self.monitor = monitor
+
+    def measure_client(self, turn: ClientTurn) -> dict[str, float]:
+        """The accuracy of the received model on the training samples."""
+        metrics = turn.training_metrics(turn.start)
+        name = monitored_metric(metrics, self.monitor, default_score(metrics), "FedFA")
+        logged = metrics[name]
+        values = torch.tensor([logged.value], dtype=torch.float64)
+        return {"score": float(importance_weights(name, values, higher_is_better(name, logged.higher_is_better)))}
+
+    def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
+        """``α I_i + (1 - α) I'_i``."""
+        shares = self._shares(turn)
+        return ClientUpdate(weights, float(shares[sorted(turn.measured).index(turn.client)]) / turn.num_samples)
+
+    def _shares(self, turn: ClientTurn) -> Tensor:
+        """The weights of the cohort, in the order of clients."""
+        cohort, turns = sorted(turn.measured), turn.model_state.get("turns", {})
+        scores = torch.tensor([turn.measured[client]["score"] for client in cohort], dtype=torch.float64)
+        counts = torch.tensor([turns.get(client, 0) + 1 for client in cohort], dtype=torch.float64)
+        return self.alpha * accuracy_weights(scores) + (1 - self.alpha) * participation_weights(counts)
+
+    def aggregate(self, update: ModelUpdate) -> Weights:
+        """``x + m``; without momentum the average."""
+        turns = dict(update.state.get("turns", {}))
+        for one in update.contributions:
+            turns[one.client] = turns.get(one.client, 0) + 1
+        update.state["turns"] = turns
+        if not self.momentum:
+            return update.average
+        before = update.state.get("momentum") or update.combine((0.0, update.start))
+        rest = 1 - self.momentum
+        moved = update.combine((self.momentum, before), (rest, update.average), (-rest, update.start))
+        update.state["momentum"] = moved
+        return update.combine((1.0, update.start), (1.0, moved))

@@ -1,0 +1,93 @@
+"""q-FedAvg: clients whose loss is large count for more, so that accuracies are more alike.
+
+Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, ICLR 2020
+(https://arxiv.org/abs/1905.10497), algorithm 2.
+
+======================  ==========================================================  ==========
+paper                   here                                                        shape
+======================  ==========================================================  ==========
+F_k(w^t)                ``turn.measured[k]["loss"]``, before anybody trains         number
+w^t, w_k^{t+1}          ``turn.start``, what the client has learned                 [P]
+L                       ``lipschitz``, by default 1 / learning rate                 number
+Δ_k, h_k                ``F_k^q L (w^t - w_k)``, ``report.numbers["bound"]``        [P], number
+w^t - ΣΔ_k / Σh_k       ``update.start + s (update.average - update.start)``        [P]
+======================  ==========================================================  ==========
+
+The average has the weights F_k^q, and ``s = L ΣF_k^q / Σh_k``, in (0, 1]. All F_k^q are divided by the largest, which
+changes neither. q = 0 is the mean of clients that count alike, not FedAvg's by samples.
+
+Differs from the paper: who takes part is a participation callback's choice. What is no trained, shared parameter
+(statistics of BatchNorm) takes the average.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning_fl.engine.client import ClientTurn, ClientUpdate
+from lightning_fl.engine.learner import ModelUpdate
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.qfedavg import fair_terms, loss_weight
+from lightning_fl.options import check_numbers
+from lightning_fl.strategies.federated import FederatedStrategy
+
+__all__ = ["QFedAvg"]
+
+
+class QFedAvg(FederatedStrategy):
+    """Fair federated averaging; one more pass over each client's training data a round.
+
+    Args:
+        q: how much fairness counts, at least 0; 0.1 to 5 in the paper. 0 counts clients alike.
+        lipschitz: L, the largest curvature of a loss; ``None`` for 1 / the learning rate of the client's turn.
+        **settings: those of every strategy.
+
+    Raises:
+        ConfigurationError: a number is out of range, or the learning rate is 0 and L not given.
+    """
+
+    name = "qfedavg"
+    excludes: Mapping[str, str] = {
+        "model_per_client": "each client makes a model of its own, and there is no cohort whose losses are compared",
+        "drawn_weights": "both weigh clients by their losses",
+    }
+
+    def __init__(self, q: float = 1.0, lipschitz: float | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        check_numbers(self, q=q, at_least=0)
+        check_numbers(self, lipschitz=lipschitz, above=0)
+        self.q = q
+        self.lipschitz = lipschitz
+
+    def measure_client(self, turn: ClientTurn) -> dict[str, float]:
+        """F_k of the received model, over all training samples."""
+        loss = turn.training_loss(turn.start)
+        if loss < 0:
+            raise ConfigurationError(
+                f"QFedAvg takes powers of losses, and that of client {turn.client} is {loss:.4g}: let training_step"
+                " return one of at least 0."
+            )
+        return {"loss": loss}
+
+    def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
+        """``F_k^q`` for every client alike, and its terms of the server's step."""
+        loss = turn.measured[turn.client]["loss"]
+        largest = max(one["loss"] for one in turn.measured.values())
+        change = turn.combine((1.0, turn.start), (-1.0, weights))
+        slope, bound = fair_terms(loss, largest, self.q, self._curvature(turn), turn.dot(change, change))
+        scale = loss_weight(loss, largest, self.q) / turn.num_samples  # times its samples is F^q
+        return ClientUpdate(weights, scale, {"slope": slope, "bound": bound})
+
+    def _curvature(self, turn: ClientTurn) -> float:
+        if self.lipschitz is not None:
+            return self.lipschitz
+        rate = float(turn.optimizers[0].param_groups[0]["lr"])
+        if rate <= 0:
+            raise ConfigurationError(f"QFedAvg takes 1 / the learning rate for L, which is {rate}: set lipschitz.")
+        return 1 / rate
+
+    def aggregate(self, update: ModelUpdate) -> Weights:
+        """``x + s (average - x)``."""
+        told = [one.report.numbers for one in update.contributions]
+        step = sum(numbers["slope"] for numbers in told) / sum(numbers["bound"] for numbers in told)
+        return update.combine((1 - step, update.start), (step, update.average))

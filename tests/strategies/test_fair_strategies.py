@@ -1,0 +1,347 @@
+"""Strategies that weigh clients by how well the received model does: q-FedAvg, MaxFL, FedFA."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from run_tiny import digest
+from tiny import TinyClients, TinyModule
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from lightning_fl import ConfigurationError, FederatedDataModule, FederatedTrainer, TrainingError
+from lightning_fl.callbacks import Callback, ModelCheckpoint, PersonalLayers, UniformSampling
+from lightning_fl.functional.fedfa import accuracy_weights, participation_weights
+from lightning_fl.functional.maxfl import appeal_step, appeal_weight
+from lightning_fl.functional.qfedavg import fair_terms, loss_weight
+from lightning_fl.strategies import ClientTurn, FedAvg, FedFA, MaxFL, QFedAvg, Weights
+
+CURVES = ((1.0, 2.0), (3.0, -1.0))  # f_A(w) = (w - 2)² / 2 of 10 samples, f_B(w) = 3 (w + 1)² / 2 of 30
+SIZES = (10, 30)
+
+
+def loss_of(client: int, w: float) -> float:
+    curvature, centre = CURVES[client]
+    return curvature / 2 * (w - centre) ** 2
+
+
+def descend(client: int, w: float, steps: int = 2) -> float:
+    curvature, centre = CURVES[client]
+    for _ in range(steps):
+        w -= 0.1 * curvature * (w - centre)
+    return w
+
+
+class TwoParabolas(FederatedDataModule):
+    """Two clients whose losses are parabolas of one weight; ``swapped`` names them the other way round."""
+
+    def __init__(self, swapped: bool = False) -> None:
+        super().__init__(batch_size=30, shuffle=False)
+        self.order = (1, 0) if swapped else (0, 1)
+
+    @property
+    def num_clients(self) -> int:
+        return 2
+
+    def client_data(self, client: int, split: str) -> TensorDataset:
+        which = self.order[client]
+        return TensorDataset(torch.tensor([CURVES[which]], dtype=torch.float64).expand(SIZES[which], 2))
+
+
+class OneWeight(LightningModule):
+    """The weight that the parabolas are of; it begins with 1."""
+
+    def __init__(self, sign: float = 1.0, rate: float = 0.1) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+        self.sign, self.rate = sign, rate
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        curvature, centre = batch[0].unbind(1)
+        return self.sign * (curvature / 2 * (self.w - centre).square()).mean()
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=self.rate)
+
+
+def run(strategy: FedAvg | Any, *callbacks: Callback, module: Any = None, data: Any = None, **settings: Any) -> Any:
+    given = {"max_rounds": 1, "local_steps": 2, "logger": False, "enable_checkpointing": False, "seed": 3}
+    trainer = FederatedTrainer(
+        strategy=strategy, callbacks=list(callbacks), enable_progress_bar=False, **{**given, **settings}
+    )
+    trainer.fit(module or OneWeight(), data or TwoParabolas())
+    return trainer
+
+
+def number(weights: Weights) -> float:
+    return float(weights.vectors[torch.float64][0])
+
+
+# -- q-FedAvg ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("q", "expected"), [(0, 0.585), (1, 0.6510280915), (5, 0.8945194124)])
+def test_qfedavg_has_the_reference_numbers(q: float, expected: float) -> None:
+    assert number(run(QFedAvg(q)).models[0]) == pytest.approx(expected, abs=6e-11)
+
+
+def by_hand_qfedavg(q: float, rounds: int) -> float:
+    w = 1.0
+    for _ in range(rounds):
+        steps = [10 * (w - descend(i, w)) for i in (0, 1)]
+        losses = [loss_of(i, w) + 1e-10 for i in (0, 1)]
+        bounds = [q * f ** (q - 1) * step**2 + 10 * f**q for f, step in zip(losses, steps, strict=True)]
+        w -= sum(f**q * step for f, step in zip(losses, steps, strict=True)) / sum(bounds)
+    return w
+
+
+@pytest.mark.parametrize("q", [0.5, 2.0])
+def test_qfedavg_is_a_plain_loop(q: float) -> None:
+    assert number(run(QFedAvg(q), max_rounds=3).models[0]) == pytest.approx(by_hand_qfedavg(q, 3), rel=1e-10)
+
+
+def test_qfedavg_of_a_large_power_goes_the_way_of_the_worst_client() -> None:
+    """Client B's: its step alone, shortened to 1 / (1 + q L (x - y)² / F), though 6^400 is no float."""
+    q, y = 400.0, descend(1, 1.0)
+    shortened = 1 / (1 + q * 10 * (1 - y) ** 2 / 6)
+    assert number(run(QFedAvg(q)).models[0]) == pytest.approx(1 + shortened * (y - 1), rel=1e-9)
+
+
+def test_qfedavg_does_not_mind_the_order_of_clients() -> None:
+    one, other = (run(QFedAvg(2.0), data=TwoParabolas(swapped)).models[0] for swapped in (False, True))
+    assert number(one) == pytest.approx(number(other), rel=1e-12)
+
+
+def test_qfedavg_takes_the_curvature_that_it_is_given() -> None:
+    assert number(run(QFedAvg(1.0, lipschitz=10.0)).models[0]) == pytest.approx(0.6510280915, abs=6e-11)
+    average = (0.5 * 0.19 - 6 * 1.02) / 6.5
+    step = 100 * 6.5 / (100**2 * (0.19**2 + 1.02**2) + 100 * 6.5)
+    assert number(run(QFedAvg(1.0, lipschitz=100.0)).models[0]) == pytest.approx(1 + step * average, rel=1e-9)
+    assert loss_weight(3.0, 3.0, 7.0) == 1.0
+    assert fair_terms(0.0, 0.0, 1.0, 2.0, 0.0) == (2.0, 2.0)
+
+
+def test_qfedavg_says_what_it_cannot_weigh() -> None:
+    with pytest.raises(TrainingError, match=r"QFedAvg takes powers of losses, and that of client 0 is -0.5: let train"):
+        run(QFedAvg(), module=OneWeight(sign=-1.0))
+    with pytest.raises(TrainingError, match="QFedAvg takes 1 / the learning rate for L, which is 0.0: set lipschitz"):
+        run(QFedAvg(), module=OneWeight(rate=0.0))
+    with pytest.raises(TrainingError, match="on the training data of client 0 .*is nan, by which QFedAvg weighs it"):
+        run(QFedAvg(), module=OneWeight(sign=math.nan))
+
+
+# -- MaxFL -------------------------------------------------------------------------------------------------------------
+
+
+class Given(MaxFL):
+    """Thresholds of 0.2 and 1."""
+
+    def _threshold(self, turn: ClientTurn) -> float:
+        return (0.2, 1.0)[turn.client]
+
+
+def test_maxfl_has_the_reference_numbers() -> None:
+    weights = [appeal_weight(0.5, 0.2), appeal_weight(6.0, 1.0)]
+    assert weights == [pytest.approx(0.2444583117, abs=6e-11), pytest.approx(0.0066480567, abs=6e-11)]
+    assert weights[0] / sum(weights) == pytest.approx(0.9735249380, abs=6e-11)
+    assert number(run(Given(threshold=0.0, eps=1e-14)).models[0]) == pytest.approx(1.1579651750, abs=6e-11)
+
+
+def test_maxfl_s_weights() -> None:
+    """Those of a client that is content and of one that is hopeless tend to zero, however far they are."""
+    assert appeal_weight(5.0, 3.0) == appeal_weight(3.0, 5.0) == pytest.approx(math.exp(-2) / (1 + math.exp(-2)) ** 2)
+    assert appeal_weight(1e6, 0.0) == appeal_weight(0.0, 1e6) == 0.0
+    assert appeal_step([0.0, 0.0], server_rate=1.0, eps=0.01) == 0.0
+
+
+def test_maxfl_is_a_plain_loop() -> None:
+    """The thresholds are found in the first round only, by two steps of each client's own."""
+    w, thresholds = 1.0, [loss_of(i, descend(i, 1.0)) for i in (0, 1)]
+    for _ in range(3):
+        q = [1 / (1 + math.exp(thresholds[i] - loss_of(i, w))) for i in (0, 1)]
+        q = [one * (1 - one) for one in q]
+        w += 0.5 * sum(q[i] * (descend(i, w) - w) for i in (0, 1)) / (sum(q) + 0.3)
+    assert number(run(MaxFL(server_rate=0.5, eps=0.3), max_rounds=3).models[0]) == pytest.approx(w, rel=1e-10)
+
+
+def test_maxfl_warms_up_for_as_long_as_it_is_told() -> None:
+    trainer = run(MaxFL(warm_up_steps=7))
+    kept = trainer.client_store("strategy")
+    for client in (0, 1):
+        assert kept[client]["threshold"] == pytest.approx(loss_of(client, descend(client, 1.0, 7)), rel=1e-12)
+
+
+def test_maxfl_without_a_difference_counts_clients_alike() -> None:
+    class Alike(MaxFL):
+        def _threshold(self, turn: ClientTurn) -> float:
+            return float(turn.kept["loss"])
+
+    assert number(run(Alike(threshold=0.0, eps=1e-14)).models[0]) == pytest.approx((1.19 - 0.02) / 2, rel=1e-10)
+
+
+def test_maxfl_where_clients_opt_out() -> None:
+    """A threshold of 2 keeps A and not B, who goes on alone from the first shared model, two steps a round."""
+    trainer = run(MaxFL(threshold=2.0, opt_out=True), max_rounds=3)
+    shared, own = 1.0, 1.0
+    for _ in range(3):
+        shared, own = descend(0, shared), descend(1, own)
+    assert number(trainer.models[0]) == pytest.approx(shared, rel=1e-12)
+    assert number(trainer.client_model(0)) == pytest.approx(shared, rel=1e-12)
+    assert number(trainer.client_model(1)) == pytest.approx(own, rel=1e-12)
+    assert trainer.metrics["val"]["val_loss"].clients[1] == pytest.approx(loss_of(1, own), rel=1e-12)
+
+
+def test_maxfl_of_clients_who_all_want_in_is_fedavg_and_of_none_stays() -> None:
+    everybody, plain = run(MaxFL(threshold=100.0, opt_out=True), max_rounds=3), run(FedAvg(), max_rounds=3)
+    assert everybody.models[0].equal(plain.models[0])
+    assert number(run(MaxFL(threshold=0.0, opt_out=True), max_rounds=3).models[0]) == 1.0
+
+
+def test_maxfl_refuses_options_that_exclude_each_other() -> None:
+    with pytest.raises(ConfigurationError, match="MaxFL.threshold is given: no model is trained for it; leave"):
+        MaxFL(threshold=1.0, warm_up_steps=3)
+    with pytest.raises(ConfigurationError, match="MaxFL.opt_out averages by samples: leave out server_rate and eps"):
+        MaxFL(opt_out=True, eps=0.1)
+
+
+# -- FedFA -------------------------------------------------------------------------------------------------------------
+
+
+def test_fedfa_has_the_reference_numbers() -> None:
+    accuracies = accuracy_weights(torch.tensor([0.9, 0.6, 0.3], dtype=torch.float64))
+    turns = participation_weights(torch.tensor([5, 3, 2], dtype=torch.float64))
+    assert accuracies.tolist() == pytest.approx([0.1934264036, 0.3065735964, 0.5], abs=6e-11)
+    assert turns.tolist() == pytest.approx([0.5445136454, 0.2801921141, 0.1752942405], abs=6e-11)
+    assert (0.5 * accuracies + 0.5 * turns).tolist() == pytest.approx([0.3689700, 0.2933829, 0.3376471], abs=6e-8)
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0], [1.0, 1.0]])
+def test_fedfa_s_weights_have_no_holes(values: list[float]) -> None:
+    assert accuracy_weights(torch.tensor(values, dtype=torch.float64)).tolist() == [0.5, 0.5]
+    assert accuracy_weights(torch.tensor([0.4], dtype=torch.float64)).tolist() == [1.0]
+    assert participation_weights(torch.tensor([4.0], dtype=torch.float64)).tolist() == [1.0]
+    assert accuracy_weights(torch.tensor([0.0, 0.7], dtype=torch.float64))[0] > 0.99
+
+
+class OneEachRound(Callback):
+    """Takes turns: 0; 0 and 1; 0 and 1."""
+
+    def select_clients(self, trainer: Any) -> Any:
+        from lightning_fl.cohort import Cohort
+
+        return Cohort.of([0] if trainer.current_round == 0 else [0, 1])
+
+
+@pytest.mark.parametrize(("alpha", "momentum"), [(1.0, 0.0), (0.5, 0.9), (0.0, 0.5)])
+def test_fedfa_is_a_plain_loop(alpha: float, momentum: float) -> None:
+    """A score is exp(-loss); whoever is alone has all the weight."""
+    w, m, turns = 1.0, 0.0, [0, 0]
+    for number_of_round in range(3):
+        cohort = [0] if number_of_round == 0 else [0, 1]
+        for client in cohort:
+            turns[client] += 1
+        total = sum(turns[i] for i in cohort)
+        scores = {i: math.exp(-loss_of(i, w)) for i in cohort}
+        told = {i: -math.log2(score / sum(scores.values())) for i, score in scores.items()}
+        often = {i: -math.log2(1 - turns[i] / total) for i in cohort} if len(cohort) > 1 else {0: 1.0}
+        told = told if len(cohort) > 1 else {0: 1.0}
+        weights = {
+            i: alpha * told[i] / sum(told.values()) + (1 - alpha) * often[i] / sum(often.values()) for i in cohort
+        }
+        change = sum(weights[i] * (descend(i, w) - w) for i in cohort)
+        m = momentum * m + (1 - momentum) * change
+        w += m
+    trainer = run(FedFA(alpha=alpha, momentum=momentum), OneEachRound(), max_rounds=3)
+    assert number(trainer.models[0]) == pytest.approx(w, rel=1e-10)
+
+
+def test_fedfa_of_equal_accuracies_counts_clients_alike() -> None:
+    class Same(OneWeight):
+        def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+            self.log("val_acc", 0.25)
+
+    assert number(run(FedFA(momentum=0.0), module=Same()).models[0]) == pytest.approx((1.19 - 0.02) / 2, rel=1e-12)
+
+
+def test_fedfa_says_what_it_cannot_score() -> None:
+    class Blind(OneWeight):
+        validation_step = LightningModule.validation_step
+
+    with pytest.raises(TrainingError, match="FedFA measures models by what validation_step logs: give Blind one"):
+        run(FedFA(), module=Blind())
+    with pytest.raises(TrainingError, match="nothing"):
+        run(FedFA(monitor="nothing"))
+
+
+# -- all of them -------------------------------------------------------------------------------------------------------
+
+ALL: list[Callable[[], Any]] = [QFedAvg, MaxFL, lambda: MaxFL(opt_out=True), FedFA]
+NAMES = ["qfedavg", "maxfl", "maxfl_opt_out", "fedfa"]
+
+
+@pytest.mark.parametrize("make", ALL, ids=NAMES)
+def test_a_resumed_run_has_the_same_bits(make: Callable[[], Any], tmp_path: Path) -> None:
+    def fit(folder: Path, rounds: int, ckpt_path: str | None = None) -> FederatedTrainer:
+        made = FederatedTrainer(
+            strategy=make(),
+            callbacks=[UniformSampling(cohort_size=2), PersonalLayers(layers=["linear.bias"]), ModelCheckpoint()],
+            max_rounds=rounds,
+            local_steps=2,
+            logger=False,
+            enable_progress_bar=False,
+            default_root_dir=folder,
+            seed=3,
+        )
+        made.fit(TinyModule(dropout=0.2, norm=True), TinyClients(), ckpt_path=ckpt_path)
+        return made
+
+    whole = fit(tmp_path / "whole", 4)
+    fit(tmp_path / "part", 2)
+    resumed = fit(tmp_path / "part", 4, "last")
+    assert [digest(model) for model in resumed.models] == [digest(model) for model in whole.models]
+    assert [digest(resumed.client_model(i)) for i in range(3)] == [digest(whole.client_model(i)) for i in range(3)]
+    assert resumed.metrics["val"] == whole.metrics["val"]
+
+
+#: Of those who opt out all take part here: a model that nobody has changed is not sent again.
+SENDING = [QFedAvg, MaxFL, lambda: MaxFL(threshold=100.0, opt_out=True), FedFA]
+
+
+@pytest.mark.parametrize("make", SENDING, ids=NAMES)
+def test_models_are_sent_as_in_fedavg(make: Callable[[], Any]) -> None:
+    traffic = [run(strategy, max_rounds=2).communication.summary(["a", "b"]) for strategy in (make(), FedAvg())]
+    assert traffic[0] == traffic[1]
+
+
+@pytest.mark.parametrize("make", [QFedAvg, FedFA])
+def test_who_cannot_measure_is_left_out_where_failing_clients_are(make: Callable[[], Any]) -> None:
+    class Fails(OneWeight):
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            return loss * (math.nan if len(batch[0]) == 30 else 1.0)
+
+        def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+            if len(batch[0]) == 30:
+                raise ValueError("not these")
+            super().validation_step(batch, batch_idx)
+
+    settings: dict[str, Any] = {"on_client_error": "skip", "check_val_every_n_rounds": 0}
+    strategy = make() if make is QFedAvg else FedFA(momentum=0.0)
+    with pytest.warns(UserWarning, match="client 1 .*is left out of round 1"):
+        trainer = run(strategy, module=Fails(), **settings)
+    alone = descend(0, 1.0)
+    if make is QFedAvg:
+        alone = 1 + (alone - 1) / (1 + 10 * (1 - alone) ** 2 / 0.5)
+    assert number(trainer.models[0]) == pytest.approx(alone, rel=1e-8)
+
+
+@pytest.mark.parametrize("make", [QFedAvg, MaxFL, FedFA])
+def test_what_they_do_not_go_with(make: Any) -> None:
+    assert sorted(make.excludes) == ["drawn_weights", "model_per_client"]
