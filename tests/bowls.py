@@ -61,6 +61,7 @@ def roll(
         callbacks=list(callbacks),
         **{
             "local_steps": 2,
+            "seed": 0,
             "default_root_dir": root,
             "logger": False,
             "accelerator": "cpu",
