@@ -7,6 +7,11 @@ FedBN, ICLR 2021, https://arxiv.org/abs/2102.07623); with ``HCCT`` it is HCCT-P.
 Differs from the papers: nothing. Optimisers see personal and shared layers alike.
 """
 
+from typing import Literal
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.surface import TrainerSurface
@@ -21,20 +26,36 @@ class PersonalLayers(Callback):
 
     Args:
         layers: names of submodules, parameters or buffers, as ``named_modules`` gives them, with the wildcards ``*``
-            and ``?``: ["classifier"], ["*.bn*"].
+            and ``?``: ["classifier"], ["*.bn*"]. Or "normalization" for all layers that keep statistics of the data,
+            BatchNorm and InstanceNorm of any dimension, whatever their names: FedBN.
 
     Raises:
-        ConfigurationError: nothing is named; at the start of a run, a name matches nothing or everything.
+        ConfigurationError: nothing is named; at the start of a run, a name matches nothing or everything, or the module
+            has no layer of normalisation.
     """
 
-    def __init__(self, *, layers: list[str]) -> None:
+    def __init__(self, *, layers: list[str] | Literal["normalization"]) -> None:
         if not layers:
             raise ConfigurationError("PersonalLayers.layers=[]: name at least one layer, such as 'classifier'.")
         self.layers = layers
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Lay the layers aside."""
+        assert trainer.module is not None
+        names = self.names(trainer.module)
         try:
-            trainer.keep_local(self.layers)
+            trainer.keep_local(names)
         except ConfigurationError as error:
             raise ConfigurationError(f"PersonalLayers.layers={self.layers}: {error}") from error
+
+    def names(self, module: nn.Module) -> list[str]:
+        """What stays with the clients, as patterns of names."""
+        if self.layers != "normalization":
+            return list(self.layers)
+        found = [name for name, part in module.named_modules() if isinstance(part, _NormBase)]
+        if not found:
+            raise ConfigurationError(
+                f"PersonalLayers.layers='normalization': {type(module).__name__} has no BatchNorm or InstanceNorm"
+                " layer. Name the layers that are to stay with the clients."
+            )
+        return found

@@ -8,6 +8,7 @@ Differs from the paper: averages are by samples, as in any federation here, and 
 """
 
 import torch
+from torch import nn
 
 from lightning_fl.callbacks.personal.personal_layers import PersonalLayers
 from lightning_fl.engine.probes.statistics import client_statistics
@@ -53,20 +54,22 @@ class PrivateHeads(PersonalLayers):
                 "PrivateHeads: LocalReference is named before it and would start without the clients' own scales; name"
                 " PrivateHeads first."
             )
-        given = self.layers
-        scaled = hasattr(module, "set_target_statistics") and getattr(module, "task", "regression") == "regression"
-        scaled = scaled and bool(module.hparams.get("standardize_targets", True))
-        try:
-            self.layers = given + _SCALE if scaled else given
-            super().on_fit_start(trainer)
-        finally:
-            self.layers = given
+        super().on_fit_start(trainer)
         personal, flat = trainer.federation.personal, trainer.loop.flat
         assert personal is not None
-        if not scaled:
+        if not _is_scaled(module):
             return
         for client in trainer.hosted_clients:
             mean, std = client_statistics(trainer.batch_factory, client, trainer.seed)
             flat.load(trainer.shared_model(client))
             module.set_target_statistics(mean.nan_to_num(0.0), torch.where(std.isnan(), 1.0, std))  # type: ignore[operator]
             trainer.client_store("personal_layers")[client] = personal.extract(flat.collect())
+
+    def names(self, module: nn.Module) -> list[str]:
+        """With the scale of the targets, where the module has one."""
+        return [*super().names(module), *(_SCALE if _is_scaled(module) else ())]
+
+
+def _is_scaled(module: nn.Module) -> bool:
+    regression = hasattr(module, "set_target_statistics") and getattr(module, "task", "regression") == "regression"
+    return regression and bool(getattr(module, "hparams", {}).get("standardize_targets", True))

@@ -107,6 +107,22 @@ def test_personal_buffers_stay_local_too():
     assert "before.0.num_batches_tracked" in run.personal.names
 
 
+def test_normalisation_is_found_by_its_kind():
+    """FedBN: what is named ``before.0`` here, to the bit; and nothing to be found is said."""
+    found = []
+    for layers in ("normalization", ["before.0"]):
+        run = trainer(PersonalLayers(layers=layers))
+        run.fit(TinyModule(norm=True), TinyClients(SIZES))
+        assert run.personal is not None
+        assert {name.rpartition(".")[0] for name in run.personal.names} == {"before.0"}
+        found.append([run.client_model(client) for client in range(len(SIZES))])
+    assert all(one.equal(other) for one, other in zip(*found, strict=True))
+    with pytest.raises(
+        ConfigurationError, match=r"layers='normalization': TinyModule has no BatchNorm or InstanceNorm"
+    ):
+        trainer(PersonalLayers(layers="normalization")).fit(TinyModule(), TinyClients(SIZES))
+
+
 @pytest.mark.slow
 def test_a_personal_model_is_evaluated_kept_and_exported(tmp_path):
     data, module = TinyClients(SIZES), TinyModule()
