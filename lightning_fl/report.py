@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_fl.callbacks.progress import leading_metric
+from lightning_fl.client_names import curve_names
 from lightning_fl.data.module import Split
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.metrics import GainSummary, MetricSummary, metric_name
@@ -76,19 +77,23 @@ def client_table(
     return table
 
 
-def target_table(metrics: Mapping[str, MetricSummary]) -> Table:
+def target_table(metrics: Mapping[str, MetricSummary], order: Sequence[str] = ()) -> Table:
     """A row per target of a model with several: the mean over clients of each metric ``NAME/TARGET``.
 
     Args:
         metrics: ``NAME/TARGET`` -> summary over clients.
+        order: the targets as the data have them; others follow, by their numbers or as they come.
     """
+    places = {target: place for place, target in enumerate(order)}
+    targets = dict.fromkeys(name.partition("/")[2] for name in metrics)
+    rest = {target: len(order) + (int(target) if target.isdecimal() else 0) for target in targets}
     columns = list(dict.fromkeys(name.partition("/")[0] for name in metrics))
     table = Table()
     table.add_column("target")
     table.add_column("clients", justify="right")
     for name in columns:
         table.add_column(Text(breakable(name)), justify="right")
-    for target in dict.fromkeys(name.partition("/")[2] for name in metrics):
+    for target in sorted(targets, key=lambda target: places.get(target, rest[target])):
         found = {name: metrics.get(f"{name}/{target}") for name in columns}
         counts = [len(metric.clients) for metric in found.values() if metric is not None]
         cells = ["-" if metric is None else _number(metric.mean) for metric in found.values()]
@@ -150,7 +155,8 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None) ->
         console.print(table)
         if single:
             console.print(Text("mean over clients of each target", "bold"))
-            console.print(table_that_fits(target_table, single, console, _RECORD))
+            order = curve_names(getattr(trainer.datamodule, "target_names", None) or [], "target")
+            console.print(table_that_fits(lambda shown: target_table(shown, order), single, console, _RECORD))
         for name, gain in trainer.gains.get(split, {}).items():
             # Not of every target; and the error of a constant is the same for all models.
             if metric_name(name, split) not in single and any(gain.clients.values()):

@@ -221,6 +221,15 @@ class TestTargets:
         assert [str(column.header) for column in table.columns] == ["target", "clients", "auroc", "mcc"]
         assert cells(table) == [["NR-AR", "2", "0.625", "0.25"], ["SR-p53", "1", "1", "-"]]
 
+    def test_targets_come_in_the_order_of_the_data(self):
+        """Also those that the first client has not measured, and numbers where there are no names."""
+        first, second = {"auroc/10": LoggedValue(0.5, 1.0)}, {"auroc/9": LoggedValue(0.5, 1.0)}
+        metrics = summarize(
+            {0: {**first, "auroc/c": LoggedValue(0.5, 1.0)}, 1: {**second, "auroc/a": LoggedValue(1, 1.0)}}
+        )
+        rows = [row[0] for row in cells(target_table(metrics, ["a", "b", "c"]))]
+        assert rows == ["a", "c", "9", "10"]
+
     def test_targets_have_a_table_of_their_own(self):
         said = printed(120, of_targets({"auroc": 0.5, "mcc": 0.25}))
         first, second = said.split("mean over clients of each target")
