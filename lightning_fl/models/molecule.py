@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanSquaredError
 
@@ -41,7 +42,7 @@ __all__ = ["MoleculeModel", "ReadoutName"]
 _UNKNOWN_TASK: TaskName = "regression"
 
 
-class MoleculeModel(MoleculeNetwork):
+class MoleculeModel(MoleculeNetwork, LightningModule):
     """Regression or classification of molecular graphs: atoms are encoded, read out to one vector, mapped to targets.
 
     Works on PyG batches: ``batch.x`` [V, A] atom features, ``batch.edge_index`` [2, E], ``batch.edge_attr`` [E, B] bond

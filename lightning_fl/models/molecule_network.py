@@ -4,7 +4,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
@@ -25,8 +24,8 @@ _SET2SET_STEPS = 3
 _READ_DESCRIPTORS = (FingerprintEncoder, DescriptorReadout)
 
 
-class MoleculeNetwork(LightningModule):
-    """From a batch of molecular graphs to the outputs of the last layer, by the hyper-parameters of a subclass.
+class MoleculeNetwork(nn.Module):
+    """From a batch of molecular graphs to the last layer's outputs; the base of a LightningModule with ``hparams``.
 
     The output of ``readout`` is the [G, D] graph embeddings and nothing but the head comes after it.
 
@@ -39,6 +38,7 @@ class MoleculeNetwork(LightningModule):
     encoder: nn.Module
     readout: nn.Module
     head: nn.Sequential
+    hparams: Any
 
     def build_parts(self, num_outputs: int) -> None:
         """Make the parts as ``hparams`` say; those that read descriptors only where their number is known."""

@@ -48,7 +48,7 @@ def test_bash_knows_the_script(script):
         (("fit", "--model.encoder", "g"), ["gcn", "gat", "gin", "gine"]),
         (("fit", "--data.source", ""), ["auto", "real", "standin"]),
         (("fit", "--trainer.callbacks", "DRO"), ["DROClientSampling"]),
-        (("fit", "--trainer.strategy", "feda"), ["fedavg"]),
+        (("fit", "--trainer.strategy", "feda"), ["fedadagrad", "fedadam", "fedavg", "fedavgm"]),
         (("personalize", "run", "new.csv", "--accelerator", "cu"), ["cuda"]),
         (("personalize", "run", "new.csv", "--ho"), ["--holdout"]),
         (("predict", "run", "new.csv", "--model", "b"), ["best"]),
