@@ -42,7 +42,7 @@ PARTS = {
     "hcct": {"HCCT", "LocalReference"},
     "fedavg": {"LocalReference"},
     **{name: {"LocalReference"} for name in ("fedprox", "fednova", "scaffold", "fedavgm", "ditto")},
-    **{name: {"LocalReference"} for name in ("fedadagrad", "fedadam", "fedyogi")},
+    **{name: {"LocalReference"} for name in ("fedadagrad", "fedadam", "fedyogi", "qfedavg", "maxfl", "fedfa")},
     "pfedgraph": {"PFedGraph", "LocalReference"},
     "flsc": {"FLSC", "LocalReference"},
     "fedsoft": {"FedSoft", "LocalReference"},
