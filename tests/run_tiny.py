@@ -43,10 +43,22 @@ from lightning_fl.callbacks import (
     Tokens,
     UniformSampling,
 )
-from lightning_fl.strategies import FedFA, MaxFL, QFedAvg
+from lightning_fl.strategies import SCAFFOLD, Ditto, FedAdam, FedAvgM, FedFA, FedNova, FedProx, FedYogi, MaxFL, QFedAvg
 
-#: Strategies that weigh clients by how well the received model does on their data.
-FAIR = {"qfedavg": QFedAvg, "maxfl": MaxFL, "maxfl_out": lambda: MaxFL(opt_out=True), "fedfa": FedFA}
+#: Ways of learning, by the names of the runs that take them.
+STRATEGIES: dict[str, Any] = {
+    "qfedavg": QFedAvg,
+    "maxfl": MaxFL,
+    "maxfl_out": lambda: MaxFL(opt_out=True),
+    "fedfa": FedFA,
+    "fedprox": lambda: FedProx(mu=0.5),
+    "fednova": FedNova,
+    "scaffold": SCAFFOLD,
+    "fedavgm": FedAvgM,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "ditto": Ditto,
+}
 
 
 def callbacks(algorithm: str = "drflm") -> list[Any]:
@@ -55,7 +67,7 @@ def callbacks(algorithm: str = "drflm") -> list[Any]:
         return [DROClientSampling(step_size=0.05), LocalMixup(alpha=0.4)]
     if algorithm == "states":
         return [UniformSampling(cohort_size=2)]
-    if algorithm in ("stacked", "learner", *FAIR):
+    if algorithm in ("stacked", "learner", *STRATEGIES):
         return [UniformSampling(cohort_size=5), PersonalLayers(layers=["linear.bias"])]
     if algorithm == "fedcollab":
         small = DiscriminatorSettings(hidden=8, max_rounds=40, learning_rate=0.5)
@@ -107,8 +119,8 @@ def settings_of(algorithm: str) -> dict[str, Any]:
         return {"stacked_clients": 3, "optimizer_state": "fresh"}
     if algorithm == "learner":
         return {"strategy": Everything()}
-    if algorithm in FAIR:
-        return {"strategy": FAIR[algorithm]()}
+    if algorithm in STRATEGIES:
+        return {"strategy": STRATEGIES[algorithm]()}
     return {"on_client_error": "skip"} if algorithm == "tiers" else {}
 
 
@@ -116,7 +128,7 @@ def federation(algorithm: str) -> tuple[Any, Any]:
     """The module and the data."""
     if algorithm in ("tiers", "soft", "fedsoft", "flsc", "ifca", "fesem"):
         return CornerModule(), MixedClients()
-    if algorithm in ("stacked", "learner", *FAIR):
+    if algorithm in ("stacked", "learner", *STRATEGIES):
         return TinyModule(norm=True), TinyClients((24, 10, 18, 7, 3, 16, 24))
     if algorithm == "states":
         return StatefulModule(), TinyClients()

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from processes import Process, reserved_port, start, succeed
-from run_tiny import callbacks, digest, federation, settings, settings_of, tier_records
+from run_tiny import STRATEGIES, callbacks, digest, federation, settings, settings_of, tier_records
 from tier_tiny import MixedClients
 from tiny import FolderSilo, TinyClients, regression_set
 
@@ -252,9 +252,9 @@ def test_a_strategy_s_hooks_have_the_same_bits_on_two_processes(tmp_path: Path, 
         assert all(torch.equal(exported["state_dict"][name], value) for name, value in expected["state_dict"].items())
 
 
-@pytest.mark.parametrize("name", ["qfedavg", "maxfl", "maxfl_out", "fedfa"])
-def test_clients_are_weighed_alike_on_two_processes(name: str, tmp_path: Path, two_ranks: TwoRanks) -> None:
-    """By losses and accuracies that every client measures where its data are."""
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_strategies_have_the_same_bits_on_two_processes(name: str, tmp_path: Path, two_ranks: TwoRanks) -> None:
+    """Also those that weigh clients by what each measures where its data are."""
     _, data = federation(name)
     one = in_this_process(tmp_path, data, name)
     for rank in two_ranks("--algorithm", name):

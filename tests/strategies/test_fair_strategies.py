@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from run_tiny import digest
+from run_tiny import STRATEGIES, digest
 from tiny import TinyClients, TinyModule
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -286,11 +286,12 @@ ALL: list[Callable[[], Any]] = [QFedAvg, MaxFL, lambda: MaxFL(opt_out=True), Fed
 NAMES = ["qfedavg", "maxfl", "maxfl_opt_out", "fedfa"]
 
 
-@pytest.mark.parametrize("make", ALL, ids=NAMES)
-def test_a_resumed_run_has_the_same_bits(make: Callable[[], Any], tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_resumed_run_has_the_same_bits(name: str, tmp_path: Path) -> None:
     def fit(folder: Path, rounds: int, ckpt_path: str | None = None) -> FederatedTrainer:
         made = FederatedTrainer(
-            strategy=make(),
+            strategy=STRATEGIES[name](),
             callbacks=[UniformSampling(cohort_size=2), PersonalLayers(layers=["linear.bias"]), ModelCheckpoint()],
             max_rounds=rounds,
             local_steps=2,
