@@ -1,0 +1,135 @@
+"""How clients learn x who collaborates x who takes part x local data: what goes together trains, the rest is refused.
+
+The cells that go together are those of the methods' own descriptions: a strategy that weighs clients by their losses
+cannot also draw them by these, one whose control variates are of a shared model needs one, and a client has one
+personal model, not two.
+"""
+
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_tiny import STRATEGIES, digest
+from tier_tiny import CornerModule, MixedClients
+
+from lightning_fl import ConfigurationError, FederatedTrainer
+from lightning_fl.callbacks import (
+    CFL,
+    FLSC,
+    HCCT,
+    IFCA,
+    CollaborationGraph,
+    DiscriminatorSettings,
+    DROClientSampling,
+    FedCollab,
+    FedSoft,
+    FeSEM,
+    KMeans,
+    LocalMixup,
+    ModelCheckpoint,
+    PersonalLayers,
+    PFedGraph,
+    SoftAveraging,
+    TierBidding,
+    UniformSampling,
+)
+
+SMALL = DiscriminatorSettings(hidden=4, max_rounds=10)
+#: Who shares a model with whom.
+COLLABORATIONS: dict[str, Callable[[], list[Any]]] = {
+    "one model": list,
+    "FedCollab": lambda: [FedCollab(discriminator=SMALL)],
+    "HCCT": lambda: [HCCT(tradeoff=1.0)],
+    "IFCA": lambda: [IFCA(num_clusters=2)],
+    "CFL": lambda: [CFL()],
+    "FeSEM": lambda: [FeSEM(num_clusters=2)],
+    "KMeans": lambda: [KMeans(num_clusters=2)],
+    "CollaborationGraph": lambda: [CollaborationGraph(budget=2)],
+    "PFedGraph": lambda: [PFedGraph()],
+    "SoftAveraging": lambda: [SoftAveraging(num_models=2)],
+    "FLSC": lambda: [FLSC(num_clusters=3, num_best=2)],
+    "FedSoft": lambda: [FedSoft(num_models=2, lam=0.1)],
+    "TierBidding": lambda: [TierBidding(num_tiers=2)],
+}
+PARTICIPATIONS: dict[str, Callable[[], list[Any]]] = {
+    "all": list,
+    "some": lambda: [UniformSampling(cohort_size=4)],
+    "by losses": lambda: [DROClientSampling()],
+}
+LOCAL_DATA: dict[str, Callable[[], list[Any]]] = {
+    "plain": list,
+    "mixup": lambda: [LocalMixup(alpha=0.4)],
+    "personal": lambda: [PersonalLayers(layers=["linear.bias"])],
+}
+A_MODEL_EACH = {"CollaborationGraph", "PFedGraph"}
+SEVERAL_MODELS = {"SoftAveraging", "FLSC", "FedSoft", "TierBidding"}
+
+
+def goes_together(learner: str, collaboration: str, participation: str) -> bool:
+    """The table, without the columns of aggregations that do not exist."""
+    if collaboration in A_MODEL_EACH and learner in ("scaffold", "qfedavg", "maxfl", "maxfl_out", "fedfa", "ditto"):
+        return False
+    if collaboration in SEVERAL_MODELS and learner == "scaffold":
+        return False
+    return not (
+        participation == "by losses" and learner in ("scaffold", "fednova", "qfedavg", "maxfl", "maxfl_out", "fedfa")
+    )
+
+
+#: Every pair of learner and collaboration with all clients; the other columns with the learner and one model.
+CELLS = [
+    *((learner, collaboration, "all", "plain") for learner, collaboration in product(STRATEGIES, COLLABORATIONS)),
+    *((learner, "one model", who, "plain") for learner, who in product(STRATEGIES, ["some", "by losses"])),
+    *((learner, "one model", "all", data) for learner, data in product(STRATEGIES, ["mixup", "personal"])),
+    *((learner, "IFCA", "some", "mixup") for learner in STRATEGIES),
+]
+
+
+def make(cell: tuple[str, str, str, str], folder: Path, rounds: int) -> FederatedTrainer:
+    learner, collaboration, participation, data = cell
+    return FederatedTrainer(
+        strategy=STRATEGIES[learner](),
+        callbacks=[
+            *COLLABORATIONS[collaboration](),
+            *PARTICIPATIONS[participation](),
+            *LOCAL_DATA[data](),
+            ModelCheckpoint(every_n_rounds=1, save_models=False),
+        ],
+        max_rounds=rounds,
+        local_steps=2,
+        seed=3,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_progress_bar=False,
+        default_root_dir=folder,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cell", CELLS, ids="-".join)
+def test_what_goes_together_trains_and_goes_on_and_the_rest_is_refused(
+    cell: tuple[str, str, str, str], tmp_path: Path
+) -> None:
+    if not goes_together(*cell[:3]):
+        with pytest.raises(ConfigurationError, match="does not go with .*Leave one of the two out"):
+            make(cell, tmp_path, 2)
+        return
+    runs = []
+    for folder, rounds in (("whole", [3]), ("cut", [2, 3])):
+        for count in rounds:
+            run = make(cell, tmp_path / folder, count)
+            run.fit(CornerModule(), MixedClients(), ckpt_path="last" if count == 3 and len(rounds) == 2 else None)
+        runs.append(run)
+    whole, resumed = runs
+    assert [digest(model) for model in whole.models] == [digest(model) for model in resumed.models]
+    for client in range(6):
+        own = whole.client_model(client)
+        assert own.equal(resumed.client_model(client))
+        assert all(torch.isfinite(vector).all() for _, vector in own.floating())
+    assert whole.metrics["val"] == resumed.metrics["val"]
+    assert all(map(torch.isfinite, map(torch.tensor, next(iter(whole.metrics["val"].values())).clients.values())))
