@@ -1,10 +1,10 @@
 """What a strategy's hooks cost that do nothing: time per round against FedAvg's, each hook defined by itself.
 
-    uv run --group bench python benchmarks/strategy_hooks.py [--repeats 9] [--cpu-time]
+    uv run --group bench python benchmarks/strategy_hooks.py [--repeats 9] [--cpu-time] [--strategies]
 
 The GNN of ``overhead.py`` without loggers and checkpoints (3 clients, 5 steps a round), whose rounds are short. Arms
 run by turns in one process with one thread; ratios are taken within a repeat, their median is printed with the least
-and the largest. All arms end with the same weights.
+and the largest. All arms end with the same weights. With ``--strategies`` the arms are the shipped ones instead.
 """
 
 import argparse
@@ -13,13 +13,21 @@ import logging
 import statistics
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import overhead
 import torch
 from workloads import Clients, GraphModule, molecules
 
+from lightning_fl import strategies
 from lightning_fl.strategies import ClientTurn, ClientUpdate, FedAvg, ModelUpdate
+
+#: Without FedFA, which measures by a validation_step that this module does not have.
+SHIPPED = (
+    *("FedAvg", "FedProx", "FedNova", "SCAFFOLD", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "QFedAvg", "MaxFL"),
+    "Ditto",
+)
 
 
 def hooks() -> dict[str, Any]:
@@ -52,6 +60,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--cpu-time", action="store_true", help="process time instead of wall time, on a busy machine")
+    parser.add_argument("--strategies", action="store_true", help="the shipped strategies with their own defaults")
     arguments = parser.parse_args()
     overhead.clock = time.process_time if arguments.cpu_time else time.perf_counter
     warnings.filterwarnings("ignore")
@@ -61,16 +70,19 @@ def main() -> None:
     dataset = molecules(1128)
     node_dim = dataset.get(int(next(iter(dataset.indices())))).x.shape[1]
 
-    def arm(own: dict[str, Any]) -> tuple[float, float]:
+    def arm(make: Callable[[], Any]) -> tuple[float, float]:
         torch.manual_seed(7)
         module, data = GraphModule(node_dim), Clients(dataset, 3, 32, False)
-        strategy = type("Neutral", (FedAvg,), own)()
+        strategy = make()
         settings = {"local_steps": 5, "logger": False, "enable_checkpointing": False}
         ends, checksum = overhead.ours(module, data, arguments.rounds, strategy=strategy, **settings)
         return 1e3 * statistics.median(after - before for before, after in itertools.pairwise(ends)), checksum
 
     every = hooks()
-    arms = {"FedAvg": {}, "FedAvg again": {}, **{name: {name: hook} for name, hook in every.items()}, "all": every}
+    owns = {"FedAvg": {}, "FedAvg again": {}, **{name: {name: hook} for name, hook in every.items()}, "all": every}
+    arms = {name: type("Neutral", (FedAvg,), own) for name, own in owns.items()}
+    if arguments.strategies:
+        arms = {name: getattr(strategies, name) for name in SHIPPED}
     times: dict[str, list[float]] = {name: [] for name in arms}
     sums = set()
     for repeat in range(arguments.repeats + 1):
@@ -86,7 +98,8 @@ def main() -> None:
             f"| {name} | {statistics.median(of_arm):.2f} | {statistics.median(ratios):.3f} | {min(ratios):.3f} |"
             f" {max(ratios):.3f} |"
         )
-    print(f"\nsame weights: {'yes' if len(sums) == 1 else 'NO'}")
+    if not arguments.strategies:
+        print(f"\nsame weights: {'yes' if len(sums) == 1 else 'NO'}")
 
 
 if __name__ == "__main__":
