@@ -248,11 +248,12 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
         summaries = getattr(self.trainer, "target_summaries", None)
         if summaries is None:  # they are checked batch by batch
             return
-        names = getattr(self.trainer, "datamodule").client_names()  # noqa: B009 - of a federated run
+        data: Any = getattr(self.trainer, "datamodule")  # noqa: B009 - of a federated run
+        names, targets = data.client_names(), getattr(data, "target_names", None)
         for split in ("val", "test"):
             for client, ranges in enumerate(summaries(target_ranges, split)):
                 who = f"the {split} labels of client {client} ({names[client]})"
-                check_labels(self.task, self.num_classes, ranges, who)
+                check_labels(self.task, self.num_classes, ranges, who, targets)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take over what a checkpoint's model predicts, where the arguments leave it open."""

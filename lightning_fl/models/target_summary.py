@@ -1,6 +1,7 @@
 """What the training targets are, from counts and ranges alone: which task they ask for, their scale, their classes."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -124,7 +125,9 @@ def infer_task(ranges: Tensor, task: TaskName | None, num_classes: int | None = 
     return taken, 1, f"regression, {targets} between {low:g} and {high:g}{hint}"
 
 
-def check_labels(task: TaskName, num_classes: int, ranges: Tensor, what: str) -> None:
+def check_labels(
+    task: TaskName, num_classes: int, ranges: Tensor, what: str, names: Sequence[str] | None = None
+) -> None:
     """Refuse labels that a model cannot have been trained for.
 
     Args:
@@ -132,6 +135,7 @@ def check_labels(task: TaskName, num_classes: int, ranges: Tensor, what: str) ->
         num_classes: C of the model.
         ranges: [4, T] of the labels.
         what: whose labels they are, for the message.
+        names: the targets', where they have some.
 
     Raises:
         DataError: a label is none of 0 to C - 1.
@@ -142,8 +146,10 @@ def check_labels(task: TaskName, num_classes: int, ranges: Tensor, what: str) ->
         return
     target = int(wrong.nonzero()[0])
     low, high = float(least[target]), float(largest[target])
+    known = names is not None and len(names) == ranges.shape[1]
+    named = f"target {names[target]!r}" if known and names else f"target {target} (counted from 0)"
     lie = (
-        f"{what}, target {target} (counted from 0), lie between {low:g} and {high:g}"
+        f"{what}, {named}, lie between {low:g} and {high:g}"
         f"{', some of them no whole numbers' if fractions[target] else ''}, and must be"
     )
     if task == "classification":

@@ -218,6 +218,15 @@ def test_labels_that_only_an_evaluation_has_are_refused_before_training(tmp_path
     fitted(tmp_path, data(train), make_model(task=task))
 
 
+def test_labels_that_are_refused_are_told_by_their_targets_name(tmp_path):
+    clients = [molecules([[0, 1], [1, 0]])] * 2
+    data = Laboratories(*clients, names=["toxic", "soluble"], val=[clients[0], molecules([[0, 3]], first=20)])
+    with pytest.raises(
+        DataError, match=r"the val labels of client 1 \(client_1\), target 'soluble', lie between 3 and 3"
+    ):
+        fitted(tmp_path, data)
+
+
 def test_labels_of_an_evaluation_alone_are_checked_too(tmp_path):
     model, trainer = fitted(tmp_path, Laboratories(molecules([[0], [1], [1]])))
     with pytest.raises(DataError, match="test labels of a batch, target 0 .* between 0 and 2, and must be 0 or 1"):
