@@ -217,6 +217,10 @@ def check_composition(learner: Learner, callbacks: Sequence[Callback]) -> None:
                     f"trainer.strategy={type(learner).__name__} does not go with {type(callback).__name__}: {reason}."
                     " Leave one of the two out."
                 )
+    given = {trait for callback in callbacks for trait in callback.traits}
+    for trait, reason in learner.requires.items():
+        if trait not in given:
+            raise ConfigurationError(f"trainer.strategy={type(learner).__name__}: {reason}.")
 
 
 def _refuse_twice(callbacks: Sequence[Callback]) -> None:

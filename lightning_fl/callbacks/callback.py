@@ -51,7 +51,7 @@ class Callback:
     role: str | None = None
     #: What it does to a round that some ways of learning do not go with: "model_per_client" (every client has a model
     #: of its own, an average of others'), "soft_assignment" (clients use or build several models), "drawn_weights" (how
-    #: often a client is drawn is its weight). See ``Learner.excludes``.
+    #: often a client is drawn is its weight). See ``Learner.excludes``. And "personal_layers", see ``requires`` there.
     traits: tuple[str, ...] = ()
     #: It draws or keeps what happens and changes no model: a run may go on without it, or with it, as the same run.
     only_shows: bool = False

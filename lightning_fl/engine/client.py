@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 from torch.optim import Optimizer
@@ -12,7 +12,17 @@ from lightning_fl.errors import ConfigurationError
 from lightning_fl.messages import sendable
 from lightning_fl.metrics import LoggedValue
 
-__all__ = ["ClientReport", "ClientState", "ClientTurn", "ClientUpdate", "LocalWork", "packed", "unpacked"]
+__all__ = [
+    "ClientReport",
+    "ClientState",
+    "ClientTurn",
+    "ClientUpdate",
+    "LocalWork",
+    "Phase",
+    "TurnServices",
+    "packed",
+    "unpacked",
+]
 
 #: What :class:`Weights` are kept under in a checkpoint.
 _WEIGHTS = "flat_weights"
@@ -24,6 +34,19 @@ class LocalWork:
 
     steps: int | None
     epochs: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a turn in which one part of the model is trained while the other is frozen.
+
+    Args:
+        trained: the client's personal layers, or the shared ones.
+        work: how much; ``None`` for that of a turn.
+    """
+
+    trained: Literal["personal", "shared"]
+    work: LocalWork | None = None
 
 
 @dataclass
@@ -111,6 +134,41 @@ class ClientUpdate:
     vectors: dict[str, Weights] = field(default_factory=dict)
 
 
+class TurnServices(Protocol):
+    """What the loop that takes turns does for a strategy: the methods of :class:`ClientTurn` of the same names."""
+
+    def train_again(
+        self,
+        turn: "ClientTurn",
+        start: Weights,
+        purpose: str,
+        work: LocalWork | None,
+        correct_: Callable[[Weights, Weights], None] | None,
+    ) -> Weights:
+        """:meth:`ClientTurn.train`."""
+        ...
+
+    def loss_at(self, turn: "ClientTurn", weights: Weights) -> float:
+        """:meth:`ClientTurn.training_loss`."""
+        ...
+
+    def metrics_at(self, turn: "ClientTurn", weights: Weights) -> dict[str, LoggedValue]:
+        """:meth:`ClientTurn.training_metrics`."""
+        ...
+
+    def step_gradient(self, turn: "ClientTurn", weights: Weights, part: int) -> Weights:
+        """:meth:`ClientTurn.step_gradient`."""
+        ...
+
+    def batch_gradient(self, turn: "ClientTurn", weights: Weights, purpose: str) -> Weights:
+        """:meth:`ClientTurn.batch_gradient`."""
+        ...
+
+    def second_step(self, turn: "ClientTurn", name: str, gradient: Weights) -> None:
+        """:meth:`ClientTurn.second_step`."""
+        ...
+
+
 @dataclass(eq=False)
 class ClientTurn:
     """One client's turn, as a strategy sees it on the rank that hosts the client.
@@ -125,13 +183,12 @@ class ClientTurn:
             replaced, never changed in place: what a turn that fails has put there is forgotten.
         model_state: what the server keeps for ``model``; empty for a mixture. To be read only.
         spans: the shared parameters that are trained; where they lie in weights.
-        train_again: :meth:`train`, of the loop that takes the turn.
-        loss_at: :meth:`training_loss`, of that loop.
-        metrics_at: :meth:`training_metrics`, of that loop.
+        services: of the loop that takes the turn.
         measured: client -> what ``Learner.measure_client`` found for it in this round, of those of the cohort that
             train the same model as this one.
         report: once it has trained.
-        optimizers: that it has trained with, once it has.
+        optimizers: that it trains with, from its first step on.
+        steps: whose gradients :meth:`Learner.correct_gradient_` has been given before the present one.
     """
 
     client: int
@@ -142,12 +199,11 @@ class ClientTurn:
     kept: dict[str, Any]
     model_state: dict[str, Any]
     spans: list[Span]
-    train_again: Callable[..., Weights]
-    loss_at: Callable[["ClientTurn", Weights], float]
-    metrics_at: Callable[["ClientTurn", Weights], dict[str, LoggedValue]]
+    services: TurnServices
     measured: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     report: ClientReport | None = None
     optimizers: list[Optimizer] = field(default_factory=list)
+    steps: int = 0
 
     def combine(self, *terms: tuple[float, Weights], elsewhere: Weights | None = None) -> Weights:
         """``sum_k a_k v_k`` in the shared parameters that are trained; a new object.
@@ -188,7 +244,7 @@ class ClientTurn:
         Raises:
             TrainingError: a loss is NaN or infinite.
         """
-        return self.train_again(self, start, purpose, work, correct_)
+        return self.services.train_again(self, start, purpose, work, correct_)
 
     def training_loss(self, weights: Weights) -> float:
         """The module's mean loss over all training samples of the client at some weights; nothing is trained.
@@ -198,7 +254,7 @@ class ClientTurn:
         Raises:
             TrainingError: it is not finite.
         """
-        return self.loss_at(self, weights)
+        return self.services.loss_at(self, weights)
 
     def training_metrics(self, weights: Weights) -> dict[str, LoggedValue]:
         """What ``validation_step`` logs of the client's training samples at some weights; nothing is kept of it.
@@ -206,7 +262,43 @@ class ClientTurn:
         Raises:
             ConfigurationError: the module has no ``validation_step``.
         """
-        return self.metrics_at(self, weights)
+        return self.services.metrics_at(self, weights)
+
+    def step_gradient(self, weights: Weights, part: int = 0) -> Weights:
+        """The gradient of the present step's batches at other values of the shared parameters that are trained.
+
+        To be asked for in ``Learner.correct_gradient_``. What callbacks and the strategy do to batches and losses is in
+        it; nothing is logged or counted, and statistics of BatchNorm stay as the step itself leaves them.
+
+        Args:
+            weights: the values; what else they hold does not matter.
+            part: of each batch, 0 to ``Learner.batch_parts - 1``; the step's own gradient is that of part 0.
+
+        Returns:
+            A new object, zero outside of the shared parameters that are trained.
+        """
+        return self.services.step_gradient(self, weights, part)
+
+    def batch_gradient(self, weights: Weights, purpose: str) -> Weights:
+        """The gradient of one training batch, as :meth:`step_gradient` gives it; also in a turn of no round.
+
+        Args:
+            weights: where, with the client's personal layers.
+            purpose: of the batch's draw.
+        """
+        return self.services.batch_gradient(self, weights, purpose)
+
+    def second_step(self, name: str, gradient: Weights) -> None:
+        """Take a step of the client's optimiser on weights that it keeps, ``kept[name]``, which are changed in place.
+
+        Its rule and hyper-parameters are those of the turn's optimiser. Its state is of its own, fresh in each turn
+        unless the run keeps optimisers. To be called in ``Learner.correct_gradient_``.
+
+        Args:
+            name: of the weights, which must be the turn's own copy.
+            gradient: as :meth:`step_gradient` gives it; clipped as the run clips.
+        """
+        self.services.second_step(self, name, gradient)
 
 
 def packed(kept: dict[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """How client and server learn: the steps of a round that a strategy may change."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate
+from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate, Phase
 from lightning_fl.engine.hooks import overrides
 from lightning_fl.engine.weights.flat import Span, Weights, combined, inner_product
 
@@ -77,6 +77,12 @@ class Learner:
 
     #: Trait of a callback (``Callback.traits``) -> the reason why the two do not go together.
     excludes: Mapping[str, str] = {}
+    #: Trait that one of the callbacks must have -> the reason why.
+    requires: Mapping[str, str] = {}
+    #: Into how many parts every batch of a turn is divided; a step's own gradient is that of the first.
+    batch_parts: int = 1
+    #: Samples that a part has at least; a batch with fewer is left out.
+    smallest_part: int = 1
     #: Names of further vectors, laid out as the weights are, that clients hand over and the server averages.
     extra_vectors: tuple[str, ...] = ()
 
@@ -98,6 +104,10 @@ class Learner:
 
     def begin_client(self, turn: ClientTurn) -> None:
         """A client's turn begins."""
+
+    def phases(self, turn: ClientTurn) -> Sequence[Phase]:
+        """What is trained in a turn, one part of the model after another; nothing for the whole model at once."""
+        return ()
 
     def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
         """Change the gradient of an optimiser's step, in place, before it is clipped.

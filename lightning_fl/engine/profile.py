@@ -200,10 +200,10 @@ def _timed_methods(
     methods: list[tuple[object, str, str]] = [
         (loop, "move", DATA),
         (loop, "load", SET_UP),
-        (loop, "_seed", SET_UP),
+        (loop, "seed", SET_UP),
         (optimization, "begin", SET_UP),
         (optimization, "end", SET_UP),
-        (loop, "_training_output", FORWARD),
+        (loop, "training_output", FORWARD),
         (loop, "loss", FORWARD),
         (optimization, "_backward", BACKWARD),
         (optimization, "step", OPTIMIZER),

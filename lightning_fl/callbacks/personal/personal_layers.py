@@ -34,6 +34,8 @@ class PersonalLayers(Callback):
             has no layer of normalisation.
     """
 
+    traits = ("personal_layers",)
+
     def __init__(self, *, layers: list[str] | Literal["normalization"]) -> None:
         if not layers:
             raise ConfigurationError("PersonalLayers.layers=[]: name at least one layer, such as 'classifier'.")

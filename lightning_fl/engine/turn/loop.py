@@ -1,139 +1,47 @@
-"""One client's turn: its local training steps on the process's one module."""
+"""One client's turn, as its strategy sees it."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from lightning.pytorch.utilities.types import STEP_OUTPUT
-from torch import Tensor
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torchmetrics import Metric
 
 from lightning_fl.cohort import Participant
-from lightning_fl.data.module import FederatedDataModule
-from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
-from lightning_fl.engine.batches.factory import BatchFactory
-from lightning_fl.engine.batches.from_loaders import LoaderBatches
-from lightning_fl.engine.client import ClientReport, ClientState, ClientTurn, LocalWork, unpacked
-from lightning_fl.engine.federation import STRATEGY, Federation, Round
-from lightning_fl.engine.hooks import Hook, Hooks
-from lightning_fl.engine.learner import Learner, changes
-from lightning_fl.engine.processes import Processes
-from lightning_fl.engine.settings import Settings
-from lightning_fl.engine.turn.amounts import TurnLength, turn_report
+from lightning_fl.engine.client import ClientReport, ClientState, ClientTurn, LocalWork, Phase, unpacked
+from lightning_fl.engine.federation import STRATEGY, Federation
 from lightning_fl.engine.turn.correction import Correction
-from lightning_fl.engine.turn.evaluation import EvaluationLoop
-from lightning_fl.engine.turn.metric_states import MetricStates, kept_metrics
-from lightning_fl.engine.turn.module_trainer import ModuleTrainer, keep_metrics_local
-from lightning_fl.engine.turn.optimization import Optimization
-from lightning_fl.engine.weights.flat import FlatModule, Span, Weights
+from lightning_fl.engine.turn.metric_states import kept_metrics
+from lightning_fl.engine.turn.results import LogCollector
+from lightning_fl.engine.turn.second_optimizer import SecondOptimizer
+from lightning_fl.engine.turn.training import TrainingLoop
+from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.engine.weights.local_parameters import averaged_spans
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.metrics import LoggedValue
-from lightning_fl.seeding import generator, seed_default_generators
 
 __all__ = ["LocalLoop"]
 
-#: What a strategy may do in its own way inside of a client's turn, or for one.
-_STEPS = (
-    "measure_client",
-    "client_loss",
-    "begin_client",
-    "correct_gradient_",
-    "end_client",
-    "client_update",
-    "aggregate",
-    "evaluation_weights",
-)
 
-
-class LocalLoop(EvaluationLoop):
-    """Runs clients' turns one after another on one module: their training, and their evaluations as its base does.
+class LocalLoop(TrainingLoop):
+    """Runs clients' turns one after another on one module, with what strategy and callbacks do in their own way.
 
     Args:
-        module_trainer: what the module, which is on its device, sees as ``self.trainer``.
-        flat: the module's flat weights.
-        data: of all clients.
-        factory: the clients' batches.
-        settings: of the run.
-        federation: models and what clients keep.
-        round: the present round.
-        processes: who hosts whom.
-        hooks: who watches turns and steps.
-        learner: how clients and server learn.
-
-    Raises:
-        ConfigurationError: the module has a hook or a signature that a federated turn has no place for.
+        *args: those of the base.
+        **settings: likewise.
     """
 
-    def __init__(
-        self,
-        module_trainer: ModuleTrainer,
-        flat: FlatModule,
-        data: FederatedDataModule,
-        factory: BatchFactory,
-        *,
-        settings: Settings,
-        federation: Federation,
-        round: Round,
-        processes: Processes,
-        hooks: Hooks,
-        learner: Learner,
-    ) -> None:
-        super().__init__(
-            module_trainer,
-            flat,
-            data,
-            factory,
-            settings=settings,
-            federation=federation,
-            round=round,
-            processes=processes,
-        )
-        self.hooks = hooks
-        self.learner = learner
-        self.optimization = Optimization(module_trainer, flat, settings, federation)
-        #: The callbacks that change what ``training_step`` is given.
-        self.around: list[Hook] = hooks.of("around_training_step")
-        self._after_step: list[Hook] = hooks.of("on_client_step_end")
-        #: The steps that the strategy does in its own way.
-        self.own_steps = {step for step in _STEPS if changes(learner, step)}
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         #: Model, ``None`` for mixtures -> client -> what it has measured in this round.
         self.measured: dict[int | None, dict[int, dict[str, float]]] = {}
-        federation.communication.extra_vectors = len(learner.extra_vectors)
-
-    def take_in(self) -> None:
-        """Lay the module out anew where a hook of the run has given it parameters or buffers; on every rank alike.
-
-        Called before the first turn. Rank zero's values of what is new hold on every rank.
-
-        Raises:
-            ConfigurationError: the ranks' modules have got different parts, or a run that goes on from a checkpoint
-                lacks some of that checkpoint's.
-        """
-        new = self.processes.of_ranks(self.flat.new_tensors())
-        if any(of_rank != new[0] for of_rank in new):
-            raise ConfigurationError(
-                f"on_train_start gave the module other parameters on other processes ({'; '.join(map(str, new))}): make"
-                " the same on all of them."
-            )
-        if new[0]:
-            moved = self.flat.take_in()
-            if self.processes.several:
-                for vector in self.flat.weights.vectors.values():
-                    self.processes.transport.broadcast_bytes_(vector, 0)
-            self.federation.lay_out(self.flat, moved)
-            self.optimization.look_at_parameters()
-        keep_metrics_local(self.module)
-        self.metric_states = MetricStates(self.module, self.federation)
-        missing = self.flat.missing()
-        if missing:
-            raise ConfigurationError(
-                f"the checkpoint has '{missing[0]}', which the module has not by the end of on_train_start: give the"
-                " checkpoint of a run with the same model."
-            )
+        self._second: dict[str, SecondOptimizer] = {}
+        self._has_metrics: bool | None = None
 
     def model_of(self, participant: Participant) -> int | None:
         """The model that a participant trains; ``None`` for a mixture of several."""
@@ -181,9 +89,7 @@ class LocalLoop(EvaluationLoop):
         samples = federation.num_samples[client] if federation.num_samples else 0
         return ClientTurn(
             *(client, model, start, state, samples, kept, model_state, spans),
-            self._train_again,
-            self._loss_at,
-            self._metrics_at,
+            self,
             self.measured.get(model, {}),
         )
 
@@ -213,7 +119,15 @@ class LocalLoop(EvaluationLoop):
         Raises:
             TrainingError: a loss is NaN or infinite.
         """
-        report = self.train(turn.client, turn.start, turn.state, correct_=self._correction(turn))
+        self._second = {}
+        phases = self.learner.phases(turn) if "phases" in self.own_steps else ()
+        if phases:
+            report = self._train_in_phases(turn, phases)
+        else:
+            report = self.train(turn.client, turn.start, turn.state, correct_=self._correction(turn))
+        for name, second in self._second.items():
+            if self.settings.optimizer_state == "keep":
+                turn.kept[_state_of(name)] = second.state()
         if report.trainable and self.own_steps:  # what the turn trained, not what it began with
             before = self.flat.set_trainable(report.trainable)
             turn.spans = self.averaged_spans()
@@ -223,7 +137,7 @@ class LocalLoop(EvaluationLoop):
 
     def _correction(self, turn: ClientTurn) -> Correction | None:
         """What changes the gradients of a turn: the strategy first, then callbacks; ``None`` where nothing does."""
-        changes = [partial(self.learner.correct_gradient_, turn)] if "correct_gradient_" in self.own_steps else []
+        changes = [partial(self._correct_by_strategy, turn)] if "correct_gradient_" in self.own_steps else []
         changes += [hook(turn.client) for hook in self.hooks.of("gradient_correction")]
         parts: list[Correction] = [change for change in changes if change is not None]
 
@@ -233,11 +147,53 @@ class LocalLoop(EvaluationLoop):
 
         return all_ if len(parts) > 1 else next(iter(parts), None)
 
-    def _train_again(
+    def _correct_by_strategy(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
+        if not turn.optimizers:
+            turn.optimizers = list(self.module_trainer.optimizers)
+        self.learner.correct_gradient_(turn, gradient, weights)
+        turn.steps += 1
+
+    def _train_in_phases(self, turn: ClientTurn, phases: Sequence[Phase]) -> ClientReport:
+        """A turn in phases, each with optimisers of its own; the report is that of the last one."""
+        *before, last = phases
+        start: Weights | None = turn.start
+        for phase in before:
+            purpose = f"the {phase.trained} part"
+            state = ClientState(**turn.kept.get(_training_for(purpose), {}))
+            with self._frozen_but(phase.trained):
+                self.train(turn.client, start, state, purpose=purpose, work=phase.work)
+            turn.kept[_training_for(purpose)], start = state.state_dict(), None
+        with self._frozen_but(last.trained):
+            return self.train(turn.client, start, turn.state, work=last.work, correct_=self._correction(turn))
+
+    @contextmanager
+    def _frozen_but(self, trained: str) -> Iterator[None]:
+        """Freeze the other part of the model, and the statistics of its layers of normalisation."""
+        personal = self.federation.personal
+        own = set() if personal is None else set(personal.names)
+        frozen = {span.name for span in self.flat.spans() if (span.name in own) != (trained == "personal")}
+        norms = [
+            part
+            for name, part in self.module.named_modules()
+            if isinstance(part, _NormBase) and part.training and any(f"{name}.{key}" in frozen for key in _names(part))
+        ]
+        before = self.flat.set_trainable(dict.fromkeys(frozen, False))
+        for part in norms:
+            part.eval()
+        try:
+            yield
+        finally:
+            self.flat.set_trainable(before)
+            for part in norms:
+                part.train()
+
+    # -- what a turn does for its strategy, see ClientTurn ---------------------------------------------------------
+
+    def train_again(
         self, turn: ClientTurn, start: Weights, purpose: str, work: LocalWork | None, correct_: Correction | None
     ) -> Weights:
         """:meth:`ClientTurn.train`: the module's weights are afterwards what they were before."""
-        name = f"training for {purpose}"
+        name = _training_for(purpose)
         state = ClientState(**turn.kept.get(name, {}))
         present = self.flat.collect().clone()
         self.train(turn.client, start, state, purpose=purpose, own=False, work=work, correct_=correct_)
@@ -246,7 +202,7 @@ class LocalLoop(EvaluationLoop):
         turn.kept[name] = state.state_dict()
         return trained
 
-    def _loss_at(self, turn: ClientTurn, weights: Weights) -> float:
+    def loss_at(self, turn: ClientTurn, weights: Weights) -> float:
         """:meth:`ClientTurn.training_loss`: the module's weights are afterwards what they were before."""
         present = self.flat.collect().clone()
         loss = self.training_loss(turn.client, weights, None, "training loss")
@@ -258,7 +214,7 @@ class LocalLoop(EvaluationLoop):
             )
         return loss
 
-    def _metrics_at(self, turn: ClientTurn, weights: Weights) -> dict[str, LoggedValue]:
+    def metrics_at(self, turn: ClientTurn, weights: Weights) -> dict[str, LoggedValue]:
         """:meth:`ClientTurn.training_metrics`: the module's weights are afterwards what they were before."""
         client, personal = turn.client, self.federation.personal
         if not self.evaluates("val"):
@@ -277,237 +233,97 @@ class LocalLoop(EvaluationLoop):
         assert report is not None
         return report.metrics
 
-    def train(
-        self,
-        client: int,
-        start: Weights,
-        state: ClientState,
-        *,
-        purpose: str = "train",
-        own: bool = True,
-        work: LocalWork | None = None,
-        correct_: Correction | None = None,
-    ) -> ClientReport:
-        """A client's local work in the current round; leaves its new weights in ``flat`` and updates ``state``.
-
-        Args:
-            client: a hosted client.
-            start: the weights that it starts from.
-            state: what it keeps from round to round.
-            purpose: of its random draws, the same purpose gives the same batches.
-            own: whether the turn belongs to the federation: with the client's personal layers, the strategy's loss and
-                the callbacks that watch steps. Otherwise the module alone is trained on ``start``.
-            work: how much; ``None`` for the round's, else the trainer's ``local_steps`` or ``local_epochs``.
-            correct_: changes the gradient before every step of an optimiser.
-
-        Raises:
-            TrainingError: a loss is NaN or infinite.
-        """
-        trainable = self.flat.trainable()
-        try:
-            self.metric_states.begin(client)
-            report = self._train(client, start, state, purpose, own, work, correct_)
-            self.metric_states.end(client, keep=own)
-        finally:  # what hooks freeze and unfreeze holds for all from the next round on
-            changed = self.flat.frozen_since(trainable)
-            if changed:
-                self.flat.set_trainable({name: not flag for name, flag in changed.items()})
-        return replace(report, trainable=changed) if changed else report
-
-    def _train(
-        self,
-        client: int,
-        start: Weights,
-        state: ClientState,
-        purpose: str,
-        own: bool,
-        work: LocalWork | None,
-        correct_: Correction | None,
-    ) -> ClientReport:
-        settings, shim = self.settings, self.module_trainer
-        path = self.path(client, purpose)
-        batches = self.batches(client, "train")
-        length = self.turn_length(batches, work)
-        self.load(client, start, own)
-        by_strategy = own and "client_loss" in self.own_steps
-        generators = self._seed(*path)
-        shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
-        shim.begin_turn(client, state.global_step, batches_before=state.batches)
-        shim.num_training_batches = length.total
-        accumulate = settings.accumulate_grad_batches
-        shim.estimated_stepping_batches = settings.max_rounds * length.steps
-        if own:
-            self._attributes.begin("train")
-        self.optimization.begin(state, correct_)
-        if self.overridden("on_train_epoch_start"):
-            self.call("on_train_epoch_start")
-            self.refuse_new("in on_train_epoch_start", client)
-        if own:
-            self._attributes.started("train", client)
-
-        losses: list[Tensor] = []
-        sizes: list[float] = []
-        for index, (batch, size) in enumerate(self._training_batches(batches, path, length)):
-            batch = self.move(batch, batches.on_device, client)
-            shim.batch_idx, shim.is_last_batch = index, index == length.total - 1
-            if batch is None:  # as in Lightning: the loader's collation left every sample out
-                continue
-            shim.collector.begin_step(batch, size, shim.global_step)
-            if self.overridden("on_train_batch_start") and self.call("on_train_batch_start", batch, index) == -1:
-                break
-            first, stepping = length.begins_step(index), length.ends_step(index)
-
-            def compute(batch: Any = batch, index: int = index) -> tuple[Tensor | None, STEP_OUTPUT]:
-                output = self._training_output(batch, index, generators)
-                return self.loss(output, by_strategy), output
-
-            loss, output = self.optimization.step(compute, index, first=first, stepping=stepping)
-            if loss is not None:
-                losses.append(loss.detach())
-                sizes.append(shim.collector.step_size())
-            if self.overridden("on_train_batch_end"):
-                self.call("on_train_batch_end", _batch_outputs(output, accumulate), batch, index)
-            if stepping and own:
-                for hook in self._after_step:
-                    hook(client, shim.global_step - state.global_step)
-        self.call("on_train_epoch_end")
-        self.refuse_new("in the turn", client)
-        self.optimization.end(state)
-        state.batches += shim.batch_idx + 1
-        shim.end_turn()
-        return self._training_report(client, batches, losses, sizes, state)
-
-    def _training_report(
-        self, client: int, batches: ClientBatches, losses: list[Tensor], sizes: list[float], state: ClientState
-    ) -> ClientReport:
-        steps = self.module_trainer.global_step - state.global_step
-        state.global_step = self.module_trainer.global_step
-        metrics = self.module_trainer.collector.reduce(batches.num_samples)
-        values: list[float] = torch.stack(losses).tolist() if losses else []  # one wait for the device
-        return turn_report(batches.num_samples, steps, metrics, values, sizes)
-
-    def load(self, client: int, weights: Weights, own: bool) -> None:
-        """Give the module some weights, with the client's personal layers."""
-        self.flat.load(weights)
-        personal = self.federation.personal
-        if personal is not None and own:
-            values = self.federation.personal_layers.get(client)
-            if values is not None:
-                personal.insert_(self.flat.weights, values)
-
-    def turn_length(self, batches: ClientBatches, work: LocalWork | None) -> TurnLength:
-        """How much a client trains in a turn on its batches."""
-        accumulate = self.settings.accumulate_grad_batches
-        work = work or self.round.work or LocalWork(self.settings.local_steps, self.settings.local_epochs)
-        if work.steps is not None:
-            return TurnLength(accumulate, work.steps * accumulate, None, work.steps)
-        length, epochs = batches.epoch_length(), work.epochs
-        if length is None:
-            return TurnLength(accumulate, math.inf, None, math.inf, epochs)
-        return TurnLength(accumulate, length * epochs, length, -(-length // accumulate) * epochs, epochs)
-
-    def _training_batches(
-        self, batches: ClientBatches, path: tuple[int | str, ...], length: TurnLength
-    ) -> Iterator[SizedBatch]:
-        if length.total == math.inf:
-            return cast(LoaderBatches, batches).passes(path, length.epochs, length.end_epoch)
-        return batches.shuffled(path, int(length.total))
-
-    def _training_output(self, batch: Any, index: int, generators: Sequence[torch.Generator]) -> STEP_OUTPUT:
-        """``training_step`` inside the callbacks that change what it is given (mixup)."""
-
-        def training_step(batch: Any) -> STEP_OUTPUT:
-            return self.step("training_step", batch, index)
-
-        compute: Callable[[Any], STEP_OUTPUT] = training_step
-        for hook, draws in zip(self.around, generators, strict=True):
-            compute = _bind(hook, compute, draws)
-        return compute(batch)
-
-    def loss(self, output: STEP_OUTPUT, by_strategy: bool = False) -> Tensor | None:
-        """The loss, of what ``training_step`` returned; ``None`` where the batch is left out.
-
-        Args:
-            output: what it returned.
-            by_strategy: what the strategy makes of it, not the module's own.
-        """
-        loss = output.get("loss") if isinstance(output, Mapping) else output
-        if loss is None:
-            if output is not None and self.module.automatic_optimization:
-                raise TrainingError(
-                    f"training_step returned a dict without 'loss' (keys: {', '.join(map(str, output))}): give it the"
-                    " loss, or return None to leave the batch out."
-                )
-            return None
-        if not isinstance(loss, Tensor):
-            raise TrainingError(
-                f"training_step returned {type(loss).__name__}: return the loss as a tensor, a dict with 'loss', or"
-                " None."
-            )
-        return self.learner.client_loss(loss, self.module) if by_strategy else loss
-
-    def _seed(self, *path: int | str) -> list[torch.Generator]:
-        """Seed a turn's default generators; returns those of the callbacks around its steps."""
-        seed_default_generators(*path)  # type: ignore[arg-type]
-        return [generator(*path, hook.owner) for hook in self.around]  # type: ignore[arg-type]
-
-    def training_loss(self, client: int, weights: Weights, num_batches: int | None, purpose: str) -> float:
-        """The module's mean training loss (mixup and all) of a client's first batches at ``weights``, nothing trained.
-
-        What callbacks choose or weigh clients by: a term that the strategy adds to the loss is no part of it.
-
-        Args:
-            client: a client hosted by this rank.
-            weights: where the loss is evaluated.
-            num_batches: batches drawn, in an order of their own; more than the data set has means all of it. ``None``
-                for every sample, also those that ``drop_last`` leaves out.
-            purpose: distinguishes the draws from those of the client's other turns in the round.
-        """
-        shim = self.module_trainer
-        if not self.module.automatic_optimization:
+    def step_gradient(self, turn: ClientTurn, weights: Weights, part: int) -> Weights:
+        """:meth:`ClientTurn.step_gradient`: the module's weights and metrics are afterwards what they were before."""
+        if not self.step_batches:
             raise ConfigurationError(
-                f"{type(self.module).__name__} optimises manually: its training_step cannot be evaluated without"
-                " training. Callbacks that weigh clients by their loss (DROClientSampling) need automatic optimisation."
+                f"{type(self.learner).__name__} asks for the gradient of a step's batches outside of a step: call"
+                " turn.step_gradient in correct_gradient_."
             )
+        present, shim = self.flat.collect().clone(), self.module_trainer
+        for span in turn.spans:
+            at = slice(span.begin, span.end)
+            self.flat.weights.vectors[span.dtype][at] = weights.vectors[span.dtype][at]
+        collector, shim.collector = shim.collector, LogCollector()  # what is logged in between goes nowhere
+        batches = [(*one.parts[part], one.index) for one in self.step_batches]
+        try:
+            with self._metrics_kept():
+                return self._gradient(turn.spans, batches, 1 / self.settings.accumulate_grad_batches)
+        finally:
+            shim.collector = collector
+            self.flat.load(present)
+
+    def batch_gradient(self, turn: ClientTurn, weights: Weights, purpose: str) -> Weights:
+        """:meth:`ClientTurn.batch_gradient`: the module's weights and metrics are afterwards what they were before."""
+        client, shim = turn.client, self.module_trainer
+        present = self.flat.collect().clone()
         path = self.path(client, purpose)
         batches = self.batches(client, "train")
-        length = batches.epoch_length()
-        self.load(client, weights, own=True)
+        self.load(client, weights, own=False)
         self.metric_states.begin(client)
-        generators = self._seed(*path)
+        self.generators = self.seed(*path)
         shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
         shim.begin_turn(client, self.global_step(client))
-        total, samples = 0.0, 0.0
-        with torch.no_grad():
-            if num_batches is None:
-                chosen = batches.once(path)
-            else:
-                chosen = batches.shuffled(path, num_batches if length is None else min(num_batches, length))
-            for index, (batch, size) in enumerate(chosen):
-                batch = self.move(batch, batches.on_device, client)
-                shim.collector.begin_step(batch, size)
-                loss = self.loss(self._training_output(batch, index, generators))
-                if loss is None:
-                    continue
-                weight = shim.collector.step_size()
-                total, samples = total + float(loss) * weight, samples + weight
-        shim.end_turn()
-        shim.collector.reduce(samples)
-        if not samples:
-            raise TrainingError(
-                f"training_step gave no loss for client {client}: a callback that weighs clients by their loss"
-                " (DROClientSampling) needs one."
+        try:
+            batch, size = next(iter(batches.shuffled(path, 1)))
+            return self._gradient(turn.spans, [(self.move(batch, batches.on_device, client), size, 0)], 1.0)
+        finally:
+            shim.end_turn()
+            shim.collector.begin()
+            self.flat.load(present)
+
+    def _gradient(self, spans: Sequence[Span], batches: Sequence[tuple[Any, int | None, int]], share: float) -> Weights:
+        """The gradient of ``share`` of the losses of some batches at the module's weights, zero but in some spans."""
+        gradient = Weights({dtype: torch.zeros_like(vector) for dtype, vector in self.flat.weights.floating()})
+        wanted = {(span.dtype, span.begin) for span in spans}
+        parameters, views = [], []
+        for parameter in self.module.parameters():
+            place = self.flat.place(parameter)
+            if place is not None and (place.dtype, place.begin) in wanted:
+                vector = gradient.vectors[place.dtype]
+                parameters.append(parameter)
+                views.append(vector[place.begin : place.begin + parameter.numel()].view(parameter.shape))
+        for batch, size, index in batches:
+            self.module_trainer.collector.begin_step(batch, size)
+            with torch.enable_grad():  # an optimiser may have switched gradients off
+                output = self.training_output(batch, index, self.generators)
+                loss = self.loss(output, "client_loss" in self.own_steps)
+                found = torch.autograd.grad(loss, parameters, allow_unused=True) if loss is not None else ()
+            for view, part in zip(views, found, strict=False):
+                if part is not None:
+                    view.add_(part, alpha=share)
+        return gradient
+
+    def _metrics_kept(self) -> AbstractContextManager[None]:
+        if self._has_metrics is None:
+            self._has_metrics = any(isinstance(part, Metric) for part in self.module.modules())
+        return kept_metrics(self.module) if self._has_metrics else nullcontext()
+
+    def second_step(self, turn: ClientTurn, name: str, gradient: Weights) -> None:
+        """:meth:`ClientTurn.second_step`."""
+        if name not in self._second:
+            self._second[name] = SecondOptimizer(
+                turn.optimizers,
+                self.flat,
+                turn.spans,
+                turn.kept[name],
+                settings=self.settings,
+                state=turn.kept.get(_state_of(name), []),
+                who=type(self.learner).__name__,
             )
-        return total / samples
+        self._second[name].step(gradient)
 
 
-def _batch_outputs(output: STEP_OUTPUT, accumulate: int) -> dict[str, Any]:
-    """What ``on_train_batch_end`` is given: the loss, detached and as it was accumulated, and what came with it."""
-    outputs = dict(output) if isinstance(output, Mapping) else {} if output is None else {"loss": output}
-    if isinstance(outputs.get("loss"), Tensor):
-        outputs["loss"] = outputs["loss"].detach() / accumulate
-    return outputs
+def _training_for(purpose: str) -> str:
+    """What a client's optimisers of a further training are kept under."""
+    return f"training for {purpose}"
 
 
-def _bind(around: Hook, compute: Callable[[Any], STEP_OUTPUT], draws: torch.Generator) -> Callable[[Any], STEP_OUTPUT]:
-    return lambda batch: around(batch, compute, draws)
+def _state_of(name: str) -> str:
+    """What the state of a second optimiser is kept under."""
+    return f"optimizer of {name}"
+
+
+def _names(layer: nn.Module) -> list[str]:
+    """The parameters and buffers of a layer, without those of layers in it."""
+    return [name for held in (layer._parameters, layer._buffers) for name in held]

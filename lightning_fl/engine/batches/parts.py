@@ -1,0 +1,53 @@
+"""A batch in parts of nearly the same size."""
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from lightning_fl.engine.batches.client import SizedBatch, guess_batch_size
+from lightning_fl.errors import ConfigurationError
+
+__all__ = ["parts_of"]
+
+
+def parts_of(batch: Any, size: int | None, count: int, smallest: int, who: str) -> list[SizedBatch]:
+    """A batch in parts, in its order; the first ones have a sample more where it does not divide.
+
+    Args:
+        batch: tensors with a row for each sample, also in lists, tuples, dicts and data classes, or PyG's ``Batch``.
+            What is neither, such as a tensor of another length, is in every part as it is.
+        size: its samples; ``None`` where only the batch itself tells.
+        count: parts.
+        smallest: samples that a part has at least; nothing of a batch that is too small for this.
+        who: asks for it.
+
+    Raises:
+        ConfigurationError: nothing in the batch can be divided.
+    """
+    samples = guess_batch_size(batch) if size is None else size
+    if samples < count * smallest:
+        return []
+    bounds = [0, *[int(part[-1]) + 1 for part in torch.arange(samples).tensor_split(count)]]
+    divided = False
+
+    def cut(value: Any, begin: int, end: int) -> Any:
+        nonlocal divided
+        graphs = isinstance(value, Batch)
+        if (value.num_graphs if graphs else len(value) if value.ndim else 0) != samples:
+            return value
+        divided = True
+        return Batch.from_data_list(value[torch.arange(begin, end)]) if graphs else value[begin:end]
+
+    parts: list[SizedBatch] = [
+        (apply_to_collection(batch, (Tensor, Batch), cut, begin, end), end - begin) for begin, end in pairwise(bounds)
+    ]
+    if not divided:
+        raise ConfigurationError(
+            f"{who} goes by {count} parts of every batch, and this one, a {type(batch).__name__}, has nothing with one"
+            f" row for each of its {samples} samples: give tensors, lists or dicts of tensors, or PyG's Batch."
+        )
+    return parts

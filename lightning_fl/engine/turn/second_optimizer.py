@@ -1,0 +1,83 @@
+"""A client's optimiser on a second vector of the parameters that it shares."""
+
+import copy
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from lightning_fl.engine.settings import Settings
+from lightning_fl.engine.weights.flat import FlatModule, Span, Weights
+from lightning_fl.errors import ConfigurationError
+
+__all__ = ["SecondOptimizer"]
+
+
+class SecondOptimizer:
+    """Takes the steps of a client's optimiser on other weights: the same rule and rates, a state of its own.
+
+    Args:
+        optimizers: of the client; one, whose hyper-parameters are read at every step.
+        flat: the module that has their parameters.
+        spans: the shared parameters that are trained.
+        weights: those that are stepped, in place.
+        settings: of the run, which clips gradients.
+        state: of an earlier turn, as :meth:`state` gave it; empty for a fresh start.
+        who: asks for it.
+
+    Raises:
+        ConfigurationError: there are several optimisers.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        flat: FlatModule,
+        spans: Sequence[Span],
+        weights: Weights,
+        *,
+        settings: Settings,
+        state: Sequence[dict[str, Any]],
+        who: str,
+    ) -> None:
+        if len(optimizers) != 1:
+            raise ConfigurationError(
+                f"{who} trains two models side by side with one optimiser each, and the module has {len(optimizers)}:"
+                " give configure_optimizers one, and leave automatic_optimization on."
+            )
+        self._first = optimizers[0]
+        self._settings = settings
+        shared = {(span.dtype, span.begin) for span in spans}
+        self._groups: list[list[tuple[Any, int, nn.Parameter]]] = []
+        for group in self._first.param_groups:
+            own = []
+            for parameter in group["params"]:
+                place = flat.place(parameter)
+                if place is not None and (place.dtype, place.begin) in shared:
+                    part = weights.vectors[place.dtype][place.begin : place.begin + parameter.numel()]
+                    own.append((place.dtype, place.begin, nn.Parameter(part.view(parameter.shape))))
+            self._groups.append(own)
+        self._parameters = [parameter for own in self._groups for *_, parameter in own]
+        self._twin = copy.copy(self._first)  # of its class, with the settings that its constructor left in it
+        self._twin.state = defaultdict(dict, zip(self._parameters, state, strict=False))
+        self._twin.param_groups = [{"params": [parameter for *_, parameter in own]} for own in self._groups]
+
+    def step(self, gradient: Weights) -> None:
+        """Step the weights by a gradient, clipped as the run clips those of the module."""
+        for twin, group, own in zip(self._twin.param_groups, self._first.param_groups, self._groups, strict=True):
+            twin.update({name: value for name, value in group.items() if name != "params"})
+            for dtype, begin, parameter in own:
+                part = gradient.vectors[dtype][begin : begin + parameter.numel()]
+                parameter.grad = part.view(parameter.shape)
+        if clip := self._settings.gradient_clip_val:
+            if self._settings.gradient_clip_algorithm == "value":
+                nn.utils.clip_grad_value_(self._parameters, clip)
+            else:
+                nn.utils.clip_grad_norm_(self._parameters, clip)
+        self._twin.step()
+
+    def state(self) -> list[dict[str, Any]]:
+        """What a later turn goes on from: the optimiser's state of every parameter."""
+        return [dict(self._twin.state[parameter]) for parameter in self._parameters]
