@@ -43,7 +43,22 @@ from lightning_fl.callbacks import (
     Tokens,
     UniformSampling,
 )
-from lightning_fl.strategies import SCAFFOLD, Ditto, FedAdam, FedAvgM, FedFA, FedNova, FedProx, FedYogi, MaxFL, QFedAvg
+from lightning_fl.strategies import (
+    APFL,
+    SCAFFOLD,
+    Ditto,
+    FedAdam,
+    FedAvgM,
+    FedFA,
+    FedNova,
+    FedProx,
+    FedRep,
+    FedYogi,
+    MaxFL,
+    PerFedAvg,
+    PFedMe,
+    QFedAvg,
+)
 
 #: Ways of learning, by the names of the runs that take them.
 STRATEGIES: dict[str, Any] = {
@@ -58,6 +73,10 @@ STRATEGIES: dict[str, Any] = {
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
     "ditto": Ditto,
+    "apfl": APFL,
+    "per_fedavg": lambda: PerFedAvg(adaptation_rate=0.01, hessian="differences"),
+    "pfedme": lambda: PFedMe(strength=1.0),
+    "fedrep": lambda: FedRep(head_epochs=1),
 }
 
 

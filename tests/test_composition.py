@@ -65,12 +65,13 @@ LOCAL_DATA: dict[str, Callable[[], list[Any]]] = {
     "personal": lambda: [PersonalLayers(layers=["linear.bias"])],
 }
 A_MODEL_EACH = {"CollaborationGraph", "PFedGraph"}
+NOT_A_MODEL_EACH = {"scaffold", "qfedavg", "maxfl", "maxfl_out", "fedfa", "ditto", "apfl", "pfedme"}
 SEVERAL_MODELS = {"SoftAveraging", "FLSC", "FedSoft", "TierBidding"}
 
 
 def goes_together(learner: str, collaboration: str, participation: str) -> bool:
     """The table, without the columns of aggregations that do not exist."""
-    if collaboration in A_MODEL_EACH and learner in ("scaffold", "qfedavg", "maxfl", "maxfl_out", "fedfa", "ditto"):
+    if collaboration in A_MODEL_EACH and learner in NOT_A_MODEL_EACH:
         return False
     if collaboration in SEVERAL_MODELS and learner == "scaffold":
         return False
@@ -90,12 +91,14 @@ CELLS = [
 
 def make(cell: tuple[str, str, str, str], folder: Path, rounds: int) -> FederatedTrainer:
     learner, collaboration, participation, data = cell
+    head = LOCAL_DATA["personal"]() if learner == "fedrep" and data != "personal" else []  # which it needs
     return FederatedTrainer(
         strategy=STRATEGIES[learner](),
         callbacks=[
             *COLLABORATIONS[collaboration](),
             *PARTICIPATIONS[participation](),
             *LOCAL_DATA[data](),
+            *head,
             ModelCheckpoint(every_n_rounds=1, save_models=False),
         ],
         max_rounds=rounds,

@@ -240,6 +240,7 @@ class LocalLoop(TrainingLoop):
                 f"{type(self.learner).__name__} asks for the gradient of a step's batches outside of a step: call"
                 " turn.step_gradient in correct_gradient_."
             )
+        self._refuse_manual_steps()
         present, shim = self.flat.collect().clone(), self.module_trainer
         for span in turn.spans:
             at = slice(span.begin, span.end)
@@ -255,6 +256,7 @@ class LocalLoop(TrainingLoop):
 
     def batch_gradient(self, turn: ClientTurn, weights: Weights, purpose: str) -> Weights:
         """:meth:`ClientTurn.batch_gradient`: the module's weights and metrics are afterwards what they were before."""
+        self._refuse_manual_steps()
         client, shim = turn.client, self.module_trainer
         present = self.flat.collect().clone()
         path = self.path(client, purpose)
@@ -271,6 +273,13 @@ class LocalLoop(TrainingLoop):
             shim.end_turn()
             shim.collector.begin()
             self.flat.load(present)
+
+    def _refuse_manual_steps(self) -> None:
+        if not self.module.automatic_optimization:
+            raise ConfigurationError(
+                f"{type(self.module).__name__} optimises manually: its training_step cannot be differentiated at other"
+                f" weights, as {type(self.learner).__name__} needs. Leave automatic_optimization on."
+            )
 
     def _gradient(self, spans: Sequence[Span], batches: Sequence[tuple[Any, int | None, int]], share: float) -> Weights:
         """The gradient of ``share`` of the losses of some batches at the module's weights, zero but in some spans."""

@@ -1,0 +1,89 @@
+"""APFL: every client mixes the shared model with one of its own, and learns how much of each.
+
+Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, 2020 (https://arxiv.org/abs/2003.13461), Algorithm 1.
+
+==============  ======================================================================  ===========
+paper           here                                                                    unit
+==============  ======================================================================  ===========
+w_i             the weights that the turn trains; averaged as in FedAvg                 weights [P]
+v_i             ``turn.kept["own"]``; in the client's first turn it begins as w_i       weights [P]
+alpha_i         ``turn.kept["alpha"]``, at first ``alpha``                              share
+v_i-bar         ``alpha_i v_i + (1 - alpha_i) w_i``                                     weights [P]
+eta             the learning rate of the client's optimiser                             step size
+==============  ======================================================================  ===========
+
+Differs from the paper: v_i is stepped by an optimiser like the client's, with a state of its own (SGD without momentum
+is the paper's); a client takes part with the share of its samples.
+"""
+
+from typing import Any, Literal
+
+from lightning_fl.engine.client import ClientTurn
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.options import check_numbers
+from lightning_fl.strategies.fedavg import FedAvg
+
+__all__ = ["APFL"]
+
+
+class APFL(FedAvg):
+    """Steps of the client's own model: ``v <- v - eta alpha grad f_i(v-bar)``, where ``v-bar = alpha v + (1-alpha) w``.
+
+    And of the share: ``alpha <- clip(alpha - eta <v - w, grad f_i(v-bar)>, 0, 1)``. Each goes by what both models were
+    before the step. Clients are evaluated with the mixture of v and the newly averaged w, and export that. The shared
+    model is that of federated averaging, to the bit. A client's own model stays with it when coalitions change.
+
+    Args:
+        alpha: the share of the client's own model at first, 0 to 1.
+        alpha_every: when it moves: at the first step of a "round" (as in the authors' code), at every "step", "never".
+        **settings: those of every strategy.
+
+    Raises:
+        ConfigurationError: an argument is out of range, or the module has several optimisers.
+    """
+
+    name = "apfl"
+    excludes = {  # noqa: RUF012 - of the class
+        "model_per_client": "there every client has a model of its own already, and APFL adds a second one"
+    }
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 0.5,
+        alpha_every: Literal["round", "step", "never"] = "round",
+        **settings: Any,
+    ) -> None:
+        super().__init__(**settings)
+        check_numbers(self, alpha=alpha, at_least=0, at_most=1)
+        if alpha_every not in ("round", "step", "never"):
+            raise ConfigurationError(f"APFL.alpha_every={alpha_every!r}: give round, step or never.")
+        self.alpha, self.alpha_every = alpha, alpha_every
+
+    def begin_client(self, turn: ClientTurn) -> None:
+        """Start the client's own model at the shared one."""
+        if "own" not in turn.kept:
+            turn.kept["own"], turn.kept["alpha"] = turn.start.clone(), self.alpha
+
+    def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
+        """Step the client's own model and its share beside the shared one, whose gradient stays as it is."""
+        own, alpha = turn.kept["own"], turn.kept["alpha"]
+        moves = self.alpha_every == "step" or (self.alpha_every == "round" and not turn.steps)
+        if not alpha and self.alpha_every == "never":
+            return
+        of_mixture = turn.step_gradient(turn.combine((alpha, own), (1 - alpha, weights)))
+        if moves:
+            slope = turn.dot(own, of_mixture) - turn.dot(weights, of_mixture)
+            rate = float(turn.optimizers[0].param_groups[0]["lr"])
+            turn.kept["alpha"] = min(max(alpha - rate * slope, 0.0), 1.0)
+        for _, vector in of_mixture.floating():
+            vector.mul_(alpha)
+        turn.second_step("own", of_mixture)
+
+    def evaluation_weights(self, turn: ClientTurn) -> Weights:
+        """The mixture; before the client's first turn the shared model."""
+        alpha = turn.kept.get("alpha", 0.0)
+        if not alpha:
+            return turn.start
+        return turn.combine((alpha, turn.kept["own"]), (1 - alpha, turn.start))

@@ -1,0 +1,78 @@
+"""FedRep: first the client's own head is trained on the shared body, then the body under that head.
+
+Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for Personalized Federated Learning, ICML 2021
+(https://arxiv.org/abs/2102.07078), Algorithm 1.
+
+========  ==========================================================================  =============
+paper     here                                                                        unit
+========  ==========================================================================  =============
+h_i       the layers that ``PersonalLayers`` names                                    weights
+phi       all other ones                                                              weights
+tau_h     ``head_epochs`` or ``head_steps``                                           epochs, steps
+tau_phi   ``body_epochs`` or ``body_steps``; else the run's local work                epochs, steps
+========  ==========================================================================  =============
+
+Differs from the paper: the body's updates are weighted by samples. Each phase has an optimiser of its own, as the
+module configures it, which leaves the frozen part as it is (weight decay and momentum too); layers of normalisation of
+the frozen part use and keep their statistics.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lightning_fl.engine.client import ClientTurn, LocalWork, Phase
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.options import check_counts
+from lightning_fl.strategies.fedavg import FedAvg
+
+__all__ = ["FedRep"]
+
+
+class FedRep(FedAvg):
+    """The client's head alone, then the body alone, which is averaged. Needs the callback ``PersonalLayers``.
+
+    With both trained at once it is FedPer: ``PersonalLayers`` with FedAvg. A client that was never drawn is evaluated
+    with the first head on the shared body.
+
+    Args:
+        head_epochs: passes in which the head is trained; 10 in the paper.
+        head_steps: the same in optimiser steps, instead.
+        body_epochs: passes in which the body is trained; ``None`` for the local work of the run.
+        body_steps: the same in optimiser steps, instead.
+        **settings: those of every strategy.
+
+    Raises:
+        ConfigurationError: a number is not positive, both numbers of a part are given, or no callback keeps layers
+            with the clients.
+    """
+
+    name = "fedrep"
+    requires = {  # noqa: RUF012 - of the class
+        "personal_layers": "it trains the clients' own layers and the shared ones in turn, and no callback keeps any"
+        " with the clients. Add PersonalLayers(layers=[the head's name]) to trainer.callbacks"
+    }
+
+    def __init__(
+        self,
+        *,
+        head_epochs: int | None = None,
+        head_steps: int | None = None,
+        body_epochs: int | None = None,
+        body_steps: int | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(**settings)
+        check_counts(self, head_epochs=head_epochs, head_steps=head_steps)
+        check_counts(self, body_epochs=body_epochs, body_steps=body_steps)
+        self.head = _work("head", head_epochs, head_steps) or LocalWork(None, 10)
+        self.body = _work("body", body_epochs, body_steps)
+
+    def phases(self, turn: ClientTurn) -> Sequence[Phase]:
+        """The head, then the body."""
+        return Phase("personal", self.head), Phase("shared", self.body)
+
+
+def _work(part: str, epochs: int | None, steps: int | None) -> LocalWork | None:
+    if epochs is not None and steps is not None:
+        raise ConfigurationError(f"FedRep.{part}_epochs={epochs} and {part}_steps={steps}: give one of them.")
+    return None if epochs is None and steps is None else LocalWork(steps, epochs or 1)

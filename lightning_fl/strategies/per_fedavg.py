@@ -1,0 +1,93 @@
+"""Per-FedAvg: a shared model from which one step on a client's own data leads far.
+
+Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
+Approach, NeurIPS 2020 (https://arxiv.org/abs/2002.07948), Algorithm 1; equations 7 to 9.
+
+=============  ======================================================================  ============
+paper          here                                                                    unit
+=============  ======================================================================  ============
+alpha          ``adaptation_rate``                                                     step size
+beta           the learning rate of the client's optimiser, which takes the outer      step size
+               steps
+D, D', D''     the parts of every batch, in this order                                 samples
+w-tilde        ``w - alpha grad f(w; D)``                                              weights [P]
+delta          ``delta``, for the product with the Hessian in HF-MAML                  1 / gradient
+=============  ======================================================================  ============
+
+Differs from the paper: D, D' and D'' are halves (thirds with the Hessian) of one batch, as in FedCollab's code; batches
+too small for that are left out. Statistics of BatchNorm move with the first part alone. Personal layers, which no other
+client starts from, step by the gradient of the first part.
+"""
+
+from typing import Any, Literal
+
+from lightning_fl.engine.client import ClientTurn
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.options import check_counts, check_numbers
+from lightning_fl.strategies.fedavg import FedAvg
+
+__all__ = ["PerFedAvg"]
+
+
+class PerFedAvg(FedAvg):
+    """Descends ``sum_i beta_i f_i(w - alpha grad f_i(w))``; clients are evaluated after steps of size alpha.
+
+    These are thrown away. In training, a step's gradient is that at w-tilde on D'; with ``hessian="differences"`` also
+    ``- alpha H g``, H at w on D''.
+
+    Args:
+        adaptation_rate: alpha, of plain SGD whatever the client's optimiser; 0 is FedAvg.
+        adaptation_steps: before every evaluation, each on a training batch of its own.
+        hessian: "ignored" (first order, FO) or by "differences" of gradients (Hessian-free, HF).
+        delta: how far w is moved along the gradient for that, to both sides.
+        smallest_part: samples that a part has at least; FedCollab leaves out batches of fewer than 4.
+        **settings: those of every strategy.
+
+    Raises:
+        ConfigurationError: an argument is out of range.
+    """
+
+    name = "per_fedavg"
+
+    def __init__(
+        self,
+        *,
+        adaptation_rate: float = 0.01,
+        adaptation_steps: int = 1,
+        hessian: Literal["ignored", "differences"] = "ignored",
+        delta: float = 1e-3,
+        smallest_part: int = 2,
+        **settings: Any,
+    ) -> None:
+        super().__init__(**settings)
+        check_numbers(self, adaptation_rate=adaptation_rate, at_least=0)
+        check_counts(self, adaptation_steps=adaptation_steps, smallest_part=smallest_part)
+        if hessian not in ("ignored", "differences"):
+            raise ConfigurationError(f"PerFedAvg.hessian={hessian!r}: give ignored or differences.")
+        check_numbers(self, delta=delta, above=0)
+        self.adaptation_rate, self.adaptation_steps = adaptation_rate, adaptation_steps
+        self.hessian, self.delta, self.smallest_part = hessian, delta, smallest_part
+        if adaptation_rate:
+            self.batch_parts = 2 if hessian == "ignored" else 3
+
+    def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
+        """Put the meta-gradient in place of the gradient on D."""
+        if not self.adaptation_rate:
+            return
+        outer = turn.step_gradient(turn.combine((1.0, weights), (-self.adaptation_rate, gradient)), part=1)
+        if self.hessian == "differences":
+            ahead, behind = (
+                turn.step_gradient(turn.combine((1.0, weights), (sign * self.delta, outer)), part=2) for sign in (1, -1)
+            )
+            factor = self.adaptation_rate / (2 * self.delta)
+            outer = turn.combine((1.0, outer), (-factor, ahead), (factor, behind), elsewhere=outer)
+        gradient.copy_(outer)
+
+    def evaluation_weights(self, turn: ClientTurn) -> Weights:
+        """The shared model after the adaptation; training and the shared model know nothing of it."""
+        weights = turn.start
+        for step in range(self.adaptation_steps if self.adaptation_rate else 0):
+            gradient = turn.batch_gradient(weights, f"adaptation {step}")
+            weights = turn.combine((1.0, weights), (-self.adaptation_rate, gradient))
+        return weights

@@ -1,0 +1,109 @@
+"""pFedMe: clients train models near the shared one, which follows them by the Moreau envelope of their losses.
+
+Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020
+(https://arxiv.org/abs/2006.08848), Algorithm 1.
+
+========  ==========================================================================  =============
+paper     here                                                                        unit
+========  ==========================================================================  =============
+lambda    ``strength``                                                                1 / weight^2
+K         ``personal_steps``, gradient steps towards theta-tilde on one batch         steps
+eta_p     ``personal_rate`` (not numbered in the paper: "a gradient method")          step size
+theta     ``turn.kept["own"]``, of the turn's last batch                              weights [P]
+eta       the learning rate of the client's optimiser, which takes the outer steps    step size
+R         the turn's optimiser steps                                                  steps
+beta      ``server_rate``                                                             factor
+========  ==========================================================================  =============
+
+Differs from the paper: theta starts anew from w_i at each batch, as FedCollab has it; ``warm_start`` goes on from the
+last theta, as the authors' code does. A client is evaluated with its theta, and with the shared model where it has none
+or has come to another shared model since.
+"""
+
+from typing import Any
+
+import torch
+
+from lightning_fl.engine.client import ClientTurn
+from lightning_fl.engine.learner import ModelUpdate
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.options import check_counts, check_numbers
+from lightning_fl.strategies.fedavg import FedAvg
+
+__all__ = ["PFedMe"]
+
+
+class PFedMe(FedAvg):
+    """K times ``theta <- theta - eta_p (grad f_i(theta) + lambda (theta - w))``; ``w <- w - eta lambda (w - theta)``.
+
+    That is a step, on one batch. The server takes ``(1 - beta) x + beta sum_i beta_i w_i``.
+
+    Args:
+        strength: lambda, of the pull of theta to w; 0 leaves w as it is. 15 in the paper, 1 in FedCollab.
+        personal_steps: K.
+        personal_rate: eta_p.
+        server_rate: beta; 1 for the plain average.
+        warm_start: theta goes on from batch to batch and from turn to turn.
+        **settings: those of every strategy.
+
+    Raises:
+        ConfigurationError: an argument is out of range.
+    """
+
+    name = "pfedme"
+    excludes = {  # noqa: RUF012 - of the class
+        "model_per_client": "there every client has a model of its own already, and pFedMe adds a second one"
+    }
+
+    def __init__(
+        self,
+        *,
+        strength: float = 15.0,
+        personal_steps: int = 5,
+        personal_rate: float = 0.1,
+        server_rate: float = 1.0,
+        warm_start: bool = False,
+        **settings: Any,
+    ) -> None:
+        super().__init__(**settings)
+        check_numbers(self, strength=strength, at_least=0)
+        check_counts(self, personal_steps=personal_steps)
+        check_numbers(self, personal_rate=personal_rate, server_rate=server_rate, above=0)
+        self.strength, self.personal_steps, self.personal_rate = strength, personal_steps, personal_rate
+        self.server_rate, self.warm_start = server_rate, warm_start
+
+    def begin_client(self, turn: ClientTurn) -> None:
+        """Forget theta where the client has come to another shared model."""
+        if turn.kept.get("model") != turn.model:
+            turn.kept.pop("own", None)
+        turn.kept["model"] = turn.model
+
+    def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
+        """Find theta on the step's batches; put ``lambda (w - theta)`` in place of the gradient."""
+        warm = self.warm_start and "own" in turn.kept
+        own = (turn.kept["own"] if warm else weights).clone()
+        for step in range(self.personal_steps):
+            at_own = turn.step_gradient(own) if warm or step else gradient
+            for dtype, vector in own.floating():
+                slope = at_own.vectors[dtype] + self.strength * (vector - weights.vectors[dtype])
+                vector.add_(slope, alpha=-self.personal_rate)
+        for dtype, vector in gradient.floating():
+            torch.sub(weights.vectors[dtype], own.vectors[dtype], out=vector).mul_(self.strength)
+        turn.kept["own"] = own
+
+    def end_client(self, turn: ClientTurn, weights: Weights) -> None:
+        """theta has the statistics of the turn's end."""
+        if "own" in turn.kept:
+            turn.kept["own"] = turn.combine((1.0, turn.kept["own"]), elsewhere=weights)
+
+    def aggregate(self, update: ModelUpdate) -> Weights:
+        """``(1 - beta) x + beta average``."""
+        if self.server_rate == 1:
+            return update.average
+        return update.combine((1 - self.server_rate, update.start), (self.server_rate, update.average))
+
+    def evaluation_weights(self, turn: ClientTurn) -> Weights:
+        """theta, if the client has one of its present shared model."""
+        if turn.kept.get("model") != turn.model:
+            return turn.start
+        return turn.kept.get("own", turn.start)

@@ -1,0 +1,546 @@
+"""APFL, Per-FedAvg, pFedMe, FedRep: numbers worked out for two parabolas, plain loops, neutral and extreme values."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from run_tiny import digest
+from test_learner_hooks import CURVES, OneWeight, TwoParabolas, Watched, number, parabolas, trainer
+from tiny import TinyClients, TinyModule
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from torchmetrics import MeanMetric
+
+from lightning_fl import ConfigurationError, FederatedDataModule, FederatedTrainer, TrainingError
+from lightning_fl.callbacks import CollaborationGraph, LocalTraining, PersonalLayers
+from lightning_fl.engine.batches.parts import parts_of
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.strategies import APFL, FedAvg, FedRep, PerFedAvg, PFedMe
+
+SHARES, RATE, START = np.array([0.25, 0.75]), 0.1, 1.0
+
+
+def exactly(*values: float) -> list[Any]:
+    return [pytest.approx(value, rel=1e-9, abs=1e-12) for value in values]
+
+
+def own(watched: Watched, name: str = "own") -> list[list[float]]:
+    """What the two clients keep, by round."""
+    found = []
+    for kept in watched.kept:
+        values = [kept[client][name] for client in (0, 1)]
+        if name == "own":
+            values = [number(Weights.from_state_dict(one["flat_weights"], torch.device("cpu"))) for one in values]
+        found.append(values)
+    return found
+
+
+def evaluated(run: FederatedTrainer) -> list[float]:
+    """The weight that each client was evaluated with, from its loss and the side of the minimum that it is on."""
+    return [number(run.client_model(client)) for client in (0, 1)]
+
+
+def descend(w: float, client: int, steps: int = 2) -> float:
+    curvature, centre = CURVES[client]
+    for _ in range(steps):
+        w -= RATE * curvature * (w - centre)
+    return w
+
+
+# -- APFL --------------------------------------------------------------------------------------------------------------
+
+
+def test_apfl_with_a_fixed_share() -> None:
+    run, watched = parabolas(APFL(alpha=0.5, alpha_every="never"), max_rounds=1)
+    assert own(watched) == [exactly(1.09625, 0.4675)]
+    assert watched.weights == exactly(0.2825)
+    assert evaluated(run) == exactly(0.689375, 0.375)
+    for client, (curvature, centre) in enumerate(CURVES):
+        mixed = 0.5 * own(watched)[0][client] + 0.5 * watched.weights[0]
+        found = run.metrics["val"]["val_loss"].clients[client]
+        assert found == pytest.approx(curvature / 2 * (mixed - centre) ** 2, rel=1e-12)
+
+
+def test_apfl_learns_the_share() -> None:
+    _, watched = parabolas(APFL())
+    assert own(watched, "alpha")[0] == [0.5, 0.5]  # both models are the same when the first round begins
+    assert own(watched)[1] == exactly(1.2295154549, 0.1275646789)
+    assert own(watched, "alpha")[1] == exactly(0.6066521094, 0.4236875)
+    assert watched.weights == exactly(0.2825, -0.126475)
+
+
+@pytest.mark.parametrize("every", ["round", "step"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_apfl_agrees_with_a_plain_loop(every: Any, momentum: float) -> None:
+    class Heavy(OneWeight):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=RATE, momentum=momentum, weight_decay=0.05)
+
+    x, v, alpha = START, np.full(2, START), np.full(2, 0.3)
+    for _ in range(3):
+        ends = []
+        for i, (a, c) in enumerate(CURVES):
+            w, of_w, of_v = x, 0.0, 0.0
+            for step in range(3):
+                mixed = alpha[i] * v[i] + (1 - alpha[i]) * w
+                slope = a * (mixed - c)
+                moved = min(max(alpha[i] - RATE * (v[i] - w) * slope, 0.0), 1.0)
+                of_w = momentum * of_w + a * (w - c) + 0.05 * w
+                of_v = momentum * of_v + alpha[i] * slope + 0.05 * v[i]
+                w, v[i] = w - RATE * of_w, v[i] - RATE * of_v
+                if every == "step" or step == 0:
+                    alpha[i] = moved
+            ends.append(w)
+        x = float(SHARES @ ends)
+    watched = Watched()
+    run = trainer(watched, strategy=APFL(alpha=0.3, alpha_every=every), max_rounds=3, local_steps=3)
+    run.fit(Heavy(), TwoParabolas())
+    assert own(watched)[-1] == [pytest.approx(value, rel=1e-10) for value in v]
+    assert own(watched, "alpha")[-1] == [pytest.approx(value, rel=1e-10) for value in alpha]
+    assert watched.weights[-1] == pytest.approx(x, rel=1e-10)
+
+
+def test_apfl_at_both_ends_of_the_share() -> None:
+    """Nothing of the own model is FedAvg; nothing of the shared one is training alone."""
+    for alpha in (0.0, 0.5, 1.0):
+        run = trainer(strategy=APFL(alpha=alpha, alpha_every="never"), max_rounds=3)
+        run.fit(TinyModule(dropout=0.0, norm=True), TinyClients())
+        plain = trainer(strategy=FedAvg(), max_rounds=3)
+        plain.fit(TinyModule(dropout=0.0, norm=True), TinyClients())
+        assert digest(run.models[0]) == digest(plain.models[0])  # whatever the share
+        if alpha == 0:
+            assert run.metrics["val"] == plain.metrics["val"]
+    alone = trainer(LocalTraining(), max_rounds=3)
+    alone.fit(OneWeight(), TwoParabolas())
+    run, _ = parabolas(APFL(alpha=1.0, alpha_every="never"), max_rounds=3)
+    assert evaluated(run) == [pytest.approx(number(alone.client_model(i)), rel=1e-14) for i in (0, 1)]
+
+
+def test_the_second_optimiser_goes_on_where_the_run_keeps_optimisers() -> None:
+    class Heavy(OneWeight):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=RATE, momentum=0.5)
+
+    watched = Watched()
+    run = trainer(
+        watched, strategy=APFL(alpha=1.0, alpha_every="never"), max_rounds=3, optimizer_state="keep", local_steps=2
+    )
+    run.fit(Heavy(), TwoParabolas())
+    for i, (a, c) in enumerate(CURVES):
+        v, memory = START, 0.0
+        for _ in range(6):  # the momentum of all rounds
+            memory = 0.5 * memory + a * (v - c)
+            v -= RATE * memory
+        assert own(watched)[-1][i] == pytest.approx(v, rel=1e-12)
+
+
+def test_the_second_model_is_clipped_as_the_first() -> None:
+    watched = Watched()
+    run = trainer(
+        watched,
+        strategy=APFL(alpha=1.0, alpha_every="never"),
+        max_rounds=1,
+        gradient_clip_val=0.25,
+        local_steps=1,
+    )
+    run.fit(OneWeight(), TwoParabolas())
+    sizes = [0.25 / (1 + 1e-6 / slope) for slope in (1.0, 6.0)]  # as torch clips
+    assert own(watched)[0] == exactly(START + RATE * sizes[0], START - RATE * sizes[1])
+
+
+# -- Per-FedAvg --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hessian", "weight", "adapted"),
+    [("ignored", 0.7075, (0.83675, 0.19525)), ("differences", 0.79975, (0.919775, 0.259825))],
+)
+def test_per_fedavg(hessian: Any, weight: float, adapted: tuple[float, float]) -> None:
+    strategy = PerFedAvg(adaptation_rate=0.1, hessian=hessian)
+    run, watched = parabolas(strategy, max_rounds=1, local_steps=1)
+    assert watched.weights == exactly(weight)
+    assert evaluated(run) == exactly(*adapted)
+    assert number(run.models[0]) == watched.weights[0]  # the shared model knows nothing of it
+
+
+@pytest.mark.parametrize("hessian", ["ignored", "differences"])
+def test_per_fedavg_agrees_with_a_plain_loop(hessian: Any) -> None:
+    alpha, x = 0.05, START
+    for _ in range(3):
+        ends = []
+        for a, c in CURVES:
+            w = x
+            for _ in range(2):
+                slope = a * (w - alpha * a * (w - c) - c)
+                w -= RATE * (slope - (alpha * a * slope if hessian == "differences" else 0))
+            ends.append(w)
+        x = float(SHARES @ ends)
+    run, watched = parabolas(PerFedAvg(adaptation_rate=alpha, adaptation_steps=2, hessian=hessian), max_rounds=3)
+    assert watched.weights[-1] == pytest.approx(x, rel=1e-10)
+    expected = [c + (x - c) * (1 - alpha * a) ** 2 for a, c in CURVES]
+    assert evaluated(run) == [pytest.approx(value, rel=1e-10) for value in expected]
+
+
+class Line(LightningModule):
+    """A straight line through points that differ, so that it matters which batch a gradient is of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.tensor([0.5], dtype=torch.float64))
+        self.seen: list[Tensor] = []
+        self.mean = MeanMetric()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        self.seen.append(x)
+        self.mean.update(x.mean())
+        loss = (self.slope * x - y).square().mean() / 2
+        self.log("points", float(len(x)), on_step=False, on_epoch=True, reduce_fx="sum")
+        return loss
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("val_loss", (self.slope * batch[0] - batch[1]).square().mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=RATE)
+
+
+class Points(FederatedDataModule):
+    """One client with some points, in their order."""
+
+    def __init__(self, count: int = 6, batch_size: int = 6) -> None:
+        super().__init__(batch_size=batch_size, shuffle=False)
+        self.count = count
+
+    @property
+    def num_clients(self) -> int:
+        return 1
+
+    def client_data(self, client: int, split: str) -> TensorDataset:
+        x = torch.linspace(-1.0, 2.0, self.count, dtype=torch.float64)
+        return TensorDataset(x, 3 * x + x.square())
+
+
+def slope_at(w: float, x: Tensor, y: Tensor) -> float:
+    return float((x * (w * x - y)).mean())
+
+
+@pytest.mark.parametrize("hessian", ["ignored", "differences"])
+def test_per_fedavg_takes_each_gradient_on_a_part_of_its_own(hessian: Any) -> None:
+    x, y = Points().client_data(0, "train").tensors
+    parts = list(zip(x.chunk(2 if hessian == "ignored" else 3), y.chunk(2 if hessian == "ignored" else 3), strict=True))
+    inner = 0.5 - 0.2 * slope_at(0.5, *parts[0])
+    gradient = slope_at(inner, *parts[1])
+    if hessian == "differences":  # the curvature on the third part
+        gradient -= 0.2 * float(parts[2][0].square().mean()) * gradient
+    run = trainer(strategy=PerFedAvg(adaptation_rate=0.2, hessian=hessian), max_rounds=1, local_steps=1)
+    module = Line()
+    run.fit(module, Points())
+    assert float(run.models[0].vectors[torch.float64][0]) == pytest.approx(0.5 - RATE * gradient, rel=1e-10)
+    # What the further passes log and count is nowhere, and the evaluation adapts on all points.
+    assert run.metrics["train"]["points"].clients[0] == len(parts[0][0])
+    assert len(module.seen[-1]) == 6
+
+
+def test_per_fedavg_leaves_out_batches_that_are_too_small() -> None:
+    module, plain = Line(), Line()
+    for strategy, one in ((PerFedAvg(adaptation_rate=0.1, smallest_part=2), module), (FedAvg(), plain)):
+        trainer(strategy=strategy, max_rounds=1, local_steps=None, local_epochs=1).fit(one, Points(7, 4))
+    assert [len(x) for x in plain.seen[:2]] == [4, 3]
+    assert [len(x) for x in module.seen[:2]] == [2, 2]  # both parts of the first batch; nothing of the second
+
+    nobody = trainer(strategy=PerFedAvg(adaptation_rate=0.1, smallest_part=9), max_rounds=1)
+    nobody.fit(Line(), Points())
+    assert float(nobody.models[0].vectors[torch.float64][0]) == 0.5
+
+
+def test_per_fedavg_without_an_adaptation_is_fedavg_to_the_bit() -> None:
+    assert PerFedAvg(adaptation_rate=0.0).batch_parts == 1
+    assert tiny(PerFedAvg(adaptation_rate=0.0)) == tiny(FedAvg())
+
+
+def test_batches_in_parts() -> None:
+    x, weights = torch.arange(14.0), torch.ones(3)
+    (first, size), (second, other) = parts_of({"x": x, "weights": weights, "name": "a"}, None, 2, 1, "Who")
+    assert (size, other) == (7, 7)
+    assert torch.equal(torch.cat([first["x"], second["x"]]), x)
+    assert first["weights"] is weights
+    assert second["name"] == "a"
+    assert [size for _, size in parts_of([torch.zeros(8, 2)], 8, 3, 1, "Who")] == [3, 3, 2]
+    assert parts_of([torch.zeros(5)], 5, 2, 3, "Who") == []
+    with pytest.raises(
+        ConfigurationError, match="Who goes by 2 parts of every batch, and this one, a str, has nothing"
+    ):
+        parts_of("abcd", 4, 2, 1, "Who")
+
+
+def test_a_batch_of_graphs_in_parts() -> None:
+    from torch_geometric.data import Batch, Data
+
+    graphs = [
+        Data(x=torch.full((n, 1), float(n)), edge_index=torch.tensor([[0], [n - 1]]), y=torch.tensor([n]))
+        for n in (1, 2, 3, 4, 5)
+    ]
+    for (part, size), expected in zip(
+        parts_of(Batch.from_data_list(graphs), 5, 2, 1, "Who"), (graphs[:3], graphs[3:]), strict=True
+    ):
+        whole = Batch.from_data_list(expected)
+        assert size == len(expected)
+        for key in ("x", "edge_index", "y", "batch", "ptr"):
+            assert torch.equal(part[key], whole[key]), key
+
+
+# -- pFedMe ------------------------------------------------------------------------------------------------------------
+
+FEDME: dict[str, Any] = {"strength": 1.0, "personal_steps": 3, "personal_rate": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "weight"),
+    [({}, 0.84083732), ({"server_rate": 2.0}, 0.68167464), ({"warm_start": True}, 0.82650212)],
+)
+def test_pfedme(settings: dict[str, Any], weight: float) -> None:
+    run, watched = parabolas(PFedMe(**FEDME, **settings), max_rounds=1)
+    assert watched.weights == [pytest.approx(weight, abs=5e-9)]
+    thetas = (1.3748816, -0.4530656) if settings.get("warm_start") else (1.2624464, -0.2244512)
+    assert own(watched)[0] == [pytest.approx(theta, abs=5e-8) for theta in thetas]
+    assert evaluated(run) == own(watched)[0]
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_pfedme_agrees_with_a_plain_loop(warm: bool) -> None:
+    x, theta = START, [START, START]
+    for _ in range(3):
+        ends = []
+        for i, (a, c) in enumerate(CURVES):
+            w = x
+            for _ in range(2):
+                if not warm:
+                    theta[i] = w
+                for _ in range(4):
+                    theta[i] -= 0.05 * (a * (theta[i] - c) + 2.0 * (theta[i] - w))
+                w -= RATE * 2.0 * (w - theta[i])
+            ends.append(w)
+        x = -0.5 * x + 1.5 * float(SHARES @ ends)
+    strategy = PFedMe(strength=2.0, personal_steps=4, personal_rate=0.05, server_rate=1.5, warm_start=warm)
+    _, watched = parabolas(strategy, max_rounds=3)
+    assert watched.weights[-1] == pytest.approx(x, rel=1e-10)
+    assert own(watched)[-1] == [pytest.approx(value, rel=1e-10) for value in theta]
+
+
+def test_pfedme_at_its_limits() -> None:
+    assert parabolas(PFedMe(strength=0.0))[1].weights == [START, START]
+    _, watched = parabolas(PFedMe(strength=1.0, personal_steps=200), max_rounds=1, local_steps=1)
+    assert own(watched)[0] == exactly(1.5, -0.5)  # (a c + w) / (a + 1)
+    _, watched = parabolas(PFedMe(strength=1 / RATE, personal_steps=1, personal_rate=0.02), max_rounds=1, local_steps=1)
+    assert watched.weights == [pytest.approx(float(SHARES @ own(watched)[0]), rel=1e-12)]  # w_i becomes theta
+
+
+def test_pfedme_forgets_theta_of_another_model() -> None:
+    run, _ = parabolas(PFedMe(**FEDME))
+    run.client_store("strategy")[0]["model"] = 1  # as after a round in which the client was in coalition 1
+    assert number(run.client_model(0)) == number(run.models[0])
+    assert number(run.client_model(1)) != number(run.models[0])
+
+
+# -- FedRep ------------------------------------------------------------------------------------------------------------
+
+
+class Product(LightningModule):
+    """``(h b - y)^2 / 2``: a head h and a body b."""
+
+    def __init__(self, decay: float = 0.0) -> None:
+        super().__init__()
+        self.body, self.head = nn.Module(), nn.Module()
+        self.body.b = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+        self.head.h = nn.Parameter(torch.tensor([0.5], dtype=torch.float64))
+        self.decay = decay
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return (self.head.h * self.body.b - batch[0]).square().mean() / 2
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("val_loss", (self.head.h * self.body.b - batch[0]).square().mean() / 2)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=RATE, momentum=0.9 if self.decay else 0.0, weight_decay=self.decay)
+
+
+class TwoTargets(TwoParabolas):
+    def client_data(self, client: int, split: str) -> TensorDataset:
+        return TensorDataset(torch.tensor([2.0, -1.0][client], dtype=torch.float64).repeat((10, 30)[client]))
+
+
+def product(run: FederatedTrainer, module: Product) -> tuple[list[float], float]:
+    run.fit(module, TwoTargets())
+    heads = [float(values["head.h"]) for _, values in sorted(run.client_store("personal_layers").items())]
+    span = next(span for span in run.loop.flat.spans() if span.name == "body.b")
+    return heads, float(run.models[0].vectors[torch.float64][span.begin])
+
+
+def test_fedrep() -> None:
+    run = trainer(PersonalLayers(layers=["head"]), strategy=FedRep(head_steps=2, body_steps=1), max_rounds=1)
+    heads, body = product(run, Product())
+    assert heads == exactly(0.785, 0.215)
+    assert body == pytest.approx(1.0042525, rel=1e-12)
+    summary = run.communication.summary(["a", "b"])
+    assert summary["bytes_received"] == summary["bytes_sent"] == 2 * 8  # the body alone
+
+
+def test_fedrep_agrees_with_a_plain_loop_with_momentum_and_decay() -> None:
+    """Which move nothing that is frozen: each phase has an optimiser of its own."""
+    h, b = [0.5, 0.5], 1.0
+    for _ in range(3):
+        bodies = []
+        for i, y in enumerate((2.0, -1.0)):
+            memory = 0.0
+            for _ in range(3):
+                memory = 0.9 * memory + b * (h[i] * b - y) + 0.2 * h[i]
+                h[i] -= RATE * memory
+            mine, memory = b, 0.0
+            for _ in range(2):
+                memory = 0.9 * memory + h[i] * (h[i] * mine - y) + 0.2 * mine
+                mine -= RATE * memory
+            bodies.append(mine)
+        b = float(SHARES @ bodies)
+    run = trainer(PersonalLayers(layers=["head"]), strategy=FedRep(head_steps=3), max_rounds=3)
+    heads, body = product(run, Product(decay=0.2))
+    assert heads == [pytest.approx(value, rel=1e-10) for value in h]
+    assert body == pytest.approx(b, rel=1e-10)
+
+
+def test_each_phase_leaves_the_other_part_as_it_is() -> None:
+    class Normalised(TinyModule):
+        def __init__(self) -> None:
+            super().__init__(norm=True)
+            self.phases: list[dict[str, Tensor]] = []
+
+        def on_train_epoch_start(self) -> None:
+            self.phases.append({name: value.clone() for name, value in self.state_dict().items()})
+
+        on_train_epoch_end = on_train_epoch_start
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
+
+    module = Normalised()
+    run = trainer(PersonalLayers(layers=["linear"]), strategy=FedRep(head_epochs=2), max_rounds=1)
+    run.fit(module, TinyClients())
+    for client in range(3):
+        before, between, again, after = module.phases[4 * client : 4 * client + 4]
+        for name in before:
+            head = name.startswith("linear")
+            assert torch.equal(before[name], between[name]) != head, name  # also BatchNorm's statistics
+            assert torch.equal(between[name], again[name]), name
+            assert torch.equal(again[name], after[name]) == head, name
+    assert all(parameter.requires_grad for parameter in module.parameters())
+
+
+def test_fedrep_needs_a_head() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"strategy=FedRep: .*Add PersonalLayers\(layers=\[the head's name\]\)"
+    ):
+        trainer(strategy=FedRep())
+
+
+# -- all ---------------------------------------------------------------------------------------------------------------
+
+
+def tiny(strategy: FedAvg, **settings: Any) -> str:
+    run = trainer(PersonalLayers(layers=["linear.bias"]), strategy=strategy, **settings)
+    run.fit(TinyModule(dropout=0.2, norm=True), TinyClients())
+    return digest(run.models[0])
+
+
+@pytest.mark.parametrize("strategy", [APFL(), PerFedAvg(), PFedMe()])
+def test_bytes_are_those_of_fedavg(strategy: FedAvg) -> None:
+    plain, found = (parabolas(one)[0].communication.summary(["a", "b"]) for one in (FedAvg(), strategy))
+    for name in ("bytes_received", "bytes_sent"):
+        assert found[name] == plain[name] == 2 * 2 * 8
+
+
+@pytest.mark.parametrize("strategy", [APFL(), PerFedAvg(), PFedMe()])
+def test_statistics_and_metrics_move_by_the_steps_alone(strategy: FedAvg) -> None:
+    """With steps of size zero all are FedAvg's, but for the samples of a part."""
+
+    class Still(TinyModule):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    strategy.batch_parts = 1 if isinstance(strategy, PerFedAvg) else strategy.batch_parts
+    plain = trainer(strategy=FedAvg())
+    plain.fit(Still(norm=True), TinyClients())
+    if isinstance(strategy, PerFedAvg):
+        strategy.correct_gradient_ = lambda turn, gradient, weights: gradient.copy_(  # type: ignore[method-assign]
+            turn.step_gradient(turn.combine((2.0, weights)))
+        )
+    run = trainer(strategy=strategy)
+    run.fit(Still(norm=True), TinyClients())
+    assert run.models[0].equal(plain.models[0])
+    assert run.metrics["train"] == plain.metrics["train"]
+
+
+class Manual(TinyModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+
+class TwoOptimizers(Manual):
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
+
+
+@pytest.mark.parametrize("strategy", [APFL(), PerFedAvg(), PFedMe()])
+def test_modules_that_step_by_themselves_are_refused(strategy: FedAvg) -> None:
+    text = f"Manual optimises manually: .* as {type(strategy).__name__} needs. Leave automatic_optimization on"
+    with pytest.raises(TrainingError, match=text):
+        trainer(strategy=strategy).fit(Manual(), TinyClients())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: APFL(alpha=1.5), "APFL.alpha=1.5"),
+        (lambda: APFL(alpha_every="epoch"), "APFL.alpha_every='epoch': give round, step or never"),
+        (lambda: PerFedAvg(adaptation_rate=-0.1), "PerFedAvg.adaptation_rate=-0.1"),
+        (lambda: PerFedAvg(hessian="exact"), "PerFedAvg.hessian='exact': give ignored or differences"),
+        (lambda: PerFedAvg(delta=0.0), "PerFedAvg.delta=0.0"),
+        (lambda: PFedMe(strength=-1.0), "PFedMe.strength=-1.0"),
+        (lambda: PFedMe(personal_steps=0), "PFedMe.personal_steps=0"),
+        (lambda: FedRep(head_epochs=1, head_steps=1), "FedRep.head_epochs=1 and head_steps=1: give one of them"),
+    ],
+)
+def test_bad_arguments(make: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("strategy", [APFL, PFedMe])
+def test_one_personal_model_is_enough(strategy: type[FedAvg]) -> None:
+    with pytest.raises(ConfigurationError, match="there every client has a model of its own already"):
+        trainer(CollaborationGraph(budget=1), strategy=strategy())
+
+
+def test_gradients_are_asked_for_in_steps() -> None:
+    class Early(FedAvg):
+        def begin_client(self, turn: Any) -> None:
+            turn.step_gradient(turn.start)
+
+    with pytest.raises(TrainingError, match="asks for the gradient of a step's batches outside of a step"):
+        trainer(strategy=Early()).fit(TinyModule(), TinyClients())
+
+
+@pytest.mark.parametrize("name", ["apfl", "per_fedavg", "pfedme", "fedrep"])
+def test_names_in_recipes(name: str) -> None:
+    callbacks = [PersonalLayers(layers=["head"])] if name == "fedrep" else []
+    run = FederatedTrainer(strategy=name, callbacks=callbacks, logger=False)
+    assert type(run.strategy).__name__.lower() == name.replace("_", "")
