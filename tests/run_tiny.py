@@ -74,7 +74,7 @@ STRATEGIES: dict[str, Any] = {
     "fedyogi": FedYogi,
     "ditto": Ditto,
     "apfl": APFL,
-    "per_fedavg": lambda: PerFedAvg(adaptation_rate=0.01, hessian="differences"),
+    "perfedavg": lambda: PerFedAvg(adaptation_rate=0.01, hessian="differences"),
     "pfedme": lambda: PFedMe(strength=1.0),
     "fedrep": lambda: FedRep(head_epochs=1),
 }

@@ -52,7 +52,8 @@ _GIVEN: dict[str, dict[str, Any]] = {
 }
 #: No options of a recipe: records that the package makes itself, and bases.
 _NOT_NAMED = {
-    *("ClusterSplit", "ClientTurn", "ClientUpdate", "Contribution", "ModelUpdate", "FederatedDataModule"),
+    *("ClusterSplit", "ClientTurn", "ClientUpdate", "Contribution", "LocalWork", "ModelUpdate", "Phase"),
+    "FederatedDataModule",
     *("FederatedStrategy", "ImageCard", "MoleculeCard", "TableCard"),
 }
 #: Class and option -> values that are fine.

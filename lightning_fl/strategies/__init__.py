@@ -1,6 +1,6 @@
 """Strategies: how clients and server learn. Importing this package registers them with Fabric."""
 
-from lightning_fl.engine.client import ClientTurn, ClientUpdate
+from lightning_fl.engine.client import ClientTurn, ClientUpdate, LocalWork, Phase
 from lightning_fl.engine.learner import Contribution, ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies.apfl import APFL
@@ -13,7 +13,7 @@ from lightning_fl.strategies.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from lightning_fl.strategies.fedprox import FedProx
 from lightning_fl.strategies.fedrep import FedRep
 from lightning_fl.strategies.maxfl import MaxFL
-from lightning_fl.strategies.per_fedavg import PerFedAvg
+from lightning_fl.strategies.perfedavg import PerFedAvg
 from lightning_fl.strategies.pfedme import PFedMe
 from lightning_fl.strategies.qfedavg import QFedAvg
 from lightning_fl.strategies.scaffold import SCAFFOLD
@@ -35,10 +35,12 @@ __all__ = [
     "FedRep",
     "FedYogi",
     "FederatedStrategy",
+    "LocalWork",
     "MaxFL",
     "ModelUpdate",
     "PFedMe",
     "PerFedAvg",
+    "Phase",
     "QFedAvg",
     "Weights",
 ]

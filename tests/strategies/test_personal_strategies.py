@@ -539,8 +539,8 @@ def test_gradients_are_asked_for_in_steps() -> None:
         trainer(strategy=Early()).fit(TinyModule(), TinyClients())
 
 
-@pytest.mark.parametrize("name", ["apfl", "per_fedavg", "pfedme", "fedrep"])
+@pytest.mark.parametrize("name", ["apfl", "perfedavg", "pfedme", "fedrep"])
 def test_names_in_recipes(name: str) -> None:
     callbacks = [PersonalLayers(layers=["head"])] if name == "fedrep" else []
     run = FederatedTrainer(strategy=name, callbacks=callbacks, logger=False)
-    assert type(run.strategy).__name__.lower() == name.replace("_", "")
+    assert type(run.strategy).__name__.lower() == name

@@ -48,7 +48,7 @@ class PerFedAvg(FedAvg):
         ConfigurationError: an argument is out of range.
     """
 
-    name = "per_fedavg"
+    name = "perfedavg"
 
     def __init__(
         self,
