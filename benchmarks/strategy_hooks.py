@@ -26,7 +26,7 @@ from lightning_fl.strategies import ClientTurn, ClientUpdate, FedAvg, ModelUpdat
 #: Without FedFA, which measures by a validation_step that this module does not have.
 SHIPPED = (
     *("FedAvg", "FedProx", "FedNova", "SCAFFOLD", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "QFedAvg", "MaxFL"),
-    "Ditto",
+    *("Ditto", "APFL", "PerFedAvg", "PFedMe"),
 )
 
 

@@ -72,7 +72,10 @@ class APFL(FedAvg):
         moves = self.alpha_every == "step" or (self.alpha_every == "round" and not turn.steps)
         if not alpha and self.alpha_every == "never":
             return
-        of_mixture = turn.step_gradient(turn.combine((alpha, own), (1 - alpha, weights)))
+        mixture = own.clone()
+        for dtype, vector in mixture.floating():
+            vector.mul_(alpha).add_(weights.vectors[dtype], alpha=1 - alpha)
+        of_mixture = turn.step_gradient(mixture)
         if moves:
             slope = turn.dot(own, of_mixture) - turn.dot(weights, of_mixture)
             rate = float(turn.optimizers[0].param_groups[0]["lr"])

@@ -1,14 +1,14 @@
 """One client's turn, as its strategy sees it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torchmetrics import Metric
 
@@ -16,6 +16,7 @@ from lightning_fl.cohort import Participant
 from lightning_fl.engine.client import ClientReport, ClientState, ClientTurn, LocalWork, Phase, unpacked
 from lightning_fl.engine.federation import STRATEGY, Federation
 from lightning_fl.engine.turn.correction import Correction
+from lightning_fl.engine.turn.gradients import FlatGradient
 from lightning_fl.engine.turn.metric_states import kept_metrics
 from lightning_fl.engine.turn.results import LogCollector
 from lightning_fl.engine.turn.second_optimizer import SecondOptimizer
@@ -42,6 +43,7 @@ class LocalLoop(TrainingLoop):
         self.measured: dict[int | None, dict[int, dict[str, float]]] = {}
         self._second: dict[str, SecondOptimizer] = {}
         self._has_metrics: bool | None = None
+        self._gradient: FlatGradient | None = None
 
     def model_of(self, participant: Participant) -> int | None:
         """The model that a participant trains; ``None`` for a mixture of several."""
@@ -242,14 +244,13 @@ class LocalLoop(TrainingLoop):
             )
         self._refuse_manual_steps()
         present, shim = self.flat.collect().clone(), self.module_trainer
-        for span in turn.spans:
-            at = slice(span.begin, span.end)
-            self.flat.weights.vectors[span.dtype][at] = weights.vectors[span.dtype][at]
+        gradient = self._flat_gradient(turn)
+        gradient.load_(weights)
         collector, shim.collector = shim.collector, LogCollector()  # what is logged in between goes nowhere
         batches = [(*one.parts[part], one.index) for one in self.step_batches]
         try:
             with self._metrics_kept():
-                return self._gradient(turn.spans, batches, 1 / self.settings.accumulate_grad_batches)
+                return gradient.of(self._losses(batches), 1 / self.settings.accumulate_grad_batches)
         finally:
             shim.collector = collector
             self.flat.load(present)
@@ -268,7 +269,8 @@ class LocalLoop(TrainingLoop):
         shim.begin_turn(client, self.global_step(client))
         try:
             batch, size = next(iter(batches.shuffled(path, 1)))
-            return self._gradient(turn.spans, [(self.move(batch, batches.on_device, client), size, 0)], 1.0)
+            moved = [(self.move(batch, batches.on_device, client), size, 0)]
+            return self._flat_gradient(turn).of(self._losses(moved), 1.0)
         finally:
             shim.end_turn()
             shim.collector.begin()
@@ -281,27 +283,20 @@ class LocalLoop(TrainingLoop):
                 f" weights, as {type(self.learner).__name__} needs. Leave automatic_optimization on."
             )
 
-    def _gradient(self, spans: Sequence[Span], batches: Sequence[tuple[Any, int | None, int]], share: float) -> Weights:
-        """The gradient of ``share`` of the losses of some batches at the module's weights, zero but in some spans."""
-        gradient = Weights({dtype: torch.zeros_like(vector) for dtype, vector in self.flat.weights.floating()})
-        wanted = {(span.dtype, span.begin) for span in spans}
-        parameters, views = [], []
-        for parameter in self.module.parameters():
-            place = self.flat.place(parameter)
-            if place is not None and (place.dtype, place.begin) in wanted:
-                vector = gradient.vectors[place.dtype]
-                parameters.append(parameter)
-                views.append(vector[place.begin : place.begin + parameter.numel()].view(parameter.shape))
+    def _flat_gradient(self, turn: ClientTurn) -> FlatGradient:
+        if self._gradient is None or self._gradient.spans is not turn.spans:
+            self._gradient = FlatGradient(self.module, self.flat, turn.spans)
+        return self._gradient
+
+    def _losses(self, batches: Iterable[tuple[Any, int | None, int]]) -> Iterator[Tensor]:
+        """The losses of some batches at the module's weights, as the turn has them."""
         for batch, size, index in batches:
             self.module_trainer.collector.begin_step(batch, size)
             with torch.enable_grad():  # an optimiser may have switched gradients off
                 output = self.training_output(batch, index, self.generators)
                 loss = self.loss(output, "client_loss" in self.own_steps)
-                found = torch.autograd.grad(loss, parameters, allow_unused=True) if loss is not None else ()
-            for view, part in zip(views, found, strict=False):
-                if part is not None:
-                    view.add_(part, alpha=share)
-        return gradient
+            if loss is not None:
+                yield loss
 
     def _metrics_kept(self) -> AbstractContextManager[None]:
         if self._has_metrics is None:

@@ -5,11 +5,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fl.engine.settings import Settings
-from lightning_fl.engine.weights.flat import FlatModule, Span, Weights
+from lightning_fl.engine.turn.flat_optimizer import is_elementwise
+from lightning_fl.engine.weights.flat import FlatModule, Place, Span, Weights, joined
 from lightning_fl.errors import ConfigurationError
 
 __all__ = ["SecondOptimizer"]
@@ -49,28 +51,29 @@ class SecondOptimizer:
             )
         self._first = optimizers[0]
         self._settings = settings
-        shared = {(span.dtype, span.begin) for span in spans}
-        self._groups: list[list[tuple[Any, int, nn.Parameter]]] = []
+        shared = {(span.dtype, span.begin): span for span in spans}
+        whole = is_elementwise(self._first)  # then parameters that follow one another are stepped as one
+        self._groups: list[list[tuple[Place, nn.Parameter]]] = []
         for group in self._first.param_groups:
-            own = []
-            for parameter in group["params"]:
-                place = flat.place(parameter)
-                if place is not None and (place.dtype, place.begin) in shared:
-                    part = weights.vectors[place.dtype][place.begin : place.begin + parameter.numel()]
-                    own.append((place.dtype, place.begin, nn.Parameter(part.view(parameter.shape))))
-            self._groups.append(own)
-        self._parameters = [parameter for own in self._groups for *_, parameter in own]
+            places = [(flat.place(parameter), parameter.shape) for parameter in group["params"]]
+            own = [(shared[at[:2]], shape) for at, shape in places if at is not None and at[:2] in shared]
+            parts: list[tuple[Place, torch.Size | None]]
+            if whole:
+                parts = [(run, None) for run in joined([span for span, _ in own])]
+            else:
+                parts = [(Place(span.dtype, span.begin, span.end), shape) for span, shape in own]
+            self._groups.append([(place, nn.Parameter(_part(weights, place, shape))) for place, shape in parts])
+        self._parameters = [parameter for own in self._groups for _, parameter in own]
         self._twin = copy.copy(self._first)  # of its class, with the settings that its constructor left in it
         self._twin.state = defaultdict(dict, zip(self._parameters, state, strict=False))
-        self._twin.param_groups = [{"params": [parameter for *_, parameter in own]} for own in self._groups]
+        self._twin.param_groups = [{"params": [parameter for _, parameter in own]} for own in self._groups]
 
     def step(self, gradient: Weights) -> None:
         """Step the weights by a gradient, clipped as the run clips those of the module."""
         for twin, group, own in zip(self._twin.param_groups, self._first.param_groups, self._groups, strict=True):
             twin.update({name: value for name, value in group.items() if name != "params"})
-            for dtype, begin, parameter in own:
-                part = gradient.vectors[dtype][begin : begin + parameter.numel()]
-                parameter.grad = part.view(parameter.shape)
+            for place, parameter in own:
+                parameter.grad = _part(gradient, place, parameter.shape)
         if clip := self._settings.gradient_clip_val:
             if self._settings.gradient_clip_algorithm == "value":
                 nn.utils.clip_grad_value_(self._parameters, clip)
@@ -81,3 +84,8 @@ class SecondOptimizer:
     def state(self) -> list[dict[str, Any]]:
         """What a later turn goes on from: the optimiser's state of every parameter."""
         return [dict(self._twin.state[parameter]) for parameter in self._parameters]
+
+
+def _part(weights: Weights, place: Place, shape: torch.Size | None) -> Tensor:
+    part = weights.vectors[place.dtype][place.begin : place.end]
+    return part if shape is None else part.view(shape)

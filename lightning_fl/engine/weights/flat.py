@@ -31,6 +31,7 @@ __all__ = [
     "check_finite",
     "combined",
     "inner_product",
+    "joined",
     "largest_magnitude",
 ]
 
@@ -108,6 +109,30 @@ class Span:
     trainable: bool
 
 
+class Place(NamedTuple):
+    """Entries ``begin`` to ``end`` (exclusive, with the gap to the next) of the vector of a dtype."""
+
+    dtype: torch.dtype
+    begin: int
+    end: int
+
+
+def joined(spans: Sequence[Span]) -> list[Place]:
+    """Spans in the order of their places, those that follow one another as one, with the gaps between them."""
+    runs: list[Place] = []
+    for span in sorted(spans, key=lambda span: (str(span.dtype), span.begin)):
+        last = runs[-1] if runs else None
+        if (
+            last is not None
+            and last.dtype == span.dtype
+            and span.begin <= last.begin + room(last.end - last.begin, span.dtype)
+        ):
+            runs[-1] = last._replace(end=max(span.end, last.end))
+        else:
+            runs.append(Place(span.dtype, span.begin, span.end))
+    return runs
+
+
 def combined(base: Weights, terms: Sequence[tuple[float, Weights]], spans: Sequence[Span]) -> Weights:
     """A copy of some weights with ``sum_k a_k v_k`` in place of the entries of some parameters.
 
@@ -118,7 +143,7 @@ def combined(base: Weights, terms: Sequence[tuple[float, Weights]], spans: Seque
     """
     result = base.clone()
     (scale, first), *others = terms
-    for span in spans:
+    for span in joined(spans):
         part = slice(span.begin, span.end)
         total = scale * first.vectors[span.dtype][part]
         for factor, other in others:
@@ -132,14 +157,6 @@ def inner_product(first: Weights, second: Weights, spans: Sequence[Span]) -> flo
     parts = ((span.dtype, slice(span.begin, span.end)) for span in spans)
     products = [torch.dot(*(one.vectors[dtype][part].double() for one in (first, second))) for dtype, part in parts]
     return float(torch.stack(products).sum()) if products else 0.0
-
-
-class Place(NamedTuple):
-    """Entries ``begin`` to ``end`` (exclusive, with the gap to the next) of the vector of a dtype."""
-
-    dtype: torch.dtype
-    begin: int
-    end: int
 
 
 @dataclass(frozen=True)
