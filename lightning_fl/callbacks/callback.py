@@ -108,6 +108,17 @@ class Callback:
         """
         return None
 
+    def evaluation_weights(self, trainer: _Trainer, client: int, weights: Weights) -> Weights:
+        """What a client is evaluated with, predicts with and is given at the end, inside and outside of a fit.
+
+        Args:
+            trainer: of the run.
+            client: hosted by this rank.
+            weights: what it would be otherwise, in the sense of the collaboration and the strategy, with its personal
+                layers; to be read only.
+        """
+        return weights
+
     def around_training_step(
         self,
         trainer: _Trainer,

@@ -12,7 +12,6 @@ from lightning_fl.checkpoint import export_models, keep_as, load_state, remove_o
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
 from lightning_fl.engine.federation import Federation
-from lightning_fl.engine.learner import changes
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import CheckpointError, ConfigurationError
 from lightning_fl.metrics import ClientMetrics, curve_name, default_metric
@@ -165,7 +164,7 @@ class ModelCheckpoint(Callback):
     def _final_models(trainer: TrainerSurface, exported: Federation) -> dict[int, Any]:
         """What all clients are given at the end where it is not what the collaboration says, from their own ranks."""
         final = exported.client_stores.get("final_models", {})
-        if not changes(trainer.strategy, "evaluation_weights"):
+        if not trainer.loop.evaluates_own_weights:
             return final
         own = {client: trainer.loop.client_model(client, exported).state_dict() for client in trainer.hosted_clients}
         return (own if trainer.processes.private else trainer.strategy.exchange(own)) | final

@@ -1,4 +1,4 @@
-"""Fine-tuning: after the last round every client trains its model a little further on its own data."""
+"""Fine-tuning: after the last round, or before every evaluation, clients train their models a little further."""
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
@@ -16,15 +16,20 @@ __all__ = ["FineTuning"]
 
 
 class FineTuning(Callback):
-    """Makes every client's model personal at the end of the fit: FedAvg + fine-tuning and its kin.
+    """Makes every client's model personal by training on its own data: FedAvg + fine-tuning and its kin.
 
-    It starts from the models of the best round (of each client's own, with ``BestClientModels``; of the last, where
-    nothing is monitored). What is tested after fit and written to ``models/`` are the fine-tuned models. A run that
-    goes on from its last checkpoint goes on from the shared models.
+    At the end of the fit, it starts from the models of the best round (of each client's own, with
+    ``BestClientModels``; of the last, where nothing is monitored). What is tested after fit and written to ``models/``
+    are the fine-tuned models. A run that goes on from its last checkpoint goes on from the shared models.
+
+    With ``every_evaluation`` it starts from what the client would be evaluated with, each time anew, and is thrown away
+    (Bao et al. 2023, FedCollab: two steps). What is monitored, tested and written to ``models/`` is then fine-tuned.
+    Rounds are trained to the same bits as without it.
 
     Args:
         epochs: passes over a client's data; default (without ``steps`` either) twice the local work of a round.
         steps: optimiser steps, instead of epochs.
+        every_evaluation: before every evaluation and prediction instead of at the end of the fit.
 
     Raises:
         ConfigurationError: a number is less than 1, or both are given.
@@ -32,12 +37,31 @@ class FineTuning(Callback):
 
     role = "fine-tuning"
 
-    def __init__(self, *, epochs: int | None = None, steps: int | None = None) -> None:
+    def __init__(self, *, epochs: int | None = None, steps: int | None = None, every_evaluation: bool = False) -> None:
         check_counts(self, epochs=epochs, steps=steps)
         if epochs is not None and steps is not None:
             raise ConfigurationError(f"FineTuning.epochs={epochs} and steps={steps} are both set: drop one.")
         self.epochs = epochs
         self.steps = steps
+        self.every_evaluation = every_evaluation
+
+    def evaluation_weights(self, trainer: TrainerSurface, client: int, weights: Weights) -> Weights:
+        """The client's model after its steps."""
+        if not self.every_evaluation:
+            return weights
+        try:
+            return trainer.loop.train_aside(client, weights, "fine-tuning", self._work(trainer))
+        except TrainingError as error:
+            text = f"fine-tuning of {trainer.loop.name_of(client)} failed: {error}"
+            if trainer.on_client_error == "fail":
+                raise TrainingError(text) from error
+            rank_zero_warn(f"{text} It is evaluated without.")
+            return weights
+
+    def _work(self, trainer: TrainerSurface) -> LocalWork:
+        if self.steps is None and self.epochs is None and trainer.local_steps is not None:
+            return LocalWork(2 * trainer.local_steps, 1)
+        return LocalWork(self.steps, self.epochs or 2 * trainer.local_epochs)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """A resumed run trains the shared models."""
@@ -45,11 +69,9 @@ class FineTuning(Callback):
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Train every client's model."""
-        if trainer.interrupted_by:  # the rounds are not over; a resumed run will come here
+        if self.every_evaluation or trainer.interrupted_by:  # the rounds are not over; a resumed run will come here
             return
-        work = LocalWork(self.steps, self.epochs or 2 * trainer.local_epochs)
-        if self.steps is None and self.epochs is None and trainer.local_steps is not None:
-            work = LocalWork(2 * trainer.local_steps, 1)
+        work = self._work(trainer)
         starts = self._starts(trainer)
         failures: dict[int, str] = {}
         for client, start in starts.items():

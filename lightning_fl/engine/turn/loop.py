@@ -109,9 +109,43 @@ class LocalLoop(TrainingLoop):
         federation = federation or self.federation
         model = federation.client_model(client, self.processes.device)
         final = federation.client_stores.get("final_models", {})
-        if "evaluation_weights" not in self.own_steps or client in final or client not in self.processes.hosted:
+        adapters = self.hooks.of("evaluation_weights")
+        own = "evaluation_weights" in self.own_steps
+        if not (own or adapters) or client in final or client not in self.processes.hosted:
             return model
-        return self.learner.evaluation_weights(self._turn(client, None, model, ClientState(), federation))
+        present, self.federation = self.federation, federation  # draws are those of its round
+        try:
+            if own:
+                model = self.learner.evaluation_weights(self._turn(client, None, model, ClientState(), federation))
+            for adapt in adapters:
+                model = adapt(client, model)
+        finally:
+            self.federation = present
+        return model
+
+    @property
+    def evaluates_own_weights(self) -> bool:
+        """Whether clients are evaluated with other weights than the collaboration says."""
+        return "evaluation_weights" in self.own_steps or bool(self.hooks.of("evaluation_weights"))
+
+    def train_aside(self, client: int, start: Weights, purpose: str, work: LocalWork) -> Weights:
+        """What a client makes of some weights by a training that is no part of its turns; nothing else remembers it.
+
+        Args:
+            client: a hosted client.
+            start: the weights, with its personal layers; to be read only.
+            purpose: of its draws.
+            work: how much.
+
+        Raises:
+            TrainingError: a loss is NaN or infinite.
+        """
+        present = self.flat.collect().clone()
+        try:
+            self.train(client, start, ClientState(), purpose=purpose, own=False, work=work)
+            return self.flat.collect().clone()
+        finally:
+            self.flat.load(present)
 
     # -- training ------------------------------------------------------------------------------------------------
 

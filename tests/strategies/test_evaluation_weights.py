@@ -1,0 +1,147 @@
+"""What clients are evaluated with: fine-tuned before each evaluation, adapted, mixed; and what is exported of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_tiny import digest
+from test_learner_hooks import CURVES, OneWeight, TwoParabolas, Watched, number, trainer
+from tiny import TinyClients, TinyModule
+
+from lightning_fl import FederatedTrainer, TrainingError
+from lightning_fl.callbacks import (
+    BestClientModels,
+    CollaborationGraph,
+    FineTuning,
+    ModelCheckpoint,
+    PersonalLayers,
+    PFedGraph,
+)
+from lightning_fl.strategies import APFL, Ditto, FedAvg, FedRep, PerFedAvg, PFedMe
+
+RATE = 0.1
+
+
+def tuned(w: float, client: int, steps: int = 2) -> float:
+    curvature, centre = CURVES[client]
+    return centre + (w - centre) * (1 - RATE * curvature) ** steps
+
+
+def test_before_every_evaluation_and_thrown_away() -> None:
+    watched = Watched()
+    run = trainer(watched, FineTuning(steps=2, every_evaluation=True), max_rounds=3)
+    run.fit(OneWeight(), TwoParabolas())
+    plain = Watched()
+    trainer(plain, max_rounds=3).fit(OneWeight(), TwoParabolas())
+    assert watched.weights == plain.weights  # to the bit
+    for client, (curvature, centre) in enumerate(CURVES):
+        own = tuned(watched.weights[-1], client)
+        assert number(run.client_model(client)) == pytest.approx(own, rel=1e-12)
+        found = run.metrics["val"]["val_loss"].clients[client]
+        assert found == pytest.approx(curvature / 2 * (own - centre) ** 2, rel=1e-12)
+
+
+def test_twice_the_local_work_by_default() -> None:
+    run = trainer(FineTuning(every_evaluation=True), max_rounds=1, local_steps=3)
+    run.fit(OneWeight(), TwoParabolas())
+    for client in (0, 1):
+        expected = tuned(number(run.models[0]), client, steps=6)
+        assert number(run.client_model(client)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more"),
+    [
+        (FedAvg, list),
+        (FedAvg, lambda: [CollaborationGraph(budget=2)]),
+        (FedAvg, lambda: [BestClientModels()]),
+        (Ditto, list),
+    ],
+)
+def test_training_knows_nothing_of_it(strategy: type[FedAvg], more: Any, tmp_path: Path) -> None:
+    """With dropout, BatchNorm, momentum that is kept and personal layers."""
+
+    class Heavy(TinyModule):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+    runs = []
+    for extra in ([FineTuning(steps=2, every_evaluation=True)], []):
+        run = trainer(
+            *more(),
+            *extra,
+            PersonalLayers(layers=["linear.bias"]),
+            strategy=strategy(),
+            max_rounds=3,
+            optimizer_state="keep",
+            root=tmp_path,
+        )
+        run.fit(Heavy(dropout=0.3, norm=True), TinyClients())
+        runs.append(run)
+    tuned_run, plain = runs
+    assert [digest(model) for model in tuned_run.models] == [digest(model) for model in plain.models]
+    assert tuned_run.metrics["train"] == plain.metrics["train"]
+    assert tuned_run.metrics["val"] != plain.metrics["val"]
+
+
+class Grows(OneWeight):
+    """The steps of the second client overshoot more and more."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.7)
+
+
+def test_a_fine_tuning_that_fails_ends_the_run_or_is_left_out() -> None:
+    settings: dict[str, Any] = {"max_rounds": 1, "local_steps": 1}
+    with pytest.raises(TrainingError, match=r"fine-tuning of client 1 \(client_1\) failed: .*Lower the learning rate"):
+        trainer(FineTuning(steps=5000, every_evaluation=True), **settings).fit(Grows(), TwoParabolas())
+    run = trainer(FineTuning(steps=5000, every_evaluation=True), on_client_error="skip", **settings)
+    with pytest.warns(UserWarning, match=r"fine-tuning of client 1 .* failed: .* It is evaluated without"):
+        run.fit(Grows(), TwoParabolas())
+    with pytest.warns(UserWarning, match="evaluated without"):
+        assert number(run.client_model(1)) == number(run.models[0])
+    assert number(run.client_model(0)) == pytest.approx(2.0)
+
+
+# -- what is exported --------------------------------------------------------------------------------------------------
+
+WAYS: dict[str, tuple[Any, Any]] = {
+    "fine-tuned": (FedAvg, lambda: [FineTuning(steps=2, every_evaluation=True)]),
+    "fine-tuned at the end": (FedAvg, lambda: [FineTuning(steps=2)]),
+    "Ditto": (Ditto, list),
+    "APFL": (APFL, list),
+    "PerFedAvg": (lambda: PerFedAvg(adaptation_rate=0.05), list),
+    "PFedMe": (lambda: PFedMe(strength=1.0), list),
+    "FedRep": (lambda: FedRep(head_epochs=1), lambda: [PersonalLayers(layers=["linear"])]),
+    "FedBN": (FedAvg, lambda: [PersonalLayers(layers="normalization")]),
+    "DPFL": (FedAvg, lambda: [CollaborationGraph(budget=2), BestClientModels()]),
+    "pFedGraph": (FedAvg, lambda: [PFedGraph()]),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", WAYS)
+def test_exported_models_predict_in_plain_lightning_what_was_tested(way: str, tmp_path: Path) -> None:
+    """Also after training has gone on from a better round, and in a run that only tests."""
+    strategy, callbacks = WAYS[way]
+
+    def make() -> FederatedTrainer:
+        checkpoint = ModelCheckpoint(every_n_rounds=1, monitor="val_loss")
+        return trainer(
+            *callbacks(), checkpoint, strategy=strategy(), max_rounds=3, root=tmp_path, enable_checkpointing=True
+        )
+
+    run, data = make(), TinyClients()
+    module = TinyModule(norm=True)
+    run.fit(module, data)
+    tested = run.test(module, data, ckpt_path=run.trained_checkpoint)["test_loss"].clients
+    files = sorted((Path(run.log_dir) / "models").glob("client_*.ckpt"))
+    assert len(files) == len(tested) == 3
+    for client, file in enumerate(files):
+        plain = TinyModule(norm=True)
+        plain.load_state_dict(torch.load(file, weights_only=True)["state_dict"])
+        plain.eval()
+        with torch.no_grad():
+            x, y = data.client_data(client, "test").tensors
+            assert tested[client] == pytest.approx(float(torch.nn.functional.mse_loss(plain(x), y)), rel=1e-5)
