@@ -168,6 +168,10 @@ class TurnServices(Protocol):
         """:meth:`ClientTurn.second_step`."""
         ...
 
+    def learning_rate(self, turn: "ClientTurn") -> float:
+        """:attr:`ClientTurn.learning_rate`."""
+        ...
+
 
 @dataclass(eq=False)
 class ClientTurn:
@@ -218,6 +222,11 @@ class ClientTurn:
     def dot(self, first: Weights, second: Weights) -> float:
         """The inner product over the shared parameters that are trained, in double precision."""
         return inner_product(first, second, self.spans)
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the client's first optimiser at present; of one as the module configures it, in a turn of no round."""
+        return self.services.learning_rate(self)
 
     def train(
         self,

@@ -78,8 +78,7 @@ class APFL(FedAvg):
         of_mixture = turn.step_gradient(mixture)
         if moves:
             slope = turn.dot(own, of_mixture) - turn.dot(weights, of_mixture)
-            rate = float(turn.optimizers[0].param_groups[0]["lr"])
-            turn.kept["alpha"] = min(max(alpha - rate * slope, 0.0), 1.0)
+            turn.kept["alpha"] = min(max(alpha - turn.learning_rate * slope, 0.0), 1.0)
         for _, vector in of_mixture.floating():
             vector.mul_(alpha)
         turn.second_step("own", of_mixture)

@@ -37,7 +37,8 @@ class PerFedAvg(FedAvg):
     ``- alpha H g``, H at w on D''.
 
     Args:
-        adaptation_rate: alpha, of plain SGD whatever the client's optimiser; 0 is FedAvg.
+        adaptation_rate: alpha, of plain SGD whatever the client's optimiser; 0 is FedAvg, ``None`` takes the learning
+            rate of that optimiser, as FedCollab does.
         adaptation_steps: before every evaluation, each on a training batch of its own.
         hessian: "ignored" (first order, FO) or by "differences" of gradients (Hessian-free, HF).
         delta: how far w is moved along the gradient for that, to both sides.
@@ -53,7 +54,7 @@ class PerFedAvg(FedAvg):
     def __init__(
         self,
         *,
-        adaptation_rate: float = 0.01,
+        adaptation_rate: float | None = 0.01,
         adaptation_steps: int = 1,
         hessian: Literal["ignored", "differences"] = "ignored",
         delta: float = 1e-3,
@@ -68,26 +69,30 @@ class PerFedAvg(FedAvg):
         check_numbers(self, delta=delta, above=0)
         self.adaptation_rate, self.adaptation_steps = adaptation_rate, adaptation_steps
         self.hessian, self.delta, self.smallest_part = hessian, delta, smallest_part
-        if adaptation_rate:
+        if adaptation_rate != 0:
             self.batch_parts = 2 if hessian == "ignored" else 3
 
     def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
         """Put the meta-gradient in place of the gradient on D."""
-        if not self.adaptation_rate:
+        if self.adaptation_rate == 0:
             return
-        outer = turn.step_gradient(turn.combine((1.0, weights), (-self.adaptation_rate, gradient)), part=1)
+        rate = self._rate(turn)
+        outer = turn.step_gradient(turn.combine((1.0, weights), (-rate, gradient)), part=1)
         if self.hessian == "differences":
             ahead, behind = (
                 turn.step_gradient(turn.combine((1.0, weights), (sign * self.delta, outer)), part=2) for sign in (1, -1)
             )
-            factor = self.adaptation_rate / (2 * self.delta)
+            factor = rate / (2 * self.delta)
             outer = turn.combine((1.0, outer), (-factor, ahead), (factor, behind), elsewhere=outer)
         gradient.copy_(outer)
 
     def evaluation_weights(self, turn: ClientTurn) -> Weights:
         """The shared model after the adaptation; training and the shared model know nothing of it."""
         weights = turn.start
-        for step in range(self.adaptation_steps if self.adaptation_rate else 0):
+        for step in range(self.adaptation_steps if self.adaptation_rate != 0 else 0):
             gradient = turn.batch_gradient(weights, f"adaptation {step}")
-            weights = turn.combine((1.0, weights), (-self.adaptation_rate, gradient))
+            weights = turn.combine((1.0, weights), (-self._rate(turn), gradient))
         return weights
+
+    def _rate(self, turn: ClientTurn) -> float:
+        return turn.learning_rate if self.adaptation_rate is None else self.adaptation_rate

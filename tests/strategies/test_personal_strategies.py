@@ -165,6 +165,12 @@ def test_per_fedavg(hessian: Any, weight: float, adapted: tuple[float, float]) -
     assert number(run.models[0]) == watched.weights[0]  # the shared model knows nothing of it
 
 
+def test_per_fedavg_adapts_at_the_rate_of_the_optimiser() -> None:
+    run, watched = parabolas(PerFedAvg(adaptation_rate=None), max_rounds=1, local_steps=1)
+    assert watched.weights == exactly(0.7075)
+    assert evaluated(run) == exactly(0.83675, 0.19525)
+
+
 @pytest.mark.parametrize("hessian", ["ignored", "differences"])
 def test_per_fedavg_agrees_with_a_plain_loop(hessian: Any) -> None:
     alpha, x = 0.05, START

@@ -337,6 +337,11 @@ class LocalLoop(TrainingLoop):
             self._has_metrics = any(isinstance(part, Metric) for part in self.module.modules())
         return kept_metrics(self.module) if self._has_metrics else nullcontext()
 
+    def learning_rate(self, turn: ClientTurn) -> float:
+        """:attr:`ClientTurn.learning_rate`."""
+        optimizers = turn.optimizers or self.optimization.configure()[0]
+        return float(optimizers[0].param_groups[0]["lr"])
+
     def second_step(self, turn: ClientTurn, name: str, gradient: Weights) -> None:
         """:meth:`ClientTurn.second_step`."""
         if name not in self._second:
