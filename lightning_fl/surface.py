@@ -225,6 +225,14 @@ class TrainerSurface:
         """
         return self.loop.client_model(client)
 
+    @property
+    def evaluated_model(self) -> str:
+        """What clients are evaluated with, in words: the collaboration's, the strategy's, the callbacks'."""
+        model = self.strategy.evaluated(self.collaboration.in_words())
+        for hook in self.hooks.of("evaluated"):
+            model = hook(model)
+        return model
+
     def client_store(self, name: str) -> dict[int, Any]:
         """What hosted clients keep for a callback: client -> plain values and tensors, saved in checkpoints."""
         return self.federation.client_store(name)

@@ -108,6 +108,15 @@ class Callback:
         """
         return None
 
+    def evaluated(self, trainer: _Trainer, model: str) -> str:
+        """What clients are evaluated with, in words for tables and summaries.
+
+        Args:
+            trainer: of the run.
+            model: what it would be without this callback, such as "the shared model".
+        """
+        return model
+
     def evaluation_weights(self, trainer: _Trainer, client: int, weights: Weights) -> Weights:
         """What a client is evaluated with, predicts with and is given at the end, inside and outside of a fit.
 
