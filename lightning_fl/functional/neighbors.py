@@ -48,10 +48,7 @@ def kernel_weights(queries: Tensor, embeddings: Tensor, k: int, scale: float) ->
         squared = torch.cdist(part, embeddings, compute_mode="donot_use_mm_for_euclid_dist").square()
         nearest, indices = (values[:, :k] for values in squared.sort(dim=1, stable=True))
         found.append((torch.softmax(-nearest / (embeddings.shape[1] * scale), 1), indices))
-    weights, indices = (
-        zip(*found, strict=True) if found else ((queries.new_zeros(0, 1),), (queries.new_zeros(0, 1).long(),))
-    )
-    return torch.cat(weights), torch.cat(indices)
+    return torch.cat([weights for weights, _ in found]), torch.cat([indices for _, indices in found])
 
 
 def neighbor_probabilities(weights: Tensor, classes: Tensor, num_classes: int) -> Tensor:

@@ -90,7 +90,7 @@ class KNNPer(Callback):
         if records is None:
             yield
             return
-        store = self._neighbors(trainer, name, records)
+        store = self._neighbors(trainer, weights, name, records)
         share = self.interpolation
         if share == "validation":
             held_out = layer_records(trainer.loop, client, weights, "val", name, layer)
@@ -123,12 +123,22 @@ class KNNPer(Callback):
             )
         return name, layers[name]
 
-    def _neighbors(self, trainer: TrainerSurface, name: str, records: LayerRecords) -> Neighbors:
+    def _neighbors(self, trainer: TrainerSurface, weights: Weights, name: str, records: LayerRecords) -> Neighbors:
         inputs, outputs, targets = records
         try:
             task = task_of(outputs, targets) if self.task == "auto" else self.task
-            of_values = task == "values" and isinstance(getattr(trainer.module, "target_scale", None), Tensor)
-            scales = (trainer.module.target_mean, trainer.module.target_scale) if of_values else None  # type: ignore[union-attr]
+            scales = _target_scales(trainer, weights) if task == "values" else None
             return Neighbors.of(inputs, outputs, targets, task, k=self.k, scale=self.scale, target_scales=scales)
         except ValueError as error:
             raise ConfigurationError(f"KNNPer, of the layer {name!r}: {error}") from error
+
+
+def _target_scales(trainer: TrainerSurface, weights: Weights) -> tuple[Tensor, Tensor] | None:
+    """The mean and deviation that a module with some weights brings targets to its outputs' scale by."""
+    flat = trainer.loop.flat
+    present = flat.collect().clone()
+    flat.load(weights)
+    mean, deviation = (getattr(trainer.module, name, None) for name in ("target_mean", "target_scale"))
+    found = (mean.clone(), deviation.clone()) if isinstance(mean, Tensor) and isinstance(deviation, Tensor) else None
+    flat.load(present)
+    return found

@@ -19,7 +19,7 @@ __all__ = ["LayerRecords", "layer_records"]
 
 
 class LayerRecords(NamedTuple):
-    """Of a client's samples, in their own order: a layer's inputs [n, d], its outputs [n, ...], and targets [n, ...]."""
+    """Of a client's samples in their own order: a layer's inputs [n, d] and outputs [n, ...], and targets [n, ...]."""
 
     inputs: Tensor
     outputs: Tensor
