@@ -1,14 +1,15 @@
 """A model of survival: proportional hazards of feature vectors."""
 
+from itertools import pairwise
+
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.survival import concordance_index, cox_loss
-from lightning_fl.models.networks import build_network
 from lightning_fl.models.optimizers import OptimizerName, check_optimizer, make_optimizer
 from lightning_fl.options import check_counts, check_numbers
 
@@ -48,9 +49,9 @@ class ConcordanceIndex(Metric):
 class SurvivalModel(LightningModule):
     """Proportional hazards (Cox 1972), linear or by a network, with the partial likelihood of each batch.
 
-    Works on batches ``(x, y)``: ``x`` [B, D] floating, ``y`` [B, 2] times until the event or until the observation ends,
-    in any unit, and 1 where the event was seen or 0 where not. Logs ``train/loss``, and ``loss`` and ``c_index`` of
-    validation and test. Risk sets are those of a batch: larger ones give a better gradient; a batch without an event
+    Works on batches ``(x, y)``: ``x`` [B, D] floating, ``y`` [B, 2] times until the event or until the observation
+    ends, in any unit, and 1 where the event was seen or 0 where not. Logs ``train/loss``, and ``loss`` and ``c_index``
+    of validation and test. Risk sets are those of a batch: larger ones give a better gradient; a batch without an event
     gives none. The losses of evaluation are means over batches, too.
 
     Args:
@@ -90,7 +91,13 @@ class SurvivalModel(LightningModule):
         if ties not in ("breslow", "efron"):
             raise ConfigurationError(f"SurvivalModel.ties={ties!r}: give breslow or efron.")
         self.save_hyperparameters()
-        self.network = build_network("mlp", [in_features], 1, hidden_sizes=hidden_sizes or [], dropout=dropout)
+        sizes = [in_features, *(hidden_sizes or [])]
+        layers = [
+            layer
+            for size, following in pairwise(sizes)
+            for layer in (nn.Linear(size, following), nn.ReLU(), nn.Dropout(dropout))
+        ]
+        self.network = nn.Sequential(*layers, nn.Linear(sizes[-1], 1, bias=False))  # a constant changes no hazard
         self.val_c_index, self.test_c_index = ConcordanceIndex(), ConcordanceIndex()
 
     def forward(self, x: Tensor) -> Tensor:
