@@ -140,6 +140,17 @@ class Collaboration:
         model = int(row.argmax())
         return model if row[model] == 1 else None
 
+    def in_words(self) -> str:
+        """What clients use of the shared models."""
+        if self.num_models == 1:
+            return "the shared model"
+        used = [self.model_of(client) for client in range(self.num_clients)]
+        if None in used:
+            return "each client's mixture of the shared models"
+        if len(set(used)) == self.num_clients:
+            return "each client's own model"
+        return "the model of each client's coalition"
+
     def state_dict(self) -> dict[str, Tensor]:
         """Both matrices, for a checkpoint."""
         return {"aggregation": self.aggregation, "personalisation": self.personalisation}

@@ -144,6 +144,7 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None) ->
         word = "test" if split == "test" else "validation"
         # Not the table's own title, which would be broken to the table's width.
         console.print(Text(f"{word} of {type(trainer.module).__name__}, data: {source}", "bold"))
+        console.print(Text(f"evaluated: {trainer.evaluated_model}"))
         names = trainer.datamodule.client_names()
         single = _of_targets(metrics)
         metrics = of_all_targets(metrics)

@@ -394,6 +394,7 @@ def _about(trainer: TrainerSurface, stage: str) -> dict[str, Any]:
         "data_source": source,
         "data": dict(trainer.datamodule.describe()),
         "strategy": type(trainer.strategy).__name__,
+        "evaluated": trainer.evaluated_model,
         "callbacks": [type(callback).__name__ for callback in trainer.callbacks],
         "seed": trainer.seed,
         "num_clients": trainer.num_clients,

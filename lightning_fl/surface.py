@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
@@ -225,6 +225,14 @@ class TrainerSurface:
         """
         return self.loop.client_model(client)
 
+    @property
+    def evaluated_model(self) -> str:
+        """What clients are evaluated with, in words: the collaboration's, the strategy's, the callbacks'."""
+        model = self.strategy.evaluated(self.collaboration.in_words())
+        for hook in self.hooks.of("evaluated"):
+            model = hook(model)
+        return model
+
     def client_store(self, name: str) -> dict[int, Any]:
         """What hosted clients keep for a callback: client -> plain values and tensors, saved in checkpoints."""
         return self.federation.client_store(name)
@@ -243,7 +251,17 @@ class TrainerSurface:
 
     def predict_client(self, client: int, split: Split = "test") -> list[Any]:
         """``predict_step``'s outputs for one hosted client, inside a run."""
-        return self.loop.predict(client, self.client_model(client), split)
+        weights = self.client_model(client)
+        with self.around_evaluation(client, weights):
+            return self.loop.predict(client, weights, split)
+
+    @contextmanager
+    def around_evaluation(self, client: int, weights: Weights) -> Iterator[None]:
+        """What callbacks put around a hosted client's evaluation with some weights."""
+        with ExitStack() as stack:
+            for hook in self.hooks.of("around_evaluation"):
+                stack.enter_context(hook(client, weights))
+            yield
 
     def target_statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation [T] of the training targets over all clients' samples, NaN entries left out.

@@ -326,7 +326,9 @@ class FederatedTrainer(TrainerSurface):
             for client in self.hosted_clients:
                 if client in self.absent_clients:
                     continue
-                report = self.loop.evaluate(client, self.client_model(client), split, own=True)
+                weights = self.client_model(client)
+                with self.around_evaluation(client, weights):
+                    report = self.loop.evaluate(client, weights, split, own=True)
                 if report is not None:
                     reports[client] = report
             self.loop.call(f"on_{word}_end")

@@ -182,8 +182,9 @@ class TestReport:
 def printed(width, metrics, names=("a", "b"), gains=()):
     """What a run on clients with these test metrics ends with."""
     output = io.StringIO()
-    datamodule = SimpleNamespace(source="user", client_names=lambda: list(names))
+    datamodule = SimpleNamespace(evaluated_model="the shared model", source="user", client_names=lambda: list(names))
     trainer = SimpleNamespace(
+        evaluated_model="the shared model",
         is_global_zero=True, metrics={"test": metrics}, module=None, datamodule=datamodule, log_dir="here",
         gains={"test": dict(gains)},
         evaluated_samples={"test": dict.fromkeys(range(len(names)), 5)},

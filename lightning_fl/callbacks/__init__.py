@@ -33,6 +33,7 @@ from lightning_fl.callbacks.personal.best_client_models import BestClientModels
 from lightning_fl.callbacks.personal.fedsoft import FedSoft
 from lightning_fl.callbacks.personal.fine_tuning import FineTuning
 from lightning_fl.callbacks.personal.forest_reference import ForestReference
+from lightning_fl.callbacks.personal.knn_per import KNNPer
 from lightning_fl.callbacks.personal.local_reference import LocalReference
 from lightning_fl.callbacks.personal.local_training import LocalTraining
 from lightning_fl.callbacks.personal.personal_layers import PersonalLayers
@@ -75,6 +76,7 @@ __all__ = [
     "GraphFigure",
     "HonestBidding",
     "KMeans",
+    "KNNPer",
     "LabelNoise",
     "LearningCurves",
     "LocalMixup",

@@ -1,6 +1,7 @@
 """The hooks of a federated run."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -107,6 +108,25 @@ class Callback:
         weights, which are to be read only. Only the entries of shared parameters that the optimiser steps count.
         """
         return None
+
+    def around_evaluation(self, trainer: _Trainer, client: int, weights: Weights) -> AbstractContextManager[None]:
+        """What surrounds a client's evaluation and prediction in the run, inside and outside of a fit.
+
+        Args:
+            trainer: of the run.
+            client: hosted by this rank.
+            weights: what it is evaluated with.
+        """
+        return nullcontext()
+
+    def evaluated(self, trainer: _Trainer, model: str) -> str:
+        """What clients are evaluated with, in words for tables and summaries.
+
+        Args:
+            trainer: of the run.
+            model: what it would be without this callback, such as "the shared model".
+        """
+        return model
 
     def evaluation_weights(self, trainer: _Trainer, client: int, weights: Weights) -> Weights:
         """What a client is evaluated with, predicts with and is given at the end, inside and outside of a fit.

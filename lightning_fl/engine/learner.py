@@ -140,6 +140,14 @@ class Learner:
         """The next shared model. Called on every rank for every model that somebody contributed to."""
         return update.average
 
+    def evaluated(self, model: str) -> str:
+        """What :meth:`evaluation_weights` gives, in words for tables and summaries.
+
+        Args:
+            model: what the collaboration gives, such as "the shared model".
+        """
+        return model
+
     def evaluation_weights(self, turn: ClientTurn) -> Weights:
         """What a client is evaluated with, predicts with and is given at the end, inside and outside of a fit.
 

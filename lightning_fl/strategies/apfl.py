@@ -83,6 +83,10 @@ class APFL(FedAvg):
             vector.mul_(alpha)
         turn.second_step("own", of_mixture)
 
+    def evaluated(self, model: str) -> str:
+        """v-bar."""
+        return f"each client's mixture of a model of its own and {model}"
+
     def evaluation_weights(self, turn: ClientTurn) -> Weights:
         """The mixture; before the client's first turn the shared model."""
         alpha = turn.kept.get("alpha", 0.0)

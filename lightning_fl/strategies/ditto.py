@@ -76,6 +76,10 @@ class Ditto(FedAvg):
         own = turn.kept.get("own", turn.start)
         turn.kept["own"] = turn.train(own, "personal", work=work, correct_=pull if self.strength else None)
 
+    def evaluated(self, model: str) -> str:
+        """v."""
+        return f"each client's own model, trained beside {model}"
+
     def evaluation_weights(self, turn: ClientTurn) -> Weights:
         """The client's own model; before its first turn the shared one."""
         return turn.kept.get("own", turn.start)

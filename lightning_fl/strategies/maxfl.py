@@ -109,6 +109,10 @@ class MaxFL(FederatedStrategy):
         step = appeal_step(told, self.server_rate, self.eps)
         return update.combine((1 - step, update.start), (step, update.average))
 
+    def evaluated(self, model: str) -> str:
+        """Who is out has a model of its own."""
+        return f"{model}; of clients that are out, their own models" if self.opt_out else model
+
     def evaluation_weights(self, turn: ClientTurn) -> Weights:
         """Its own model of a client that is out, else the shared one."""
         own: Weights = turn.kept["own"] if turn.kept.get("out") else turn.start

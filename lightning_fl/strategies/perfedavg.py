@@ -86,6 +86,11 @@ class PerFedAvg(FedAvg):
             outer = turn.combine((1.0, outer), (-factor, ahead), (factor, behind), elsewhere=outer)
         gradient.copy_(outer)
 
+    def evaluated(self, model: str) -> str:
+        """What was adapted, and how far."""
+        steps = self.adaptation_steps
+        return f"{model}, adapted by {steps} step{'s' * (steps > 1)}" if self.adaptation_rate != 0 else model
+
     def evaluation_weights(self, turn: ClientTurn) -> Weights:
         """The shared model after the adaptation; training and the shared model know nothing of it."""
         weights = turn.start

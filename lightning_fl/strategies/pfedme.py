@@ -102,6 +102,10 @@ class PFedMe(FedAvg):
             return update.average
         return update.combine((1 - self.server_rate, update.start), (self.server_rate, update.average))
 
+    def evaluated(self, model: str) -> str:
+        """theta."""
+        return f"each client's own model, near {model}"
+
     def evaluation_weights(self, turn: ClientTurn) -> Weights:
         """theta, if the client has one of its present shared model."""
         if turn.kept.get("model") != turn.model:

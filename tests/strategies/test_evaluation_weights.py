@@ -1,5 +1,6 @@
 """What clients are evaluated with: fine-tuned before each evaluation, adapted, mixed; and what is exported of it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,16 @@ from tiny import TinyClients, TinyModule
 
 from lightning_fl import FederatedTrainer, TrainingError
 from lightning_fl.callbacks import (
+    IFCA,
     BestClientModels,
     CollaborationGraph,
+    FedSoft,
     FineTuning,
+    LocalTraining,
     ModelCheckpoint,
     PersonalLayers,
     PFedGraph,
+    SoftAveraging,
 )
 from lightning_fl.strategies import APFL, Ditto, FedAvg, FedRep, PerFedAvg, PFedMe
 
@@ -106,17 +111,42 @@ def test_a_fine_tuning_that_fails_ends_the_run_or_is_left_out() -> None:
 
 # -- what is exported --------------------------------------------------------------------------------------------------
 
-WAYS: dict[str, tuple[Any, Any]] = {
-    "fine-tuned": (FedAvg, lambda: [FineTuning(steps=2, every_evaluation=True)]),
-    "fine-tuned at the end": (FedAvg, lambda: [FineTuning(steps=2)]),
-    "Ditto": (Ditto, list),
-    "APFL": (APFL, list),
-    "PerFedAvg": (lambda: PerFedAvg(adaptation_rate=0.05), list),
-    "PFedMe": (lambda: PFedMe(strength=1.0), list),
-    "FedRep": (lambda: FedRep(head_epochs=1), lambda: [PersonalLayers(layers=["linear"])]),
-    "FedBN": (FedAvg, lambda: [PersonalLayers(layers="normalization")]),
-    "DPFL": (FedAvg, lambda: [CollaborationGraph(budget=2), BestClientModels()]),
-    "pFedGraph": (FedAvg, lambda: [PFedGraph()]),
+WAYS: dict[str, tuple[Any, Any, str]] = {
+    "FedAvg": (FedAvg, list, "the shared model"),
+    "fine-tuned": (
+        FedAvg,
+        lambda: [FineTuning(steps=2, every_evaluation=True)],
+        "the shared model, fine-tuned by 2 steps",
+    ),
+    "fine-tuned at the end": (
+        FedAvg,
+        lambda: [FineTuning(epochs=1)],
+        "the shared model, fine-tuned by 1 epoch",
+    ),
+    "Ditto": (Ditto, list, "each client's own model, trained beside the shared model"),
+    "APFL": (APFL, list, "each client's mixture of a model of its own and the shared model"),
+    "PerFedAvg": (lambda: PerFedAvg(adaptation_rate=0.05), list, "the shared model, adapted by 1 step"),
+    "PFedMe": (lambda: PFedMe(strength=1.0), list, "each client's own model, near the shared model"),
+    "FedRep": (
+        lambda: FedRep(head_epochs=1),
+        lambda: [PersonalLayers(layers=["linear"])],
+        "the shared model, with each client's own layers",
+    ),
+    "FedBN": (
+        FedAvg,
+        lambda: [PersonalLayers(layers="normalization")],
+        "the shared model, with each client's own layers",
+    ),
+    "DPFL": (
+        FedAvg,
+        lambda: [CollaborationGraph(budget=2), BestClientModels()],
+        "each client's own model, of its best round",
+    ),
+    "pFedGraph": (FedAvg, lambda: [PFedGraph()], "each client's own model"),
+    "FedSoft": (FedAvg, lambda: [FedSoft(num_models=2, lam=0.1)], "each client's own model"),
+    "SoftAveraging": (FedAvg, lambda: [SoftAveraging(num_models=2)], "each client's mixture of the shared models"),
+    "IFCA": (FedAvg, lambda: [IFCA(num_clusters=2)], "the model of each client's coalition"),
+    "LocalTraining": (FedAvg, lambda: [LocalTraining()], "each client's own model"),
 }
 
 
@@ -124,7 +154,7 @@ WAYS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_exported_models_predict_in_plain_lightning_what_was_tested(way: str, tmp_path: Path) -> None:
     """Also after training has gone on from a better round, and in a run that only tests."""
-    strategy, callbacks = WAYS[way]
+    strategy, callbacks, words = WAYS[way]
 
     def make() -> FederatedTrainer:
         checkpoint = ModelCheckpoint(every_n_rounds=1, monitor="val_loss")
@@ -136,6 +166,7 @@ def test_exported_models_predict_in_plain_lightning_what_was_tested(way: str, tm
     module = TinyModule(norm=True)
     run.fit(module, data)
     tested = run.test(module, data, ckpt_path=run.trained_checkpoint)["test_loss"].clients
+    assert json.loads((Path(run.log_dir) / "summary.json").read_text())["evaluated"] == words
     files = sorted((Path(run.log_dir) / "models").glob("client_*.ckpt"))
     assert len(files) == len(tested) == 3
     for client, file in enumerate(files):

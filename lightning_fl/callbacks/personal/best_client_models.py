@@ -95,6 +95,10 @@ class BestClientModels(Callback):
         if not math.isnan(value) and (best is None or sign * value > sign * best["value"]):
             kept[client] = {"value": value, "round": turn, "weights": weights.clone().state_dict()}
 
+    def evaluated(self, trainer: TrainerSurface, model: str) -> str:
+        """The kept ones, once the rounds are over."""
+        return f"{model}, of its best round" if trainer.models_are_final else model
+
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """The kept models are the run's result."""
         if trainer.interrupted_by:  # the rounds are not over; a resumed run will come here

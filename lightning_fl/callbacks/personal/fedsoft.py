@@ -131,6 +131,10 @@ class FedSoft(SoftAveraging):
                     feeds.setdefault(place, []).append(model)
         return [replace(possible[place], weight=1.0, feeds=tuple(feeds[place])) for place in sorted(feeds)]
 
+    def evaluated(self, trainer: TrainerSurface, model: str) -> str:
+        """Where clients go on from their own models, these."""
+        return "each client's own model" if trainer.client_stores.get("own_models") else model
+
     def gradient_correction(self, trainer: TrainerSurface, client: int) -> Callable[[Weights, Weights], None] | None:
         """``λ (Σ_s u_ks w - Σ_s u_ks c_s)``, once u is known."""
         if self.lam == 0 or not self.importance:

@@ -45,6 +45,14 @@ class FineTuning(Callback):
         self.steps = steps
         self.every_evaluation = every_evaluation
 
+    def evaluated(self, trainer: TrainerSurface, model: str) -> str:
+        """What was fine-tuned, and how far."""
+        if not (self.every_evaluation or trainer.models_are_final):
+            return model
+        work = self._work(trainer)
+        count, unit = (work.epochs, "epoch") if work.steps is None else (work.steps, "step")
+        return f"{model}, fine-tuned by {count} {unit}{'s' * (count > 1)}"
+
     def evaluation_weights(self, trainer: TrainerSurface, client: int, weights: Weights) -> Weights:
         """The client's model after its steps."""
         if not self.every_evaluation:

@@ -50,6 +50,10 @@ class PersonalLayers(Callback):
         except ConfigurationError as error:
             raise ConfigurationError(f"PersonalLayers.layers={self.layers}: {error}") from error
 
+    def evaluated(self, trainer: TrainerSurface, model: str) -> str:
+        """A shared trunk, own layers."""
+        return f"{model}, with each client's own layers"
+
     def names(self, module: nn.Module) -> list[str]:
         """What stays with the clients, as patterns of names."""
         if self.layers != "normalization":

@@ -1,12 +1,12 @@
 """A batch in parts of nearly the same size."""
 
+import sys
 from itertools import pairwise
 from typing import Any
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
-from torch_geometric.data import Batch
 
 from lightning_fl.engine.batches.client import SizedBatch, guess_batch_size
 from lightning_fl.errors import ConfigurationError
@@ -32,18 +32,21 @@ def parts_of(batch: Any, size: int | None, count: int, smallest: int, who: str) 
     if samples < count * smallest:
         return []
     bounds = [0, *[int(part[-1]) + 1 for part in torch.arange(samples).tensor_split(count)]]
+    kinds: tuple[type, ...] = (Tensor,)
+    if "torch_geometric.data" in sys.modules:  # where it is not there, no batch is of its kind
+        kinds += (sys.modules["torch_geometric.data"].Batch,)
     divided = False
 
     def cut(value: Any, begin: int, end: int) -> Any:
         nonlocal divided
-        graphs = isinstance(value, Batch)
+        graphs = not isinstance(value, Tensor)
         if (value.num_graphs if graphs else len(value) if value.ndim else 0) != samples:
             return value
         divided = True
-        return Batch.from_data_list(value[torch.arange(begin, end)]) if graphs else value[begin:end]
+        return type(value).from_data_list(value[torch.arange(begin, end)]) if graphs else value[begin:end]
 
     parts: list[SizedBatch] = [
-        (apply_to_collection(batch, (Tensor, Batch), cut, begin, end), end - begin) for begin, end in pairwise(bounds)
+        (apply_to_collection(batch, kinds, cut, begin, end), end - begin) for begin, end in pairwise(bounds)
     ]
     if not divided:
         raise ConfigurationError(

@@ -1,0 +1,144 @@
+"""kNN-Per: every client's predictions are mixed with those of its own nearest training samples.
+
+Marfoq, Neglia, Kameni, Vidal: Personalized Federated Learning through Local Memorization, ICML 2022
+(https://arxiv.org/abs/2111.09360), Algorithm 1 and equations 4 to 6.
+
+==========  ==================================================================  ==============
+paper       here                                                                unit
+==========  ==================================================================  ==============
+phi         the input of ``layer``                                              features [d]
+k           ``k``                                                               samples
+d(x, x')    squared distance over d ``scale``                                   -
+lambda_m    ``interpolation``, or the best of 0, 0.1, ..., 1 on the client's   share
+            validation samples
+==========  ==================================================================  ==============
+
+Differs from the paper: regression, by the neighbours' weighted mean; the best share is that of the least loss. The
+layer's outputs are replaced while the run evaluates clients or predicts for them, inside and outside of a fit. Models
+that are exported are those of training: the neighbours are a client's training samples, and do not leave it. With
+:mod:`lightning_fl.functional.neighbors` they are mixed in by hand.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from torch import Tensor, nn
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.engine.probes.layer_records import LayerRecords, layer_records
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.neighbors import Neighbors, task_of
+from lightning_fl.options import check_counts, check_numbers
+from lightning_fl.surface import TrainerSurface
+
+__all__ = ["KNNPer"]
+
+
+class KNNPer(Callback):
+    """Evaluates ``lambda p_knn(y | x) + (1 - lambda) p_model(y | x)``; training knows nothing of it.
+
+    Args:
+        k: neighbours; all samples of a client that has fewer.
+        interpolation: the neighbours' share; "validation" for each client's best one on its validation samples.
+        scale: of squared distances, relative to the number of features.
+        layer: the submodule whose input is the embedding and whose output are logits, or values on the scale of the
+            targets (on that of the buffers ``target_mean`` and ``target_scale`` of a module that has them). ``None``
+            for the last ``nn.Linear``.
+        task: "classes" for whole numbers, "binary" for yes and no in any number of columns, "values" for regression;
+            "auto" by the targets.
+
+    Raises:
+        ConfigurationError: an argument is out of range; at the start of a run, there is no such layer, or no
+            ``validation_step``; later, the layer is given something else than one vector for each sample.
+    """
+
+    def __init__(
+        self,
+        *,
+        k: int = 10,
+        interpolation: float | Literal["validation"] = 0.5,
+        scale: float = 1.0,
+        layer: str | None = None,
+        task: Literal["auto", "classes", "binary", "values"] = "auto",
+    ) -> None:
+        check_counts(self, k=k)
+        if interpolation != "validation":
+            check_numbers(self, interpolation=interpolation, at_least=0, at_most=1)
+        check_numbers(self, scale=scale, above=0)
+        if task not in ("auto", "classes", "binary", "values"):
+            raise ConfigurationError(f"KNNPer.task={task!r}: give auto, classes, binary or values.")
+        self.k, self.interpolation, self.scale, self.layer, self.task = k, interpolation, scale, layer, task
+
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
+        """Look for the layer before anything is trained."""
+        self._found(trainer)
+
+    def evaluated(self, trainer: TrainerSurface, model: str) -> str:
+        """How many neighbours have a say."""
+        return model if self.interpolation == 0 else f"{model}, interpolated with {self.k} neighbours"
+
+    @contextmanager
+    def around_evaluation(self, trainer: TrainerSurface, client: int, weights: Weights) -> Iterator[None]:
+        """Replace the layer's outputs."""
+        if self.interpolation == 0:
+            yield
+            return
+        name, layer = self._found(trainer)
+        records = layer_records(trainer.loop, client, weights, "train", name, layer)
+        if records is None:
+            yield
+            return
+        store = self._neighbors(trainer, weights, name, records)
+        share = self.interpolation
+        if share == "validation":
+            held_out = layer_records(trainer.loop, client, weights, "val", name, layer)
+            share = 0.5 if held_out is None else store.best_share(*held_out)
+        handle = layer.register_forward_hook(lambda _, given, made: store.mixed(given[0], made, float(share)))
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _found(self, trainer: TrainerSurface) -> tuple[str, nn.Module]:
+        module = trainer.module
+        assert module is not None
+        if not trainer.loop.evaluates("val"):
+            raise ConfigurationError(
+                f"KNNPer embeds training samples by validation_step, and {type(module).__name__} has none: give it one."
+            )
+        layers = dict(module.named_modules())
+        linear = [name for name, part in layers.items() if isinstance(part, nn.Linear)]
+        if self.layer is None and not linear:
+            raise ConfigurationError(
+                f"KNNPer.layer: {type(module).__name__} has no nn.Linear; name the submodule whose input is the"
+                f" embedding, of {', '.join(name for name in layers if name)}."
+            )
+        name = linear[-1] if self.layer is None else self.layer
+        if name not in layers or not name:
+            raise ConfigurationError(
+                f"KNNPer.layer={name!r}: {type(module).__name__} has no such submodule; it has"
+                f" {', '.join(name for name in layers if name)}."
+            )
+        return name, layers[name]
+
+    def _neighbors(self, trainer: TrainerSurface, weights: Weights, name: str, records: LayerRecords) -> Neighbors:
+        inputs, outputs, targets = records
+        try:
+            task = task_of(outputs, targets) if self.task == "auto" else self.task
+            scales = _target_scales(trainer, weights) if task == "values" else None
+            return Neighbors.of(inputs, outputs, targets, task, k=self.k, scale=self.scale, target_scales=scales)
+        except ValueError as error:
+            raise ConfigurationError(f"KNNPer, of the layer {name!r}: {error}") from error
+
+
+def _target_scales(trainer: TrainerSurface, weights: Weights) -> tuple[Tensor, Tensor] | None:
+    """The mean and deviation that a module with some weights brings targets to its outputs' scale by."""
+    flat = trainer.loop.flat
+    present = flat.collect().clone()
+    flat.load(weights)
+    mean, deviation = (getattr(trainer.module, name, None) for name in ("target_mean", "target_scale"))
+    found = (mean.clone(), deviation.clone()) if isinstance(mean, Tensor) and isinstance(deviation, Tensor) else None
+    flat.load(present)
+    return found
