@@ -43,7 +43,7 @@ PARTS = {
     "fedavg": {"LocalReference"},
     **{name: {"LocalReference"} for name in ("fedprox", "fednova", "scaffold", "fedavgm", "ditto", "apfl")},
     **{name: {"LocalReference"} for name in ("perfedavg", "pfedme")},
-    "fedrep": {"PersonalLayers", "LocalReference"},
+    **{name: {"PersonalLayers", "LocalReference"} for name in ("fedrep", "fedbn")},
     **{name: {"LocalReference"} for name in ("fedadagrad", "fedadam", "fedyogi", "qfedavg", "maxfl", "fedfa")},
     "pfedgraph": {"PFedGraph", "LocalReference"},
     "flsc": {"FLSC", "LocalReference"},
