@@ -35,7 +35,7 @@ class TableCard(Card):
     """A table of numbers and categories.
 
     The format ``c45`` has no header: values separated by commas, with or without blanks; a bar begins a comment; ``?``
-    is a missing value; a row may end with a full stop. The format ``csv`` has one, which names all columns.
+    is a missing value; a row may end with a full stop. The format ``table`` has one, which names all columns.
 
     Attributes:
         parts: the file of the training data and, where there are any, that of the test data.
@@ -62,7 +62,7 @@ class TableCard(Card):
 
     content = "a table"
     data_module = "TableData"
-    formats = ("c45", "csv")
+    formats = ("c45", "table")
     tasks = ("classification", "survival")
     standins = ()
     may_be_gzipped = True
