@@ -67,6 +67,7 @@ SMALLER = {
     "cifar10_patho": ["--data.partitioner.num_clients", "10"],
     "femnist": ["--data.partitioner.num_groups", "6"],
     "cinic10": ["--data.partitioner.num_clients", "6"],
+    "heart": ["--model.in_shape", "[14]"],  # three values in each of its two columns of categories
     "adult": ["--model.in_shape", "[22]"],  # two values in each of its eight columns of categories
     "pifl_cifar10": ["--data.partitioner.num_clients", "10"],
     "pifl_fmnist": ["--data.partitioner.num_clients", "10"],
@@ -128,6 +129,7 @@ def data_root(tmp_path_factory):
         np.savez(folder / f"{name}.npz", **parts)
     _write_leaf_and_class_folders(folder, draws)
     _write_adult(folder)
+    _write_hospitals(folder)
     for card in map(load_card, sorted(names)):
         columns = {card.smiles: [table.smiles[index] for index in chosen]}
         columns |= {target.name: [float(table.targets[index, 0]) for index in chosen] for target in card.targets}
@@ -203,6 +205,25 @@ def _write_adult(folder):
             }
             lines.append(", ".join(row[name] for name in card.columns))
         (folder / f"adult.{part}").write_text("\n".join(lines) + "\n")
+
+
+def _write_hospitals(folder):
+    """Heart disease by site, and patients with times and events by region and fold."""
+    for name, sites, aims in (
+        ("heart_disease", ("cleveland", "hungarian", "switzerland", "va_long_beach"), {"num": (0, 1, 0, 2, 3)}),
+        ("tcga_brca", range(6), {"E": (1, 0, 1, 1, 0), "T": (30, 400, 1000, 70)}),
+    ):
+        card = load_card(name)
+        rows = []
+        for number in range(120):
+            row = {column: number * (place + 3) % 7 for place, column in enumerate(card.columns)}
+            row |= dict.fromkeys(card.categorical, number % 3)
+            row |= {column: values[number % len(values)] for column, values in aims.items()}
+            group = sites[number % len(sites)]
+            row |= {"site": group} if name == "heart_disease" else {"center": group}
+            row |= {"fold": ("train", "train", "test")[number // 6 % 3]} if "fold" in card.columns else {}
+            rows.append({column: row[column] for column in card.columns})
+        pd.DataFrame(rows).to_csv(folder / card.files[0].name, index=False)
 
 
 @pytest.fixture(autouse=True)
