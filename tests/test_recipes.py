@@ -341,7 +341,7 @@ def test_a_coalition_recipe_runs_a_round(name, capsys, quick_pictures):
     folder = Path("runs") / name / "version_0"
     record = json.loads((folder / "summary.json").read_text())
     assert (record["data_source"], record["rounds"]) == ("synthetic" if "synthetic" in name else "measured", rounds)
-    metric = "rmse" if "chembl" in name or "esol" in name else "acc"
+    metric = "rmse" if "chembl" in name or "esol" in name else "c_index" if "brca" in name else "acc"
     clients = record["metrics"]["test"][metric]["clients"]
     assert len(clients) == record["num_clients"]
     assert all(math.isfinite(value) and value >= 0 for value in clients.values())
