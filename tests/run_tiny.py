@@ -33,6 +33,7 @@ from lightning_fl.callbacks import (
     FeSEM,
     FineTuning,
     KMeans,
+    KNNPer,
     LocalMixup,
     LocalReference,
     PersonalLayers,
@@ -86,6 +87,8 @@ def callbacks(algorithm: str = "drflm") -> list[Any]:
         return [DROClientSampling(step_size=0.05), LocalMixup(alpha=0.4)]
     if algorithm == "states":
         return [UniformSampling(cohort_size=2)]
+    if algorithm == "knnper":
+        return [KNNPer(k=3, interpolation="validation"), PersonalLayers(layers=["linear.bias"])]
     if algorithm in ("stacked", "learner", *STRATEGIES):
         return [UniformSampling(cohort_size=5), PersonalLayers(layers=["linear.bias"])]
     if algorithm == "fedcollab":
