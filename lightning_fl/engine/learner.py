@@ -83,6 +83,10 @@ class Learner:
     batch_parts: int = 1
     #: Samples that a part has at least; a batch with fewer is left out.
     smallest_part: int = 1
+    #: :meth:`correct_gradient_` treats every entry by itself, so that it may be given some entries of several clients
+    #: at once: the gradient, the weights, the turn's start and the :class:`Weights` that it keeps as rows [n, P'], the
+    #: model's state as [P']. What else the turn has is then that of one of these clients.
+    elementwise: bool = False
     #: Names of further vectors, laid out as the weights are, that clients hand over and the server averages.
     extra_vectors: tuple[str, ...] = ()
 

@@ -44,6 +44,7 @@ class SCAFFOLD(FedAvg):
     """
 
     name = "scaffold"
+    elementwise = True
     extra_vectors = ("control",)
     excludes = {  # noqa: RUF012 - of the class
         "model_per_client": "its control variates are of a model that several clients train",
