@@ -49,6 +49,7 @@ PARTS = {
     "flsc": {"FLSC", "LocalReference"},
     "fedsoft": {"FedSoft", "LocalReference"},
     "finetune": {"FineTuning", "LocalReference"},
+    "knnper": {"KNNPer", "LocalReference"},
     "local": {"LocalTraining"},
     "shapley": {"LabelNoise", "ShapleyRewards"},
     "drflm": {"DROClientSampling", "LocalMixup"},
