@@ -1,4 +1,4 @@
-"""PI-FL's tables 2 to 4: what each tier serves, and what its clients get of it, against soft averaging and FedAvg.
+"""PI-FL's tables 2 to 5: what each tier serves, and what its clients get of it; soft averaging, FedSoft and FedAvg.
 
 Runs every arm of a task over mixtures and seeds as ``lightning-fl fit`` on the shipped recipe, each with the same
 number of turns in a round, and prints Markdown: accuracy of every shared model on test images of either distribution,
@@ -28,7 +28,7 @@ import yaml
 from lightning_fl.study.intervals import paired_interval
 
 RECIPES = {"digits": "pifl_digits", "cifar10": "pifl_cifar10", "fmnist": "pifl_fmnist"}
-ARMS = ("pifl", "no incentive", "soft averaging", "fedavg")
+ARMS = ("pifl", "no incentive", "soft averaging", "fedsoft", "fedavg")
 
 
 def callbacks(recipe: dict[str, Any], arm: str) -> list[dict[str, Any]]:
@@ -39,7 +39,11 @@ def callbacks(recipe: dict[str, Any], arm: str) -> list[dict[str, Any]]:
         tiers = {**tiers, "init_args": {**settings, "policy": {"class_path": "RandomBidding"}}}
     if arm in ("pifl", "no incentive"):
         return [tiers, rewards]
-    turns = settings["num_tiers"] * (settings["num_best"] + settings["num_random"])
+    turns_of_tier = settings["num_best"] + settings["num_random"]
+    if arm == "fedsoft":  # lambda is its authors', for CIFAR-10
+        kept = {"num_models": settings["num_tiers"], "num_samples": settings["num_samples"], "lam": 0.01}
+        return [{"class_path": "FedSoft", "init_args": {**kept, "clients_per_model": turns_of_tier}}]
+    turns = settings["num_tiers"] * turns_of_tier
     sampling = {"class_path": "UniformSampling", "init_args": {"cohort_size": turns}}
     if arm == "fedavg":
         return [sampling]

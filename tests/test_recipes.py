@@ -43,7 +43,7 @@ PARTS = {
     "fedavg": {"LocalReference"},
     **{name: {"LocalReference"} for name in ("fedprox", "fednova", "scaffold", "fedavgm", "ditto", "apfl")},
     **{name: {"LocalReference"} for name in ("perfedavg", "pfedme")},
-    "fedrep": {"PersonalLayers", "LocalReference"},
+    **{name: {"PersonalLayers", "LocalReference"} for name in ("fedrep", "fedbn")},
     **{name: {"LocalReference"} for name in ("fedadagrad", "fedadam", "fedyogi", "qfedavg", "maxfl", "fedfa")},
     "pfedgraph": {"PFedGraph", "LocalReference"},
     "flsc": {"FLSC", "LocalReference"},
@@ -68,6 +68,7 @@ SMALLER = {
     "cifar10_patho": ["--data.partitioner.num_clients", "10"],
     "femnist": ["--data.partitioner.num_groups", "6"],
     "cinic10": ["--data.partitioner.num_clients", "6"],
+    "heart": ["--model.in_shape", "[14]"],  # three values in each of its two columns of categories
     "adult": ["--model.in_shape", "[22]"],  # two values in each of its eight columns of categories
     "pifl_cifar10": ["--data.partitioner.num_clients", "10"],
     "pifl_fmnist": ["--data.partitioner.num_clients", "10"],
@@ -129,6 +130,7 @@ def data_root(tmp_path_factory):
         np.savez(folder / f"{name}.npz", **parts)
     _write_leaf_and_class_folders(folder, draws)
     _write_adult(folder)
+    _write_hospitals(folder)
     for card in map(load_card, sorted(names)):
         columns = {card.smiles: [table.smiles[index] for index in chosen]}
         columns |= {target.name: [float(table.targets[index, 0]) for index in chosen] for target in card.targets}
@@ -204,6 +206,25 @@ def _write_adult(folder):
             }
             lines.append(", ".join(row[name] for name in card.columns))
         (folder / f"adult.{part}").write_text("\n".join(lines) + "\n")
+
+
+def _write_hospitals(folder):
+    """Heart disease by site, and patients with times and events by region and fold."""
+    for name, sites, aims in (
+        ("heart_disease", ("cleveland", "hungarian", "switzerland", "va_long_beach"), {"num": (0, 1, 0, 2, 3)}),
+        ("tcga_brca", range(6), {"E": (1, 0, 1, 1, 0), "T": (30, 400, 1000, 70)}),
+    ):
+        card = load_card(name)
+        rows = []
+        for number in range(120):
+            row = {column: number * (place + 3) % 7 for place, column in enumerate(card.columns)}
+            row |= dict.fromkeys(card.categorical, number % 3)
+            row |= {column: values[number % len(values)] for column, values in aims.items()}
+            group = sites[number % len(sites)]
+            row |= {"site": group} if name == "heart_disease" else {"center": group}
+            row |= {"fold": ("train", "train", "test")[number // 6 % 3]} if "fold" in card.columns else {}
+            rows.append({column: row[column] for column in card.columns})
+        pd.DataFrame(rows).to_csv(folder / card.files[0].name, index=False)
 
 
 @pytest.fixture(autouse=True)
@@ -321,7 +342,7 @@ def test_a_coalition_recipe_runs_a_round(name, capsys, quick_pictures):
     folder = Path("runs") / name / "version_0"
     record = json.loads((folder / "summary.json").read_text())
     assert (record["data_source"], record["rounds"]) == ("synthetic" if "synthetic" in name else "measured", rounds)
-    metric = "rmse" if "chembl" in name or "esol" in name else "acc"
+    metric = "rmse" if "chembl" in name or "esol" in name else "c_index" if "brca" in name else "acc"
     clients = record["metrics"]["test"][metric]["clients"]
     assert len(clients) == record["num_clients"]
     assert all(math.isfinite(value) and value >= 0 for value in clients.values())

@@ -52,7 +52,7 @@ def test_every_shipped_card_reads_and_is_named_after_its_file():
             *("cifar10", "cifar100", "cinic10", "digits", "emnist_balanced", "emnist_byclass", "emnist_letters"),
             *("fashionmnist", "femnist", "mnist", "mnistm", "svhn", "synthdigits", "usps"),
         ],
-        TableCard: ["adult"],
+        TableCard: ["adult", "heart_disease", "tcga_brca"],
     }
     assert list(found) == sorted(name for names in kinds.values() for name in names)
     for kind, names in kinds.items():
