@@ -87,6 +87,8 @@ def callbacks(algorithm: str = "drflm") -> list[Any]:
         return [DROClientSampling(step_size=0.05), LocalMixup(alpha=0.4)]
     if algorithm == "states":
         return [UniformSampling(cohort_size=2)]
+    if algorithm == "afl":
+        return [DROClientSampling(method="afl", step_size=0.05), PersonalLayers(layers=["linear.bias"])]
     if algorithm == "knnper":
         return [KNNPer(k=3, interpolation="validation"), PersonalLayers(layers=["linear.bias"])]
     if algorithm in ("stacked", "learner", *STRATEGIES):
@@ -143,6 +145,8 @@ def settings_of(algorithm: str) -> dict[str, Any]:
         return {"strategy": Everything()}
     if algorithm in STRATEGIES:
         return {"strategy": STRATEGIES[algorithm]()}
+    if algorithm == "afl":
+        return {"local_steps": 1}
     return {"on_client_error": "skip"} if algorithm == "tiers" else {}
 
 

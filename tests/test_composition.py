@@ -27,7 +27,9 @@ from lightning_fl.callbacks import (
     FedCollab,
     FedSoft,
     FeSEM,
+    FineTuning,
     KMeans,
+    KNNPer,
     LocalMixup,
     ModelCheckpoint,
     PersonalLayers,
@@ -63,6 +65,8 @@ LOCAL_DATA: dict[str, Callable[[], list[Any]]] = {
     "plain": list,
     "mixup": lambda: [LocalMixup(alpha=0.4)],
     "personal": lambda: [PersonalLayers(layers=["linear.bias"])],
+    "neighbours": lambda: [KNNPer(k=3)],
+    "fine-tuned": lambda: [FineTuning(steps=1, every_evaluation=True)],
 }
 A_MODEL_EACH = {"CollaborationGraph", "PFedGraph"}
 NOT_A_MODEL_EACH = {"scaffold", "qfedavg", "maxfl", "maxfl_out", "fedfa", "ditto", "apfl", "pfedme"}
@@ -84,7 +88,12 @@ def goes_together(learner: str, collaboration: str, participation: str) -> bool:
 CELLS = [
     *((learner, collaboration, "all", "plain") for learner, collaboration in product(STRATEGIES, COLLABORATIONS)),
     *((learner, "one model", who, "plain") for learner, who in product(STRATEGIES, ["some", "by losses"])),
-    *((learner, "one model", "all", data) for learner, data in product(STRATEGIES, ["mixup", "personal"])),
+    *((learner, "one model", "all", data) for learner, data in product(STRATEGIES, LOCAL_DATA) if data != "plain"),
+    *(
+        ("fedprox", collaboration, "all", data)
+        for collaboration in COLLABORATIONS
+        for data in ("neighbours", "fine-tuned")
+    ),
     *((learner, "IFCA", "some", "mixup") for learner in STRATEGIES),
 ]
 

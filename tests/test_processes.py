@@ -263,10 +263,13 @@ def test_strategies_have_the_same_bits_on_two_processes(name: str, tmp_path: Pat
         assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
 
 
-def test_neighbours_have_the_same_bits_on_two_processes(tmp_path: Path, two_ranks: TwoRanks) -> None:
-    """Those of a client are where it is hosted, and no byte is sent of them."""
-    one = in_this_process(tmp_path, TinyClients(), "knnper")
-    for rank in two_ranks("--algorithm", "knnper"):
+@pytest.mark.parametrize("algorithm", ["knnper", "afl"])
+def test_neighbours_and_averages_have_the_same_bits_on_two_processes(
+    algorithm: str, tmp_path: Path, two_ranks: TwoRanks
+) -> None:
+    """Neighbours of a client are where it is hosted, and no byte is sent of them; AFL's losses come from all ranks."""
+    one = in_this_process(tmp_path, TinyClients(), algorithm)
+    for rank in two_ranks("--algorithm", algorithm):
         assert rank["communication"] == traffic(one)
         assert rank["weights"] == digest(one.models[0])
         assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}

@@ -49,6 +49,8 @@ PARTS = {
     "flsc": {"FLSC", "LocalReference"},
     "fedsoft": {"FedSoft", "LocalReference"},
     "finetune": {"FineTuning", "LocalReference"},
+    "knnper": {"KNNPer", "LocalReference"},
+    "afl": {"DROClientSampling", "LocalReference"},
     "local": {"LocalTraining"},
     "shapley": {"LabelNoise", "ShapleyRewards"},
     "drflm": {"DROClientSampling", "LocalMixup"},
@@ -81,7 +83,7 @@ SMALLER = {
 #: What a smaller run has in the place of the recipe's words: little work, here and in what comes before the rounds ...
 LESS_WORK = {
     r"\b(init_epochs|local_epochs|warm_up_rounds): \d+": r"\1: 1",
-    r"\blocal_steps: \d+": "local_steps: 2",
+    r"\blocal_steps: (?!1\b)\d+": "local_steps: 2",
 }
 #: ... and a tenth of the clients, of whom the same share is flipped.
 FEWER_CLIENTS = {

@@ -13,10 +13,10 @@ lambda_m    ``interpolation``, or the best of 0, 0.1, ..., 1 on the client's   s
             validation samples
 ==========  ==================================================================  ==============
 
-Differs from the paper: regression, by the neighbours' weighted mean; the best share is that of the least loss. The
-layer's outputs are replaced while the run evaluates clients or predicts for them, inside and outside of a fit. Models
-that are exported are those of training: the neighbours are a client's training samples, and do not leave it. With
-:mod:`lightning_fl.functional.neighbors` they are mixed in by hand.
+Differs from the paper: regression, by the neighbours' weighted mean; of shares with as many right answers that of the
+least loss. The layer's outputs are replaced while the run evaluates clients or predicts for them, inside and outside of
+a fit. Models that are exported are those of training: the neighbours tell of a client's training samples, and are in no
+file. docs/predict.md tells how :mod:`lightning_fl.functional.neighbors` mixes them in by hand.
 """
 
 from collections.abc import Iterator
