@@ -151,8 +151,8 @@ def measure(task: Task, repeats: int, accelerator: str, strategy: str) -> None:
             if accelerator == "cuda":
                 memory[stacked] = torch.cuda.max_memory_allocated() / 2**20
     print(
-        f"\n### {task.title}, {accelerator}, {strategy}\n\n| stacked_clients | ms per round | x bare loop, median (range)"
-        " | x one after another, median (range) | largest difference of a weight | peak MiB on the GPU |\n"
+        f"\n### {task.title}, {accelerator}, {strategy}\n\n| stacked_clients | ms per round | x bare loop, median"
+        " (range) | x one after another, median (range) | largest difference of a weight | peak MiB on the GPU |\n"
         "|---|---|---|---|---|---|"
     )
     print(f"| bare loop | {1e3 * statistics.median(floor):.1f} | 1 | | | |")
