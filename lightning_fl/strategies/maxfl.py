@@ -114,7 +114,7 @@ class MaxFL(FederatedStrategy):
 
     def evaluation_weights(self, turn: ClientTurn) -> Weights:
         """Its own model of a client that is out, else the shared one."""
-        return turn.kept["own"] if turn.kept.get("out") else turn.start  # type: ignore[no-any-return]
+        return turn.kept["own"] if turn.kept.get("out") else turn.start
 
     def _threshold(self, turn: ClientTurn) -> float:
         return float(turn.kept["threshold"]) if self.threshold is None else self.threshold
