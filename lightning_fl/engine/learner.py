@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate, Phase
 from lightning_fl.engine.hooks import overrides
@@ -89,6 +90,16 @@ class Learner:
     elementwise: bool = False
     #: Names of further vectors, laid out as the weights are, that clients hand over and the server averages.
     extra_vectors: tuple[str, ...] = ()
+
+    def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
+        """Refuse what clients would train with, before anybody does.
+
+        Args:
+            optimizers: as the module configures them, for one of the clients.
+
+        Raises:
+            ConfigurationError: the strategy does not go with them.
+        """
 
     def client_loss(self, loss: Tensor, module: nn.Module) -> Tensor:
         """The loss that a client descends, from the module's own.
