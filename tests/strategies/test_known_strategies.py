@@ -285,8 +285,21 @@ class Nesterov(OneWeight):
     ],
 )
 def test_optimisers_whose_steps_are_not_known(strategy: FedAvg, module: OneWeight, message: str) -> None:
-    with pytest.raises(TrainingError, match=message):
+    error = ConfigurationError if isinstance(strategy, SCAFFOLD) else TrainingError  # that one before anybody trains
+    with pytest.raises(error, match=message):
         trainer(strategy=strategy).fit(module, TwoParabolas())
+
+
+def test_optimisers_are_looked_at_as_in_a_turn() -> None:
+    class OneCycle(OneWeight):
+        def configure_optimizers(self) -> Any:
+            assert self.trainer.estimated_stepping_batches == 4  # two rounds of two steps
+            calls.append(self.trainer.current_epoch)
+            return torch.optim.SGD(self.parameters(), lr=RATE)
+
+    calls: list[int] = []
+    trainer(strategy=SCAFFOLD()).fit(OneCycle(), TwoParabolas())
+    assert calls == [0, 0, 0, 1, 1]  # once before, then each client in each round
 
 
 def test_fednova_counts_the_steps_of_other_optimisers() -> None:

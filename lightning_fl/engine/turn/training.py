@@ -44,6 +44,7 @@ _STEPS = (
     "aggregate",
     "evaluation_weights",
     "phases",
+    "check_optimizers",
 )
 
 
