@@ -354,7 +354,7 @@ def test_a_coalition_recipe_runs_a_round(name, capsys, quick_pictures):
     assert ("merge_tree.png" in figures) == name.startswith("hcct")
     assert ("graph.png" in figures) == name.startswith("dpfl")
     assert ("contributions.png" in figures) == name.startswith("shapley")
-    assert ("sampling_weights.png" in figures) == name.startswith("drflm")
+    assert ("sampling_weights.png" in figures) == name.startswith(("drflm", "afl"))
     assert ("contributions" in record) == name.startswith(("shapley", "pifl"))
     assert ({"tiers", "tokens"} <= set(record)) == name.startswith("pifl")
     assert ({"tier_membership.png", "token_balances.png"} <= figures) == name.startswith("pifl")
