@@ -203,7 +203,6 @@ class FederatedTrainer(TrainerSurface):
             self.fitting = True
             self.loop.call("on_train_start")
             self.loop.take_in()
-            self.loop.check_optimizers()
             self.stacked = StackedLoop(self.loop) if self.stacked_clients > 1 else None
             started = time.perf_counter() - self.wall_time_seconds
             logs = [(self.run_log, name, LOGGERS) for name in ("log_round", "log_steps")]

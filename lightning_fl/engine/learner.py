@@ -92,13 +92,13 @@ class Learner:
     extra_vectors: tuple[str, ...] = ()
 
     def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
-        """Refuse what clients would train with, before anybody does.
+        """Refuse, before anybody trains, what the module's ``configure_optimizers`` gives a client; on every rank.
 
         Args:
-            optimizers: as the module configures them, for one of the clients.
+            optimizers: fresh ones; to be read only.
 
         Raises:
-            ConfigurationError: the strategy does not go with them.
+            ConfigurationError: the strategy does not work with them.
         """
 
     def client_loss(self, loss: Tensor, module: nn.Module) -> Tensor:

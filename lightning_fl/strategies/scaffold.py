@@ -61,7 +61,7 @@ class SCAFFOLD(FedAvg):
         self.server_rate = server_rate
 
     def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
-        """One SGD, whose steps are known."""
+        """One plain SGD, whose steps say how large the gradients were."""
         plain_sgd(optimizers, type(self).__name__)
 
     def begin_client(self, turn: ClientTurn) -> None:

@@ -57,23 +57,6 @@ class LocalLoop(TrainingLoop):
         state = federation.client_states.get(client) or ClientState()
         return self.learner.measure_client(self._turn(client, given, start, state, federation))
 
-    def check_optimizers(self) -> None:
-        """Let the strategy look at the optimisers of a hosted client; only if it wants to.
-
-        Raises:
-            ConfigurationError: it does not go with them.
-        """
-        if "check_optimizers" not in self.own_steps or not self.processes.hosted:
-            return
-        client, shim = self.processes.hosted[0], self.module_trainer
-        length = self.turn_length(self.batches(client, "train"), None)
-        shim.begin_turn(client, self.global_step(client))
-        shim.estimated_stepping_batches = self.settings.max_rounds * length.steps
-        try:
-            self.learner.check_optimizers(self.optimization.configure()[0])
-        finally:
-            shim.end_turn()
-
     def begin_turn(self, participant: Participant) -> ClientTurn:
         """A hosted participant's turn, after the hooks that watch its start."""
         client, federation = participant.client, self.federation
