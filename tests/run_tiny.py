@@ -87,6 +87,8 @@ def callbacks(algorithm: str = "drflm") -> list[Any]:
         return [DROClientSampling(step_size=0.05), LocalMixup(alpha=0.4)]
     if algorithm == "states":
         return [UniformSampling(cohort_size=2)]
+    if algorithm == "finetune":
+        return [FineTuning(steps=2, every_evaluation=True), PersonalLayers(layers=["linear.bias"])]
     if algorithm == "afl":
         return [DROClientSampling(method="afl", step_size=0.05), PersonalLayers(layers=["linear.bias"])]
     if algorithm == "knnper":

@@ -52,6 +52,7 @@ PARTS = {
     "knnper": {"KNNPer", "LocalReference"},
     "afl": {"DROClientSampling", "LocalReference"},
     "local": {"LocalTraining"},
+    "pooled": {"PooledTraining"},
     "shapley": {"LabelNoise", "ShapleyRewards"},
     "drflm": {"DROClientSampling", "LocalMixup"},
     "dpfl": {"CollaborationGraph", "BestClientModels", "LocalReference"},
@@ -132,6 +133,12 @@ def data_root(tmp_path_factory):
     _write_leaf_and_class_folders(folder, draws)
     _write_adult(folder)
     _write_hospitals(folder)
+    parts = {"domain_names": np.array(["art_painting", "cartoon", "photo", "sketch"])}
+    for part, count in (("train", 56), ("test", 28)):
+        parts[f"{part}_images"] = draws.integers(0, 256, (count, 64, 64, 3), dtype=np.uint8)
+        parts[f"{part}_labels"] = np.resize(np.arange(7, dtype=np.uint8), (count, 1))
+        parts[f"{part}_domains"] = np.resize(np.arange(4, dtype=np.uint8), (count, 1))
+    np.savez(folder / "pacs64_subset.npz", **parts)
     for card in map(load_card, sorted(names)):
         columns = {card.smiles: [table.smiles[index] for index in chosen]}
         columns |= {target.name: [float(table.targets[index, 0]) for index in chosen] for target in card.targets}
@@ -354,7 +361,7 @@ def test_a_coalition_recipe_runs_a_round(name, capsys, quick_pictures):
     assert ("merge_tree.png" in figures) == name.startswith("hcct")
     assert ("graph.png" in figures) == name.startswith("dpfl")
     assert ("contributions.png" in figures) == name.startswith("shapley")
-    assert ("sampling_weights.png" in figures) == name.startswith("drflm")
+    assert ("sampling_weights.png" in figures) == name.startswith(("drflm", "afl"))
     assert ("contributions" in record) == name.startswith(("shapley", "pifl"))
     assert ({"tiers", "tokens"} <= set(record)) == name.startswith("pifl")
     assert ({"tier_membership.png", "token_balances.png"} <= figures) == name.startswith("pifl")
