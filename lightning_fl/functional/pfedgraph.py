@@ -26,7 +26,7 @@ from lightning_fl.functional.drflm import project_simplex
 from lightning_fl.functional.gram import check_counts, cosine_similarities
 from lightning_fl.options import check_numbers
 
-__all__ = ["collaboration_weights", "pull_terms", "thresholded_cosines"]
+__all__ = ["centre_terms", "collaboration_weights", "mean_cosine", "placed_rows", "pull_terms", "thresholded_cosines"]
 
 
 def thresholded_cosines(gram: Tensor, threshold: float = 0.9) -> Tensor:
@@ -73,6 +73,54 @@ def collaboration_weights(cosines: Tensor, num_samples: Sequence[int] | Tensor, 
     counts = torch.from_numpy(check_counts(num_samples, len(cosines)))
     targets = counts / counts.sum() + cosines.double() / (2 * alpha)
     return torch.stack([project_simplex(row) for row in targets])
+
+
+def centre_terms(row: Sequence[float], norms: Sequence[float]) -> list[tuple[int, float]]:
+    """``z_i = Σ_j A_ij w_j / |w_j|``: whose models are in it, and how much of each; a model of zeros has no direction.
+
+    Args:
+        row: A_i, length N.
+        norms: ``|w_j|``, length N.
+
+    Returns:
+        j and ``A_ij / |w_j|`` where A_ij is positive.
+
+    Example:
+        >>> centre_terms([0.5, 0.0, 0.5], [2.0, 1.0, 0.0])
+        [(0, 0.25), (2, 0.0)]
+    """
+    terms = zip(row, norms, strict=True)
+    return [(j, weight / norm if norm else 0.0) for j, (weight, norm) in enumerate(terms) if weight > 0]
+
+
+def placed_rows(rows: Tensor, clients: Sequence[int], num_clients: int) -> Tensor:
+    """The rows of some clients in the matrix of all, where the others stay alone.
+
+    Args:
+        rows: float64, shape [n, n].
+        clients: whose, n of them.
+        num_clients: N.
+
+    Example:
+        >>> placed_rows(torch.tensor([[0.25, 0.75], [0.0, 1.0]], dtype=torch.float64), [0, 2], 3).tolist()
+        [[0.25, 0.0, 0.75], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    matrix = torch.eye(num_clients, dtype=torch.float64)
+    for client, row in zip(clients, rows, strict=True):
+        matrix[client, client] = 0.0
+        matrix[client, list(clients)] = row
+    return matrix
+
+
+def mean_cosine(cosines: Tensor) -> float:
+    """The mean over pairs of different clients, of cosines [N, N] with 1 on the diagonal; 1 of a single client.
+
+    Example:
+        >>> mean_cosine(torch.tensor([[1.0, 0.5], [0.5, 1.0]]))
+        0.5
+    """
+    others = len(cosines) * (len(cosines) - 1)
+    return float((cosines.sum() - len(cosines)) / others) if others else 1.0
 
 
 def pull_terms(product: float, squared_norm: float) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""What clients learned in a round, side by side: blocks of columns of the matrix of updates."""
+"""What clients learned, side by side: blocks of columns of the matrix of updates."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Span, Weights
 
-__all__ = ["column_blocks", "update_blocks"]
+__all__ = ["change_blocks", "column_blocks", "update_blocks"]
 
 #: Columns brought together at a time: 26 MB for a hundred clients in single precision.
 _COLUMNS = 1 << 16
@@ -19,6 +19,12 @@ def column_blocks(spans: Sequence[Span]) -> Iterator[tuple[torch.dtype, slice]]:
     for span in spans:
         for begin in range(span.begin, span.end, _COLUMNS):
             yield span.dtype, slice(begin, min(begin + _COLUMNS, span.end))
+
+
+def change_blocks(models: Sequence[Weights], since: Weights, spans: Sequence[Span]) -> Iterator[Tensor]:
+    """The changes ``w_i - w`` of models that every rank has, a block of columns [n, c] with c <= 65,536 at a time."""
+    for dtype, part in column_blocks(spans):
+        yield torch.stack([model.vectors[dtype][part] for model in models]) - since.vectors[dtype][part]
 
 
 def update_blocks(

@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_fl.engine.weights.flat import FlatModule, Span, Weights
 from lightning_fl.errors import ConfigurationError
 
-__all__ = ["LocalParameters", "averaged_spans", "matches", "shared_bytes", "span_bytes", "trainable_spans"]
+__all__ = ["LocalParameters", "averaged_spans", "matches", "shared_bytes", "span_bytes", "spans_in", "trainable_spans"]
 
 
 class LocalParameters:
@@ -85,6 +85,27 @@ def shared_bytes(flat: FlatModule, personal: LocalParameters | None, constant: C
     spans = [span for span in _distinct(flat.spans()) if (span.dtype, span.begin) not in own]
     known = {(span.dtype, span.begin) for span in spans if span.name in constant}
     return span_bytes([span for span in spans if (span.dtype, span.begin) not in known])
+
+
+def spans_in(layers: Sequence[str] | None, spans: Sequence[Span], option: str) -> list[Span]:
+    """Those of some spans that are in layers.
+
+    Args:
+        layers: names of submodules or parameters, with the wildcards ``*`` and ``?``; ``None`` for all.
+        spans: of shared parameters that are trained.
+        option: that names the layers.
+
+    Raises:
+        ConfigurationError: a name matches nothing.
+    """
+    for pattern in layers or ():
+        if not any(matches(span.name, pattern) for span in spans):
+            names = ", ".join(dict.fromkeys(span.name.rpartition(".")[0] or span.name for span in spans))
+            raise ConfigurationError(
+                f"{option}: {pattern!r} matches no shared, trained parameter. Choose of {names}, or leave it out for"
+                " all."
+            )
+    return [span for span in spans if layers is None or any(matches(span.name, pattern) for pattern in layers)]
 
 
 def span_bytes(spans: Sequence[Span]) -> int:
