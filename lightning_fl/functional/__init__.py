@@ -26,7 +26,14 @@ from lightning_fl.functional.hcct import (
 )
 from lightning_fl.functional.ifca import perturbed
 from lightning_fl.functional.kmeans import kmeans_from_gram
-from lightning_fl.functional.pfedgraph import collaboration_weights, pull_terms, thresholded_cosines
+from lightning_fl.functional.pfedgraph import (
+    centre_terms,
+    collaboration_weights,
+    mean_cosine,
+    placed_rows,
+    pull_terms,
+    thresholded_cosines,
+)
 from lightning_fl.functional.pifl import (
     TierCohort,
     choose_bids,
@@ -72,6 +79,7 @@ __all__ = [
     "apply_isotonic",
     "apply_platt",
     "batched_greedy_collaborators",
+    "centre_terms",
     "choose_bids",
     "coalition_objective",
     "collaboration_weights",
@@ -94,12 +102,14 @@ __all__ = [
     "join_most_similar",
     "kmeans_from_gram",
     "loss_estimate",
+    "mean_cosine",
     "mix",
     "mixture_weights",
     "most_telling_layer",
     "optimal_bipartition",
     "partition_from_gram",
     "perturbed",
+    "placed_rows",
     "platt_sums",
     "pooled_quantile",
     "probability_counts",

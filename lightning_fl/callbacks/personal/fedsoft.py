@@ -10,8 +10,7 @@ c_s, S cluster models    ``trainer.models``, ``num_models`` of them             
 w_k                      ``trainer.client_store("own_models")[k]``                  [P]
 u_ks, σ                  ``floored_importance(importance, sigma)``                  [N, S]
 v_sk                     A of ``trainer.collaboration``                             [S, N]
-λ                        ``lam``
-τ                        ``every_n_rounds``
+λ, τ                     ``lam``, ``every_n_rounds``
 K, Sel_s                 ``clients_per_model``, who is drawn for model s
 =======================  =========================================================  ======
 
@@ -26,23 +25,24 @@ equally well counts half in each. The authors keep the state of Adam between rou
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from lightning_fl.callbacks.personal.soft_averaging import SoftAveraging
-from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.callbacks.personal.fedsoft_turns import drawn_participants, proximal_pull
+from lightning_fl.callbacks.personal.own_models import OwnModels
+from lightning_fl.cohort import Cohort
 from lightning_fl.collaboration import Collaboration
-from lightning_fl.engine.weights.flat import Weights, combined
+from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.functional.fedsoft import contribution_weights, draw_contributors, floored_importance
+from lightning_fl.functional.fedsoft import contribution_weights, floored_importance
 from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["FedSoft"]
 
 
-class FedSoft(SoftAveraging):
+class FedSoft(OwnModels):
     """Soft clusters: clients feed cluster models, and keep models of their own near those that explain their data.
 
     Composes as :class:`SoftAveraging` does; with sampled clients those of a model are drawn among them. In every round
@@ -95,11 +95,6 @@ class FedSoft(SoftAveraging):
             split=split,
         )
 
-    def _reset(self) -> None:
-        super()._reset()
-        #: Clients with a model of their own, on whatever rank.
-        self._trained: set[int] = set()
-
     def _collaboration(self, importance: torch.Tensor, num_samples: Sequence[int]) -> Collaboration:
         return Collaboration(contribution_weights(floored_importance(importance, self.sigma), num_samples), importance)
 
@@ -110,63 +105,16 @@ class FedSoft(SoftAveraging):
                 "FedSoft lets clients feed several models; the callback that selects clients names one for them. Keep"
                 " one of the two in trainer.callbacks."
             )
-        chosen = [replace(one, own=one.client in self._trained) for one in cohort.participants]
+        chosen = [replace(one, own=one.client in self.trained) for one in cohort.participants]
         if self.importance and self.clients_per_model is not None:
-            chosen = self._drawn(trainer, chosen, self.clients_per_model)
+            chosen = drawn_participants(trainer, chosen, self.clients_per_model)
         if self.importance:
             trainer.communication.receive([one.client for one in chosen], trainer.models)
         return Cohort(tuple(chosen))
 
-    def _drawn(self, trainer: TrainerSurface, possible: Sequence[Participant], number: int) -> list[Participant]:
-        if any(one.weight is not None for one in possible):
-            raise ConfigurationError(
-                "FedSoft.clients_per_model draws the clients of a model, who count alike; the callback that selects"
-                " clients gives them weights. Leave one of the two out."
-            )
-        feeds: dict[int, list[int]] = {}
-        clients = [one.client for one in possible]
-        for model, weights in enumerate(trainer.collaboration.aggregation[:, clients]):
-            if float(weights.sum()) > 0:
-                for place in draw_contributors(weights, number, trainer.generator("fedsoft", model)):
-                    feeds.setdefault(place, []).append(model)
-        return [replace(possible[place], weight=1.0, feeds=tuple(feeds[place])) for place in sorted(feeds)]
-
-    def evaluated(self, trainer: TrainerSurface, model: str) -> str:
-        """Where clients go on from their own models, these."""
-        return "each client's own model" if trainer.client_stores.get("own_models") else model
-
     def gradient_correction(self, trainer: TrainerSurface, client: int) -> Callable[[Weights, Weights], None] | None:
-        """``λ (Σ_s u_ks w - Σ_s u_ks c_s)``, once u is known."""
+        """The proximal term's, once u is known."""
         if self.lam == 0 or not self.importance:
             return None
         importance = floored_importance(self.importance[-1][client], self.sigma)
-        centre = combined(
-            trainer.models[0],
-            list(zip(importance.tolist(), trainer.models, strict=True)),
-            trainer.loop.averaged_spans(),
-        )
-        strength = self.lam * float(importance.sum())
-
-        def correct_(gradient: Weights, weights: Weights) -> None:
-            for dtype, vector in gradient.floating():
-                vector.add_(weights.vectors[dtype], alpha=strength).sub_(centre.vectors[dtype], alpha=self.lam)
-
-        return correct_
-
-    def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
-        """What a client has learned is its model."""
-        trainer.client_store("own_models")[client] = trainer.client_weights().clone().state_dict()
-
-    def on_aggregate_end(self, trainer: TrainerSurface) -> None:
-        """Estimate the importance weights anew, where that is due."""
-        self._trained |= trainer.survivors
-        super().on_aggregate_end(trainer)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The history, and who has a model of its own."""
-        return {**super().state_dict(), "trained": sorted(self._trained)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the history."""
-        super().load_state_dict(state)
-        self._trained = set(state["trained"])
+        return proximal_pull(trainer.models, importance, self.lam, trainer.loop.averaged_spans())
