@@ -25,12 +25,25 @@ def appeal_weight(loss: float, threshold: float) -> float:
     return small / (1 + small) ** 2
 
 
-def appeal_step(weights: Sequence[float], server_rate: float, eps: float) -> float:
+def appeal_step(
+    weights: Sequence[float], server_rate: float, eps: float, num_samples: Sequence[float] | None = None
+) -> float:
     """``η_g Σq / (Σq + ε)``: how far the server goes towards the average.
+
+    Args:
+        weights: q of each client.
+        server_rate: η_g.
+        eps: ε, above 0.
+        num_samples: of each client, to count them by; only their ratio to the mean matters, so that ε means the same.
 
     Example:
         >>> appeal_step([0.25, 0.25], server_rate=1.0, eps=0.5)
         0.5
+        >>> appeal_step([0.25, 0.25], server_rate=1.0, eps=0.5, num_samples=[30, 10])
+        0.5
     """
+    if num_samples is not None:
+        mean = math.fsum(num_samples) / len(num_samples)
+        weights = [weight * count / mean for weight, count in zip(weights, num_samples, strict=True)]
     total = math.fsum(weights)
     return server_rate * total / (total + eps)

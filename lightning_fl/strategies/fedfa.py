@@ -16,13 +16,14 @@ m = γ m + (1 - γ) Δ            ``update.state["momentum"]``, γ = ``momentum`
 
 Where a metric is a loss, as in regression, the score is ``exp(-loss)``.
 
-Differs from the paper: accuracies are those of the received model on the client's training data, before it trains (the
-paper may mean after); sums are over the cohort of the model; a share of the accuracies is at least 1e-6. Momentum of
-the clients is the optimiser's. Clients that train a mixture of models are taken to have taken part equally often.
+Differs from the paper: accuracies are those of the received model on the client's training data, before it trains; the
+paper may mean after, which is ``moment="after"``. Sums are over the cohort of the model; a share of the accuracies is
+at least 1e-6. Momentum of the clients is the optimiser's. Clients that train a mixture of models are taken to have
+taken part equally often.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from lightning_fl.engine.client import ClientTurn, ClientUpdate
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.probes.client_scores import default_score
 from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.fedfa import accuracy_weights, participation_weights
 from lightning_fl.functional.pifl import importance_weights
 from lightning_fl.metrics import higher_is_better, monitored_metric
@@ -49,6 +51,8 @@ class FedFA(FederatedStrategy):
         momentum: γ, of the server, from 0 to below 1.
         monitor: the metric that ``validation_step`` logs; ``None`` for the first of which more is better,
             else the loss.
+        moment: accuracies are those "before" a client trains, or "after", of what the turn makes of the received model:
+            clients then train twice in a round, by the same batches, and the accuracy is that of a fresh optimiser.
         **settings: those of every strategy.
 
     Raises:
@@ -62,17 +66,28 @@ class FedFA(FederatedStrategy):
         "drawn_weights": "both weigh clients by how well the model does on their data",
     }
 
-    def __init__(self, alpha: float = 0.5, momentum: float = 0.9, monitor: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        alpha: float = 0.5,
+        momentum: float = 0.9,
+        monitor: str | None = None,
+        moment: Literal["before", "after"] = "before",
+        **settings: Any,
+    ) -> None:
         super().__init__(**settings)
         check_numbers(self, alpha=alpha, at_least=0, at_most=1)
         check_numbers(self, momentum=momentum, at_least=0, below=1)
-        self.alpha = alpha
-        self.momentum = momentum
-        self.monitor = monitor
+        if moment not in ("before", "after"):
+            raise ConfigurationError(f"FedFA.moment={moment!r}: give before or after.")
+        self.alpha, self.momentum, self.monitor, self.moment = alpha, momentum, monitor, moment
+        if moment == "after":
+            alone = "FedFA.moment=after trains the received model without them to know its accuracy"
+            self.excludes = {**self.excludes, "personal_layers": alone}
 
     def measure_client(self, turn: ClientTurn) -> dict[str, float]:
-        """The accuracy of the received model on the training samples."""
-        metrics = turn.training_metrics(turn.start)
+        """The accuracy on the training samples, of the received model or of what is learned from it."""
+        weights = turn.start if self.moment == "before" else turn.train(turn.start, "train")  # its batches
+        metrics = turn.training_metrics(weights)
         name = monitored_metric(metrics, self.monitor, default_score(metrics), "FedFA")
         logged = metrics[name]
         values = torch.tensor([logged.value], dtype=torch.float64)

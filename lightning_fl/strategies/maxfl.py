@@ -1,8 +1,7 @@
 """MaxFL: the shared model is trained for those whom it may win, and not for those whom it has or never will.
 
 Cho, Jhunjhunwala, Li, Smith, Joshi: Maximizing Global Model Appeal in Federated Learning, TMLR 2024
-(https://arxiv.org/abs/2205.14840): ``min_w (1/N) Σ σ(f_i(w) - ρ_i)``, smoothly the number of clients for whom the
-shared model is worse than their own.
+(https://arxiv.org/abs/2205.14840): ``min_w (1/N) Σ σ(f_i(w) - ρ_i)``, smoothly the number of those better off alone.
 
 ======================  ==========================================================  ==========
 paper                   here                                                        shape
@@ -13,17 +12,14 @@ q_i = σ(z)(1 - σ(z))    ``report.numbers["weight"]``, z = f_i(x) - ρ_i       
 x + η_g ΣqΔ / (Σq + ε)  ``update.start + s (update.average - update.start)``        [P]
 ======================  ==========================================================  ==========
 
-``opt_out`` is the reading of MaxFL as a baseline in the literature on coalitions: a client takes part, by its number of
-samples, only where the shared model's loss is below its threshold. Else it goes on with a model of its own, which it
-began from the shared model, and is evaluated with that one. Nobody may be left who takes part; the shared model then
-stays as it is.
-
-Differs from the paper: ŵ_i comes of one more round of local work unless ``warm_up_steps`` says otherwise. A client that
-is out trains the shared model as well, which is then not averaged: the server does not know before.
+With ``opt_out``, its reading in the literature on coalitions, a client takes part only where the shared model's loss is
+below its threshold; else it goes on with a model of its own, begun as the shared one, with which it is evaluated.
+Differs from the paper: ŵ_i comes of one more round of local work unless ``warm_up_steps`` says otherwise; clients may
+count by samples, q_i m_i over the mean m. A client that is out trains the shared model too: the server learns it after.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from lightning_fl.engine.client import ClientTurn, ClientUpdate, LocalWork
 from lightning_fl.engine.learner import ModelUpdate
@@ -42,10 +38,10 @@ class MaxFL(FederatedStrategy):
     Args:
         threshold: ρ, for all clients; ``None`` for the training loss of a model that each has trained alone.
         warm_up_steps: optimiser steps of that model (the paper's experiments: 100); ``None`` for those of a turn.
-        server_rate: η_g, of the server's step; 1 unless given.
-        eps: ε, so that a cohort that nothing can win over stays where it is; 0.01 unless given.
-        opt_out: clients take part by their samples where the shared model meets their threshold, else train alone;
-            not with ``server_rate`` or ``eps``.
+        server_rate: η_g, of the server's step; 1 unless given. Not with ``opt_out``.
+        eps: ε, so that a cohort that nothing can win over stays where it is; 0.01 unless given. Not with ``opt_out``.
+        opt_out: clients take part where the shared model meets their threshold, else train alone.
+        weights: "clients" count alike, as in the paper, or by "samples"; unless given the latter with ``opt_out`` only.
         **settings: those of every strategy.
 
     Raises:
@@ -65,6 +61,7 @@ class MaxFL(FederatedStrategy):
         server_rate: float | None = None,
         eps: float | None = None,
         opt_out: bool = False,
+        weights: Literal["clients", "samples"] | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
@@ -74,17 +71,17 @@ class MaxFL(FederatedStrategy):
         if threshold is not None and warm_up_steps is not None:
             raise ConfigurationError("MaxFL.threshold is given: no model is trained for it; leave out warm_up_steps.")
         if opt_out and (server_rate is not None or eps is not None):
-            raise ConfigurationError("MaxFL.opt_out averages by samples: leave out server_rate and eps.")
-        self.threshold = threshold
-        self.warm_up_steps = warm_up_steps
-        self.server_rate = 1.0 if server_rate is None else server_rate
-        self.eps = 0.01 if eps is None else eps
-        self.opt_out = opt_out
+            raise ConfigurationError("MaxFL.opt_out takes the average as it is: leave out server_rate and eps.")
+        if weights not in (None, "clients", "samples"):
+            raise ConfigurationError(f"MaxFL.weights={weights!r}: give clients or samples.")
+        self.threshold, self.warm_up_steps, self.opt_out = threshold, warm_up_steps, opt_out
+        self.server_rate, self.eps = server_rate or 1.0, eps or 0.01
+        self.weights = weights or ("samples" if opt_out else "clients")
 
     def begin_client(self, turn: ClientTurn) -> None:
         """ρ_i in the client's first turn, and the loss of the model that it has received."""
         if self.threshold is None and "threshold" not in turn.kept:
-            work = None if self.warm_up_steps is None else LocalWork(self.warm_up_steps, 1)
+            work = LocalWork(self.warm_up_steps, 1) if self.warm_up_steps else None
             turn.kept["threshold"] = turn.training_loss(turn.train(turn.start, "threshold", work=work))
         turn.kept["loss"] = turn.training_loss(turn.start)
 
@@ -95,18 +92,20 @@ class MaxFL(FederatedStrategy):
             turn.kept["own"] = turn.train(turn.kept.get("own", turn.start), "alone")
 
     def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
-        """``q_i`` for every client alike; with ``opt_out`` all or nothing of its samples."""
+        """``q_i``; with ``opt_out`` all or nothing."""
+        count = 1 if self.weights == "samples" else turn.num_samples  # its weight is multiplied by its samples
         if self.opt_out:
-            return ClientUpdate(weights, 0.0 if turn.kept["out"] else 1.0)
+            return ClientUpdate(weights, 0.0 if turn.kept["out"] else 1 / count)
         weight = appeal_weight(turn.kept["loss"], self._threshold(turn))
-        return ClientUpdate(weights, weight / turn.num_samples, {"weight": weight})
+        return ClientUpdate(weights, weight / count, {"weight": weight})
 
     def aggregate(self, update: ModelUpdate) -> Weights:
         """``x + s (average - x)``."""
         if self.opt_out:
             return update.average
         told = [one.report.numbers["weight"] for one in update.contributions]
-        step = appeal_step(told, self.server_rate, self.eps)
+        samples = [one.report.num_samples for one in update.contributions] if self.weights == "samples" else None
+        step = appeal_step(told, self.server_rate, self.eps, samples)
         return update.combine((1 - step, update.start), (step, update.average))
 
     def evaluated(self, model: str) -> str:
@@ -115,8 +114,7 @@ class MaxFL(FederatedStrategy):
 
     def evaluation_weights(self, turn: ClientTurn) -> Weights:
         """Its own model of a client that is out, else the shared one."""
-        own: Weights = turn.kept["own"] if turn.kept.get("out") else turn.start
-        return own
+        return turn.kept["own"] if turn.kept.get("out") else turn.start
 
     def _threshold(self, turn: ClientTurn) -> float:
         return float(turn.kept["threshold"]) if self.threshold is None else self.threshold

@@ -171,6 +171,33 @@ def test_maxfl_is_a_plain_loop() -> None:
     assert number(run(MaxFL(server_rate=0.5, eps=0.3), max_rounds=3).models[0]) == pytest.approx(w, rel=1e-10)
 
 
+@pytest.mark.parametrize("eps", [1e-14, 0.3])
+def test_maxfl_by_samples(eps: float) -> None:
+    """q_i m_i over the mean number, 20."""
+    w, thresholds = 1.0, [0.2, 1.0]
+    for _ in range(3):
+        z = [loss_of(i, w) - thresholds[i] for i in (0, 1)]
+        q = [SIZES[i] / 20 / (1 + math.exp(-z[i])) / (1 + math.exp(z[i])) for i in (0, 1)]
+        w += sum(q[i] * (descend(i, w) - w) for i in (0, 1)) / (sum(q) + eps)
+    made = Given(threshold=0.0, eps=eps, weights="samples")
+    assert number(run(made, max_rounds=3).models[0]) == pytest.approx(w, rel=1e-10)
+
+
+def test_maxfl_without_a_difference_is_fedavg_by_samples() -> None:
+    class Alike(MaxFL):
+        def _threshold(self, turn: ClientTurn) -> float:
+            return float(turn.kept["loss"])
+
+    found = run(Alike(threshold=0.0, eps=1e-14, weights="samples"), max_rounds=3).models[0]
+    assert number(found) == pytest.approx(number(run(FedAvg(), max_rounds=3).models[0]), rel=1e-10)
+
+
+def test_maxfl_where_those_who_opt_in_count_alike() -> None:
+    found = run(MaxFL(threshold=100.0, opt_out=True, weights="clients")).models[0]
+    assert number(found) == pytest.approx((1.19 - 0.02) / 2, rel=1e-12)
+    assert run(MaxFL(threshold=100.0, opt_out=True, weights="samples")).models[0].equal(run(FedAvg()).models[0])
+
+
 def test_maxfl_warms_up_for_as_long_as_it_is_told() -> None:
     trainer = run(MaxFL(warm_up_steps=7))
     kept = trainer.client_store("strategy")
@@ -207,8 +234,12 @@ def test_maxfl_of_clients_who_all_want_in_is_fedavg_and_of_none_stays() -> None:
 def test_maxfl_refuses_options_that_exclude_each_other() -> None:
     with pytest.raises(ConfigurationError, match="MaxFL.threshold is given: no model is trained for it; leave"):
         MaxFL(threshold=1.0, warm_up_steps=3)
-    with pytest.raises(ConfigurationError, match="MaxFL.opt_out averages by samples: leave out server_rate and eps"):
+    with pytest.raises(
+        ConfigurationError, match="MaxFL.opt_out takes the average as it is: leave out server_rate and eps"
+    ):
         MaxFL(opt_out=True, eps=0.1)
+    with pytest.raises(ConfigurationError, match="MaxFL.weights='loss': give clients or samples"):
+        MaxFL(weights="loss")  # type: ignore[arg-type]
 
 
 # -- FedFA -------------------------------------------------------------------------------------------------------------
@@ -239,8 +270,9 @@ class OneEachRound(Callback):
         return Cohort.of([0] if trainer.current_round == 0 else [0, 1])
 
 
+@pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize(("alpha", "momentum"), [(1.0, 0.0), (0.5, 0.9), (0.0, 0.5)])
-def test_fedfa_is_a_plain_loop(alpha: float, momentum: float) -> None:
+def test_fedfa_is_a_plain_loop(alpha: float, momentum: float, moment: Any) -> None:
     """A score is exp(-loss); whoever is alone has all the weight."""
     w, m, turns = 1.0, 0.0, [0, 0]
     for number_of_round in range(3):
@@ -248,7 +280,8 @@ def test_fedfa_is_a_plain_loop(alpha: float, momentum: float) -> None:
         for client in cohort:
             turns[client] += 1
         total = sum(turns[i] for i in cohort)
-        scores = {i: math.exp(-loss_of(i, w)) for i in cohort}
+        scored = {i: w if moment == "before" else descend(i, w) for i in cohort}
+        scores = {i: math.exp(-loss_of(i, at)) for i, at in scored.items()}
         told = {i: -math.log2(score / sum(scores.values())) for i, score in scores.items()}
         often = {i: -math.log2(1 - turns[i] / total) for i in cohort} if len(cohort) > 1 else {0: 1.0}
         told = told if len(cohort) > 1 else {0: 1.0}
@@ -258,8 +291,38 @@ def test_fedfa_is_a_plain_loop(alpha: float, momentum: float) -> None:
         change = sum(weights[i] * (descend(i, w) - w) for i in cohort)
         m = momentum * m + (1 - momentum) * change
         w += m
-    trainer = run(FedFA(alpha=alpha, momentum=momentum), OneEachRound(), max_rounds=3)
+    trainer = run(FedFA(alpha=alpha, momentum=momentum, moment=moment), OneEachRound(), max_rounds=3)
     assert number(trainer.models[0]) == pytest.approx(w, rel=1e-10)
+
+
+def test_fedfa_scores_what_the_turn_will_make(tmp_path: Path) -> None:
+    """To the bit, though batches are shuffled and the module draws: those of the turn itself."""
+    learned: dict[int, Weights] = {}
+    rehearsed: dict[int, Weights] = {}
+
+    class Rehearses(FedFA):
+        def measure_client(self, turn: ClientTurn) -> dict[str, float]:
+            rehearsed[turn.client] = turn.train(turn.start, "train")
+            return super().measure_client(turn)
+
+    class Look(Callback):
+        def on_client_end(self, trainer: Any, client: int) -> None:
+            learned[client] = trainer.client_weights().clone()
+
+    module = TinyModule(dropout=0.2, norm=True)
+    run(Rehearses(moment="after"), Look(), module=module, data=TinyClients(), max_rounds=2)
+    assert learned.keys() == rehearsed.keys() == {0, 1, 2}
+    assert all(learned[client].equal(rehearsed[client]) for client in learned)
+
+
+def test_fedfa_s_moment() -> None:
+    with pytest.raises(ConfigurationError, match="FedFA.moment='later': give before or after"):
+        FedFA(moment="later")  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigurationError, match="FedFA does not go with PersonalLayers: FedFA.moment=after trains the"
+    ):
+        run(FedFA(moment="after"), PersonalLayers(layers=["linear.bias"]))
+    assert "personal_layers" not in FedFA.excludes
 
 
 def test_fedfa_of_equal_accuracies_counts_clients_alike() -> None:
