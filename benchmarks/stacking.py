@@ -1,6 +1,7 @@
 """What training several clients at once costs or saves: time per round, by ``trainer.stacked_clients``.
 
     uv run --group bench python benchmarks/stacking.py [mlp|logistic|cnn|cnn100|all] [--repeats 5] [--accelerator cuda]
+        [--strategy scaffold]
 
 Arms run one after another inside every repeat, in one process with one thread; the ratio to a bare loop over the
 clients, on batches that were cut once and lie on the device, and to ``stacked_clients=1`` are taken within a repeat and
@@ -112,13 +113,14 @@ def one_after_another(task: Task, accelerator: str) -> float:
     return gap(ends)
 
 
-def run(task: Task, stacked: int, accelerator: str) -> tuple[float, Weights]:
+def run(task: Task, stacked: int, accelerator: str, strategy: str) -> tuple[float, Weights]:
     """Seconds of a round, and the last weights."""
     torch.manual_seed(7)
     times = overhead.RoundTimes()
     trainer = FederatedTrainer(
         max_rounds=task.rounds,
         stacked_clients=stacked,
+        strategy=strategy,
         callbacks=[times],
         accelerator=accelerator,
         devices=1,
@@ -130,7 +132,7 @@ def run(task: Task, stacked: int, accelerator: str) -> tuple[float, Weights]:
     return gap(times.ends), trainer.models[0]
 
 
-def measure(task: Task, repeats: int, accelerator: str) -> None:
+def measure(task: Task, repeats: int, accelerator: str, strategy: str) -> None:
     """Run the arms and print a Markdown table."""
     floor: list[float] = []
     seconds: dict[int, list[float]] = {stacked: [] for stacked in task.sizes}
@@ -143,14 +145,14 @@ def measure(task: Task, repeats: int, accelerator: str) -> None:
         for stacked in task.sizes:
             if accelerator == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            took, models[stacked] = run(task, stacked, accelerator)
+            took, models[stacked] = run(task, stacked, accelerator, strategy)
             if repeat:
                 seconds[stacked].append(took)
             if accelerator == "cuda":
                 memory[stacked] = torch.cuda.max_memory_allocated() / 2**20
     print(
-        f"\n### {task.title}, {accelerator}\n\n| stacked_clients | ms per round | x bare loop, median (range) | x one"
-        " after another, median (range) | largest difference of a weight | peak MiB on the GPU |\n"
+        f"\n### {task.title}, {accelerator}, {strategy}\n\n| stacked_clients | ms per round | x bare loop, median"
+        " (range) | x one after another, median (range) | largest difference of a weight | peak MiB on the GPU |\n"
         "|---|---|---|---|---|---|"
     )
     print(f"| bare loop | {1e3 * statistics.median(floor):.1f} | 1 | | | |")
@@ -176,6 +178,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--cpu-time", action="store_true", help="process time instead of wall time, on a busy machine")
     parser.add_argument("--accelerator", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--strategy", default="fedavg", help="of all arms but the bare loop, such as scaffold")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning").setLevel(logging.ERROR)
@@ -184,7 +187,7 @@ def main() -> None:
         overhead.clock = time.process_time
     for name, task in TASKS.items():
         if arguments.task in (name, "all"):
-            measure(task, arguments.repeats, arguments.accelerator)
+            measure(task, arguments.repeats, arguments.accelerator, arguments.strategy)
 
 
 if __name__ == "__main__":

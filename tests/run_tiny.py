@@ -33,6 +33,7 @@ from lightning_fl.callbacks import (
     FeSEM,
     FineTuning,
     KMeans,
+    KNNPer,
     LocalMixup,
     LocalReference,
     PersonalLayers,
@@ -86,6 +87,12 @@ def callbacks(algorithm: str = "drflm") -> list[Any]:
         return [DROClientSampling(step_size=0.05), LocalMixup(alpha=0.4)]
     if algorithm == "states":
         return [UniformSampling(cohort_size=2)]
+    if algorithm == "finetune":
+        return [FineTuning(steps=2, every_evaluation=True), PersonalLayers(layers=["linear.bias"])]
+    if algorithm == "afl":
+        return [DROClientSampling(method="afl", step_size=0.05), PersonalLayers(layers=["linear.bias"])]
+    if algorithm == "knnper":
+        return [KNNPer(k=3, interpolation="validation"), PersonalLayers(layers=["linear.bias"])]
     if algorithm in ("stacked", "learner", *STRATEGIES):
         return [UniformSampling(cohort_size=5), PersonalLayers(layers=["linear.bias"])]
     if algorithm == "fedcollab":
@@ -140,6 +147,8 @@ def settings_of(algorithm: str) -> dict[str, Any]:
         return {"strategy": Everything()}
     if algorithm in STRATEGIES:
         return {"strategy": STRATEGIES[algorithm]()}
+    if algorithm == "afl":
+        return {"local_steps": 1}
     return {"on_client_error": "skip"} if algorithm == "tiers" else {}
 
 

@@ -27,7 +27,9 @@ from lightning_fl.callbacks import (
     FedCollab,
     FedSoft,
     FeSEM,
+    FineTuning,
     KMeans,
+    KNNPer,
     LocalMixup,
     ModelCheckpoint,
     PersonalLayers,
@@ -58,11 +60,14 @@ PARTICIPATIONS: dict[str, Callable[[], list[Any]]] = {
     "all": list,
     "some": lambda: [UniformSampling(cohort_size=4)],
     "by losses": lambda: [DROClientSampling()],
+    "all by losses": lambda: [DROClientSampling(method="afl")],
 }
 LOCAL_DATA: dict[str, Callable[[], list[Any]]] = {
     "plain": list,
     "mixup": lambda: [LocalMixup(alpha=0.4)],
     "personal": lambda: [PersonalLayers(layers=["linear.bias"])],
+    "neighbours": lambda: [KNNPer(k=3)],
+    "fine-tuned": lambda: [FineTuning(steps=1, every_evaluation=True)],
 }
 A_MODEL_EACH = {"CollaborationGraph", "PFedGraph"}
 NOT_A_MODEL_EACH = {"scaffold", "qfedavg", "maxfl", "maxfl_out", "fedfa", "ditto", "apfl", "pfedme"}
@@ -76,15 +81,24 @@ def goes_together(learner: str, collaboration: str, participation: str) -> bool:
     if collaboration in SEVERAL_MODELS and learner == "scaffold":
         return False
     return not (
-        participation == "by losses" and learner in ("scaffold", "fednova", "qfedavg", "maxfl", "maxfl_out", "fedfa")
+        participation.endswith("by losses")
+        and learner in ("scaffold", "fednova", "qfedavg", "maxfl", "maxfl_out", "fedfa")
     )
 
 
 #: Every pair of learner and collaboration with all clients; the other columns with the learner and one model.
 CELLS = [
     *((learner, collaboration, "all", "plain") for learner, collaboration in product(STRATEGIES, COLLABORATIONS)),
-    *((learner, "one model", who, "plain") for learner, who in product(STRATEGIES, ["some", "by losses"])),
-    *((learner, "one model", "all", data) for learner, data in product(STRATEGIES, ["mixup", "personal"])),
+    *(
+        (learner, "one model", who, "plain")
+        for learner, who in product(STRATEGIES, ["some", "by losses", "all by losses"])
+    ),
+    *((learner, "one model", "all", data) for learner, data in product(STRATEGIES, LOCAL_DATA) if data != "plain"),
+    *(
+        ("fedprox", collaboration, "all", data)
+        for collaboration in COLLABORATIONS
+        for data in ("neighbours", "fine-tuned")
+    ),
     *((learner, "IFCA", "some", "mixup") for learner in STRATEGIES),
 ]
 
@@ -102,7 +116,7 @@ def make(cell: tuple[str, str, str, str], folder: Path, rounds: int) -> Federate
             ModelCheckpoint(every_n_rounds=1, save_models=False),
         ],
         max_rounds=rounds,
-        local_steps=2,
+        local_steps=1 if participation == "all by losses" else 2,
         seed=3,
         accelerator="cpu",
         devices=1,

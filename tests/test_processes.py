@@ -263,6 +263,21 @@ def test_strategies_have_the_same_bits_on_two_processes(name: str, tmp_path: Pat
         assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
 
 
+@pytest.mark.parametrize("algorithm", ["knnper", "afl", "finetune"])
+def test_neighbours_and_averages_have_the_same_bits_on_two_processes(
+    algorithm: str, tmp_path: Path, two_ranks: TwoRanks
+) -> None:
+    """Neighbours of a client are where it is hosted, and no byte is sent of them; AFL's losses come from all ranks.
+
+    What is fine-tuned before each evaluation draws the same batches on any rank.
+    """
+    one = in_this_process(tmp_path, TinyClients(), algorithm)
+    for rank in two_ranks("--algorithm", algorithm):
+        assert rank["communication"] == traffic(one)
+        assert rank["weights"] == digest(one.models[0])
+        assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
+
+
 def test_two_nodes_give_the_bits_of_one(tmp_path: Path, ranks_of: Callable[..., Any]) -> None:
     """Two machines started by hand, as Lightning documents it; here both are this one."""
     with reserved_port() as port:

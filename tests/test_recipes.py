@@ -49,7 +49,10 @@ PARTS = {
     "flsc": {"FLSC", "LocalReference"},
     "fedsoft": {"FedSoft", "LocalReference"},
     "finetune": {"FineTuning", "LocalReference"},
+    "knnper": {"KNNPer", "LocalReference"},
+    "afl": {"DROClientSampling", "LocalReference"},
     "local": {"LocalTraining"},
+    "pooled": {"PooledTraining"},
     "shapley": {"LabelNoise", "ShapleyRewards"},
     "drflm": {"DROClientSampling", "LocalMixup"},
     "dpfl": {"CollaborationGraph", "BestClientModels", "LocalReference"},
@@ -67,6 +70,7 @@ SMALLER = {
     "cifar10_patho": ["--data.partitioner.num_clients", "10"],
     "femnist": ["--data.partitioner.num_groups", "6"],
     "cinic10": ["--data.partitioner.num_clients", "6"],
+    "heart": ["--model.in_shape", "[14]"],  # three values in each of its two columns of categories
     "adult": ["--model.in_shape", "[22]"],  # two values in each of its eight columns of categories
     "pifl_cifar10": ["--data.partitioner.num_clients", "10"],
     "pifl_fmnist": ["--data.partitioner.num_clients", "10"],
@@ -80,7 +84,7 @@ SMALLER = {
 #: What a smaller run has in the place of the recipe's words: little work, here and in what comes before the rounds ...
 LESS_WORK = {
     r"\b(init_epochs|local_epochs|warm_up_rounds): \d+": r"\1: 1",
-    r"\blocal_steps: \d+": "local_steps: 2",
+    r"\blocal_steps: (?!1\b)\d+": "local_steps: 2",
 }
 #: ... and a tenth of the clients, of whom the same share is flipped.
 FEWER_CLIENTS = {
@@ -128,6 +132,13 @@ def data_root(tmp_path_factory):
         np.savez(folder / f"{name}.npz", **parts)
     _write_leaf_and_class_folders(folder, draws)
     _write_adult(folder)
+    _write_hospitals(folder)
+    parts = {"domain_names": np.array(["art_painting", "cartoon", "photo", "sketch"])}
+    for part, count in (("train", 56), ("test", 28)):
+        parts[f"{part}_images"] = draws.integers(0, 256, (count, 64, 64, 3), dtype=np.uint8)
+        parts[f"{part}_labels"] = np.resize(np.arange(7, dtype=np.uint8), (count, 1))
+        parts[f"{part}_domains"] = np.resize(np.arange(4, dtype=np.uint8), (count, 1))
+    np.savez(folder / "pacs64_subset.npz", **parts)
     for card in map(load_card, sorted(names)):
         columns = {card.smiles: [table.smiles[index] for index in chosen]}
         columns |= {target.name: [float(table.targets[index, 0]) for index in chosen] for target in card.targets}
@@ -203,6 +214,25 @@ def _write_adult(folder):
             }
             lines.append(", ".join(row[name] for name in card.columns))
         (folder / f"adult.{part}").write_text("\n".join(lines) + "\n")
+
+
+def _write_hospitals(folder):
+    """Heart disease by site, and patients with times and events by region and fold."""
+    for name, sites, aims in (
+        ("heart_disease", ("cleveland", "hungarian", "switzerland", "va_long_beach"), {"num": (0, 1, 0, 2, 3)}),
+        ("tcga_brca", range(6), {"E": (1, 0, 1, 1, 0), "T": (30, 400, 1000, 70)}),
+    ):
+        card = load_card(name)
+        rows = []
+        for number in range(120):
+            row = {column: number * (place + 3) % 7 for place, column in enumerate(card.columns)}
+            row |= dict.fromkeys(card.categorical, number % 3)
+            row |= {column: values[number % len(values)] for column, values in aims.items()}
+            group = sites[number % len(sites)]
+            row |= {"site": group} if name == "heart_disease" else {"center": group}
+            row |= {"fold": ("train", "train", "test")[number // 6 % 3]} if "fold" in card.columns else {}
+            rows.append({column: row[column] for column in card.columns})
+        pd.DataFrame(rows).to_csv(folder / card.files[0].name, index=False)
 
 
 @pytest.fixture(autouse=True)
@@ -320,7 +350,7 @@ def test_a_coalition_recipe_runs_a_round(name, capsys, quick_pictures):
     folder = Path("runs") / name / "version_0"
     record = json.loads((folder / "summary.json").read_text())
     assert (record["data_source"], record["rounds"]) == ("synthetic" if "synthetic" in name else "measured", rounds)
-    metric = "rmse" if "chembl" in name or "esol" in name else "acc"
+    metric = "rmse" if "chembl" in name or "esol" in name else "c_index" if "brca" in name else "acc"
     clients = record["metrics"]["test"][metric]["clients"]
     assert len(clients) == record["num_clients"]
     assert all(math.isfinite(value) and value >= 0 for value in clients.values())
@@ -331,7 +361,7 @@ def test_a_coalition_recipe_runs_a_round(name, capsys, quick_pictures):
     assert ("merge_tree.png" in figures) == name.startswith("hcct")
     assert ("graph.png" in figures) == name.startswith("dpfl")
     assert ("contributions.png" in figures) == name.startswith("shapley")
-    assert ("sampling_weights.png" in figures) == name.startswith("drflm")
+    assert ("sampling_weights.png" in figures) == name.startswith(("drflm", "afl"))
     assert ("contributions" in record) == name.startswith(("shapley", "pifl"))
     assert ({"tiers", "tokens"} <= set(record)) == name.startswith("pifl")
     assert ({"tier_membership.png", "token_balances.png"} <= figures) == name.startswith("pifl")

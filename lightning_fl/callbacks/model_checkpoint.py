@@ -179,10 +179,6 @@ class ModelCheckpoint(Callback):
             models.append(model)
         return models, Collaboration.from_state_dict(self._best["collaboration"])
 
-    def best_client_store(self, trainer: TrainerSurface, name: str) -> dict[int, Any]:
-        """What hosted clients kept under a name in the best round."""
-        return dict(self._stores_of_best(trainer.client_stores).get(name, {}))
-
     def state_dict(self) -> dict[str, Any]:
         """The best round so far, with its models: a resumed run must not forget it."""
         return {"best_value": self.best_value, "best_round": self.best_round, "best": self._best}

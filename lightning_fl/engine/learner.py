@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate, Phase
 from lightning_fl.engine.hooks import overrides
@@ -83,8 +84,22 @@ class Learner:
     batch_parts: int = 1
     #: Samples that a part has at least; a batch with fewer is left out.
     smallest_part: int = 1
+    #: :meth:`correct_gradient_` treats every entry by itself, so that it may be given some entries of several clients
+    #: at once: the gradient, the weights, the turn's start and the :class:`Weights` that it keeps as rows [n, P'], the
+    #: model's state as [P']. What else the turn has is then that of one of these clients.
+    elementwise: bool = False
     #: Names of further vectors, laid out as the weights are, that clients hand over and the server averages.
     extra_vectors: tuple[str, ...] = ()
+
+    def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
+        """Refuse, before anybody trains, what the module's ``configure_optimizers`` gives a client; on every rank.
+
+        Args:
+            optimizers: fresh ones; to be read only.
+
+        Raises:
+            ConfigurationError: the strategy does not work with them.
+        """
 
     def client_loss(self, loss: Tensor, module: nn.Module) -> Tensor:
         """The loss that a client descends, from the module's own.

@@ -206,19 +206,26 @@ class Neighbors:
         return mixed.to(outputs.dtype).reshape(outputs.shape)
 
     def best_share(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> float:
-        """The share of :data:`SHARES` with the least mean loss on some samples; of equals the least."""
-        losses = []
+        """The share of :data:`SHARES` with the fewest wrong answers on some samples, of equals the least mean loss.
+
+        Of values that with the least squared error; of equals the least.
+        """
+        scores: list[tuple[float, float]] = []
         for share in SHARES:
             made = self.mixed(inputs, outputs, share).reshape(len(inputs), -1)
             if self.task == "classes":
-                losses.append(float(nn.functional.cross_entropy(made, targets.reshape(-1))))
+                labels = targets.reshape(-1)
+                wrong = float((made.argmax(1) != labels).sum())
+                scores.append((wrong, float(nn.functional.cross_entropy(made, labels))))
                 continue
             wanted = self._wanted(targets, made)
             known = ~wanted.isnan()
-            binary = self.task == "binary"
-            loss = nn.functional.binary_cross_entropy_with_logits if binary else nn.functional.mse_loss
-            losses.append(float(loss(made[known], wanted[known])))
-        return SHARES[losses.index(min(losses))]
+            if self.task == "values":
+                scores.append((float(nn.functional.mse_loss(made[known], wanted[known])), 0.0))
+                continue
+            wrong = float(((made > 0) != (wanted > 0))[known].sum())
+            scores.append((wrong, float(nn.functional.binary_cross_entropy_with_logits(made[known], wanted[known]))))
+        return SHARES[scores.index(min(scores))]
 
     def _wanted(self, targets: Tensor, outputs: Tensor) -> Tensor:
         """Targets on the outputs' scale, [n, T]."""

@@ -2,6 +2,7 @@
 
 from lightning_fl.models.molecule import MoleculeModel
 from lightning_fl.models.networks import build_network
+from lightning_fl.models.survival import SurvivalModel
 from lightning_fl.models.vision import ClassificationModel
 
-__all__ = ["ClassificationModel", "MoleculeModel", "build_network"]
+__all__ = ["ClassificationModel", "MoleculeModel", "SurvivalModel", "build_network"]

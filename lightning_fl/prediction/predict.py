@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.data.molecules.module import MoleculeDataModule
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, place_of
@@ -101,6 +102,11 @@ class RunPredictor:
         self._uncertainty = Uncertainty(interval, calibrate, spread, mc_dropout)
         self.run = TrainedRun.read(Path(run).expanduser())
         self.models, made = load_models(self.run, choose_models(self.run, model), trust=trust, accelerator=accelerator)
+        if "KNNPer" in self.run.summary.get("callbacks", ()):
+            rank_zero_warn(
+                f"{self.run.folder}: the run evaluated models with their clients' neighbours (KNNPer), which are in no"
+                " file; these predictions are the models' own. docs/predict.md tells how to mix them in."
+            )
         self._data = made.data
         self._reading = Reading(rows=rows, workers=workers, smiles_column=smiles_column)
         # The other cores read molecules, for which a model waits; several threads would take them away.

@@ -17,6 +17,10 @@ Differs from the paper: p_i and tau_eff are of those who took part. A momentum b
 it does unless ``optimizer_state="keep"``. Of optimisers other than SGD, a_i is the number of steps.
 """
 
+from collections.abc import Sequence
+
+from torch.optim import Optimizer
+
 from lightning_fl.engine.client import ClientTurn, ClientUpdate
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
@@ -41,13 +45,18 @@ class FedNova(FedAvg):
         "drawn_weights": "how often a client is drawn is its weight there, which FedNova would divide by its steps"
     }
 
+    def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
+        """Of SGD's momenta one that is the same for all parameters."""
+        if has_momentum(optimizers):
+            plain_sgd(optimizers, "FedNova")
+
     def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
         """``y_i``, counted by ``1 / a_i``."""
         assert turn.report is not None
         steps = turn.report.num_steps
         if not steps:
             return ClientUpdate(weights, scale=0.0)
-        momentum = plain_sgd(turn.optimizers, "FedNova")[1] if has_momentum(turn) else 0.0
+        momentum = plain_sgd(turn.optimizers, "FedNova")[1] if has_momentum(turn.optimizers) else 0.0
         accumulated = accumulated_steps(steps, momentum)
         return ClientUpdate(weights, 1 / accumulated, {"accumulated_steps": accumulated})
 
@@ -63,6 +72,6 @@ class FedNova(FedAvg):
         return update.combine((1 - step, update.start), (step, update.average))
 
 
-def has_momentum(turn: ClientTurn) -> bool:
+def has_momentum(optimizers: Sequence[Optimizer]) -> bool:
     """Whether a client's optimiser has a momentum of SGD's."""
-    return any(group.get("momentum") for one in turn.optimizers for group in one.param_groups)
+    return any(group.get("momentum") for one in optimizers for group in one.param_groups)

@@ -42,6 +42,7 @@ class FedProx(FedAvg):
     """
 
     name = "fedprox"
+    elementwise = True
 
     def __init__(self, *, mu: float = 0.1, **settings: Any) -> None:
         super().__init__(**settings)

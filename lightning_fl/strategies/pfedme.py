@@ -41,7 +41,7 @@ class PFedMe(FedAvg):
     Args:
         strength: lambda, of the pull of theta to w; 0 leaves w as it is. 15 in the paper, 1 in FedCollab.
         personal_steps: K.
-        personal_rate: eta_p.
+        personal_rate: eta_p; theta diverges where it exceeds 2 over the sum of ``strength`` and the loss's curvature.
         server_rate: beta; 1 for the plain average.
         warm_start: theta goes on from batch to batch and from turn to turn.
         **settings: those of every strategy.

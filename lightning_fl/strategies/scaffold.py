@@ -18,7 +18,10 @@ controls; the steps' number K is that of each client; with momentum, K is the su
 Twice the bytes of FedAvg go down and up. A gradient is corrected before it is clipped.
 """
 
+from collections.abc import Sequence
 from typing import Any
+
+from torch.optim import Optimizer
 
 from lightning_fl.engine.client import ClientTurn, ClientUpdate
 from lightning_fl.engine.learner import ModelUpdate
@@ -44,6 +47,7 @@ class SCAFFOLD(FedAvg):
     """
 
     name = "scaffold"
+    elementwise = True
     extra_vectors = ("control",)
     excludes = {  # noqa: RUF012 - of the class
         "model_per_client": "its control variates are of a model that several clients train",
@@ -55,6 +59,10 @@ class SCAFFOLD(FedAvg):
         super().__init__(**settings)
         check_numbers(self, server_rate=server_rate, above=0)
         self.server_rate = server_rate
+
+    def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
+        """One plain SGD, whose steps say how large the gradients were."""
+        plain_sgd(optimizers, type(self).__name__)
 
     def begin_client(self, turn: ClientTurn) -> None:
         """Start with no control at a model that is new to the client."""

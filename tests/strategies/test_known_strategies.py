@@ -1,6 +1,6 @@
 """The shipped strategies: numbers worked out for two parabolas, plain loops from the equations, neutral values."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -285,8 +285,42 @@ class Nesterov(OneWeight):
     ],
 )
 def test_optimisers_whose_steps_are_not_known(strategy: FedAvg, module: OneWeight, message: str) -> None:
-    with pytest.raises(TrainingError, match=message):
-        trainer(strategy=strategy).fit(module, TwoParabolas())
+    """Before anybody trains, though clients that fail would be left out."""
+    run = trainer(strategy=strategy, on_client_error="skip")
+    with pytest.raises(ConfigurationError, match=message):
+        run.fit(module, TwoParabolas())
+    assert not run.client_reports
+    assert not any(state.global_step for state in run.client_states.values())
+
+
+class Later(OneWeight):
+    """Takes up Nesterov's steps in its turn."""
+
+    def on_train_epoch_start(self) -> None:
+        self.optimizers().param_groups[0].update(momentum=0.9, nesterov=True)
+
+
+@pytest.mark.parametrize("strategy", [SCAFFOLD(), FedNova()])
+def test_what_becomes_of_an_optimiser_in_a_turn(strategy: FedAvg) -> None:
+    with pytest.raises(
+        TrainingError, match="without dampening or Nesterov's steps: give all parameter groups the same"
+    ):
+        trainer(strategy=strategy).fit(Later(), TwoParabolas())
+
+
+def test_optimisers_are_checked_as_a_turn_makes_them() -> None:
+    class Asks(OneWeight):
+        asked: ClassVar[list[Any]] = []
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            shim = self.trainer
+            self.asked.append((shim.client, shim.num_training_batches, shim.estimated_stepping_batches))
+            return super().configure_optimizers()
+
+    run = trainer(strategy=SCAFFOLD())
+    run.fit(Asks(), TwoParabolas())
+    assert Asks.asked[0] == Asks.asked[1]  # before training, and in the first turn
+    assert run.client_reports.keys() == {0, 1}
 
 
 def test_fednova_counts_the_steps_of_other_optimisers() -> None:

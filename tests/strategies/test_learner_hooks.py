@@ -539,7 +539,9 @@ def test_a_server_that_returns_nothing_is_named() -> None:
 
 
 def test_clients_trained_at_once_are_not_corrected() -> None:
-    with pytest.raises(ConfigurationError, match="the strategy Proximal has a correct_gradient_ of its own"):
+    with pytest.raises(
+        ConfigurationError, match="the strategy Proximal has a correct_gradient_ of its own that is not"
+    ):
         trainer(strategy=Proximal(), stacked_clients=2).fit(TinyModule(), TinyClients())
 
 

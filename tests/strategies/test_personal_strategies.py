@@ -250,6 +250,26 @@ def test_per_fedavg_takes_each_gradient_on_a_part_of_its_own(hessian: Any) -> No
     assert len(module.seen[-1]) == 6
 
 
+def test_without_curvature_both_orders_of_per_fedavg_are_the_same() -> None:
+    class Slope(Line):
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            return (self.slope * batch[0]).mean()
+
+    found = []
+    for hessian in ("ignored", "differences"):
+        run = trainer(strategy=PerFedAvg(adaptation_rate=0.2, hessian=hessian), max_rounds=1, local_steps=1)
+        run.fit(Slope(), Whole())
+        found.append(float(run.models[0].vectors[torch.float64][0]))
+    assert found == [pytest.approx(0.5 - RATE * 2.0, rel=1e-10)] * 2
+
+
+class Whole(Points):
+    """Points that are all alike, whatever part of them is taken."""
+
+    def client_data(self, client: int, split: str) -> TensorDataset:
+        return TensorDataset(torch.full((6,), 2.0, dtype=torch.float64), torch.zeros(6, dtype=torch.float64))
+
+
 def test_per_fedavg_leaves_out_batches_that_are_too_small() -> None:
     module, plain = Line(), Line()
     for strategy, one in ((PerFedAvg(adaptation_rate=0.1, smallest_part=2), module), (FedAvg(), plain)):
@@ -442,6 +462,15 @@ def test_each_phase_leaves_the_other_part_as_it_is() -> None:
             assert torch.equal(between[name], again[name]), name
             assert torch.equal(again[name], after[name]) == head, name
     assert all(parameter.requires_grad for parameter in module.parameters())
+
+
+def test_phases_are_another_thing_than_both_at_once() -> None:
+    """FedPer takes as many steps on both parts together."""
+    found = []
+    for strategy in (FedRep(head_epochs=1, body_epochs=1), FedAvg()):
+        run = trainer(PersonalLayers(layers=["head"]), strategy=strategy, max_rounds=2, local_steps=None)
+        found.append(product(run, Product()))
+    assert abs(found[0][1] - found[1][1]) > 0.01
 
 
 def test_fedrep_needs_a_head() -> None:

@@ -1,7 +1,9 @@
 """Distributionally robust client sampling: clients with a high loss are drawn more often.
 
 Deng, Kamani, Mahdavi: Distributionally Robust Federated Averaging, NeurIPS 2020 (https://arxiv.org/abs/2102.12660),
-Algorithm 1. Wu et al.: DRFLM, 2022 (https://arxiv.org/abs/2204.07742), Algorithm 1, which adds local mixup.
+Algorithm 1. Wu et al.: DRFLM, 2022 (https://arxiv.org/abs/2204.07742), Algorithm 1, which adds local mixup. Mohri,
+Sivek, Suresh: Agnostic Federated Learning, ICML 2019 (https://arxiv.org/abs/1902.00146), section 4 (AFL), whose problem
+it is: ``min_w max_lambda Σ lambda_i f_i(w)``.
 
 =================  ====================================  ========
 paper              here                                  shape
@@ -18,11 +20,15 @@ tau                ``FederatedTrainer.local_steps``      steps
 Differs from the papers: a client drawn k times trains once and counts k times in both averages (its k trainings would
 differ in their batches only); t' is drawn from 1..tau (the text of DRFLM has 0..tau, its algorithm box 1..tau);
 weights may have a floor.
+
+AFL draws nobody: all clients take one step each from w_t, count with lambda_t in the average w_{t+1}, and lambda
+ascends their losses at w_t in the same round, ``lambda_{t+1} = Π(lambda_t + eta F(w_t))``. Its answer is the average of
+w_1, ..., w_t, which stands in the place of the shared model between rounds: it is evaluated, saved and exported.
 """
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
@@ -47,14 +53,16 @@ class DROClientSampling(Callback):
     With ``LocalMixup`` the losses are those on mixed samples: FedAvg + this callback is DRFA, with mixup it is DRFLM.
 
     Args:
-        cohort_size: draws per round, with replacement; default N.
+        method: "drfa", or "afl" with ``local_steps`` 1: all clients with their weights, and the average over rounds.
+        cohort_size: draws per round, with replacement; default N. Not for "afl".
         step_size: eta_lambda of the weights' ascent.
         floor: least weight of a client, between 0 and 1/N.
-        num_loss_batches: batches over which a client's loss at the averaged snapshot is taken; the papers use one.
+        num_loss_batches: batches over which a client's loss (at the averaged snapshot; of "afl" at the model that it
+            receives) is taken; the papers use one.
 
     Raises:
-        ConfigurationError: a value is out of range; the run counts epochs instead of steps (``local_steps``); there is
-            more than one shared model.
+        ConfigurationError: a value is out of range; the run counts epochs instead of steps (``local_steps``), or with
+            "afl" more than one; there is more than one shared model.
     """
 
     role = "participation"
@@ -63,6 +71,7 @@ class DROClientSampling(Callback):
     def __init__(
         self,
         *,
+        method: Literal["drfa", "afl"] = "drfa",
         cohort_size: int | None = None,
         step_size: float = 0.01,
         floor: float = 0.0,
@@ -71,6 +80,13 @@ class DROClientSampling(Callback):
         check_counts(self, cohort_size=cohort_size, num_loss_batches=num_loss_batches)
         check_numbers(self, step_size=step_size, at_least=0)
         check_numbers(self, floor=floor, at_least=0, at_most=1)
+        if method not in ("drfa", "afl"):
+            raise ConfigurationError(f"DROClientSampling.method={method!r}: give drfa or afl.")
+        if method == "afl" and cohort_size is not None:
+            raise ConfigurationError(
+                f"DROClientSampling.cohort_size={cohort_size}: with method=afl all clients take part; leave it out."
+            )
+        self.method = method
         self.cohort_size = cohort_size
         self.step_size = step_size
         self.floor = floor
@@ -82,6 +98,11 @@ class DROClientSampling(Callback):
         self._loss_clients: list[int] = []
         self._snapshot: Weights | None = None
         self._snapshots: WeightedSum | None = None
+        self._losses: dict[int, float] = {}
+        #: Of AFL: w_t, while the average stands in its place; the average, while clients train; t.
+        self._latest: dict[str, Tensor] | None = None
+        self._mean: Weights | None = None
+        self._num_averaged = 0
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
         """Refuse what cannot work before anything is read."""
@@ -89,6 +110,11 @@ class DROClientSampling(Callback):
             raise ConfigurationError(
                 "DROClientSampling compares clients after the same number of steps: set trainer.local_steps (5 in the"
                 " paper) instead of trainer.local_epochs."
+            )
+        if stage == "fit" and self.method == "afl" and trainer.local_steps != 1:
+            raise ConfigurationError(
+                f"DROClientSampling.method=afl moves weights and model together, step by step: set trainer.local_steps"
+                f" to 1 instead of {trainer.local_steps}, or take method=drfa."
             )
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
@@ -100,9 +126,21 @@ class DROClientSampling(Callback):
                 f" most {1 / count:.4g}."
             )
         self.weights = torch.full((count,), 1 / count, dtype=torch.float64)
+        self._latest, self._mean, self._num_averaged = None, None, 0
+
+    def on_round_start(self, trainer: TrainerSurface) -> None:
+        """Of AFL: training goes on from the latest model, not from the average."""
+        if self._latest is not None:
+            self._mean = trainer.models[0]
+            trainer.models = [Weights.from_state_dict(self._latest, trainer.fabric.device)]
+            self._latest = None
+
+    def evaluated(self, trainer: TrainerSurface, model: str) -> str:
+        """Of AFL the average."""
+        return f"{model}, averaged over the rounds" if self.method == "afl" else model
 
     def select_clients(self, trainer: TrainerSurface) -> Cohort:
-        """``c`` draws from lambda; a client's weight is the number of its draws."""
+        """``c`` draws from lambda; a client's weight is the number of its draws, or of AFL its lambda."""
         if trainer.collaboration.num_models != 1:
             raise ConfigurationError(
                 f"DROClientSampling needs one shared model, the collaboration has {trainer.collaboration.num_models}:"
@@ -115,6 +153,9 @@ class DROClientSampling(Callback):
         if len(present) < trainer.num_clients:  # who has not arrived is not drawn, and keeps its weight
             there = torch.zeros_like(self.weights)
             there[present] = self.weights[present] / self.weights[present].sum()
+        if self.method == "afl":
+            self._ask(trainer, present, trainer.models[0], sent=trainer.models[0])
+            return Cohort(tuple(Participant(i, 0, weight) for i, weight in enumerate(there.tolist()) if weight))
         counts = draw_cohort(there, size, trainer.generator("cohort"))
         self._counts = {client: count for client, count in enumerate(counts.tolist()) if count}
         self.snapshot_step = int(torch.randint(1, trainer.local_steps + 1, (), generator=trainer.generator("snapshot")))
@@ -129,39 +170,37 @@ class DROClientSampling(Callback):
 
     def on_client_step_end(self, trainer: TrainerSurface, client: int, num_steps: int) -> None:
         """Keep the client's weights after step t'."""
-        if num_steps == self.snapshot_step:
+        if self.method == "drfa" and num_steps == self.snapshot_step:
             self._snapshot = trainer.client_weights().clone()
 
     def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
         """Add the snapshot to the average (the last weights, if the client stopped before t')."""
+        if self.method == "afl":
+            return
         assert self._snapshots is not None
         self._snapshots.add_(self._snapshot or trainer.client_weights(), float(self._counts[client]))
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
-        """Ask ``U_s`` for its losses at the averaged snapshot and ascend; where nobody took part, there is none."""
+        """Ascend the losses, of ``U_s`` at the averaged snapshot or AFL's; where nobody took part, there are none."""
         if not trainer.survivors:
+            if self._mean is not None:
+                self._lay_aside(trainer, self._mean)
             return
-        assert self._snapshots is not None
-        assert trainer.local_steps is not None
-        if trainer.fabric.world_size > 1:
-            self._snapshots.reduce_(trainer.strategy)
-        snapshot = self._snapshots.value(float(sum(self._counts[client] for client in trainer.survivors)))
-        # Who trained on after step t' sends two models; where nobody did, the average of the snapshots is the new one.
-        steps = {client: trainer.client_reports[client].num_steps for client in sorted(trainer.survivors)}
-        twice = [client for client, taken in steps.items() if taken > self.snapshot_step]
-        trainer.communication.send(twice)
-        trainer.communication.receive(self._loss_clients, [snapshot if twice else trainer.models[0]])
-        losses = trainer.on_hosts(
-            self._loss_clients,
-            lambda client: trainer.training_loss(client, snapshot, self.num_loss_batches, "sampling weights"),
-            "DROClientSampling asks for losses",
-        )
-        losses = self._finite(trainer, losses)
+        if self.method == "drfa":
+            self._ask_at_snapshot(trainer)
+        else:
+            self._average(trainer)
+        losses = self._finite(trainer, self._losses)
+        self._losses = {}
         if not losses:
             return
-        estimate = loss_estimate(
-            torch.tensor(list(losses.values()), dtype=torch.float64), list(losses), trainer.num_clients
-        )
+        values = torch.tensor(list(losses.values()), dtype=torch.float64)
+        if self.method == "drfa":
+            estimate = loss_estimate(values, list(losses), trainer.num_clients)
+        else:
+            estimate = torch.zeros_like(self.weights)
+            estimate[list(losses)] = values
+        assert trainer.local_steps is not None
         self.weights = sampling_weights_update(
             self.weights, estimate, self.step_size, trainer.local_steps, floor=self.floor
         )
@@ -169,7 +208,43 @@ class DROClientSampling(Callback):
         names = curve_names(trainer.datamodule.client_names())
         for name, weight in zip(names, self.weights.tolist(), strict=True):
             trainer.log(f"sampling_weight/{name}", weight)
+
+    def _ask_at_snapshot(self, trainer: TrainerSurface) -> None:
+        """Ask ``U_s`` for its losses."""
+        assert self._snapshots is not None
+        if trainer.fabric.world_size > 1:
+            self._snapshots.reduce_(trainer.strategy)
+        snapshot = self._snapshots.value(float(sum(self._counts[client] for client in trainer.survivors)))
         self._snapshots = self._snapshot = None
+        # Who trained on after step t' sends two models; where nobody did, the average of the snapshots is the new one.
+        steps = {client: trainer.client_reports[client].num_steps for client in sorted(trainer.survivors)}
+        twice = [client for client, taken in steps.items() if taken > self.snapshot_step]
+        trainer.communication.send(twice)
+        self._ask(trainer, self._loss_clients, snapshot, sent=snapshot if twice else trainer.models[0])
+
+    def _ask(self, trainer: TrainerSurface, clients: list[int], weights: Weights, sent: Weights) -> None:
+        """The losses of some clients at some weights, which they receive as ``sent`` if they do not hold them."""
+        trainer.communication.receive(clients, [sent])
+        self._losses = trainer.on_hosts(
+            clients,
+            lambda client: trainer.training_loss(client, weights, self.num_loss_batches, "sampling weights"),
+            "DROClientSampling asks for losses",
+        )
+
+    def _average(self, trainer: TrainerSurface) -> None:
+        """Take w_t into the average of all so far; of whole numbers the latest are kept."""
+        self._num_averaged += 1
+        mean = trainer.models[0].clone()
+        if self._mean is not None:
+            for dtype, vector in mean.floating():
+                before = self._mean.vectors[dtype]
+                vector.sub_(before).div_(self._num_averaged).add_(before)
+        self._lay_aside(trainer, mean)
+
+    def _lay_aside(self, trainer: TrainerSurface, mean: Weights) -> None:
+        """Put the average in the place of w_t until the next round."""
+        self._latest = trainer.models[0].clone().state_dict()
+        self._mean, trainer.models = None, [mean]
 
     def _finite(self, trainer: TrainerSurface, losses: Mapping[int, float]) -> dict[int, float]:
         """The losses that are numbers. A client whose is none has failed, and is left out where failing ones are."""
@@ -186,9 +261,12 @@ class DROClientSampling(Callback):
         return finite
 
     def state_dict(self) -> dict[str, Any]:
-        """lambda; the draws are derived anew."""
-        return {"weights": self.weights}
+        """lambda; the draws are derived anew. Of AFL w_t too: its average is the shared model."""
+        if self._latest is None:
+            return {"weights": self.weights}
+        return {"weights": self.weights, "latest": self._latest, "num_averaged": self._num_averaged}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up lambda."""
+        """Take up lambda, and w_t."""
         self.weights = state["weights"]
+        self._latest, self._num_averaged = state.get("latest"), state.get("num_averaged", 0)

@@ -66,7 +66,8 @@ class BestClientModels(Callback):
         if not self.before_averaging or (due % trainer.check_val_every_n_rounds and due != trainer.max_rounds):
             return
         weights = trainer.client_weights()
-        report = trainer.loop.evaluate(client, weights, "val")
+        with trainer.around_evaluation(client, weights):
+            report = trainer.loop.evaluate(client, weights, "val")
         if report is not None and report.metrics:
             name = self._metric(report.metrics)
             metric = report.metrics[name]

@@ -7,7 +7,6 @@ from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.callbacks.personal.best_client_models import BestClientModels
 from lightning_fl.engine.client import ClientState, LocalWork
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.engine.weights.weighted_sum import mixture
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.options import check_counts
 from lightning_fl.surface import TrainerSurface
@@ -104,17 +103,5 @@ class FineTuning(Callback):
             known = [client for client in clients if client in kept]
             return {client: Weights.from_state_dict(kept[client]["weights"], device) for client in known}
         checkpoint = trainer.callback(ModelCheckpoint)
-        if checkpoint is None or checkpoint.best_round is None:
-            return {client: trainer.client_model(client) for client in clients}
-        models, collaboration = checkpoint.best_models(trainer)
-        personal = checkpoint.best_client_store(trainer, "personal_layers")
-        own = checkpoint.best_client_store(trainer, "own_models")
-        starts = {}
-        for client in clients:
-            if client in own:
-                starts[client] = Weights.from_state_dict(own[client], trainer.fabric.device)
-            else:
-                starts[client] = mixture(collaboration.personalisation[client].tolist(), models)
-            if trainer.personal is not None and client in personal:
-                starts[client] = trainer.personal.insert_(starts[client].clone(), personal[client])
-        return starts
+        best = None if checkpoint is None else checkpoint.kept(trainer, trainer.client_stores)
+        return {client: trainer.loop.client_model(client, best) for client in clients}

@@ -1,4 +1,4 @@
-"""Cards of tables with a class for every row."""
+"""Cards of tables with a class, or a time and an event, for every row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,16 +32,19 @@ class DerivedColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class TableCard(Card):
-    """A table of numbers and categories, in files without a header.
+    """A table of numbers and categories.
 
-    The format ``c45``: values separated by commas, with or without blanks; a bar begins a comment; ``?`` is a missing
-    value; a row may end with a full stop.
+    The format ``c45`` has no header: values separated by commas, with or without blanks; a bar begins a comment; ``?``
+    is a missing value; a row may end with a full stop. The format ``table`` has one, which names all columns.
 
     Attributes:
         parts: the file of the training data and, where there are any, that of the test data.
         columns: names of all columns, in the files' order.
-        target: the column to predict.
-        classes: its values 0, 1, ...
+        target: the column to predict, or one that is derived; of survival the time.
+        event: of survival, the column that is 1 where the event was seen and 0 where the time is censored; else
+            ``None``.
+        classes: the target's values 0, 1, ...; none of survival.
+        unused: columns that nobody learns from unless they are named, such as the one that divides the rows.
         categorical: the columns that are no numbers, without the target.
         derived: further columns for partitions.
         rows: rows of training and test data; ``None`` for a part that does not exist.
@@ -50,15 +53,17 @@ class TableCard(Card):
     parts: tuple[CardFile, ...]
     columns: tuple[str, ...]
     target: str
+    event: str | None
     classes: tuple[str, ...]
+    unused: tuple[str, ...]
     categorical: tuple[str, ...]
     derived: tuple[DerivedColumn, ...]
     rows: Mapping[str, int | None]
 
     content = "a table"
     data_module = "TableData"
-    formats = ("c45",)
-    tasks = ("classification",)
+    formats = ("c45", "table")
+    tasks = ("classification", "survival")
     standins = ()
     may_be_gzipped = True
     own_keys = ("columns", "rows")
@@ -70,9 +75,16 @@ class TableCard(Card):
                 f"{where}, files: got {len(files)} files; give the training data and, if there are any, the test data."
             )
         at = f"{where}, columns"
-        entry = read_keys(top["columns"], ("names", "target", "classes", "categorical", "derived"), at)
-        names, classes = _names(entry, "names", at), _names(entry, "classes", at)
-        target = _known(read_text(entry, "target", at), names, f"{at}.target")
+        survival = top["task"] == "survival"
+        own = ("event",) if survival else ("classes",)
+        entry = read_keys(top["columns"], ("names", "target", *own, "categorical", "derived"), at, ("unused",))
+        names = _names(entry, "names", at)
+        derived = tuple(
+            _derived(item, names, f"{at}.derived[{number}]")
+            for number, item in enumerate(read_list(entry["derived"], f"{at}.derived"))
+        )
+        all_names = (*names, *(column.name for column in derived))
+        target = _known(read_text(entry, "target", at), names if survival else all_names, f"{at}.target")
         rows = read_keys(top["rows"], ("train", "test"), f"{where}, rows")
         if (rows["test"] is not None) != (len(files) == 2):
             raise ConfigurationError(
@@ -83,15 +95,16 @@ class TableCard(Card):
             "parts": tuple(files),
             "columns": names,
             "target": target,
-            "classes": classes,
+            "event": _known(read_text(entry, "event", at), names, f"{at}.event") if survival else None,
+            "classes": () if survival else _names(entry, "classes", at),
+            "unused": tuple(
+                _known(str(name), names, f"{at}.unused") for name in read_list(entry.get("unused", []), f"{at}.unused")
+            ),
             "categorical": tuple(
                 _known(str(name), tuple(column for column in names if column != target), f"{at}.categorical")
                 for name in read_list(entry["categorical"], f"{at}.categorical")
             ),
-            "derived": tuple(
-                _derived(item, names, f"{at}.derived[{number}]")
-                for number, item in enumerate(read_list(entry["derived"], f"{at}.derived"))
-            ),
+            "derived": derived,
             "rows": {
                 part: None if count is None and part == "test" else read_count(count, part, f"{where}, rows", "a count")
                 for part, count in rows.items()
@@ -116,7 +129,7 @@ class TableCard(Card):
                 for name in self.columns
                 if name != self.target
             ),
-            "target": f"{self.target}: {', '.join(self.classes)}",
+            "target": f"{self.target}: {', '.join(self.classes)}" if self.classes else f"{self.target}, {self.event}",
             "groups": ", ".join(
                 f"{column.name} ({column.label}, {column.other}; from {column.column})" for column in self.derived
             )

@@ -190,7 +190,7 @@ def read_npz(
     """
     place = str(path) if place is None else place
     mend = "fetch it again, or give a file made with numpy.savez."
-    arrays = read_numpy(path, ".npz", mend, error=DataError, place=place, prefixes=_PREFIXES)
+    arrays = read_numpy(path, ".npz", mend, error=DataError, place=place, prefixes=(*_PREFIXES, "domain_"))
     if "" in arrays:
         raise DataError(f"{place} cannot be read as .npz (it holds a single array): {mend}")
     parts: list[Split] = [split for split in SPLITS if any(name.startswith(f"{split}_") for name in arrays)]
@@ -205,7 +205,7 @@ def read_npz(
             read_npz_images(_entry(arrays, f"{split}_images", place), f"{split}_images", place),
             targets[split],
             classes=classes,
-            columns=_columns(arrays, f"{split}_", len(targets[split])),
+            columns=_columns(arrays, f"{split}_", len(targets[split]), place),
             place=f"{place}, {split} part",
         )
         for split in parts
@@ -254,13 +254,22 @@ def _entry(arrays: Mapping[str, np.ndarray], name: str, place: str) -> np.ndarra
     return arrays[name]
 
 
-def _columns(arrays: Mapping[str, np.ndarray], prefix: str, length: int) -> dict[str, Column]:
-    """The further entries of a part with one integer or text per image."""
-    return {
-        name.removeprefix(prefix): array.tolist()
+def _columns(arrays: Mapping[str, np.ndarray], prefix: str, length: int, place: str) -> dict[str, Column]:
+    """The further entries of a part with one integer or text per image; domains by their names, where there are any."""
+    columns: dict[str, Column] = {
+        name.removeprefix(prefix): array.reshape(-1).tolist()
         for name, array in arrays.items()
         if name.startswith(prefix)
         and name.removeprefix(prefix) not in ("images", "labels")
-        and array.shape == (length,)
+        and array.shape in ((length,), (length, 1))
         and array.dtype.kind in "iuU"
     }
+    names = arrays.get("domain_names")
+    domains = columns.get("domains")
+    if names is not None and domains is not None and names.ndim == 1 and names.dtype.kind == "U":
+        if not all(isinstance(value, int) and 0 <= value < len(names) for value in domains):
+            raise DataError(
+                f"{place}: {prefix}domains has values that are none of the {len(names)} domain_names, counted from 0."
+            )
+        columns["domains"] = [str(names[int(value)]) for value in domains]
+    return columns

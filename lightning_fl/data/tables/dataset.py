@@ -1,6 +1,7 @@
 """Tables with a class for every row: reading them, and their columns as numbers."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -32,6 +33,7 @@ __all__ = [
     "read_c45",
     "read_csv",
     "standardize",
+    "survival_times",
 ]
 
 #: How a missing value is written (an empty cell is one too), and what its category is called.
@@ -88,7 +90,7 @@ class TableSchema:
                 _refuse_large(cells, numbers, f"{place}, column {name!r}")
                 numeric.append(name)
                 continue
-            values = sorted(cells.dropna().unique())
+            values = _merged(cells.dropna().unique())
             if len(values) > _MAX_VALUES:
                 raise DataError(
                     f"{place}, column {name!r} has {len(values)} different values, such as {values[0]!r}: with more"
@@ -120,7 +122,7 @@ class TableSchema:
             refuse_values(wrong, f"{place}, column {name!r}", _NO_NUMBERS, mend)
             _refuse_large(frame[name], numbers, f"{place}, column {name!r}")
         for name, known in self.categories.items():
-            cells = frame[name].fillna(MISSING)
+            cells = _matched(frame[name], known)
             fault = "are none of the values that the column had in training"
             refuse_values(cells[~cells.isin(known)], f"{place}, column {name!r}", fault, mend)
 
@@ -133,7 +135,7 @@ class TableSchema:
             for row in np.flatnonzero(bad).tolist():
                 found.setdefault(row, f"{name}: {cut(repr(frame[name].iloc[row]))} is not a finite number of use")
         for name, known in self.categories.items():
-            cells = frame[name].fillna(MISSING)
+            cells = _matched(frame[name], known)
             for row in np.flatnonzero(~cells.isin(known).to_numpy()).tolist():
                 found.setdefault(row, f"{name}: {cut(repr(cells.iloc[row]))} is none of the values in training")
         return found
@@ -142,7 +144,7 @@ class TableSchema:
         """The categorical columns one-hot, float32 [n, K]."""
         blocks = []
         for name, values in self.categories.items():
-            codes = pd.Categorical(frame[name].fillna(MISSING), categories=list(values)).codes
+            codes = pd.Categorical(_matched(frame[name], values), categories=list(values)).codes
             blocks.append(torch.nn.functional.one_hot(torch.from_numpy(codes.astype(np.int64)), len(values)).float())
         return torch.cat(blocks, dim=1) if blocks else torch.empty(len(frame), 0)
 
@@ -152,8 +154,8 @@ class TableDataset(Dataset):
 
     Args:
         frame: texts, ``None`` for a missing value; the index holds row numbers for messages.
-        targets: classes, int64, shape [n].
-        classes: their names.
+        targets: classes, int64, shape [n]; or times and events, float32 [n, 2].
+        classes: their names; none of times.
         schema: how the columns to learn from become numbers.
         place: where the rows come from, for messages.
     """
@@ -248,6 +250,23 @@ def read_csv(path: Path) -> pd.DataFrame:
     return frame.where(frame != MISSING, None).dropna(how="all")
 
 
+def _merged(values: Iterable[str]) -> list[str]:
+    """Different values, sorted; a whole number that is also written with a point (1 and 1.0) once."""
+    found = set(values)
+    return sorted(value for value in found if _whole(value) == value or _whole(value) not in found)
+
+
+def _matched(cells: pd.Series, known: Sequence[str]) -> pd.Series:
+    """Categories as they are called among the known ones: a whole number may be written with a point or without."""
+    names = {_whole(value): value for value in known}
+    return cells.fillna(MISSING).map(lambda value: value if value in known else names.get(_whole(value), value))
+
+
+def _whole(value: str) -> str:
+    """A whole number without its point; anything else as it is."""
+    return value.rstrip("0").removesuffix(".") if re.fullmatch(r"-?[0-9]+\.0*", value) else value
+
+
 def _is_numeric(numbers: pd.Series, wrong: pd.Series) -> bool:
     """Whether a column is one of numbers: most of its values are. The others are then faults, no categories."""
     return int(numbers.notna().sum()) > len(wrong)
@@ -294,6 +313,31 @@ def class_indices(column: pd.Series, classes: Sequence[str], place: str) -> Tens
             " them, or leave the rows out."
         )
     return torch.from_numpy(codes)
+
+
+def survival_times(times: pd.Series, events: pd.Series, place: str) -> Tensor:
+    """Times until an event or the end of the observation, and which it was, float32 [n, 2].
+
+    Args:
+        times: texts; numbers of at least 0.
+        events: texts; 1 where the event was seen, 0 where not.
+        place: for messages.
+
+    Raises:
+        DataError: a time is missing, negative or no number, an event is neither 0 nor 1, or none was seen.
+    """
+    columns = []
+    for column, fits, what in (
+        (times, lambda numbers: numbers >= 0, "are no times of at least 0"),
+        (events, lambda numbers: (numbers == 0) | (numbers == 1), "are neither 1 (seen) nor 0 (censored)"),
+    ):
+        numbers, _ = read_numbers(column)
+        wrong = column[~fits(numbers)].fillna(MISSING)
+        refuse_values(wrong, f"{place}, column {column.name!r}", what, "Correct them, or leave the rows out")
+        columns.append(torch.from_numpy(numbers.to_numpy(copy=True)))
+    if not columns[1].any():
+        raise DataError(f"{place}, column {events.name!r} has no event: there is nothing to learn.")
+    return torch.stack(columns, 1).float()
 
 
 def _cell(text: str) -> str | None:

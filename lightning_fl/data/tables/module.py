@@ -1,8 +1,8 @@
-"""Federated data of tables: a card's, such as UCI Adult, or a CSV file of one's own."""
+"""Federated data of tables: a card's, such as UCI Adult, or a file of one's own."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ class _Read:
 class TableData(SharedDataModule):
     """Rows of a table with a class each: batches ``(features float32 [B, D], class int64 [B])``.
 
+    Or with a time until an event, for survival: ``(features [B, D], (time, event) float32 [B, 2])``, event 1 where it
+    was seen and 0 where nothing is known after the time (censored).
+
     Numeric columns are standardised with the mean and the standard deviation of all clients' training rows (a missing
     number becomes the mean); categorical ones are one-hot over the values in all rows, where ``?`` or an empty cell is
     a value of its own. A column that only divides the rows among clients should be dropped: partitioners find it
@@ -49,11 +52,13 @@ class TableData(SharedDataModule):
         path: a file of one's own with a header (text, packed or not, Parquet or Excel); instead of ``name``.
         data_root: folder in which a card's files are looked for first, before ``$LIGHTNING_FL_DATA``, the cache and
             the download.
-        target: column of classes; ``None`` for the card's.
+        target: column of classes, or of times; ``None`` for the card's.
+        event: column of 0 and 1, whether the event was seen; the target is then its time. ``None`` for the card's.
         columns: columns to learn from; ``None`` for all but the target.
         drop: columns not to learn from; instead of ``columns``.
         categorical: those of them that hold categories; ``None`` for the card's, and of a file of one's own for the
             columns in which no more than half of the values are numbers. Where most are, the others are refused.
+        incomplete: what becomes of a row with no value in a column to learn from: "keep" it, or "leave_out".
         **kwargs: ``partitioner``, ``split``, ``split_seed``, ``division``, ``folds``, ``fold``, ``stratified``,
             ``train_shares``, ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
             :class:`~lightning_fl.data.shared.SharedDataModule`.
@@ -77,9 +82,11 @@ class TableData(SharedDataModule):
         path: str | None = None,
         data_root: str | None = None,
         target: str | None = None,
+        event: str | None = None,
         columns: list[str] | None = None,
         drop: list[str] | None = None,
         categorical: list[str] | None = None,
+        incomplete: Literal["keep", "leave_out"] = "keep",
         **kwargs: Any,
     ) -> None:
         # Not above, for pandas is slow to load and this class is known by name to every run; and not later, so that
@@ -99,10 +106,17 @@ class TableData(SharedDataModule):
                 f"columns={columns}, drop={drop}, target={target!r}: name one or more columns to learn from, without"
                 " the target, or those to drop."
             )
+        if incomplete not in ("keep", "leave_out"):
+            raise ConfigurationError(f"incomplete={incomplete!r}: give one of 'keep', 'leave_out'.")
         self.card = None if name is None else expect_kind(load_card(name), TableCard)
         self.path = path
         self.data_root = data_root
         self.target = target if self.card is None or target is not None else self.card.target
+        own_task = self.card is not None and self.target == self.card.target
+        self.event = self.card.event if self.card is not None and own_task and event is None else event
+        if columns is not None and self.event in columns:
+            raise ConfigurationError(f"columns={columns}: {self.event!r} is what is to be predicted; leave it out.")
+        self.incomplete = incomplete
         self.columns = columns
         self.drop = drop
         self.categorical = categorical
@@ -144,17 +158,19 @@ class TableData(SharedDataModule):
     def _open(self, *, allow_download: bool) -> OpenedData:
         import pandas as pd
 
-        from lightning_fl.data.tables.dataset import TableDataset, TableSchema, class_indices, class_names
+        from lightning_fl.data.tables.dataset import TableDataset, TableSchema, class_names
 
         read = self._read_card(self.card, allow_download) if self.card is not None else self._read_own()
         frames, place = list(read.frames.values()), self.path or f"data set {read.record['name']}"
         target = str(self.target)
+        aims = [target] if self.event is None else [target, self.event]
         derived = [column.name for column in self.card.derived] if self.card is not None else []
         for frame in frames:
-            require_columns(frame, [target, *(self.columns or []), *(self.drop or [])], place)
-        columns = self.columns or [
-            name for name in frames[0].columns if name not in (target, *derived, *(self.drop or []))
-        ]
+            require_columns(frame, [*aims, *(self.columns or []), *(self.drop or [])], place)
+        unused = {*aims, *derived, *(self.drop or [])}
+        if self.card is not None:  # also what the target is made from
+            unused |= {*self.card.unused, *(one.column for one in self.card.derived if one.name == target)}
+        columns = self.columns or [name for name in frames[0].columns if name not in unused]
         categorical = self.categorical
         if categorical is not None and (unknown := [name for name in categorical if name not in columns]):
             raise DataError(
@@ -164,15 +180,20 @@ class TableData(SharedDataModule):
             categorical = [*self.card.categorical, *derived]
         if not columns:
             raise DataError(f"{place} has no column to learn from besides the target {target!r}: drop fewer.")
+        read = self._complete(read, columns, place)
+        frames = list(read.frames.values())
         schema = TableSchema.of(frames, columns, categorical, place)
-        if self.card is not None and target == self.card.target:
+        classes: list[str] = []
+        if self.event is not None:
+            pass
+        elif self.card is not None and target == self.card.target:
             classes = list(self.card.classes)
         else:
             classes = class_names(pd.concat([frame[target] for frame in frames]), place)
         datasets = {
             split: TableDataset(
                 frame,
-                class_indices(frame[target], classes, place),
+                self._targets(frame, classes, place),
                 classes=classes,
                 schema=schema,
                 place=place,
@@ -182,15 +203,36 @@ class TableData(SharedDataModule):
         own = {
             "rows": {split: len(frame) for split, frame in read.frames.items()},
             "target": target,
-            "classes": classes,
+            **({"classes": classes} if self.event is None else {"event": self.event}),
             "columns": list(columns),
             "num_features": len(schema.feature_names),
         }
         return OpenedData(datasets, read.source, read.record | own)
 
+    def _targets(self, frame: "pd.DataFrame", classes: Sequence[str], place: str) -> torch.Tensor:
+        """Classes, int64 [n], or times and events, float32 [n, 2]."""
+        from lightning_fl.data.tables.dataset import class_indices, survival_times
+
+        if self.event is None:
+            return class_indices(frame[str(self.target)], classes, place)
+        return survival_times(frame[str(self.target)], frame[self.event], place)
+
+    def _complete(self, read: _Read, columns: Sequence[str], place: str) -> _Read:
+        """The rows that have a value in each of some columns, if others are to be left out."""
+        if self.incomplete == "keep":
+            return read
+        frames = {split: frame.dropna(subset=list(columns)) for split, frame in read.frames.items()}
+        if any(frame.empty for frame in frames.values()):
+            raise DataError(
+                f"{place}: incomplete=leave_out leaves no row, for none has a value in each of {', '.join(columns)}."
+                " Drop columns that have few, or keep the rows."
+            )
+        left_out = {split: len(read.frames[split]) - len(frame) for split, frame in frames.items()}
+        return _Read(frames, read.source, read.record | {"incomplete_rows_left_out": left_out})
+
     def _read_card(self, card: TableCard, allow_download: bool) -> _Read:
         """The card's files, with its derived columns."""
-        from lightning_fl.data.tables.dataset import read_c45
+        from lightning_fl.data.tables.dataset import read_c45, read_csv
 
         frames: dict[Split, pd.DataFrame] = {}
         found_files = []
@@ -198,7 +240,12 @@ class TableData(SharedDataModule):
         for split, file in zip(parts, card.files, strict=False):
             found = find_file(card, file, data_root=self.data_root, allow_download=allow_download)
             found_files.append({"file": found.path.name, "sha256": found.sha256, "verified": found.verified})
-            frames[split] = _with_derived(read_c45(found.path, card.columns), card)
+            if card.format == "c45":
+                frame = read_c45(found.path, card.columns)
+            else:
+                frame = read_csv(found.path)
+                require_columns(frame, card.columns, str(found.path))
+            frames[split] = _with_derived(frame, card)
         return _Read(frames, "measured", card.describe() | {"files": found_files})
 
     def _read_own(self) -> _Read:
@@ -226,15 +273,16 @@ class TableData(SharedDataModule):
 
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
         """A CSV file with a header and the run's columns; a card's derived columns are derived here too."""
-        from lightning_fl.data.tables.dataset import class_indices, read_csv
+        from lightning_fl.data.tables.dataset import read_csv
 
         schema, mean, std = _encoding(record)
-        frame, target = read_csv(existing_file(path)), record["target"]
+        frame = read_csv(existing_file(path))
         if self.card is not None:
             frame = _with_derived(frame, self.card)
         schema.check(frame, path)
-        require_columns(frame, [target], path)
-        return TensorDataset(_features(frame, schema, mean, std), class_indices(frame[target], record["classes"], path))
+        require_columns(frame, [record["target"], *([record["event"]] if "event" in record else [])], path)
+        targets = self._targets(frame, record.get("classes", []), path)
+        return TensorDataset(_features(frame, schema, mean, std), targets)
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
         """Rows with the run's columns; of one that is not of the run's encoding the reason is told."""
@@ -249,10 +297,12 @@ class TableData(SharedDataModule):
             require_columns(cells, [*schema.numeric, *schema.categories], place)
             errors = schema.faults(cells)
             kept = [row for row in range(len(cells)) if row not in errors]
-            data = TensorDataset(
-                _features(cells.iloc[kept], schema, mean, std), torch.zeros(len(kept), dtype=torch.long)
-            )
+            data = TensorDataset(_features(cells.iloc[kept], schema, mean, std), self._no_targets(len(kept)))
             yield Unlabelled(given, data if kept else None, kept, errors)
+
+    def _no_targets(self, count: int) -> torch.Tensor:
+        """What stands for targets that are not known, in the shape and type of the others."""
+        return torch.zeros(count, dtype=torch.long) if self.event is None else torch.zeros(count, 2)
 
     def describe(self) -> Mapping[str, Any]:
         """Origin, columns and how they are encoded, partition, division and sizes, for the run's record."""

@@ -15,7 +15,7 @@ from lightning_fl.engine.turn.metric_states import kept_metrics
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 
-__all__ = ["LayerRecords", "layer_records"]
+__all__ = ["LayerRecords", "exact_targets", "layer_records"]
 
 
 class LayerRecords(NamedTuple):
@@ -51,7 +51,7 @@ def layer_records(
 
     def read(batches: ClientBatches) -> Iterator[SizedBatch]:
         for batch, size in batches.once(path):
-            targets.append(batch_targets(batch))
+            targets.append(exact_targets(batch))
             yield batch, size
 
     present = loop.flat.collect().clone()
@@ -71,6 +71,12 @@ def layer_records(
         )
     given, made = zip(*seen, strict=True)
     return LayerRecords(torch.cat(given), torch.cat(made), torch.cat(targets).to(given[0].device))
+
+
+def exact_targets(batch: Any) -> Tensor:
+    """A batch's targets, NaN where only a bound is known."""
+    targets, bound = batch_targets(batch), getattr(batch, "y_bound", None)
+    return targets if bound is None else targets.masked_fill(bound.reshape(targets.shape) != 0, torch.nan)
 
 
 @contextmanager

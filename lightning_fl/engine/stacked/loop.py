@@ -4,7 +4,7 @@ A small model's step spends most of its time between operations, which take hard
 The arithmetic is that of the clients' own turns, up to rounding, which depends on who is stacked with whom.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.func import functional_call
 from lightning_fl.engine.batches.packed import PackedBatches
 from lightning_fl.engine.batches.packs import TensorPack
 from lightning_fl.engine.client import ClientReport, ClientTurn
+from lightning_fl.engine.stacked.correction import StackedCorrection
 from lightning_fl.engine.stacked.stackable import explain, outside_draws, refuse_kept_tensors, refuse_unstackable
 from lightning_fl.engine.stacked.trainer import StackedTrainer
 from lightning_fl.engine.stacked.weights import StackedWeights
@@ -113,12 +114,13 @@ class StackedLoop:
         ordered = [rows[place] for place in order]
         with self._view.instead_of_shim():
             weights = self._begin(ordered)
+            correct_ = self._correction(ordered, weights)
             for step in range(len(ordered[0].steps)):
                 active = [row for row in ordered if len(row.steps) > step]
                 weights.keep_first(len(active))
                 for members, batches in _alike([row.steps[step] for row in active]):
                     self._batch_of(weights, [active[member] for member in members], members, batches, step)
-                self._step(weights)
+                weights.step(self._settings.gradient_clip_val, self._settings.gradient_clip_algorithm, correct_)
         reports = self._reports(rows)
         return weights, [(order.index(place), report) for place, report in enumerate(reports)]
 
@@ -165,6 +167,15 @@ class StackedLoop:
                 loaded = row.turn.start
             weights.take(place)
         return weights
+
+    def _correction(
+        self, rows: Sequence[_Row], weights: StackedWeights
+    ) -> Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None:
+        """What the strategy changes the gradients by."""
+        loop, turns = self._loop, [row.turn for row in rows]
+        if "correct_gradient_" not in loop.own_steps:
+            return None
+        return StackedCorrection(loop.learner, turns, turns[0].spans, weights.places, weights.matrices).apply_
 
     def _facts(self, rows: Sequence[_Row], step: int) -> dict[str, set[Any]]:
         """What a module may ask of the turns, where it is the same for all of them."""
@@ -314,9 +325,6 @@ class StackedLoop:
                     " (requires_grad_(False)), or set trainer.stacked_clients=1."
                 )
         return gradients
-
-    def _step(self, weights: StackedWeights) -> None:
-        weights.step(self._settings.gradient_clip_val, self._settings.gradient_clip_algorithm)
 
     # -- what comes of it ----------------------------------------------------------------------------------------
 

@@ -62,9 +62,14 @@ def _of_the_run(loop: LocalLoop) -> Iterator[str]:
     for hook in ("around_training_step", "gradient_correction", "on_client_step_end"):
         for watching in loop.hooks.of(hook):
             yield f"{watching.owner} takes part in every step ({hook})"
-    for step in ("client_loss", "correct_gradient_"):
+    strategy = type(loop.learner).__name__
+    for step in ("client_loss", "phases"):
         if step in loop.own_steps:
-            yield f"the strategy {type(loop.learner).__name__} has a {step} of its own"
+            yield f"the strategy {strategy} has a {step} of its own"
+    if loop.learner.batch_parts > 1:
+        yield f"the strategy {strategy} divides every batch in {loop.learner.batch_parts} parts"
+    if "correct_gradient_" in loop.own_steps and not loop.learner.elementwise:
+        yield f"the strategy {strategy} has a correct_gradient_ of its own that is not elementwise"
     if type(precision) not in (Precision, DoublePrecision):
         yield f"trainer.precision={precision.precision} is neither 32 nor 64"
     if settings.channels_last:

@@ -6,7 +6,7 @@ same hyper-parameters are one parameter to it.
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -223,9 +223,32 @@ class StackedWeights:
             for own, value in zip(self._kept.values(), kept, strict=True):
                 own[rows] = value.reshape(len(rows), -1)
 
-    def step(self, clip_val: float | None = None, algorithm: Literal["norm", "value"] | None = None) -> None:
-        """Step the active rows by what was accumulated, each clipped by itself, and forget it."""
+    @property
+    def places(self) -> list[Place]:
+        """Where the columns of each of the matrices that are trained lie in the flat vectors."""
+        return [one.place for one in self._runs]
+
+    @property
+    def matrices(self) -> list[Tensor]:
+        """The active rows of what is trained, [k, P_run] each."""
+        return [one.matrix[: self.active] for one in self._runs]
+
+    def step(
+        self,
+        clip_val: float | None = None,
+        algorithm: Literal["norm", "value"] | None = None,
+        correct_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None = None,
+    ) -> None:
+        """Step the active rows by what was accumulated, and forget it.
+
+        Args:
+            clip_val: by what each row is clipped by itself.
+            algorithm: how.
+            correct_: changes the gradients in place before, given these and :attr:`matrices`.
+        """
         gradients = [one.gradient[: self.active] for one in self._runs]
+        if correct_ is not None:
+            correct_(gradients, self.matrices)
         if clip_val and gradients:
             clip_rows_(gradients, clip_val, algorithm or "norm")
         for one, gradient in zip(self._runs, gradients, strict=True):

@@ -35,6 +35,7 @@ __all__ = ["StepBatch", "TrainingLoop"]
 
 #: What a strategy may do in its own way inside of a client's turn, or for one.
 _STEPS = (
+    "check_optimizers",
     "measure_client",
     "client_loss",
     "begin_client",
@@ -142,6 +143,25 @@ class TrainingLoop(EvaluationLoop):
                 f"the checkpoint has '{missing[0]}', which the module has not by the end of on_train_start: give the"
                 " checkpoint of a run with the same model."
             )
+        if "check_optimizers" in self.own_steps:
+            self._check_optimizers()
+
+    def _check_optimizers(self) -> None:
+        """Show the strategy what a client's turn would begin with: the optimisers of the first one that is hosted."""
+        shim, reasons = self.module_trainer, []
+        for client in self.processes.hosted[:1]:
+            length = self.turn_length(self.batches(client, "train"), None)
+            shim.client, shim.num_training_batches = client, length.total
+            shim.estimated_stepping_batches = self.settings.max_rounds * length.steps
+            try:
+                self.learner.check_optimizers(self.optimization.configure()[0])
+            except ConfigurationError as error:
+                reasons.append(str(error))
+            finally:
+                shim.client = None
+        for of_rank in self.processes.of_ranks(reasons):
+            if of_rank:
+                raise ConfigurationError(of_rank[0])
 
     def train(
         self,

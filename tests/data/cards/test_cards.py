@@ -50,9 +50,9 @@ def test_every_shipped_card_reads_and_is_named_after_its_file():
         ],
         ImageCard: [
             *("cifar10", "cifar100", "cinic10", "digits", "emnist_balanced", "emnist_byclass", "emnist_letters"),
-            *("fashionmnist", "femnist", "mnist", "mnistm", "svhn", "synthdigits", "usps"),
+            *("fashionmnist", "femnist", "mnist", "mnistm", "pacs", "svhn", "synthdigits", "usps"),
         ],
-        TableCard: ["adult"],
+        TableCard: ["adult", "heart_disease", "tcga_brca"],
     }
     assert list(found) == sorted(name for names in kinds.values() for name in names)
     for kind, names in kinds.items():
@@ -66,7 +66,7 @@ def test_every_shipped_card_reads_and_is_named_after_its_file():
         assert all(card.details().values())
         assert card.describe().keys() == {"name", "title", "licence", "citation"}
     assert [name for name in kinds[MoleculeCard] if load_card(name).standin] == ["aqsoldb", "bbbp", "esol", "tox21"]
-    assert [name for name in kinds[ImageCard] if not load_card(name).standin] == ["digits"]
+    assert [name for name in kinds[ImageCard] if not load_card(name).standin] == ["digits", "pacs"]
 
 
 def test_a_card_of_ones_own_is_read_in_full(tmp_path):

@@ -204,3 +204,17 @@ def test_arrays_of_another_kind_are_refused(tmp_path, arrays, message):
     np.savez(tmp_path / "mine.npz", **arrays)
     with pytest.raises(DataError, match=re.escape(message)):
         read_npz(tmp_path / "mine.npz")
+
+
+def test_domains_are_columns_by_their_names(tmp_path):
+    path = tmp_path / "domains.npz"
+    images, labels = np.zeros((6, 8, 8, 3), np.uint8), np.array([[0], [1]] * 3)
+    content = {"train_images": images, "train_labels": labels, "train_domains": np.array([[2], [0], [1]] * 2)}
+    np.savez(path, **content)
+    numbers = read_npz(path)["train"]
+    assert numbers.column("domains") == [2, 0, 1] * 2
+    np.savez(path, **content, domain_names=np.array(["art", "photo", "sketch"]))
+    assert read_npz(path)["train"].column("domains") == ["sketch", "art", "photo"] * 2
+    np.savez(path, **content, domain_names=np.array(["art", "photo"]))
+    with pytest.raises(DataError, match="train_domains has values that are none of the 2 domain_names"):
+        read_npz(path)

@@ -363,3 +363,48 @@ def test_a_card_of_one_s_own_with_training_data_only(tmp_path):
     data = _ready(name=str(path), data_root=str(tmp_path))
     assert [data.num_samples(split) for split in ("train", "val", "test")] == [[32], [4], [4]]
     assert data.describe()["files"][0]["file"] == "mine.data"
+
+
+def test_incomplete_rows_are_left_out_where_asked(table):
+    text = "age,colour,site,extra,sick\n30,red,a,,no\n40,,a,1,yes\n?,blue,b,1,no\n60,red,b,,yes\n50,blue,b,1,no\n"
+    kept = _ready(path=table(text), target="sick", drop=["extra"], incomplete="leave_out", split=(1, 0, 0))
+    assert kept.describe()["rows"] == {"train": 3}
+    assert kept.describe()["incomplete_rows_left_out"] == {"train": 2}
+    assert _ready(path=table(text), target="sick", drop=["extra"], split=(1, 0, 0)).describe()["rows"] == {"train": 5}
+    gaps = "age,extra,sick\n30,,no\n,1,yes\n"
+    with pytest.raises(DataError, match="incomplete=leave_out leaves no row, for none has a value in each of"):
+        _ready(path=table(gaps), target="sick", incomplete="leave_out", split=(1, 0, 0))
+    with pytest.raises(ConfigurationError, match="incomplete='drop': give one of"):
+        TableData(path="a.csv", target="sick", incomplete="drop", partitioner=IID(num_clients=1))
+
+
+def test_a_whole_number_with_a_point_is_the_same_category(table):
+    text = "kind,age,sick\n1,30,no\n1.0,40,yes\n2,50,no\n2.0,60,yes\n10,70,no\n?,30,yes\n"
+    data = _ready(path=table(text), target="sick", categorical=["kind"], split=(1, 0, 0))
+    assert data.feature_names == ["age", "kind=1", "kind=10", "kind=2", "kind=?"]
+    features, _ = _rows(data, 0, "train")
+    assert sorted(features[:, 1].tolist()) == [0, 0, 0, 0, 1, 1]
+    only_points = _ready(path=table(text.replace("1,30", "1.0,30").replace("2,50", "2.0,50").replace("10,", "10.0,")),
+                         target="sick", categorical=["kind"], split=(1, 0, 0))  # fmt: skip
+    assert only_points.feature_names == ["age", "kind=1.0", "kind=10.0", "kind=2.0", "kind=?"]
+    newcomer = only_points.newcomer_data(table("kind,age,sick\n1,30,no\n", "new.csv"), only_points.describe())
+    assert newcomer.tensors[0][0, 1:].tolist() == [1, 0, 0, 0]
+
+
+def test_the_card_of_heart_disease_learns_nothing_from_what_the_target_is_made_of(tmp_path):
+    card = load_card("heart_disease")
+    header = ",".join(card.columns)
+    rows = [
+        f"s{i % 2},5{i % 10},1,{1 + i % 4},120,20{i % 7},{i % 2},{i % 3},15{i % 9},0,1.{i % 5},,,,{i % 5}"
+        for i in range(60)
+    ]
+    (tmp_path / "heart_disease_4sites.csv").write_text("\n".join([header, *rows]) + "\n")
+    with pytest.warns(UserWarning, match="is not the file that card heart_disease describes"):
+        data = _ready(name="heart_disease", data_root=str(tmp_path), partitioner=GroupBy(column="site"))
+    assert data.num_features == 15
+    assert not {"num", "site", "slope", "disease"} & {name.partition("=")[0] for name in data.feature_names}
+    assert data.classes == ["no", "yes"]
+    _, targets = data.client_data(0, "train").dataset.tensors
+    assert targets.tolist() == [int(i % 5 > 0) for i in range(60)]
+    other = _ready(name="heart_disease", data_root=str(tmp_path), target="fbs", columns=["age", "num"])
+    assert other.feature_names == ["age", "num"]

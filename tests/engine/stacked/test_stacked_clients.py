@@ -10,6 +10,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from rounding import assert_equal_up_to_rounding, rounding
+from run_tiny import STRATEGIES
 from tiny import TinyClients
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
@@ -20,10 +21,12 @@ from lightning_fl.cohort import Cohort, Participant
 from lightning_fl.engine.stacked.turns import groups_of
 from lightning_fl.engine.stacked.weights import clip_rows_
 from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.strategies import SCAFFOLD, FedProx
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.05}),
     "momentum": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    "plain momentum": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.5}),
     "adam": (torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.1, "amsgrad": True}),
     "adamw": (torch.optim.AdamW, {"lr": 0.01}),
     "adagrad": (torch.optim.Adagrad, {"lr": 0.05, "initial_accumulator_value": 0.1}),
@@ -38,7 +41,7 @@ STEPS = 4 * 2 * 3  # rounds, epochs, batches of the largest client, at most
 GROWTH = 1e3
 #: All others divide by the root of a variance or the size of a gradient, which is nearly nothing at first: 3,400 was
 #: seen (nadam). It is 1e-10 for entries of about 1.
-GROWTH_OF_SMALL_VARIANCES = {name: 1.8e4 for name in OPTIMIZERS if name not in ("sgd", "momentum")}
+GROWTH_OF_SMALL_VARIANCES = {name: 1.8e4 for name in OPTIMIZERS if name not in ("sgd", "momentum", "plain momentum")}
 
 
 class Doubles(TinyClients):
@@ -474,3 +477,68 @@ def test_clipped_rows_are_those_of_torch(algorithm):
     matrices = [rows[:, :4].clone(), rows[:, 4:].clone()]
     clip_rows_(matrices, 0.8, algorithm)
     torch.testing.assert_close(torch.cat(matrices, 1), expected, equal_nan=True, rtol=1e-14, atol=0)
+
+
+# -- strategies --------------------------------------------------------------------------------------------------------
+
+#: Why the others train their clients one by one.
+ONE_BY_ONE = {
+    "apfl": "the strategy APFL has a correct_gradient_ of its own that is not elementwise",
+    "perfedavg": "the strategy PerFedAvg divides every batch in 3 parts",
+    "pfedme": "the strategy PFedMe has a correct_gradient_ of its own that is not elementwise",
+    "fedrep": "the strategy FedRep has a phases of its own",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_trains_its_clients_at_once_or_says_why_not(name, tmp_path):
+    """With a personal layer, clients who are done earlier, momentum and clipping."""
+
+    def run(stacked: int) -> FederatedTrainer:
+        callbacks = [PersonalLayers(layers=["head.bias"]), UniformSampling(cohort_size=6)]
+        module = Network("plain momentum")
+        return fit(
+            tmp_path,
+            stacked,
+            module,
+            strategy=STRATEGIES[name](),
+            callbacks=callbacks,
+            gradient_clip_val=0.5,
+            max_rounds=4,
+        )
+
+    if name in ONE_BY_ONE:
+        with pytest.raises(ConfigurationError, match=ONE_BY_ONE[name]):
+            run(3)
+        return
+    together = run(3)
+    assert together.stacked is not None
+    assert_same(run(1), together, growth=GROWTH)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [lambda: FedProx(mu=0.5), SCAFFOLD])
+def test_corrections_of_clients_of_different_models(strategy, tmp_path):
+    """Coalitions that begin with one model and are regrouped, so that some have no server's control as yet."""
+
+    class Regroups(Callback):
+        def on_fit_start(self, trainer: FederatedTrainer) -> None:
+            trainer.collaboration = Collaboration.coalitions([0, 1, 0, 1, 0, 1, 0, 1], trainer.num_samples)
+
+        def on_aggregate_end(self, trainer: FederatedTrainer) -> None:
+            if trainer.current_round == 1:
+                trainer.collaboration = Collaboration.coalitions([0, 0, 0, 1, 1, 1, 2, 2], trainer.num_samples)
+
+    settings = {"callbacks": [Regroups()], "max_rounds": 4, "local_steps": 4, "local_epochs": None}
+    runs = [
+        fit(tmp_path, stacked, Network("plain momentum", norm=False), strategy=strategy(), **settings)
+        for stacked in (1, 5)
+    ]
+    assert_same(*runs, growth=GROWTH)
+    for client in range(8):
+        kept = [run.client_store("strategy").get(client, {}) for run in runs]
+        assert kept[0].keys() == kept[1].keys()
+        for name in (name for name, value in kept[0].items() if isinstance(value, dict)):
+            one, other = (of_run[name]["flat_weights"]["float64"] for of_run in kept)
+            assert_equal_up_to_rounding(other, one, steps=STEPS, growth=GROWTH)
