@@ -47,6 +47,7 @@ _GIVEN: dict[str, dict[str, Any]] = {
     "ScaffoldLDA": {"num_clients": 2, "alpha": 1.0},
     "Silos": {"datamodules": [_SAMPLES]},
     "SoftAveraging": {"num_models": 2},
+    "SurvivalModel": {"in_features": 3},
     "TableData": {"name": "adult", "partitioner": data.IID(num_clients=2)},
     "TierBidding": {"num_tiers": 2},
 }
