@@ -9,7 +9,7 @@ __all__ = ["OwnModels"]
 
 
 class OwnModels(SoftAveraging):
-    """The base of soft averaging in which a client uses what it learned itself in its last turn, and may go on from that.
+    """The base of soft averaging in which clients use what they learned in their last turn, and may go on from that.
 
     Attributes:
         trained: clients with a model of their own, on whatever rank.
