@@ -120,7 +120,7 @@ class StackedLoop:
                 weights.keep_first(len(active))
                 for members, batches in _alike([row.steps[step] for row in active]):
                     self._batch_of(weights, [active[member] for member in members], members, batches, step)
-                weights.step(self._settings.gradient_clip_val, self._settings.gradient_clip_algorithm, correct_)
+                self._step(weights, correct_)
         reports = self._reports(rows)
         return weights, [(order.index(place), report) for place, report in enumerate(reports)]
 
@@ -325,6 +325,11 @@ class StackedLoop:
                     " (requires_grad_(False)), or set trainer.stacked_clients=1."
                 )
         return gradients
+
+    def _step(
+        self, weights: StackedWeights, correct_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None
+    ) -> None:
+        weights.step(self._settings.gradient_clip_val, self._settings.gradient_clip_algorithm, correct_)
 
     # -- what comes of it ----------------------------------------------------------------------------------------
 
