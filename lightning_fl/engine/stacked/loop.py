@@ -23,6 +23,7 @@ from lightning_fl.engine.stacked.stackable import explain, outside_draws, refuse
 from lightning_fl.engine.stacked.trainer import StackedTrainer
 from lightning_fl.engine.stacked.weights import StackedWeights
 from lightning_fl.engine.turn.amounts import turn_report
+from lightning_fl.engine.turn.flat_optimizer import has_fused_step
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.results import LogCollector
 from lightning_fl.engine.weights.flat import Weights
@@ -157,9 +158,11 @@ class StackedLoop:
         self._view.begin_step(**self._facts(rows, 0))
         (optimizer, *_), _ = loop.optimization.configure()
         self._shim.take_optimizers([optimizer], [])
+        if self._settings.fused_optimizers and not has_fused_step(optimizer):
+            loop.optimization.say_not_fused(optimizer)
         for row in rows:
             row.turn.optimizers = [optimizer]
-        weights = StackedWeights(loop.flat, optimizer, len(rows))
+        weights = StackedWeights(loop.flat, optimizer, len(rows), fused=self._settings.fused_optimizers)
         loaded: Weights | None = None
         for place, row in enumerate(rows):
             if row.turn.start is not loaded or loop.federation.personal is not None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.precision import Precision
+from lightning.fabric.plugins.precision import MixedPrecision, Precision
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.core.optimizer import (
     _configure_optimizers,
@@ -23,7 +23,7 @@ from lightning_fl.engine.client import ClientState
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.correction import Correction, GradientCorrection
-from lightning_fl.engine.turn.flat_optimizer import FlatOptimizer
+from lightning_fl.engine.turn.flat_optimizer import FlatOptimizer, has_fused_step
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.turn.pristine import PristineOptimizers
 from lightning_fl.engine.weights.flat import FlatModule
@@ -82,6 +82,7 @@ class Optimization:
         self._module = module
         self.look_at_parameters()
         self._validated = False
+        self._said_not_fused = False
         self._shim = module_trainer
         module_trainer.before_optimizer_step = self._before_step
         self._own = {
@@ -92,7 +93,9 @@ class Optimization:
         # the forward pass gets the gradients' memory, still in the cache.
         self._clears_early = not (self._own["on_before_zero_grad"] or self._own["optimizer_zero_grad"])
         if not module.automatic_optimization:
-            for name, neutral in (("gradient_clip_val", None), ("accumulate_grad_batches", 1)):
+            neutrals = {"gradient_clip_val": None, "accumulate_grad_batches": 1}
+            neutrals |= {"fused_optimizers": False, "cuda_graphs": False}
+            for name, neutral in neutrals.items():
                 if getattr(settings, name) != neutral:
                     raise ConfigurationError(
                         f"trainer.{name}={getattr(settings, name)} needs automatic optimisation:"
@@ -284,14 +287,30 @@ class Optimization:
 
     def _flat_optimizer(self, optimizer: Optimizer) -> FlatOptimizer | None:
         """The flat form of the turn's optimiser, where nobody sees the difference."""
+        fused = self._settings.fused_optimizers
         if (
             not self._module.automatic_optimization
             or len(self._shim.optimizers) != 1
             or self._own["optimizer_step"]
-            or type(self._shim.precision_plugin.plugin).optimizer_step is not Precision.optimizer_step
+            or not _steps_plainly(self._shim.precision_plugin.plugin)
         ):
-            return None
-        return FlatOptimizer.of(optimizer, self._flat_module, earlier=self._flat_before)
+            flat = None
+        else:
+            flat = FlatOptimizer.of(optimizer, self._flat_module, self._flat_before, fused=fused)
+        if fused and (flat is None or not has_fused_step(optimizer)):
+            self.say_not_fused(optimizer)
+        return flat
+
+    def say_not_fused(self, optimizer: Optimizer) -> None:
+        """Once in a run: the steps that ``trainer.fused_optimizers`` leaves as they are."""
+        if not self._said_not_fused:
+            self._said_not_fused = True
+            rank_zero_warn(
+                f"trainer.fused_optimizers leaves the steps of {type(optimizer).__name__} as they are: fused are those"
+                " of torch's own SGD, Adam, AdamW and Adagrad, as long as all their parameters are float32 or float64,"
+                " not frozen and have gradients, and neither hooks, nor an optimizer_step of the module's, nor foreach,"
+                " fused, capturable or differentiable say how steps are taken."
+            )
 
     def _flat_step(self, flat: FlatOptimizer, optimizer: Optimizer) -> None:
         if flat.step():
@@ -304,6 +323,8 @@ class Optimization:
             optimizer._opt_called = True  # type: ignore[attr-defined]
             return
         self._flat = None  # a parameter without a gradient is left as it is: from here on one by one
+        if self._settings.fused_optimizers:
+            self.say_not_fused(optimizer)
         optimizer.step()
 
     def _release(self) -> None:
@@ -382,6 +403,13 @@ class Optimization:
             raise ConfigurationError(text)
         rank_zero_warn(f"{text} It is left as it is.", category=RuntimeWarning)
         return None
+
+
+def _steps_plainly(precision: Precision) -> bool:
+    """Whether a precision leaves an optimiser's step as it is: only a scaler of losses takes part in it."""
+    if isinstance(precision, MixedPrecision):
+        return type(precision) is MixedPrecision and precision.scaler is None
+    return type(precision).optimizer_step is Precision.optimizer_step
 
 
 def _group_sizes(optimizers: Sequence[Optimizer]) -> list[list[int]]:
