@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from lightning_fl.engine.client import ClientState
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.settings import Settings
+from lightning_fl.engine.turn.captured import CapturedSteps
 from lightning_fl.engine.turn.correction import Correction, GradientCorrection
 from lightning_fl.engine.turn.flat_optimizer import FlatOptimizer, has_fused_step
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
@@ -83,6 +84,8 @@ class Optimization:
         self.look_at_parameters()
         self._validated = False
         self._said_not_fused = False
+        #: Runs losses and gradients instead of Python; ``None`` where every operation is asked for by itself.
+        self.captured: CapturedSteps | None = None
         self._shim = module_trainer
         module_trainer.before_optimizer_step = self._before_step
         self._own = {
@@ -110,6 +113,8 @@ class Optimization:
     def end_run(self) -> None:
         """Leave optimisers that the module goes on holding as they were when the run began."""
         self._pristine.restore()
+        if self.captured is not None:
+            self.captured.release()
 
     # -- a turn --------------------------------------------------------------------------------------------------
 
@@ -121,6 +126,8 @@ class Optimization:
             correct_: changes the gradient of the averaged parameters before every step.
         """
         self._correct_, self._correction = correct_, None
+        if self.captured is not None:
+            self.captured.begin_turn()
         optimizers, schedulers = self.configure()
         for parameter in self._parameters:
             parameter.grad = None
@@ -230,7 +237,9 @@ class Optimization:
 
     # -- a step --------------------------------------------------------------------------------------------------
 
-    def step(self, compute: Compute, index: int, *, first: bool, stepping: bool) -> tuple[Tensor | None, STEP_OUTPUT]:
+    def step(
+        self, compute: Compute, index: int, *, first: bool, stepping: bool, batch: Any
+    ) -> tuple[Tensor | None, STEP_OUTPUT]:
         """One batch: loss, backward and, where ``stepping``, the optimiser's step.
 
         Args:
@@ -238,6 +247,7 @@ class Optimization:
             index: the batch's index in the turn.
             first: gradients are cleared before (the first batch of an accumulation).
             stepping: the optimiser steps after (the last batch of an accumulation).
+            batch: what ``compute`` is of, where steps are captured.
         """
         if not self._module.automatic_optimization:
             loss, output = compute()
@@ -248,6 +258,10 @@ class Optimization:
 
         def closure() -> Tensor | None:
             with torch.enable_grad():  # the optimiser may have switched gradients off
+                if self.captured is not None:
+                    replayed = self.captured.run(batch)
+                    result.append((replayed, replayed))
+                    return replayed
                 if first and self._clears_early:
                     self._zero_grad(optimizer, index)
                 loss, output = compute()
