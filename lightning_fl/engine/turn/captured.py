@@ -11,23 +11,20 @@ What a step reads besides tensors is fixed at the capture: the attributes of the
 turn (another value, another graph), and what is another one in every step is refused.
 """
 
-import random
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch import LightningModule
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_iter, tree_unflatten
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torchmetrics import Metric
 
+from lightning_fl.engine.turn.capture_checks import MEND, AnyIndex, CaptureWatch, attributes_of, host_draws, tensors_of
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
@@ -37,21 +34,8 @@ __all__ = ["CapturedSteps", "Compute"]
 #: The loss that the module makes of a batch and its index.
 Compute = Callable[[Any, int], Tensor | None]
 
-MEND = "Set trainer.cuda_graphs=false."
 _WARM_UPS = 2
 _MOST_GRAPHS = 32
-#: Operations whose result, or its shape, Python goes on with; or that bring Python's numbers to the device.
-_READS = {
-    "aten::_local_scalar_dense": "it reads a tensor's value (.item(), float(), an if on a tensor)",
-    "aten::is_nonzero": "it reads a tensor's value (.item(), float(), an if on a tensor)",
-    "aten::equal": "it reads a tensor's value (torch.equal)",
-    "aten::nonzero": "how many values it goes on with depends on a tensor (nonzero, a mask as index)",
-    "aten::masked_select": "how many values it goes on with depends on a tensor (masked_select)",
-    "aten::_unique2": "how many values it goes on with depends on a tensor (unique)",
-    "aten::unique_dim": "how many values it goes on with depends on a tensor (unique)",
-    "aten::unique_consecutive": "how many values it goes on with depends on a tensor (unique)",
-    "aten::lift_fresh": "it makes a tensor of Python's numbers (torch.tensor, self.log of a number)",
-}
 #: Of ``self.trainer``: another one in every step, turn or round.
 _OF_A_STEP = frozenset(
     {
@@ -61,8 +45,6 @@ _OF_A_STEP = frozenset(
         *("lr_scheduler_configs", "should_stop", "loader"),
     }
 )
-_PLAIN = (bool, int, str, bytes, complex, Enum, torch.dtype, torch.device, torch.Size)
-_DEEPEST = 3
 
 
 @dataclass(frozen=True)
@@ -182,16 +164,16 @@ class CapturedSteps:
 
     def _look(self, batch: Any, recorder: "_Recorder") -> None:
         """A pass that is watched: refuses what a graph would not repeat."""
-        attributes, tensors, draws = _attributes(self._module), _tensors(self._module), _host_draws(self._device)
-        with _Watch(self._what):
+        attributes, tensors, draws = attributes_of(self._module), tensors_of(self._module), host_draws(self._device)
+        with CaptureWatch(self._what):
             self._pass(batch, recorder)
-        if _tensors(self._module) != tensors:
+        if tensors_of(self._module) != tensors:
             raise self._refusal("it assigns a parameter or buffer anew: change it in place (copy_)")
-        after = _attributes(self._module)
+        after = attributes_of(self._module)
         changed = [name for name, value in after.items() if name not in attributes or attributes[name] != value]
         if changed:
             raise self._refusal(f"it changes self.{changed[0]}, which Python would do once and not in every step")
-        if _host_draws(self._device) != draws:
+        if host_draws(self._device) != draws:
             raise self._refusal("it draws random numbers on the host (Python's, NumPy's, or torch's on the CPU)")
 
     def _warm_up(self, batch: Any, recorder: "_Recorder") -> None:
@@ -233,7 +215,7 @@ class CapturedSteps:
         recorder.logged = []
         for parameter in self._parameters:
             parameter.grad = None
-        loss = self._compute(batch, _Index(self._what))
+        loss = self._compute(batch, AnyIndex(self._what))
         if loss is None or loss.ndim:
             got = "None" if loss is None else f"a loss of shape {tuple(loss.shape)}"
             raise TrainingError(
@@ -247,7 +229,7 @@ class CapturedSteps:
     def _state_number(self) -> int:
         """A number for what the step reads of the module besides tensors' values: the same for the same."""
         trains = [part.training for part in self._module.modules()]
-        state = (trains, self._flat.trainable(), _attributes(self._module))
+        state = (trains, self._flat.trainable(), attributes_of(self._module))
         for number, known in enumerate(self._states):
             if known == state:
                 return number
@@ -304,114 +286,3 @@ class _Recorder:
                 f" in every step. {MEND}"
             )
         return getattr(self._shim, name)
-
-
-class _Index(int):
-    """The ``batch_idx`` of every batch: whoever looks at it is refused."""
-
-    def __new__(cls, what: str) -> "_Index":
-        made = super().__new__(cls, 0)
-        made.what = what  # type: ignore[attr-defined]
-        return made
-
-
-def _refuse_index(index: Any, *_: Any) -> Any:
-    raise ConfigurationError(
-        f"{index.what} cannot be captured as a CUDA graph: it reads batch_idx, which is not the same in every step."
-        f" {MEND}"
-    )
-
-
-for _operation in (
-    *("eq", "ne", "lt", "le", "gt", "ge", "add", "radd", "sub", "rsub", "mul", "rmul", "mod", "rmod", "floordiv"),
-    *("rfloordiv", "truediv", "rtruediv", "divmod", "pow", "neg", "and", "rand", "or", "xor", "lshift", "rshift"),
-    *("bool", "int", "float", "index", "hash", "repr", "str", "format"),
-):
-    setattr(_Index, f"__{_operation}__", _refuse_index)
-
-
-class _Watch(TorchDispatchMode):
-    """Refuses operations that wait for the device or that only the first capture would do.
-
-    Args:
-        what: is captured.
-    """
-
-    def __init__(self, what: str) -> None:
-        super().__init__()
-        self._what = what
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = func._schema.name
-        reason = _READS.get(name)
-        if name == "aten::index" and any(_is_mask(index) for index in args[1]):
-            reason = _READS["aten::nonzero"]
-        result = func(*args, **(kwargs or {}))
-        if name in ("aten::_to_copy", "aten::copy_"):
-            devices = {one.device.type for one in tree_iter((args, result)) if isinstance(one, Tensor)}
-            reason = "it copies between the host and the device" if len(devices) > 1 else None
-        if reason is not None:
-            raise ConfigurationError(f"{self._what} cannot be captured as a CUDA graph: {reason}. {MEND}")
-        return result
-
-
-def _is_mask(index: Any) -> bool:
-    return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
-
-
-class _Same:
-    """Equal to itself alone; keeps the object, so that no other gets its place in memory."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-        self._pointer = value.data_ptr() if isinstance(value, Tensor) and value.layout == torch.strided else None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._value is other._value and self._pointer == other._pointer
-
-    __hash__ = object.__hash__
-
-
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    """What Python keeps in a module and those inside it, as something that is equal where it is."""
-    found: dict[str, Any] = {}
-    for prefix, part in module.named_modules():
-        for key, value in vars(part).items():
-            if key not in _APART:
-                found[f"{prefix}.{key}" if prefix else key] = _seen(value, 0)
-    return found
-
-
-#: Of every module: its tensors and parts, which are looked at by themselves, and what the engine puts there.
-_APART = frozenset({"_parameters", "_buffers", "_modules", "_trainer", "_current_fx_name", "training"})
-
-
-def _seen(value: Any, depth: int) -> Any:
-    if value is None or isinstance(value, _PLAIN):
-        return type(value), value
-    if isinstance(value, float):
-        return float, repr(value)  # NaN is like NaN
-    if depth < _DEEPEST:
-        if isinstance(value, Mapping):
-            return type(value), [(_seen(key, depth + 1), _seen(one, depth + 1)) for key, one in value.items()]
-        if isinstance(value, list | tuple | deque):
-            return type(value), [_seen(one, depth + 1) for one in value]
-        if isinstance(value, set | frozenset) and all(isinstance(one, _PLAIN) for one in value):
-            return type(value), set(value)
-    return _Same(value)
-
-
-def _tensors(module: nn.Module) -> list[int]:
-    """Which parameters and buffers a module has, and where they lie."""
-    held = (*module.parameters(), *module.buffers())
-    return [number for one in held for number in (id(one), one.data_ptr())]
-
-
-def _host_draws(device: torch.device) -> tuple[Any, ...]:
-    """The states of the random numbers that no graph draws from."""
-    state: Any = np.random.get_state(legacy=True)  # noqa: NPY002 - the user's code may draw from it
-    own = torch.default_generator
-    of_torch = b"" if own.device.type == device.type else own.get_state().numpy().tobytes()
-    return random.getstate(), state[1].tobytes(), *state[2:], of_torch

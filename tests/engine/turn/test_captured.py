@@ -15,6 +15,7 @@ from torchmetrics import MeanAbsoluteError
 
 from lightning_fl import ConfigurationError, FederatedDataModule, FederatedTrainer, TrainingError
 from lightning_fl.callbacks import IFCA, Callback, LabelNoise, LocalMixup
+from lightning_fl.engine.turn.capture_checks import host_draws
 from lightning_fl.strategies import FedAvg
 
 __all__ = ["recorded_graphs"]
@@ -249,8 +250,8 @@ def test_hooks_of_steps_and_loaders_in_one_message(recorded_graphs, tmp_path):
 
     with pytest.raises(
         ConfigurationError,
-        match=r"it overrides on_train_batch_end, on_after_backward, on_after_batch_transfer; the training data of client"
-        r" 0 \(client_0\) are not those of a TensorDataset",
+        match=r"it overrides on_train_batch_end, on_after_backward, on_after_batch_transfer; the training data of"
+        r" client 0 \(client_0\) are not those of a TensorDataset",
     ):
         fit(tmp_path, Hooked(), True, Loaded())
 
@@ -291,6 +292,10 @@ def measured(self, batch, index, loss):
     return loss
 
 
+def drawn(self, batch, index, loss):
+    return loss * float(np.random.rand())  # noqa: NPY002 - as users' code does
+
+
 def counted(self, batch, index, loss):
     self.log("number", 0.5)
     return loss
@@ -303,14 +308,14 @@ IN_A_STEP: dict[str, tuple[Any, str]] = {
     "metric": (measured, r"self.log\('error'\) of a MeanAbsoluteError, which counts in Python"),
     "number": (counted, r"it makes a tensor of Python's numbers \(torch.tensor, self.log of a number\)"),
     "index": (lambda s, b, i, loss: loss * (i + 1), "it reads batch_idx, which is not the same in every step"),
-    "index shown": (lambda s, b, i, loss: loss if f"{i}" else loss, "it reads batch_idx"),
+    "index shown": (lambda s, b, i, loss: loss * len(f"{i}"), "it reads batch_idx"),
     "client": (lambda s, b, i, loss: loss * s.trainer.client, "it reads self.trainer.client, which"),
     "epoch": (lambda s, b, i, loss: loss * s.current_epoch, "it reads self.trainer.current_epoch, which"),
     "step": (lambda s, b, i, loss: loss * s.global_step, "it reads self.trainer.global_step, which"),
     "value": (lambda s, b, i, loss: loss if loss > 0 else -loss, r"it reads a tensor's value \(.item\(\)"),
     "mask": (lambda s, b, i, loss: loss + b[0][b[1] > 0].sum(), r"depends on a tensor \(nonzero, a mask as index\)"),
     "python": (lambda s, b, i, loss: loss * random.random(), "it draws random numbers on the host"),
-    "numpy": (lambda s, b, i, loss: loss * float(np.random.rand()), "it draws random numbers on the host"),
+    "numpy": (drawn, "it draws random numbers on the host"),
     "none": (lambda s, b, i, loss: None, "returned None: a captured step returns one number for each batch"),
     "vector": (lambda s, b, i, loss: loss.view(1), r"returned a loss of shape \(1,\): a captured step"),
 }
@@ -323,14 +328,12 @@ def test_what_a_graph_would_not_repeat_is_refused_in_the_first_step(body, reason
 
 
 def test_draws_of_another_device_than_the_modules():
-    from lightning_fl.engine.turn.captured import _host_draws
-
-    before = _host_draws(torch.device("meta"))
+    before = host_draws(torch.device("meta"))
     torch.rand(())
-    assert _host_draws(torch.device("meta")) != before  # on the host, for a module that is not
-    before = _host_draws(torch.device("cpu"))
+    assert host_draws(torch.device("meta")) != before  # on the host, for a module that is not
+    before = host_draws(torch.device("cpu"))
     torch.rand(())
-    assert _host_draws(torch.device("cpu")) == before
+    assert host_draws(torch.device("cpu")) == before
 
 
 def test_batches_of_other_things_than_tensors(recorded_graphs, tmp_path):
