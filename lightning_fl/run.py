@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,6 +49,26 @@ _STAGES = {
 }
 
 
+_HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class _Algorithms:
+    """Which of several algorithms torch takes: by default those that it would take now.
+
+    ``benchmark``: cuDNN times its algorithms and takes the fastest, in another process maybe another one.
+    """
+
+    deterministic: bool = field(default_factory=torch.are_deterministic_algorithms_enabled)
+    warn_only: bool = field(default_factory=torch.is_deterministic_algorithms_warn_only_enabled)
+    benchmark: bool = field(default_factory=lambda: torch.backends.cudnn.benchmark)
+
+    def choose(self) -> None:
+        """Let torch take these."""
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
+        torch.backends.cudnn.benchmark = self.benchmark
+
+
 class Run:
     """A fit or an evaluation of a trainer's, from its set-up to its end.
 
@@ -68,8 +89,9 @@ class Run:
         self._began = False
 
     def __enter__(self) -> None:
-        self._rng = _collect_rng_states()
-        self._deterministic = torch.are_deterministic_algorithms_enabled()
+        gpu = self._trainer.fabric.device.type == "cuda" or torch.cuda.is_initialized()
+        self._rng = _collect_rng_states(include_cuda=gpu)  # no run on CPUs opens a GPU
+        self._algorithms = _Algorithms()
         _limit_processes(self._trainer, self._arguments[1])
         remove_generated_files()
         with ExitStack() as signals:
@@ -99,7 +121,7 @@ class Run:
         goes_on = stage != "fit" and trainer.module is self._arguments[0] and bool(trainer.models)
         trainer.begin(trainer.federation.for_evaluation() if goes_on else Federation())
         if trainer.deterministic:
-            torch.use_deterministic_algorithms(True)
+            _Algorithms(deterministic=True, warn_only=False, benchmark=False).choose()
         try:
             around = _set_up(trainer, stage, self._steps, self._arguments[1], state or {})
             trainer.resumes_fit = stage == "fit" and state is not None
@@ -163,6 +185,7 @@ class Run:
             trainer.loop.optimization.end_run()
         if error is None and trainer.num_clients:
             trainer.loop.flat.load(trainer.client_model(0))
+        self._leave_device(error)
         if trainer.datamodule is not None:
             trainer.datamodule.teardown(self._stage)
         if trainer.module is not None:
@@ -173,8 +196,24 @@ class Run:
         finally:
             trainer.call("teardown", self._stage)
             trainer.fitting = False
-            torch.use_deterministic_algorithms(self._deterministic)
+            self._algorithms.choose()
             _set_rng_states(self._rng)
+
+    def _leave_device(self, error: BaseException | None) -> None:
+        """The module and the models on the host, as Lightning leaves a module; a GPU's memory is for others now."""
+        trainer, device = self._trainer, self._trainer.fabric.device
+        if device.type == "cpu" or trainer.module is None:
+            return
+        try:
+            if hasattr(trainer, "loop") and trainer.loop.module is trainer.module:
+                trainer.loop.flat.to(_HOST)
+            trainer.module.to(_HOST)
+            trainer.federation.to_(_HOST)
+        except RuntimeError:
+            if error is None:  # after some errors a GPU gives nothing back; that error is what counts
+                raise
+        trainer.batch_factory.release()
+        trainer.stacked = None
 
     def _end_record(self, error: BaseException | None) -> None:
         trainer = self._trainer

@@ -7,11 +7,13 @@ import hashlib
 import operator
 import os
 import random
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.seed import isolate_rng
 
-__all__ = ["derive_seed", "generator", "run_seed", "seed_default_generators"]
+__all__ = ["derive_seed", "generator", "isolated_draws", "run_seed", "seed_default_generators"]
 
 
 def derive_seed(seed: int, *path: int | str) -> int:
@@ -43,6 +45,11 @@ def seed_default_generators(seed: int, *path: int | str) -> None:
         torch.cuda.manual_seed_all(derived)
     np.random.seed(derived & 0xFFFF_FFFF)  # noqa: NPY002 - the user's code may draw from the legacy generator
     random.seed(derived)
+
+
+def isolated_draws() -> AbstractContextManager[None]:
+    """Around draws from the default generators that others must not notice; a GPU that nobody uses stays closed."""
+    return isolate_rng(include_cuda=torch.cuda.is_initialized())
 
 
 def run_seed() -> int:

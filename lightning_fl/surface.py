@@ -390,7 +390,7 @@ class TrainerSurface:
                 " run. What it measured and its models are there."
             )
         if not self._launched:
-            if self.num_threads is not None and self.fabric.device.type == "cpu":
+            if self.num_threads is not None:  # beside a GPU too, where sums over clients are the host's
                 os.environ["OMP_NUM_THREADS"] = str(self.num_threads)  # Fabric's launcher leaves a set value alone
                 torch.set_num_threads(self.num_threads)
             self.fabric.launch()

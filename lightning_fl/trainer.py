@@ -84,12 +84,13 @@ class FederatedTrainer(TrainerSurface):
         enable_progress_bar: show progress (plain lines when the output is not a terminal).
         enable_checkpointing: keep ``last.ckpt`` and ``best.ckpt`` (see ``ModelCheckpoint`` for its settings).
         seed: the run's seed; default what ``seed_everything`` set, else 0.
-        num_threads: torch threads per process on CPU. 1 by default: small models gain from processes, not from
-            threads, and the same number of threads gives the same bits on any number of processes.
+        num_threads: torch threads per process, on CPUs and beside GPUs. 1 by default: small models gain from
+            processes, not from threads, and the same number of threads gives the same bits on any number of processes.
         channels_last: give images to the module in torch's channels-last memory format, which convolutions and pooling
             work faster on; a module that takes ``view`` of what is made of images needs ``reshape`` or ``flatten``
             instead. Results are those without it up to rounding.
-        deterministic: let torch use deterministic algorithms only (needed for equal bits on GPUs).
+        deterministic: let torch use deterministic algorithms only, and cuDNN none that it has timed (needed for equal
+            bits on GPUs).
         profile: show at the end of fit where the time of a round went, and keep it as ``profile.csv``.
         compile: compile the module's steps with ``torch.compile``: true, or its keyword arguments. A module that went
             through ``torch.compile`` may be given to fit and the others instead.

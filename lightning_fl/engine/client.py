@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch.optim import Optimizer
 
 from lightning_fl.engine.weights.flat import Span, Weights, combined, inner_product
@@ -26,6 +27,7 @@ __all__ = [
 
 #: What :class:`Weights` are kept under in a checkpoint.
 _WEIGHTS = "flat_weights"
+_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -323,7 +325,9 @@ def packed(kept: dict[str, Any]) -> dict[str, Any]:
                 " strings, tensors, Weights, or lists and dicts of numbers, strings and tensors."
             )
     return {
-        name: {_WEIGHTS: value.clone().state_dict()} if isinstance(value, Weights) else value
+        name: {_WEIGHTS: value.clone().state_dict()}
+        if isinstance(value, Weights)
+        else move_data_to_device(value, _HOST)
         for name, value in kept.items()
     }
 

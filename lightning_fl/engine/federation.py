@@ -78,7 +78,15 @@ class Federation:
             self.models = [flat.weights.clone()]
             self._collaboration = Collaboration.fedavg(self.num_samples or [1] * num_clients)
             self.communication.begin(self.models[0])
+        self.to_(next(iter(flat.weights.vectors.values())).device)
         self._count_bytes(flat)
+
+    def to_(self, device: torch.device) -> None:
+        """Move the shared models, and what the server keeps for them."""
+        kept = [value for of_model in self.model_states.values() for value in of_model.values()]
+        for one in (*self.models, *kept):
+            if isinstance(one, Weights):
+                one.to_(device)
 
     def lay_out(self, flat: FlatModule, moved: Callable[[Weights], Weights] | None) -> None:
         """Take up what the module got before the first turn.

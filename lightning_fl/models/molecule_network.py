@@ -4,13 +4,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.models.descriptors import DescriptorReadout, DescriptorScale, FingerprintEncoder, descriptors_of
 from lightning_fl.models.encoders import EDGE_ENCODERS, build_encoder
 from lightning_fl.models.virtual_node import VirtualNode
+from lightning_fl.seeding import isolated_draws
 
 if TYPE_CHECKING:
     from lightning_fl.models.gcn import GCN
@@ -64,7 +64,7 @@ class MoleculeNetwork(nn.Module):
             nn.Dropout(dropout),
             nn.Linear(hidden_dim, num_outputs),
         )
-        with isolate_rng():  # for layers of another size, where the data tell it
+        with isolated_draws():  # for layers of another size, where the data tell it
             self._late_seed = int(torch.randint(2**62, ()))
         if given["descriptor_dim"]:
             self.add_descriptors(given["descriptor_dim"])
@@ -75,7 +75,7 @@ class MoleculeNetwork(nn.Module):
         assert isinstance(last, nn.Linear)
         if last.out_features == num_outputs:
             return
-        with isolate_rng():
+        with isolated_draws():
             torch.manual_seed(self._late_seed)
             new = nn.Linear(last.in_features, num_outputs)
         self.head[-1] = new.to(last.weight)
@@ -94,7 +94,7 @@ class MoleculeNetwork(nn.Module):
         assert isinstance(first, nn.Linear)
         device = first.weight.device
         scale = DescriptorScale(dim, learns=self.hparams["standardize_descriptors"])
-        with isolate_rng():  # the other layers are the same with and without them
+        with isolated_draws():  # the other layers are the same with and without them
             torch.manual_seed(self._late_seed + 1)
             if self.hparams["encoder"] == "fingerprint":
                 sizes = {"hidden_dim": hidden_dim, "num_layers": self.hparams["num_layers"]}

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from lightning_fl.errors import DataError
 from lightning_fl.models.target_summary import pool_moments, target_moments
+from lightning_fl.seeding import isolated_draws
 
 __all__ = ["statistics_of", "summaries_of"]
 
@@ -67,6 +67,6 @@ def _read(module: LightningModule, name: str) -> Tensor | None:
     """An attribute of all training batches."""
     module.trainer.fit_loop.setup_data()
     loader: Iterable[Any] | None = module.trainer.train_dataloader
-    with isolate_rng():  # the pass must not move the random numbers on which the order of the batches depends
+    with isolated_draws():  # the pass must not move the random numbers on which the order of the batches depends
         values = [getattr(batch, name) for batch in loader or ()]
     return torch.cat(values) if values else None

@@ -12,7 +12,6 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from lightning_fl.calibration_file import TargetCalibration, read_calibration
@@ -23,7 +22,7 @@ from lightning_fl.functional.probability_calibration import apply_isotonic, appl
 from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.prediction.columns import Naming, model_columns
 from lightning_fl.prediction.forward import Outputs
-from lightning_fl.seeding import derive_seed
+from lightning_fl.seeding import derive_seed, isolated_draws
 from lightning_fl.trained_run import TrainedRun
 
 __all__ = [
@@ -236,7 +235,7 @@ class DropoutPasses:
         for layer in self._layers:
             layer.train()
         try:
-            with isolate_rng():
+            with isolated_draws():
                 for number in range(self._count):
                     torch.manual_seed(derive_seed(self._seed, chunk, number, "dropout of predictions"))
                     found.append(predict())

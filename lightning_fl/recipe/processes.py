@@ -49,6 +49,7 @@ def choose_processes(
     strategy = trainer.strategy
     if not _has_this_process_to_itself(words) or not strategy.can_fork:
         return None
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch's optimisers would open a GPU to ask whether it is captured
     if devices != "auto":
         strategy.fork_processes(strategy.num_processes)
         return None

@@ -94,6 +94,7 @@ class ForkLauncher(_SubprocessScriptLauncher):
                 pid = os.fork()
                 if not pid:
                     os.environ["LOCAL_RANK"] = str(rank)
+                    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch's optimisers ask for a GPU's stream in every step
                     self.procs = []
                     return
                 self.procs.append(ForkedProcess(pid))

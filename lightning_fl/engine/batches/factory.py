@@ -101,6 +101,11 @@ class BatchFactory:
             self._loaders[key] = self._shown(data, split)
         return self._loaders[key]
 
+    def release(self) -> None:
+        """Let go of what lies in the device's memory; it is made again where it is asked for again."""
+        self._packs.clear()
+        self._made.clear()
+
     def _shown(self, data: Any, split: Split) -> Any:
         """Loaders in place of data sets, in the form in which the data module gave them."""
         if holds_several(data):

@@ -1,4 +1,4 @@
-"""What a captured graph would not repeat: operations, draws and changes that only Python does; and what it depends on."""
+"""What a captured graph would not repeat, as only Python does it: reads, draws, changes; and what it depends on."""
 
 import random
 from collections import deque

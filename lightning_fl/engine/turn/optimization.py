@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.precision import MixedPrecision, Precision
+from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.core.optimizer import (
     _configure_optimizers,
@@ -46,6 +47,7 @@ STEP_HOOKS = (
 )
 
 Compute = Callable[[], tuple[Tensor | None, STEP_OUTPUT]]
+_HOST = torch.device("cpu")
 
 
 class Optimization:
@@ -160,7 +162,8 @@ class Optimization:
         optimizers, schedulers = self._shim.optimizers, self._shim.lr_scheduler_configs
         if self._settings.optimizer_state == "keep":
             self._release()
-            state.optimizers = [optimizer.state_dict() for optimizer in optimizers]
+            # Of all clients, so on the host; and what goes into checkpoints is no GPU's.
+            state.optimizers = [move_data_to_device(optimizer.state_dict(), _HOST) for optimizer in optimizers]
         first_kept = state.optimizers and not state.parameters
         if first_kept or _group_sizes(optimizers) != self._group_sizes:
             state.parameters = self._named_groups(optimizers)

@@ -4,7 +4,7 @@ Loading, saving and averaging a model are then single vector operations, whateve
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, NamedTuple
 
@@ -55,6 +55,11 @@ class Weights:
         """Overwrite with another model's weights of the same layout."""
         for dtype, vector in self.vectors.items():
             vector.copy_(other.vectors[dtype])
+        return self
+
+    def to_(self, device: torch.device) -> "Weights":
+        """Move the vectors; whoever holds this object sees them there."""
+        self.vectors = {dtype: vector.to(device) for dtype, vector in self.vectors.items()}
         return self
 
     def floating(self) -> Iterator[tuple[torch.dtype, Tensor]]:
@@ -272,6 +277,17 @@ class FlatModule:
                     slot.tensor.data = view
                     slot.owner[slot.key] = slot.tensor
         return self.weights
+
+    def to(self, device: torch.device) -> None:
+        """Move the vectors, which the module views as before, and all else that the module holds."""
+        self.collect()
+        self.weights = Weights({dtype: vector.to(device) for dtype, vector in self.weights.vectors.items()})
+        for place, slot in enumerate(self._slots):
+            vector, old = self.weights.vectors[slot.view.dtype], slot.view
+            view = vector.as_strided(old.shape, old.stride(), old.storage_offset())
+            slot.tensor.data = view
+            self._slots[place] = replace(slot, view=view, pointer=view.data_ptr())
+        self.module.to(device)  # metrics, and gradients
 
     def restore(self) -> None:
         """Put the module's own parameters and buffers back where user code left others, which need not fit."""

@@ -140,8 +140,7 @@ def test_distances_that_are_none_are_refused(tmp_path):
     path = tmp_path / "d.npy"
     for matrix, message in (
         (np.zeros((2, 2)), r"have shape \(2, 2\) for 3 clients"),
-        ([[0, 1, 1], [2, 0, 1], [1, 1, 0]], "are not a symmetric matrix of finite numbers >= 0"),
-        ([[0, -1, 1], [-1, 0, 1], [1, 1, 0]], "are not a symmetric matrix"),
+        ([[0, 1, 1], [2, 0, 1], [1, 1, 0]], "are not a symmetric matrix of finite numbers"),
         ([[0, math.inf, 1], [math.inf, 0, 1], [1, 1, 0]], "are not a symmetric matrix"),
     ):
         np.save(path, np.asarray(matrix, dtype=float))
@@ -152,6 +151,9 @@ def test_distances_that_are_none_are_refused(tmp_path):
     pd.DataFrame(np.zeros((2, 2)), index=["a", "b"], columns=["a", "b"]).to_csv(tmp_path / "others.csv")
     with pytest.raises(ConfigurationError, match="are not the names of this run's clients"):
         read_distances(tmp_path / "others.csv", names)
+    estimates = np.array([[0, -0.14, 1], [-0.14, 0, 1], [1, 1, 0]])  # as discriminators give them
+    np.save(path, estimates)
+    assert read_distances(path, names).tolist() == estimates.tolist()
     np.save(path, far_apart(3) * np.nan)
     assert torch.equal(read_distances(path, names).isnan(), ~torch.eye(3, dtype=torch.bool))
 
