@@ -276,6 +276,8 @@ class Optimization:
                 if accumulate > 1:
                     loss = loss / accumulate
                 self._backward(loss)
+                if first and accumulate > 1 and "training_step" in vars(self._module):
+                    self._own_gradients()
             return loss.detach()
 
         if stepping and self._flat_is_due:
@@ -301,6 +303,15 @@ class Optimization:
             if self._shim.lr_scheduler_configs:
                 self._step_schedulers("step", self._shim.global_step)
         return result[-1]
+
+    def _own_gradients(self) -> None:
+        """Copies of gradients that wait for the next batch: a compiled step may have left them in memory of a graph.
+
+        With ``mode: reduce-overhead`` it is overwritten when the step runs again (pytorch/pytorch#169545).
+        """
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
 
     def _flat_optimizer(self, optimizer: Optimizer) -> FlatOptimizer | None:
         """The flat form of the turn's optimiser, where nobody sees the difference."""
