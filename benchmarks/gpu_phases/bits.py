@@ -8,7 +8,6 @@ import torch
 
 from gpu_phases.common import Arm, Options, Row, Varied, digest, fit, has, supports
 from lightning_fl import FederatedTrainer
-from lightning_fl.strategies import FedAvg
 
 
 def _distance(first: FederatedTrainer, second: FederatedTrainer) -> str:
@@ -63,6 +62,9 @@ def _without_draws() -> Varied:
 
 
 def _tf32(options: Options) -> Iterator[Row]:
+    if options.device != "cuda":
+        yield Row("TF32 in convolutions", "not run", note="CPUs have none")
+        return
     runs = []
     for allowed in (True, False):
         torch.backends.cudnn.allow_tf32 = allowed
@@ -72,13 +74,11 @@ def _tf32(options: Options) -> Iterator[Row]:
 
 def _processes(options: Options) -> Iterator[Row]:
     """Ranks run this script again, arm and all: a lone run and one of two processes on one device."""
-    module = {"module": _without_draws()}
-    if supports("processes_per_device"):
-        two = fit(options, "varied", 2, processes_per_device=2, **module)[0]
-    else:
-        devices = [options.torch_device] * 2
-        strategy = FedAvg(parallel_devices=devices, process_group_backend="gloo")
-        two = fit(options, "varied", 2, strategy=strategy, accelerator="auto", **module)[0]
+    shared: dict[str, Any] = {"devices": 2} if options.device == "cpu" else {"processes_per_device": 2}
+    if not all(map(supports, shared)):
+        yield Row("two processes on one device", "not run", note="the trainer has no processes_per_device")
+        return
+    two = fit(options, "varied", 2, module=_without_draws(), **shared)[0]
     if two.is_global_zero:
         yield Row("two processes on one device", digest(two), note=f"{two.fabric.world_size} processes")
 

@@ -60,6 +60,8 @@ def _run(name: str, options: Options) -> Iterator[Row]:
     if "cuda_graphs" in settings and options.device != "cuda":
         yield Row(name, "not run", note="needs a CUDA device")
         return
+    if "processes_per_device" in settings and options.device != "cuda":
+        settings = {"devices": 2}
     if task == "gnn" and not has("torch_geometric"):
         yield Row(name, "not run", note="needs torch_geometric")
         return
