@@ -8,13 +8,14 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from recorded_graphs import RecordedGraph, record, recorded_graphs
+from run_tiny import STRATEGIES
 from tiny import TinyClients, TinyModule, same_bits, weights_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanAbsoluteError
 
 from lightning_fl import ConfigurationError, FederatedDataModule, FederatedTrainer, TrainingError
-from lightning_fl.callbacks import IFCA, Callback, LabelNoise, LocalMixup
+from lightning_fl.callbacks import IFCA, Callback, LabelNoise, LocalMixup, PersonalLayers
 from lightning_fl.engine.turn.capture_checks import host_draws
 from lightning_fl.strategies import FedAvg
 
@@ -40,8 +41,8 @@ def test_the_stand_in_shows_what_did_not_come_through_fixed_memory(recorded_grap
 class Images(FederatedDataModule):
     """Clients with images [n, 2, 6, 6], labels of 3 classes; last batches are smaller."""
 
-    def __init__(self, sizes: tuple[int, ...] = (11, 6, 8)) -> None:
-        super().__init__(batch_size=4, shuffle=True)
+    def __init__(self, sizes: tuple[int, ...] = (11, 6, 8), batch_size: int = 4) -> None:
+        super().__init__(batch_size=batch_size, shuffle=True)
         self.sizes = sizes
 
     @property
@@ -147,6 +148,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_settings_that_a_graph_leaves_as_they_are(settings, recorded_graphs, tmp_path):
     assert same(*(fit(tmp_path, Network(), on, **settings) for on in (False, True)))
     assert recorded_graphs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_has_the_bits_of_plain_steps(name, recorded_graphs, tmp_path):
+    """Those that take second gradients or divide batches do so beside the graph, and phases look at it anew."""
+
+    def run(captured: bool) -> FederatedTrainer:
+        callbacks = [PersonalLayers(layers=["net.5.bias"])]
+        settings = {"strategy": STRATEGIES[name](), "callbacks": callbacks, "local_epochs": 1}
+        return fit(tmp_path, Network("mlp"), captured, Images((24, 12, 18), 12), **settings)
+
+    assert same(run(False), run(True))
+    assert sum(graph.replays for graph in recorded_graphs) >= 3 * (2 + 1 + 2)
 
 
 def test_a_schedule_of_the_learning_rate(recorded_graphs, tmp_path):
