@@ -53,6 +53,8 @@ _RECIPES = (
 
 def _run(name: str, options: Options) -> Iterator[Row]:
     task, settings = _SETTINGS[name]
+    if "processes_per_device" in settings and options.device != "cuda":
+        settings = {"devices": 2}
     unknown = [setting for setting in settings if not supports(setting)]
     if unknown:
         yield Row(name, "not run", note=f"the trainer has no {unknown[0]}")
@@ -60,8 +62,6 @@ def _run(name: str, options: Options) -> Iterator[Row]:
     if "cuda_graphs" in settings and options.device != "cuda":
         yield Row(name, "not run", note="needs a CUDA device")
         return
-    if "processes_per_device" in settings and options.device != "cuda":
-        settings = {"devices": 2}
     if task == "gnn" and not has("torch_geometric"):
         yield Row(name, "not run", note="needs torch_geometric")
         return
