@@ -15,11 +15,12 @@ _SHOWN = 12
 
 
 def _waits(task: str, settings: dict[str, Any], options: Options) -> Iterator[Row]:
+    name = f"{task}{''.join(f', {key}={value}' for key, value in settings.items())}"
     if options.device != "cuda":
-        yield Row(task, "not run", note="torch counts waits for CUDA devices only")
+        yield Row(name, "not run", note="torch counts waits for CUDA devices only")
         return
     if task == "gnn" and not has("torch_geometric"):
-        yield Row(task, "not run", note="needs torch_geometric")
+        yield Row(name, "not run", note="needs torch_geometric")
         return
     found: Counter[str] = Counter()
 
@@ -39,7 +40,7 @@ def _waits(task: str, settings: dict[str, Any], options: Options) -> Iterator[Ro
     steps = sum(state.global_step for state in trainer.federation.client_states.values())
     turns = 3 * trainer.num_clients
     total = sum(found.values())
-    yield Row(f"{task} {settings or ''}: waits", total, note=f"{steps} steps in {turns} turns")
+    yield Row(f"{name}: waits", total, note=f"{steps} steps in {turns} turns")
     for place, count in found.most_common(_SHOWN):
         yield Row(place, count, note=f"{count / steps:.2f} a step, {count / turns:.2f} a turn")
 

@@ -135,6 +135,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "kept": {"optimizer_state": "keep"},
     "fused": {"fused_optimizers": True},
     "bf16-mixed": {"precision": "bf16-mixed"},
+    "bf16-true": {"precision": "bf16-true"},
     "64": {"precision": "64"},
     "channels_last": {"channels_last": True},
     "SCAFFOLD": {"strategy": "scaffold"},

@@ -112,6 +112,8 @@ def fitted(
         (Manual, {}),
         (TinyModule, {"callbacks": "mixup"}),
         (TinyModule, {"precision": "bf16-mixed"}),
+        (TinyModule, {"precision": "bf16-mixed", "accumulate_grad_batches": 2, "fused_optimizers": True}),
+        (TinyModule, {"precision": "bf16-true", "accumulate_grad_batches": 2}),
     ],
 )
 def test_compiled_steps_compute_the_same(module: Any, settings: dict[str, Any], tmp_path: Path) -> None:
