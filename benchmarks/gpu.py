@@ -3,6 +3,7 @@
     python benchmarks/gpu.py --out gpu-report                         # everything, on the first CUDA device
     python benchmarks/gpu.py --phases facts bits speed --out report
     python benchmarks/gpu.py --device cpu --tiny --out report         # whether the script itself works
+    python benchmarks/gpu.py --device stand-in --tiny --out report    # likewise, with the tests' software device
 
 Every phase has a time limit, and every arm of a phase a process of its own, so that one that hangs, or breaks the
 device, costs nothing but itself; what it found until then is kept. ``OUT/rows.jsonl`` has a line for every finding as
@@ -24,6 +25,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +42,13 @@ def run_arm(phase: str, arm: str, options: Any) -> None:
     """Print the rows of one arm, each as a line of JSON, in this process."""
     warnings.filterwarnings("ignore")
     found = importlib.import_module(f"gpu_phases.{phase}")
-    for row in found.ARMS[arm](options):
-        print(json.dumps(row.as_dict(phase, arm), default=str), file=sys.__stdout__, flush=True)
+    with ExitStack() as device:
+        if options.stand_in:
+            from gpu_phases.stand_in import standing_in
+
+            device.enter_context(standing_in())
+        for row in found.ARMS[arm](options):
+            print(json.dumps(row.as_dict(phase, arm), default=str), file=sys.__stdout__, flush=True)
 
 
 class Report:
@@ -157,7 +164,7 @@ def _many_cores() -> bool:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu", "stand-in"])
     parser.add_argument("--phases", nargs="+", default=list(LIMITS), choices=list(LIMITS))
     parser.add_argument("--arms", nargs="+", default=[], help="of these phases only the arms of these names")
     parser.add_argument("--out", type=Path, default=Path("gpu-report"))
@@ -169,7 +176,8 @@ def main() -> None:
         from gpu_phases.common import Options
 
         phase, _, arm = arguments.arm.partition(":")
-        run_arm(phase, arm, Options(arguments.device, arguments.tiny))
+        stand_in = arguments.device == "stand-in"
+        run_arm(phase, arm, Options("cuda" if stand_in else arguments.device, arguments.tiny, stand_in))
         return
     import torch
 
@@ -177,7 +185,7 @@ def main() -> None:
         sys.exit("no CUDA device that torch can use: give --device cpu to try the script")
     words = ["--device", arguments.device, *(["--tiny"] if arguments.tiny else [])]
     report = Report(arguments.out)
-    name = torch.cuda.get_device_name(0) if arguments.device == "cuda" else "CPU"
+    name = torch.cuda.get_device_name(0) if arguments.device == "cuda" else arguments.device
     about = {"device": name, "torch": torch.__version__, "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
     scale = arguments.seconds / sum(LIMITS.values())
     for phase in arguments.phases:

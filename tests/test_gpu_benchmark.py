@@ -37,6 +37,19 @@ def test_two_phases_on_a_cpu(benchmarks, tmp_path):
 
 
 @pytest.mark.processes
+def test_phases_on_the_software_device(benchmarks, tmp_path):
+    pytest.importorskip("cuda_standin")
+    command = [sys.executable, str(FOLDER / "gpu.py"), "--device", "stand-in", "--tiny", "--out", "report"]
+    command += ["--seconds", "2000", "--phases", "bits", "waits", "--arms", "options", "captured"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = {row["what"]: row for row in json.loads((tmp_path / "report" / "gpu.json").read_text())["rows"]}
+    assert found["cuda_graphs against plain"]["value"] == "same"
+    assert found["varied, cuda_graphs=True: waits"]["value"] > 0
+    assert "failed" not in {row["value"] for row in found.values()}
+
+
+@pytest.mark.processes
 def test_an_arm_is_ended_with_all_that_it_started_and_keeps_its_rows(benchmarks, monkeypatch, tmp_path):
     import gpu
 

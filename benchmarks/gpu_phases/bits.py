@@ -74,6 +74,9 @@ def _tf32(options: Options) -> Iterator[Row]:
 
 def _processes(options: Options) -> Iterator[Row]:
     """Ranks run this script again, arm and all: a lone run and one of two processes on one device."""
+    if options.stand_in:
+        yield Row("two processes on one device", "not run", note="the software device knows one process")
+        return
     shared: dict[str, Any] = {"devices": 2} if options.device == "cpu" else {"processes_per_device": 2}
     if not all(map(supports, shared)):
         yield Row("two processes on one device", "not run", note="the trainer has no processes_per_device")

@@ -39,10 +39,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Options:
-    """What all arms are told: the accelerator, and whether to run small enough for a test."""
+    """What all arms are told: the accelerator, whether to run small enough for a test, and whether it is software."""
 
     device: str
     tiny: bool
+    stand_in: bool = False
 
     @property
     def torch_device(self) -> torch.device:

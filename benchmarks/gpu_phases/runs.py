@@ -53,6 +53,9 @@ _RECIPES = (
 
 def _run(name: str, options: Options) -> Iterator[Row]:
     task, settings = _SETTINGS[name]
+    if options.stand_in and (settings.keys() & {"compile", "processes_per_device"}):
+        yield Row(name, "not run", note="the software device knows one process, and compiles nothing")
+        return
     if "processes_per_device" in settings and options.device != "cuda":
         settings = {"devices": 2}
     unknown = [setting for setting in settings if not supports(setting)]
@@ -71,6 +74,9 @@ def _run(name: str, options: Options) -> Iterator[Row]:
 
 
 def _recipe(words: str, options: Options) -> Iterator[Row]:
+    if options.stand_in:
+        yield Row(words, "not run", note="the command is a process of its own")
+        return
     if not has("jsonargparse", "rdkit"):
         yield Row(words, "not run", note="recipes need jsonargparse and rdkit")
         return

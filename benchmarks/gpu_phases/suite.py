@@ -17,6 +17,9 @@ _SHOWN = 25
 
 def suite(options: Options) -> Iterator[Row]:
     """Run them, a worker a core."""
+    if options.stand_in:
+        yield Row("tests of one process", "not run", note="pytest --cuda-standin runs them")
+        return
     folders = ("tests/engine/turn/test_results.py",) if options.tiny else _FOLDERS
     command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider", "-m", "not processes"]
     command += ["-p", "gpu_phases.force_device", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
