@@ -139,7 +139,8 @@ class FedCollab(ClientClusters):
         #: D, float64 [N, N]; NaN where a pair was not measured (clients that are not there yet).
         self.distances: Tensor = torch.empty(0, 0, dtype=torch.float64)
         #: Of D, float64 [N, N]; NaN where a pair was not measured, also where its distance was given.
-        self.distance_errors: Tensor = torch.full((num_clients, num_clients), torch.nan, dtype=torch.float64)
+        unknown = torch.full((num_clients, num_clients), torch.nan, dtype=torch.float64)
+        self.distance_errors: Tensor = unknown.fill_diagonal_(0.0)
 
     @property
     def assignment(self) -> list[int]:
