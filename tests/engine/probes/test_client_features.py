@@ -44,7 +44,8 @@ def test_real_targets_are_standardised_over_all_clients_and_features_share_one_s
     scale = x.square().sum(1).mean().sqrt()
     for client in (0, 2):
         own_x, own_y = data.sets[client, "train"].tensors
-        expected = torch.cat([own_x / scale, (own_y - y.mean()) / y.std(correction=0), torch.zeros_like(own_y)], dim=1)
+        label = torch.cat([(own_y - y.mean()) / y.std(correction=0), torch.zeros_like(own_y)], dim=1)
+        expected = torch.cat([own_x / scale, 2 * label], dim=1)
         torch.testing.assert_close(seen.features[client], expected, rtol=1e-5, atol=1e-5)
         assert seen.classes[client].tolist() == [0] * len(own_x)
 
