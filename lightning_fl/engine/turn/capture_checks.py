@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -61,15 +61,17 @@ for _operation in (
 
 
 class CaptureWatch(TorchDispatchMode):
-    """Refuses operations that wait for the device or that only the first capture would do.
+    """Refuses operations that wait for the device, that only the first capture would do, or that it could not undo.
 
     Args:
         what: is captured.
+        changing: the tensors that may be changed in place, beside those that the operations make.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, changing: Iterable[Tensor]) -> None:
         super().__init__()
         self._what = what
+        self._own = _memory_of(changing)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -78,13 +80,28 @@ class CaptureWatch(TorchDispatchMode):
         reason = _READS.get(name)
         if name == "aten::index" and any(_is_mask(index) for index in args[1]):
             reason = _READS["aten::nonzero"]
+        if not _memory_of(_written(func._schema, args, kwargs or {})) <= self._own:
+            reason = "it changes in place a tensor that is neither a parameter nor a buffer: register it as a buffer"
         result = func(*args, **(kwargs or {}))
+        self._own |= _memory_of(result) - _memory_of((args, kwargs))
         if name in ("aten::_to_copy", "aten::copy_"):
             devices = {one.device.type for one in tree_iter((args, result)) if isinstance(one, Tensor)}
-            reason = "it copies between the host and the device" if len(devices) > 1 else None
+            reason = "it copies between the host and the device" if len(devices) > 1 else reason
         if reason is not None:
             raise ConfigurationError(f"{self._what} cannot be captured as a CUDA graph: {reason}. {MEND}")
         return result
+
+
+def _written(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """What an operation changes in place."""
+    names = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    given = dict(zip([argument.name for argument in schema.arguments], args, strict=False)) | kwargs
+    return [given[name] for name in names if name in given]
+
+
+def _memory_of(tensors: Any) -> set[int]:
+    dense = [one for one in tree_iter(tensors) if isinstance(one, Tensor) and one.layout == torch.strided]
+    return {one.untyped_storage()._cdata for one in dense}
 
 
 def _is_mask(index: Any) -> bool:

@@ -21,7 +21,7 @@ import torch
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch import LightningModule
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_iter, tree_unflatten
 from torchmetrics import Metric
 
 from lightning_fl.engine.turn.capture_checks import MEND, AnyIndex, CaptureWatch, attributes_of, host_draws, tensors_of
@@ -165,7 +165,7 @@ class CapturedSteps:
     def _look(self, batch: Any, recorder: "_Recorder") -> None:
         """A pass that is watched: refuses what a graph would not repeat."""
         attributes, tensors, draws = attributes_of(self._module), tensors_of(self._module), host_draws(self._device)
-        with CaptureWatch(self._what):
+        with CaptureWatch(self._what, [*self._module.parameters(), *self._module.buffers(), *tree_iter(batch)]):
             self._pass(batch, recorder)
         if tensors_of(self._module) != tensors:
             raise self._refusal("it assigns a parameter or buffer anew: change it in place (copy_)")

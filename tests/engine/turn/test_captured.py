@@ -175,6 +175,22 @@ def test_a_schedule_of_the_learning_rate(recorded_graphs, tmp_path):
     assert same(*(fit(tmp_path, Scheduled("mlp"), on) for on in (False, True)))
 
 
+def test_what_a_step_changes_in_place(recorded_graphs, tmp_path):
+    class Counting(Network):
+        def __init__(self):
+            super().__init__("mlp")
+            self.register_buffer("seen", torch.zeros(()))
+            self.register_buffer("passing", torch.zeros(()), persistent=False)
+
+        def training_step(self, batch, batch_idx):
+            batch[0].mul_(0.5)
+            self.seen.add_(1)
+            torch.add(self.passing, 0.1, out=self.passing)
+            return self.loss(batch) * (1 + self.seen * self.passing)
+
+    assert same(*(fit(tmp_path, Counting(), on) for on in (False, True)))
+
+
 def test_a_parameter_that_the_loss_does_not_reach(recorded_graphs, tmp_path):
     class Idle(Network):
         def __init__(self):
@@ -279,6 +295,7 @@ def steps(body: Any) -> type[Network]:
         def __init__(self) -> None:
             super().__init__("mlp")
             self.register_buffer("seen", torch.zeros(()))
+            self.held = torch.ones(())
             self.error = MeanAbsoluteError()
 
         def training_step(self, batch, batch_idx):
@@ -295,6 +312,11 @@ def assigned(self, batch, index, loss):
 def appended(self, batch, index, loss):
     self.settings.setdefault("losses", []).append(1)
     return loss
+
+
+def held_in_place(self, batch, index, loss):
+    self.held.add_(1)
+    return loss * self.held
 
 
 def new_buffer(self, batch, index, loss):
@@ -321,6 +343,7 @@ IN_A_STEP: dict[str, tuple[Any, str]] = {
     "attribute": (assigned, "it changes self.kept, which Python would do once and not in every step"),
     "list": (appended, "it changes self.settings, which"),
     "buffer": (new_buffer, r"it assigns a parameter or buffer anew: change it in place \(copy_\)"),
+    "tensor": (held_in_place, "it changes in place a tensor that is neither a parameter nor a buffer"),
     "metric": (measured, r"self.log\('error'\) of a MeanAbsoluteError, which counts in Python"),
     "number": (counted, r"it makes a tensor of Python's numbers \(torch.tensor, self.log of a number\)"),
     "index": (lambda s, b, i, loss: loss * (i + 1), "it reads batch_idx, which is not the same in every step"),
