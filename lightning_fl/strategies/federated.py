@@ -30,7 +30,7 @@ from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
 from lightning_fl.messages import MessageError, decode, encode
 from lightning_fl.options import check_numbers
-from lightning_fl.strategies.backends import backends_of, default_backend
+from lightning_fl.strategies.backends import backends_of, default_backend, shared_device
 from lightning_fl.strategies.fork_launcher import ForkLauncher
 from lightning_fl.strategies.peers import Peers
 from lightning_fl.strategies.rendezvous import Place, meet
@@ -192,6 +192,15 @@ class FederatedStrategy(Learner, DDPStrategy):
         self.parallel_devices = CPUAccelerator.get_parallel_devices(num_processes)
         self._launcher = ForkLauncher(self.cluster_environment, num_processes) if num_processes > 1 else None
 
+    def share_devices(self, devices: Sequence[torch.device], processes_per_device: int) -> None:
+        """Have several processes on each device of this machine; to be called before Fabric is made.
+
+        Args:
+            devices: each once.
+            processes_per_device: on each of them.
+        """
+        self.parallel_devices = [*devices] * processes_per_device
+
     # -- who else is there ----------------------------------------------------------------------------------------
 
     @property
@@ -235,7 +244,10 @@ class FederatedStrategy(Learner, DDPStrategy):
         if environment.creates_processes_externally:  # by this package elsewhere, which has said so, or by hand
             most = int(os.environ.get("WORLD_SIZE", number))
         elif most < number:
-            rank_zero_warn(f"trainer.devices={number} is lowered to {most}: {reason}.")
+            assert self.parallel_devices is not None
+            shared = shared_device(self.parallel_devices) is not None
+            what = f"{number} processes, several to a GPU, are" if shared else f"trainer.devices={number} is"
+            rank_zero_warn(f"{what} lowered to {most}: {reason}.")
         if most < number:
             assert self.parallel_devices is not None
             forks = isinstance(self._launcher, ForkLauncher)
