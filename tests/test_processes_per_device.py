@@ -1,13 +1,13 @@
 """Several processes on one GPU: what is refused before anything is started, and the bits of one process."""
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.fabric.accelerators import CUDAAccelerator
-from processes import start, succeed
+from processes import Process, reserved_port, succeed
 
 from lightning_fl import ConfigurationError, FederatedTrainer
 from lightning_fl.strategies import FedAvg
@@ -110,11 +110,17 @@ def test_a_gpu_that_is_not_there_is_said(gpus: None) -> None:
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_two_processes_that_share_a_device_give_the_bits_of_one(tmp_path: Path) -> None:
+def test_two_processes_that_share_a_device_give_the_bits_of_one(
+    tmp_path: Path, start_warm: Callable[..., Process]
+) -> None:
     script = Path(__file__).with_name("shared_tiny.py")
-    environment = {"OMP_NUM_THREADS": "1"}
-    runs = [start(sys.executable, script, count, tmp_path / str(count), environment=environment) for count in (1, 2)]
-    succeed(*runs)
-    one, two = ([line for line in run.out.splitlines() if line.startswith("rank ")] for run in runs)
-    bits = one[0].removeprefix("rank 0 of 1 ")
-    assert sorted(two) == [f"rank {rank} of 2 {bits}" for rank in range(2)]
+    with reserved_port() as port:
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0", "WORLD_SIZE": "2"}
+        alone = start_warm(script, 1, tmp_path / "one", environment={"OMP_NUM_THREADS": "1"})
+        ranks = [
+            start_warm(script, 2, tmp_path / "two", environment={"OMP_NUM_THREADS": "1", **shared, "LOCAL_RANK": rank})
+            for rank in ("0", "1")
+        ]
+        succeed(alone, *ranks)
+    bits = alone.out.split("rank 0 of 1 ")[1]
+    assert [process.out for process in ranks] == [f"rank {rank} of 2 {bits}" for rank in range(2)]
