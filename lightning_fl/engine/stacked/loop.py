@@ -28,6 +28,7 @@ from lightning_fl.engine.turn.results import LogCollector
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
 from lightning_fl.seeding import seed_default_generators
+from lightning_fl.transfer import to_device
 
 __all__ = ["StackedLoop"]
 
@@ -199,7 +200,7 @@ class StackedLoop:
             batch = self._gather(rows, batches)
         last = {index == row.total - 1 for row in rows}
         self._view.begin_step(**self._facts(rows, step), batch_idx={index}, is_last_batch=last)
-        chosen = None if len(places) == weights.active else torch.tensor(places, device=weights.device)
+        chosen = None if len(places) == weights.active else to_device(torch.tensor(places), weights.device)
         trained, kept = weights.parts(chosen)
         losses, logged = self._forward(weights, trained, kept, batch, index)
         gradients = self._backward(weights, trained, losses)
