@@ -221,7 +221,7 @@ class StackedLoop:
         else:
             samples = torch.cat([batch.samples for batch in batches])
             shape = (len(batches), len(batches[0].samples))
-            tensors = [tensor.index_select(0, samples).unflatten(0, shape) for tensor in rows[0].pack.tensors]
+            tensors = [rows_of.unflatten(0, shape) for rows_of in rows[0].pack.rows(samples)]
         return self._loop.move(tensors, True, rows[0].turn.client)
 
     def _visit(self, weights: StackedWeights, row: _Row, place: int, batch: _Batch, step: int) -> Any:
