@@ -257,9 +257,9 @@ class _BatchLayout(NamedTuple):
     """What gathering batches of the same sizes s has in common: n graphs in B batches.
 
     ``ends`` of the batches and ``cuts`` [B + 1], on the host, are the same; ``first`` [n] is the first graph of a
-    graph's batch, ``place`` [n] its own place there; ``unit`` and ``zeros`` are 0..s and s times 0 for every batch, ``ones`` n times
-    1; ``borders`` [n + B] are each batch's entries of a pointer, both ends included, and ``origins`` the first of the
-    batch for each.
+    graph's batch, ``place`` [n] its own place there; ``unit`` and ``zeros`` are 0..s and s times 0 for every batch,
+    ``ones`` n times 1; ``borders`` [n + B] are each batch's entries of a pointer, both ends included, and ``origins``
+    the first of the batch for each.
     """
 
     sizes: tuple[int, ...]
