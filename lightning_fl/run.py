@@ -216,7 +216,6 @@ class Run:
             if error is None:  # after some errors a GPU gives nothing back; that error is what counts
                 raise
         trainer.batch_factory.release()
-        trainer.stacked = None
 
     def _end_record(self, error: BaseException | None) -> None:
         trainer = self._trainer

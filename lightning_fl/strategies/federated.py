@@ -303,6 +303,8 @@ class FederatedStrategy(Learner, DDPStrategy):
                 timeout=self.timeout,
                 device_id=self.root_device if self._connects_gpus else None,
             )
+        if self._connects_gpus:
+            self._peers.abort = self._abort
         # Fabric does this for NCCL alone; a Gloo group left to the interpreter's exit can abort the process.
         atexit.unregister(_destroy_dist_connection)
         atexit.register(_destroy_dist_connection)
@@ -312,6 +314,12 @@ class FederatedStrategy(Learner, DDPStrategy):
         """Whether GPUs are connected with each other, and so are to be known when the group starts."""
         assert self._process_group_backend is not None
         return backends_of(self._process_group_backend).get(self.root_device.type, "gloo") not in ("gloo", "mpi")
+
+    def _abort(self) -> None:
+        """End what this rank's GPU waits for of others, which it would do until the time-out."""
+        group = torch.distributed.group.WORLD
+        if group is not None:
+            group._get_backend(self.root_device).abort()
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -340,6 +348,8 @@ class FederatedStrategy(Learner, DDPStrategy):
         peers.end_work()
         peers.tell(error)
         if torch.distributed.is_initialized():
+            if self._connects_gpus:
+                self._abort()
             torch.distributed.destroy_process_group()
         peers.leave()
         atexit.unregister(peers.leave)
