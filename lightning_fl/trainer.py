@@ -96,6 +96,11 @@ class FederatedTrainer(TrainerSurface):
         profile: show at the end of fit where the time of a round went, and keep it as ``profile.csv``.
         compile: compile the module's steps with ``torch.compile``: true, or its keyword arguments. A module that went
             through ``torch.compile`` may be given to fit and the others instead.
+        fused_optimizers: take the steps of SGD, Adam, AdamW and Adagrad by torch's fused kernels, one for all weights.
+            Results are those without it up to rounding.
+        cuda_graphs: capture forward and backward pass as CUDA graphs, which a GPU then works through without waiting
+            for Python: one for each shape of a batch, for all clients and rounds, with the same bits as without. What
+            cannot be captured is refused; docs/lightning-support.md says what it needs.
 
     Example:
         >>> from lightning_fl import FederatedTrainer
@@ -137,6 +142,8 @@ class FederatedTrainer(TrainerSurface):
         deterministic: bool = False,
         profile: bool = False,
         compile: bool | dict[str, Any] = False,
+        fused_optimizers: bool = False,
+        cuda_graphs: bool = False,
     ) -> None:
         check_settings(locals())
         self.settings = Settings(
@@ -158,6 +165,8 @@ class FederatedTrainer(TrainerSurface):
             channels_last=channels_last,
             deterministic=deterministic,
             compile=compile,
+            fused_optimizers=fused_optimizers,
+            cuda_graphs=cuda_graphs,
             default_root_dir=os.fspath(default_root_dir or "runs"),
         )
         self.profiler: Profiler = RoundProfiler() if profile else PassThroughProfiler()
