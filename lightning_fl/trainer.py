@@ -56,6 +56,8 @@ class FederatedTrainer(TrainerSurface):
         accelerator: "cpu", "cuda" or "auto".
         devices: processes on this machine: a number, a list of device indices, or "auto": all GPUs; on CPU one, under
             ``lightning-fl fit`` one per core where the model is small.
+        processes_per_device: processes that share each GPU, where clients are too small to keep it busy; their messages
+            and weights go by Gloo. On a CPU set ``devices``.
         num_nodes: machines.
         precision: "32", "bf16-mixed", "bf16-true" or "64".
         plugins: Fabric plugins (cluster environment, checkpoint IO).
@@ -111,6 +113,7 @@ class FederatedTrainer(TrainerSurface):
         strategy: str | FederatedStrategy = "fedavg",
         accelerator: str = "auto",
         devices: int | str | list[int] = "auto",
+        processes_per_device: int = 1,
         num_nodes: int = 1,
         precision: PrecisionName = "32",
         plugins: list[Any] | None = None,
@@ -168,7 +171,7 @@ class FederatedTrainer(TrainerSurface):
         )
         self.profiler: Profiler = RoundProfiler() if profile else PassThroughProfiler()
         self.callbacks: list[Callback] = complete_callbacks(callbacks, enable_progress_bar, enable_checkpointing)
-        self.fabric = make_fabric(strategy, accelerator, devices, num_nodes, precision, plugins)
+        self.fabric = make_fabric(strategy, accelerator, devices, num_nodes, precision, plugins, processes_per_device)
         self.strategy: FederatedStrategy = self.fabric.strategy  # type: ignore[assignment]
         if timeout is not None:
             self.strategy.timeout = timedelta(seconds=timeout)

@@ -76,7 +76,7 @@ def roll(
 def points(trainer: FederatedTrainer) -> Tensor:
     """The shared models, float64 [K, P]."""
     size = trainer.module.w.numel()  # type: ignore[union-attr, operator]
-    return torch.stack([model.vectors[torch.float64][:size].clone() for model in trainer.models])
+    return torch.stack([model.vectors[torch.float64][:size].cpu().clone() for model in trainer.models])
 
 
 def descend(bowl: Bowl, start: Tensor, steps: int = 2, pull: Any = None) -> Tensor:

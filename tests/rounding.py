@@ -21,7 +21,7 @@ def rounding(dtype: torch.dtype, steps: int, growth: float = 4.0) -> float:
 
 def assert_equal_up_to_rounding(found: Tensor, expected: Tensor, *, steps: int, growth: float = 4.0) -> None:
     """Entries differ by no more than :func:`rounding`, in the type of ``found``, times the largest of ``expected``."""
-    found, expected = found.detach(), expected.detach()
+    found, expected = found.detach().cpu(), expected.detach().cpu()
     if not expected.is_floating_point():
         assert torch.equal(found, expected)
         return

@@ -29,6 +29,7 @@ from lightning_fl.engine.turn.results import LogCollector
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
 from lightning_fl.seeding import seed_default_generators
+from lightning_fl.transfer import to_device
 
 __all__ = ["StackedLoop"]
 
@@ -174,7 +175,7 @@ class StackedLoop:
             batch = self._gather(rows, batches)
         last = {index == row.total - 1 for row in rows}
         self._view.begin_step(**self._facts(rows, step), batch_idx={index}, is_last_batch=last)
-        chosen = None if len(places) == weights.active else torch.tensor(places, device=weights.device)
+        chosen = None if len(places) == weights.active else to_device(torch.tensor(places), weights.device)
         trained, kept = weights.parts(chosen)
         losses, logged = self._forward(weights, trained, kept, batch, index)
         gradients = self._backward(weights, trained, losses)
@@ -195,7 +196,7 @@ class StackedLoop:
         else:
             samples = torch.cat([batch.samples for batch in batches])
             shape = (len(batches), len(batches[0].samples))
-            tensors = [tensor.index_select(0, samples).unflatten(0, shape) for tensor in rows[0].pack.tensors]
+            tensors = [rows_of.unflatten(0, shape) for rows_of in rows[0].pack.rows(samples)]
         return self._loop.move(tensors, True, rows[0].turn.client)
 
     # -- a step --------------------------------------------------------------------------------------------------

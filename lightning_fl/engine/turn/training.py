@@ -305,8 +305,7 @@ class TrainingLoop(EvaluationLoop):
     ) -> ClientReport:
         steps = self.module_trainer.global_step - state.global_step
         state.global_step = self.module_trainer.global_step
-        metrics = self.module_trainer.collector.reduce(batches.num_samples)
-        values: list[float] = torch.stack(losses).tolist() if losses else []  # one wait for the device
+        metrics, values = self.module_trainer.collector.reduce_with(losses, batches.num_samples)
         return turn_report(batches.num_samples, steps, metrics, values, sizes)
 
     def load(self, client: int, weights: Weights, own: bool) -> None:
@@ -400,7 +399,8 @@ class TrainingLoop(EvaluationLoop):
         generators = self.seed(*path)
         shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
         shim.begin_turn(client, self.global_step(client))
-        total, samples = 0.0, 0.0
+        losses: list[Tensor] = []
+        sizes: list[float] = []
         with torch.no_grad():
             if num_batches is None:
                 chosen = batches.once(path)
@@ -412,10 +412,13 @@ class TrainingLoop(EvaluationLoop):
                 loss = self.loss(self.training_output(batch, index, generators))
                 if loss is None:
                     continue
-                weight = shim.collector.step_size()
-                total, samples = total + float(loss) * weight, samples + weight
+                losses.append(loss.detach())
+                sizes.append(shim.collector.step_size())
         shim.end_turn()
-        shim.collector.reduce(samples)
+        _, values = shim.collector.reduce_with(losses, math.fsum(sizes))
+        total, samples = 0.0, 0.0
+        for value, size in zip(values, sizes, strict=True):
+            total, samples = total + value * size, samples + size
         if not samples:
             raise TrainingError(
                 f"training_step gave no loss for client {client}: a callback that weighs clients by their loss"

@@ -28,7 +28,7 @@ class Learned(Callback):
         self.ends.append({})
 
     def on_client_end(self, trainer: Any, client: int) -> None:
-        self.ends[-1][client] = trainer.client_weights().vectors[torch.float64][:1].clone()
+        self.ends[-1][client] = trainer.client_weights().vectors[torch.float64][:1].cpu().clone()
 
 
 class Starts(Callback):

@@ -122,7 +122,7 @@ def test_only_the_named_layers_are_compared(tmp_path: Path) -> None:
     learned = Learned()
     run = fit(PFedGraph(layers=["linear.b*"]), learned, max_rounds=1)
     span = next(span for span in run.loop.flat.spans() if span.name == "linear.bias")
-    updates = torch.stack([learned.of[k].vectors[span.dtype][span.begin : span.end].double() for k in range(6)])
+    updates = torch.stack([learned.of[k].vectors[span.dtype][span.begin : span.end].cpu().double() for k in range(6)])
     cosines = torch.stack([torch.cosine_similarity(one.expand(6, -1), updates) for one in updates])
     cosines[cosines > 0.9] = 1.0
     shares = torch.tensor(run.num_samples, dtype=torch.float64) / sum(run.num_samples)

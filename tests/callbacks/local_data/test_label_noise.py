@@ -97,7 +97,7 @@ def test_half_of_the_clients_train_on_noise_and_nothing_else_changes() -> None:
         assert len(module.seen[client]) == 12  # the same noise in every round
         held_out = trainer.client_batches(client, "val")
         assert held_out is not None
-        assert torch.equal(held_out.targets, data.sets[client, "val"].tensors[1])  # type: ignore[attr-defined]
+        assert torch.equal(held_out.targets.cpu(), data.sets[client, "val"].tensors[1])  # type: ignore[attr-defined]
 
 
 def test_the_share_is_rounded_half_up_and_follows_the_seed() -> None:
@@ -133,7 +133,7 @@ def test_class_labels_flip() -> None:
     trainer.fit(Classifier(), data)
     batches = trainer.client_batches(0, "train")
     assert batches is not None
-    assert not (batches.targets == labels).any()
+    assert not (batches.targets.cpu() == labels).any()
     with pytest.raises(ConfigurationError, match=r"the targets are class labels; set LabelNoise.num_classes"):
         FederatedTrainer(callbacks=[LabelNoise(clients=[0])], enable_progress_bar=False, logger=False).fit(
             Classifier(), data

@@ -108,7 +108,7 @@ def test_fine_tuning_starts_from_them(first):
         batches = list(run.loop.batches(k, "train").shuffled((run.seed, run.current_round, k, "fine-tuning"), 1))
         (x, y), _ = batches[0]
         optimizer = torch.optim.SGD(module.parameters(), lr=0.55)
-        torch.nn.functional.mse_loss(module(x), y).backward()
+        torch.nn.functional.mse_loss(module(x.cpu()), y.cpu()).backward()
         optimizer.step()
         run.loop.flat.load(run.client_model(k))
         torch.testing.assert_close(run.module.linear.weight, module.linear.weight)

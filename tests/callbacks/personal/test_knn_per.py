@@ -520,6 +520,7 @@ def test_bounds_are_no_values() -> None:
 def test_a_layer_that_gives_a_single_number() -> None:
     run, module = trainer(KNNPer(k=2)), TinyModule(norm=True)
     run.fit(module, TinyClients())
+    run.loop.flat.to(run.fabric.device)  # after a run it is on the host
     records = layer_records(run.loop, 0, run.client_model(0), "val", "linear", module.linear)
     assert records is not None
     assert [len(part) for part in records] == [6, 6, 6]

@@ -280,10 +280,10 @@ def test_who_arrives_where_all_train_alone_goes_on_with_its_own_model():
 
     class Watch(Callback):
         def on_client_start(self, run, client):
-            starts[run.current_round, client] = run.shared_model(client).clone()
+            starts[run.current_round, client] = run.shared_model(client).clone().to_(torch.device("cpu"))
 
         def on_client_end(self, run, client):
-            ends[run.current_round, client] = run.client_weights().clone()
+            ends[run.current_round, client] = run.client_weights().clone().to_(torch.device("cpu"))
 
     run = trainer(ClientArrivals(rounds={"1": 2}), LocalTraining(), Watch(), max_rounds=4)
     run.fit(TinyModule(), TinyClients(SIZES))

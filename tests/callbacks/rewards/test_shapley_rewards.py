@@ -76,7 +76,7 @@ class Watched(Callback):
 
 def vector(trainer: FederatedTrainer, weights: Any) -> Tensor:
     spans = [span for span in trainer.loop.flat.spans() if span.trainable]
-    return torch.cat([weights.vectors[span.dtype][span.begin : span.end] for span in spans]).double()
+    return torch.cat([weights.vectors[span.dtype][span.begin : span.end] for span in spans]).double().cpu()
 
 
 def held_out_loss(data: TinyClients, clients: Any, weights: Tensor, split: str = "val") -> Tensor:

@@ -24,7 +24,8 @@ class Look(Callback):
         self.clients, self.encoder = clients, encoder
 
     def on_fit_start(self, trainer):
-        self.features, self.classes = client_features(trainer.loop, self.clients, self.encoder)
+        found = client_features(trainer.loop, self.clients, self.encoder)
+        self.features, self.classes = ({client: x.cpu() for client, x in part.items()} for part in found)
 
 
 def look(module, data, clients, encoder=None):
@@ -100,6 +101,7 @@ def test_a_layers_output_is_the_modules_own():
 def test_wide_features_are_projected_alike_at_all_clients():
     data, encoder = Labelled(), nn.Linear(3, 150).requires_grad_(False)
     seen = look(Classifier(), data, [0, 1, 2], encoder=encoder)
+    encoder.cpu()
     wide = [encoder(data.sets[client, "train"].tensors[0]) for client in range(3)]
     scale = torch.cat(wide).square().sum(1).mean().sqrt()
     for client in range(3):

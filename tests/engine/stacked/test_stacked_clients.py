@@ -408,7 +408,8 @@ class Visited(Network):
 
     def on_after_batch_transfer(self, batch, dataloader_idx):
         x, y = batch
-        x = x + 0.1 * torch.randn(x.shape, dtype=x.dtype) * np.random.rand() * random.random()  # noqa: NPY002
+        noise = torch.randn(x.shape, dtype=x.dtype).to(x.device)
+        x = x + 0.1 * noise * np.random.rand() * random.random()  # noqa: NPY002
         return x * (1 + 0.01 * self.trainer.client), y
 
     def on_train_batch_start(self, batch, batch_idx):
