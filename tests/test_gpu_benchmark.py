@@ -38,7 +38,6 @@ def test_two_phases_on_a_cpu(benchmarks, tmp_path):
 
 @pytest.mark.processes
 def test_phases_on_the_software_device(benchmarks, tmp_path):
-    pytest.importorskip("cuda_standin")
     command = [sys.executable, str(FOLDER / "gpu.py"), "--device", "stand-in", "--tiny", "--out", "report"]
     command += ["--seconds", "2000", "--phases", "bits", "waits", "--arms", "options", "captured"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)

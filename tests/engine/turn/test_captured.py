@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cuda_standin.device import StandIn
 from lightning.pytorch import LightningModule
 from recorded_graphs import RecordedGraph, record, recorded_graphs
 from run_tiny import STRATEGIES
@@ -84,9 +85,8 @@ class Network(LightningModule):
 
 
 def fit(folder: Any, module: LightningModule, captured: bool, data: Any = None, **settings: Any) -> FederatedTrainer:
-    given = {"max_rounds": 3, "local_epochs": 2, "log_every_n_steps": 2, **settings}
+    given = {"accelerator": "cpu", "max_rounds": 3, "local_epochs": 2, "log_every_n_steps": 2, **settings}
     trainer = FederatedTrainer(
-        accelerator="cpu",
         logger=False,
         default_root_dir=folder / str(captured),
         enable_progress_bar=False,
@@ -128,6 +128,22 @@ def test_the_bits_of_plain_steps_over_clients_and_rounds(make, recorded_graphs, 
     assert len(recorded_graphs) == 3
     assert sum(graph.replays for graph in recorded_graphs) == 3 * 2 * (3 + 2 + 2)
     assert all(parameter.grad is None for parameter in captured.loop.module.parameters())
+
+
+@pytest.mark.parametrize("settings", [{}, {"precision": "bf16-mixed"}, {"fused_optimizers": True}], ids=str)
+def test_steps_on_the_software_device(settings, monkeypatch, tmp_path):
+    """All that a graph reads lies on the device, and a step in it waits for nothing more than a plain one."""
+    runs, waits = [], []
+    for captured in (False, True):
+        with StandIn() as device, monkeypatch.context() as patch:
+            for name, stand_in in {"CUDAGraph": RecordedGraph, "graph": record, "graph_pool_handle": object}.items():
+                patch.setattr(torch.cuda, name, stand_in)
+            runs.append(fit(tmp_path, Network("mlp"), captured, accelerator="cuda", **settings))
+            assert not device.refusals
+            waits.append(sum(device.waits_in("engine/turn").values()))
+    assert same(*runs)
+    if "precision" not in settings:  # a replay of the recorder's does casts again, which the device takes for copies
+        assert waits == [0, 0]
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
