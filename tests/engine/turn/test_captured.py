@@ -244,7 +244,7 @@ def test_the_oldest_graphs_make_room(recorded_graphs, monkeypatch, tmp_path):
 def test_a_hook_of_the_datas_draws_outside_of_the_graph(recorded_graphs, tmp_path):
     class Augmented(Images):
         def on_after_batch_transfer(self, batch, dataloader_idx):
-            return [batch[0] + torch.randn(batch[0].shape), batch[1]]
+            return [batch[0] + torch.randn(batch[0].shape).to(batch[0]), batch[1]]
 
     assert same(*(fit(tmp_path, Network(), on, Augmented()) for on in (False, True)))
 
