@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -17,6 +18,31 @@ _PROCESSES = ("WORLD_SIZE", "LOCAL_RANK", "RANK", "NODE_RANK", "MASTER_ADDR", "M
 # Every test has a folder of its own, in which nobody would look for examples that failed before; time is no failure.
 settings.register_profile("without a memory", database=None, deadline=None)
 settings.load_profile("without a memory")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """See docs/extending.md."""
+    parser.addoption(
+        "--cuda-standin", action="store_true", help="run tests of one process on a CUDA device of software"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where tests run, torch is needed anyway."""
+    if config.getoption("--cuda-standin"):
+        from cuda_standin.plugin import EverywhereOnTheDevice
+
+        config.pluginmanager.register(EverywhereOnTheDevice())
+
+
+@pytest.fixture
+def cuda_standin() -> Iterator[Any]:
+    """A CUDA device made of software, which must have refused nothing that the test did not look at."""
+    from cuda_standin.device import StandIn
+
+    with StandIn() as standin:
+        yield standin
+    assert not standin.refusals
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

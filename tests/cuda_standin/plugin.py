@@ -1,0 +1,85 @@
+"""``pytest --cuda-standin``: every test of one process has the stand-in's device, and what asks for the CPU gets it.
+
+A test that compares what is on the device with what is not fails as it would on a GPU; so does one during which the
+device refused something, also where somebody caught the error.
+"""
+
+from collections import Counter
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+import lightning_fl.prediction.forward
+import lightning_fl.trainer
+from cuda_standin.device import StandIn
+
+__all__ = ["EverywhereOnTheDevice"]
+
+#: Tests that stay on the CPU, by the beginnings of their names, and why.
+_LEFT_ON_THE_CPU: dict[str, str] = {}
+
+
+def reason_for_the_cpu(item: pytest.Item) -> str | None:
+    """Why a test stays on the CPU."""
+    if item.get_closest_marker("processes") is not None:
+        return "it starts processes, which know of no stand-in"
+    if "cuda_standin" in getattr(item, "fixturenames", ()):
+        return "it has a stand-in of its own"
+    return next((why for name, why in _LEFT_ON_THE_CPU.items() if item.nodeid.startswith(name)), None)
+
+
+class EverywhereOnTheDevice:
+    """A plugin of pytest."""
+
+    def __init__(self) -> None:
+        self.left: Counter[str] = Counter()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        why = reason_for_the_cpu(item)
+        if why is not None:
+            item.user_properties.append(("left_on_the_cpu", why))
+            return (yield)
+        with StandIn() as standin, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lightning_fl.trainer, "make_fabric", _on_the_device(lightning_fl.trainer.make_fabric))
+            patch.setattr(lightning_fl.prediction.forward, "Fabric", _fabric(lightning_fl.prediction.forward.Fabric))
+            item.stash[_STANDIN] = standin
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        result = yield
+        standin = item.stash.get(_STANDIN, None)
+        if standin is not None and standin.refusals:
+            pytest.fail("the device refused, and somebody caught it: " + "; ".join(standin.refusals[:3]))
+        return result
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call":
+            self.left.update(why for name, why in report.user_properties if name == "left_on_the_cpu")
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for why, count in self.left.most_common():
+            terminalreporter.write_line(f"left on the CPU: {count} tests ({why})")
+
+
+_STANDIN: pytest.StashKey[StandIn] = pytest.StashKey()
+
+
+def _on_the_device(make: Any) -> Any:
+    def make_fabric(
+        strategy: Any, accelerator: str, devices: Any, num_nodes: int, precision: Any, plugins: Any, *more: Any
+    ) -> Any:
+        if accelerator in ("cpu", "auto") and devices in (1, "1", "auto") and num_nodes == 1:
+            accelerator, devices = "cuda", 1
+        return make(strategy, accelerator, devices, num_nodes, precision, plugins, *more)
+
+    return make_fabric
+
+
+def _fabric(make: Any) -> Any:
+    def fabric(*, accelerator: str = "auto", **arguments: Any) -> Any:
+        return make(accelerator="cuda" if accelerator == "cpu" else accelerator, **arguments)
+
+    return fabric
