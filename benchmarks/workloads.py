@@ -4,6 +4,8 @@ Every arm of a benchmark does the same local steps on the same samples, so all m
 returns a checksum of them beside its times.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
@@ -13,8 +15,9 @@ from torch_geometric.nn import GCNConv, global_mean_pool
 
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.data.module import Split
-from lightning_fl.data.molecules.dataset import MoleculeDataset
-from lightning_fl.data.molecules.standin import esol_standin
+
+if TYPE_CHECKING:
+    from lightning_fl.data.molecules.dataset import MoleculeDataset
 
 
 class Clients(FederatedDataModule):
@@ -123,8 +126,11 @@ def images(num_samples: int, size: int = 32) -> TensorDataset:
     )
 
 
-def molecules(num_molecules: int) -> MoleculeDataset:
+def molecules(num_molecules: int) -> "MoleculeDataset":
     """Stand-in molecules in a random order, so that batches are alike; targets standardised."""
+    from lightning_fl.data.molecules.dataset import MoleculeDataset  # needs RDKit, which all else here does not
+    from lightning_fl.data.molecules.standin import esol_standin
+
     dataset = MoleculeDataset(esol_standin(target_name="logS", target_unit="log10(mol/L)"))
     y = dataset._data.y
     dataset._data.y = (y - y.mean()) / y.std()

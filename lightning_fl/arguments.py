@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.accelerators import CUDAAccelerator
 from lightning.fabric.strategies import STRATEGY_REGISTRY
 from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
@@ -25,6 +26,7 @@ from lightning_fl.engine.turn.compilation import compile_faults
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.lightning_types import AnyModule, is_overridden
 from lightning_fl.options import check_counts, check_numbers
+from lightning_fl.strategies.backends import check_shared_devices
 from lightning_fl.strategies.federated import FederatedStrategy
 
 __all__ = ["check_arguments", "check_composition", "check_settings", "complete_callbacks", "make_fabric"]
@@ -49,11 +51,12 @@ def make_fabric(
     num_nodes: int,
     precision: str,
     plugins: list[Any] | None,
+    processes_per_device: int = 1,
 ) -> Fabric:
     """Fabric with a federated strategy.
 
     Raises:
-        ConfigurationError: the strategy is unknown, or a device is not there.
+        ConfigurationError: the strategy is unknown, a device is not there, or processes cannot share one.
     """
     strategy = _strategy(strategy)
     if accelerator == "auto" and not torch.cuda.is_available():
@@ -68,12 +71,14 @@ def make_fabric(
     else:
         check_counts("trainer", devices=devices, at_least=0 if isinstance(devices, list | tuple) else -1)
     _check_cores(accelerator, devices)
+    check_shared_devices(strategy.process_group_backend, accelerator, devices, processes_per_device)
     if accelerator in ("cuda", "gpu") and not torch.cuda.is_available():
         raise ConfigurationError(
             f"trainer.accelerator={accelerator}: this machine has no CUDA device that torch can use. Set"
             " trainer.accelerator=cpu, or install a torch built for CUDA and check nvidia-smi."
         )
     several = num_nodes > 1 or (isinstance(devices, int) and devices > 1) or (isinstance(devices, list) and devices[1:])
+    several = several or processes_per_device > 1
     if several and _IS_INTERACTIVE:
         raise ConfigurationError(f"trainer.devices={devices}, trainer.num_nodes={num_nodes}: {IN_NOTEBOOKS}")
     if several and strategy._start_method != "popen":
@@ -85,6 +90,12 @@ def make_fabric(
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*can be significantly better.*")
+            if processes_per_device > 1:
+                numbers = CUDAAccelerator.parse_devices(
+                    CUDAAccelerator.auto_device_count() if devices == "auto" else devices
+                )
+                strategy.share_devices(CUDAAccelerator.get_parallel_devices(numbers or []), processes_per_device)
+                _check_processes(strategy.num_processes)
             return Fabric(
                 strategy=strategy,
                 accelerator=accelerator,
@@ -93,10 +104,13 @@ def make_fabric(
                 precision=precision,  # type: ignore[arg-type]
                 plugins=plugins,
             )
+    except ConfigurationError:
+        raise
     except Exception as error:
         available = f"{torch.cuda.device_count()} CUDA device(s)" if torch.cuda.is_available() else "no CUDA device"
+        reason = " ".join(str(error).split())
         raise ConfigurationError(
-            f"trainer.accelerator={accelerator}, trainer.devices={devices}: {error} This machine has {available} and"
+            f"trainer.accelerator={accelerator}, trainer.devices={devices}: {reason} This machine has {available} and"
             f" {os.cpu_count()} CPU cores."
         ) from error
 
@@ -149,6 +163,16 @@ def _check_cores(accelerator: str, devices: int | str | list[int]) -> None:
         raise ConfigurationError(
             f"trainer.devices={number}: this machine has {cores} CPU cores, on which so many processes would wait for"
             f" each other. Set trainer.devices to {cores} or less."
+        )
+
+
+def _check_processes(number: int) -> None:
+    """Refuse far more processes beside GPUs than this machine's cores work on at once."""
+    cores = _cores()
+    if number > max(_PER_CORE * cores, _ALWAYS) and "LOCAL_RANK" not in os.environ:
+        raise ConfigurationError(
+            f"trainer.devices and trainer.processes_per_device make {number} processes: this machine has {cores} CPU"
+            " cores, on which so many would wait for each other. Lower trainer.processes_per_device."
         )
 
 
@@ -250,7 +274,7 @@ def check_settings(settings: dict[str, Any]) -> None:
     faults = []
     at_least_one = ("max_rounds", "local_epochs", "local_steps", "accumulate_grad_batches", "stacked_clients")
     numbers: list[tuple[Callable[..., None], dict[str, Any], tuple[str, ...]]] = [
-        (check_counts, {}, (*at_least_one, "num_nodes", "num_threads")),
+        (check_counts, {}, (*at_least_one, "num_nodes", "num_threads", "processes_per_device")),
         (check_counts, {"at_least": 0}, ("check_val_every_n_rounds", "log_every_n_steps")),
         (check_counts, {"at_least": 0, "at_most": 2**64 - 1}, ("seed",)),
         (check_numbers, {"above": 0, "below": 10**9, "mend": " seconds"}, ("timeout",)),

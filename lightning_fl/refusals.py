@@ -6,11 +6,12 @@ The one place that knows these errors: an error of a user's code, or a mistake o
 import errno
 import os
 import re
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
 
-__all__ = ["chain", "place_of", "refusal"]
+__all__ = ["breaks_device", "chain", "out_of_memory", "place_of", "refusal"]
 
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
@@ -39,6 +40,23 @@ _DEEP = "something is nested too deeply for Python ({}): look for a recipe or a 
 _LIBRARY = "a library cannot be loaded on this machine ({}): install it again, for this Python and this system."
 _GPU = "the GPU refuses to go on ({}): look what nvidia-smi says, or set trainer.accelerator=cpu."
 
+_ASSERT = (
+    "the GPU refuses to go on ({}): a label or an index is out of range, most often; trainer.accelerator=cpu, or"
+    " CUDA_LAUNCH_BLOCKING=1 in the environment, tells the line."
+)
+
+#: What leaves a GPU's context, and so this process, unable to compute anything more.
+_BREAKS = re.compile(
+    r"CUDA error|device-side assert|NCCL error|unspecified launch failure"
+    r"|CUDNN_STATUS_(INTERNAL_ERROR|EXECUTION_FAILED|MAPPING_ERROR|NOT_INITIALIZED)",
+    re.I,
+)
+_NO_MEMORY = re.compile(
+    r"can't allocate memory|not enough memory|out of memory|cannot allocate memory|unable to allocate|bad_alloc"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED",
+    re.I,
+)
+
 #: What the system says, by its number; every other one is answered with the file's name.
 _BY_NUMBER = {
     errno.ENOMEM: _MEMORY,
@@ -64,8 +82,7 @@ _BY_NUMBER = {
 
 #: What torch and others say in words of their own.
 _BY_WORDS = {
-    r"can't allocate memory|not enough memory|out of memory|cannot allocate memory|unable to allocate|bad_alloc"
-    r"|CUBLAS_STATUS_ALLOC_FAILED": _MEMORY,
+    _NO_MEMORY.pattern: _MEMORY,
     r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed|file write failed": _DISK,
     r"can't start new thread|thread constructor failed|Resource temporarily unavailable": _STARTS,
     r"Too many open files": _FILES,
@@ -74,6 +91,7 @@ _BY_WORDS = {
     r"address already in use|failed to listen": _PORT,
     r"Connection (reset|closed|refused|aborted)|gloo.*(timed out|error)|Broken pipe|Socket Timeout": _PEER,
     r"cannot open shared object file|undefined symbol|version `?\w+_[\d.]+'? not found": _LIBRARY,
+    r"device-side assert": _ASSERT,
     r"CUDA error|NCCL error|CUDNN_STATUS|no kernel image": _GPU,
 }
 
@@ -104,6 +122,43 @@ def _said(error: BaseException) -> str | None:
         whole = str(error)
         return next((said.format(text) for words, said in _BY_WORDS.items() if re.search(words, whole, re.I)), None)
     return None
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory was lacking, a GPU's or this machine's: with less to do, work can go on.
+
+    Args:
+        error: as raised; what caused it counts as well.
+    """
+    return any(_lacks_memory(each) for each in chain(error))
+
+
+def breaks_device(error: BaseException) -> bool:
+    """Whether a GPU can compute nothing more in this process: after some errors of CUDA every call raises them again.
+
+    Args:
+        error: as raised; what caused it counts as well.
+    """
+    return any(
+        not _lacks_memory(each)
+        and (
+            _is_torch_s(each, "AcceleratorError")
+            or (isinstance(each, RuntimeError) and _BREAKS.search(str(each)) is not None)
+        )
+        for each in chain(error)
+    )
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or _is_torch_s(error, "OutOfMemoryError"):
+        return True
+    return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
+
+
+def _is_torch_s(error: BaseException, name: str) -> bool:
+    """Whether it is an error of a class of torch's; commands that need no torch do not import it for this."""
+    kind = getattr(sys.modules.get("torch"), name, None)
+    return isinstance(kind, type) and isinstance(error, kind)
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:

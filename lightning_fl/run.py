@@ -35,6 +35,7 @@ from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.errors import CheckpointError, DataError, LostPeerError
 from lightning_fl.fingerprint import check_same, data_of, identity_of, layout_of, settings_of
 from lightning_fl.generated_modules import remove_generated_files
+from lightning_fl.refusals import breaks_device
 from lightning_fl.run_log import versions
 from lightning_fl.surface import TrainerSurface
 
@@ -165,6 +166,8 @@ class Run:
         try:
             self._end(error)
         except BaseException as late:
+            if error is not None and breaks_device(late):  # a GPU that is lost says so again; the first error counts
+                return
             self._trainer.strategy.fail(late)
             raise
 
@@ -213,7 +216,6 @@ class Run:
             if error is None:  # after some errors a GPU gives nothing back; that error is what counts
                 raise
         trainer.batch_factory.release()
-        trainer.stacked = None
 
     def _end_record(self, error: BaseException | None) -> None:
         trainer = self._trainer

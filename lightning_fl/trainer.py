@@ -56,6 +56,8 @@ class FederatedTrainer(TrainerSurface):
         accelerator: "cpu", "cuda" or "auto".
         devices: processes on this machine: a number, a list of device indices, or "auto": all GPUs; on CPU one, under
             ``lightning-fl fit`` one per core where the model is small.
+        processes_per_device: processes that share each GPU, where clients are too small to keep it busy; their messages
+            and weights go by Gloo. On a CPU set ``devices``.
         num_nodes: machines.
         precision: "32", "bf16-mixed", "bf16-true" or "64".
         plugins: Fabric plugins (cluster environment, checkpoint IO).
@@ -94,6 +96,11 @@ class FederatedTrainer(TrainerSurface):
         profile: show at the end of fit where the time of a round went, and keep it as ``profile.csv``.
         compile: compile the module's steps with ``torch.compile``: true, or its keyword arguments. A module that went
             through ``torch.compile`` may be given to fit and the others instead.
+        fused_optimizers: take the steps of SGD, Adam, AdamW and Adagrad by torch's fused kernels, one for all weights.
+            Results are those without it up to rounding.
+        cuda_graphs: capture forward and backward pass as CUDA graphs, which a GPU then works through without waiting
+            for Python: one for each shape of a batch, for all clients and rounds, with the same bits as without. What
+            cannot be captured is refused; docs/lightning-support.md says what it needs.
 
     Example:
         >>> from lightning_fl import FederatedTrainer
@@ -106,6 +113,7 @@ class FederatedTrainer(TrainerSurface):
         strategy: str | FederatedStrategy = "fedavg",
         accelerator: str = "auto",
         devices: int | str | list[int] = "auto",
+        processes_per_device: int = 1,
         num_nodes: int = 1,
         precision: PrecisionName = "32",
         plugins: list[Any] | None = None,
@@ -134,6 +142,8 @@ class FederatedTrainer(TrainerSurface):
         deterministic: bool = False,
         profile: bool = False,
         compile: bool | dict[str, Any] = False,
+        fused_optimizers: bool = False,
+        cuda_graphs: bool = False,
     ) -> None:
         check_settings(locals())
         self.settings = Settings(
@@ -155,11 +165,13 @@ class FederatedTrainer(TrainerSurface):
             channels_last=channels_last,
             deterministic=deterministic,
             compile=compile,
+            fused_optimizers=fused_optimizers,
+            cuda_graphs=cuda_graphs,
             default_root_dir=os.fspath(default_root_dir or "runs"),
         )
         self.profiler: Profiler = RoundProfiler() if profile else PassThroughProfiler()
         self.callbacks: list[Callback] = complete_callbacks(callbacks, enable_progress_bar, enable_checkpointing)
-        self.fabric = make_fabric(strategy, accelerator, devices, num_nodes, precision, plugins)
+        self.fabric = make_fabric(strategy, accelerator, devices, num_nodes, precision, plugins, processes_per_device)
         self.strategy: FederatedStrategy = self.fabric.strategy  # type: ignore[assignment]
         if timeout is not None:
             self.strategy.timeout = timedelta(seconds=timeout)

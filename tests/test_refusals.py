@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_fl.errors import TrainingError
-from lightning_fl.refusals import place_of, refusal
+from lightning_fl.refusals import breaks_device, out_of_memory, place_of, refusal
 
 
 def raised(action):
@@ -106,3 +106,59 @@ def test_a_limit_of_the_system_is_no_traceback():
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: too many files are open (Too many open files: /dev/null")
     assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        torch.AcceleratorError("whatever another accelerator says"),
+        RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`"),
+        torch.distributed.DistBackendError("NCCL error in: x.cpp:1, unhandled cuda error"),
+    ],
+)
+def test_what_leaves_a_gpu_lost(error):
+    assert breaks_device(error)
+    assert not out_of_memory(error)
+    wrapped = TrainingError("client 1 failed")
+    wrapped.__cause__ = error
+    assert breaks_device(wrapped)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB"),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried"),
+        MemoryError(),
+    ],
+)
+def test_memory_that_was_lacking_leaves_the_device_whole(error):
+    assert out_of_memory(error)
+    assert not breaks_device(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if"),
+        RuntimeError("Expected all tensors to be on the same device, but found cuda:0 and cpu"),
+        ValueError("CUDA error in my own words"),
+    ],
+)
+def test_other_errors_of_a_gpu_s_user_leave_the_device_whole(error):
+    assert not breaks_device(error)
+    assert not out_of_memory(error)
+
+
+def test_an_assert_on_the_device_says_what_to_look_for():
+    said = refusal(RuntimeError("CUDA error: device-side assert triggered"))
+    assert said == (
+        "the GPU refuses to go on (CUDA error: device-side assert triggered): a label or an index is out of range, most"
+        " often; trainer.accelerator=cpu, or CUDA_LAUNCH_BLOCKING=1 in the environment, tells the line."
+    )

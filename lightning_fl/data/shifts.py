@@ -162,11 +162,12 @@ _MOST_CLASSES = 100_000
 def concept_permutations(num_classes: int, num_permuted: int) -> list[list[int]]:
     """FedCollab's four numberings of C labels, of which the first s differ within a pair of types.
 
-    Type 0 keeps the labels. Type 1 reverses the labels 0..s-1 among themselves. Type 2 maps y to C-1-y. Type 3 maps
-    0..s-1 to C-s..C-1 in order, and every other y to C-1-y.
+    Type 0 keeps the labels. Type 1 reverses the labels 0..s-1 among themselves; if s is odd, where the middle one would
+    stay, it moves each of them on by one instead (the paper has s = 6). Type 2 maps y to C-1-y, and type 3 maps it to
+    C-1 less what type 1 makes of it.
 
-    The types 0 and 1 agree on C-s labels, as do 2 and 3 (on C-s+1 if s is odd: the middle one of the s stays). A type
-    of the first pair and one of the second agree nowhere if C is even; if C is odd, on the middle label at most.
+    The types 0 and 1 agree on C-s labels, as do 2 and 3. A type of the first pair and one of the second agree nowhere
+    if C is even; if C is odd, on the middle label at most.
 
     Args:
         num_classes: C, at least 2.
@@ -186,14 +187,10 @@ def concept_permutations(num_classes: int, num_permuted: int) -> list[list[int]]
             f"num_permuted={num_permuted} of num_classes={num_classes}: give at least 2 and at most half of the"
             " classes."
         )
-    first, rest = range(num_permuted), range(num_permuted, num_classes)
-    mirrored = [num_classes - 1 - label for label in rest]
-    return [
-        [*first, *rest],
-        [*reversed(first), *rest],
-        [num_classes - 1 - label for label in range(num_classes)],
-        [*range(num_classes - num_permuted, num_classes), *mirrored],
-    ]
+    kept, moved = list(range(num_classes)), list(range(num_permuted))
+    moved = [*moved[1:], 0] if num_permuted % 2 else moved[::-1]
+    moved += kept[num_permuted:]
+    return [kept, moved, *([num_classes - 1 - label for label in labels] for labels in (kept, moved))]
 
 
 class Inversion(Shift):

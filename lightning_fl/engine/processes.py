@@ -22,6 +22,10 @@ class Transport(Protocol):
     def global_rank(self) -> int:
         """This process's."""
 
+    @property
+    def message_device(self) -> torch.device:
+        """Where small tensors lie on their way between ranks, once these are connected."""
+
     def exchange(self, of_hosted_clients: Mapping[int, T]) -> dict[int, T]:
         """What every rank knows of its clients, brought together on all ranks in the order of clients."""
 
@@ -90,5 +94,7 @@ class Processes:
 
     def largest(self, *values: int) -> list[int]:
         """The largest of each value on any rank."""
-        found = torch.tensor(values, device=self.device)
-        return (self.transport.all_reduce(found, reduce_op="max") if self.several else found).tolist()
+        if not self.several:
+            return list(values)
+        found = torch.tensor(values, device=self.transport.message_device)
+        return self.transport.all_reduce(found, reduce_op="max").tolist()

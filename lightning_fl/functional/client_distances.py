@@ -2,9 +2,9 @@
 
 Bao et al., "Optimizing the Collaboration Structure in Cross-Silo Federated Learning", ICML 2023,
 https://arxiv.org/abs/2306.06508, algorithm 1. For every pair of clients a discriminator is trained without bringing
-their data together (:mod:`lightning_fl.functional.client_discriminator`); then ``D_ij = max(0, 2 BalAcc − 1)`` with its
-balanced accuracy on samples that were not trained on. Pairs with the same number of training samples train together,
-as many as memory is meant to hold.
+their data together (:mod:`lightning_fl.functional.client_discriminator`,
+:mod:`lightning_fl.functional.discriminator_rounds`); then ``D_ij = 2 BalAcc − 1`` with its balanced accuracy on samples
+that were not trained on.
 
 | paper | here | shape |
 |---|---|---|
@@ -12,48 +12,45 @@ as many as memory is meant to hold.
 | m_train, training samples of each side | ``training_size`` | m |
 | D̂ | ``PairwiseDistances.distances`` | [N, N] |
 
-Differs from the paper: LocalUpdate, which it leaves open, is one full-batch step. m_train is read as half of the
-smaller client of each pair, and capped; with half of the smallest of all clients (``shared_size=True``) one tiny client
-leaves a handful of training samples to all. The paper evaluates the last round's discriminator; here it is the round
-with the lowest validation loss, or with ``monitor="balanced_accuracy"`` the one with the best balanced accuracy, which
-flatters it: on Fashion-MNIST two clients with the same distribution got D = 0.23 on average with 7 validation samples a
-side and 0.025 with 500, by the lowest loss 0.14 and 0.012. D of a handful of samples is coarse (multiples of 1/v) and
-above 0 on average whatever is done, for it is cut off at 0.
+Differs from the paper: LocalUpdate, which it leaves open, is one step on a batch. Two discriminators are trained for a
+pair, one on the first m_train samples of each side and one on the last, and D is the mean of both (cross-fitting), so
+that all samples of the smaller client train and validate. m_train is half of the smaller client of each pair; with half
+of the smallest of all clients, the paper's (``shared_size=True``), one tiny client leaves a handful of training samples
+to all. The paper evaluates the last round's discriminator; here it is the round with the lowest validation loss, or
+with ``monitor="balanced_accuracy"`` the one with the best balanced accuracy, which flatters it: on Fashion-MNIST two
+clients with the same distribution got D = 0.23 on average with 7 validation samples a side and 0.025 with 500, by the
+lowest loss 0.14 and 0.012.
+
+D is not cut off at 0 (the authors do that before they form coalitions): the objective is linear in D, so that errors
+around 0 may cancel. Its standard error counts what drawing the validation samples does, not what training does.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lightning_fl.errors import ConfigurationError, DataError, TrainingError
-from lightning_fl.functional.client_discriminator import (
-    DiscriminatorSettings,
-    evaluate,
-    first_weights,
-    local_step_,
-)
+from lightning_fl.functional.client_discriminator import DiscriminatorSettings, first_weights
+from lightning_fl.functional.discriminator_rounds import Lane, Outcome, Reduce, Survey
 from lightning_fl.seeding import generator
 
 __all__ = [
     "DiscriminatorSettings",
     "PairwiseDistances",
     "distance",
+    "distance_error",
     "pairwise_distances",
     "spread_order",
     "training_size",
 ]
 
 Pair = tuple[int, int]
-#: Adds a tensor over all processes and returns the sum to each.
-Reduce = Callable[[Tensor], Tensor]
 
 _MIN_SAMPLES = 4
 _PURPOSE = "client discriminator"
-# Memory of the pairs trained at once: what a CPU's cache holds, or what keeps an accelerator busy.
-_CPU_CHUNK_BYTES, _GPU_CHUNK_BYTES = 2**23, 2**30
 
 
 @dataclass(frozen=True)
@@ -62,29 +59,47 @@ class PairwiseDistances:
 
     Attributes:
         distances: D, float64 [N, N], 0 on the diagonal.
-        balanced_accuracies: of each pair's discriminator in the round that counts, float64 [N, N].
-        rounds: rounds trained, int64 [N, N].
-        best_rounds: the rounds that count, int64 [N, N].
+        standard_errors: of D, from the numbers of validation samples, float64 [N, N], 0 on the diagonal.
+        rounds: rounds trained in all folds, int64 [N, N].
+        best_rounds: the rounds that count, added over folds, int64 [N, N].
         bytes_received: of weights in single precision that each client gets from the server, int64 [N].
         bytes_sent: of those that it gives to the server, int64 [N].
     """
 
     distances: Tensor
-    balanced_accuracies: Tensor
+    standard_errors: Tensor
     rounds: Tensor
     best_rounds: Tensor
     bytes_received: Tensor
     bytes_sent: Tensor
 
 
-def distance(balanced_accuracy: float) -> float:
-    """``max(0, 2 BalAcc − 1)``: 0 for a discriminator that guesses, 1 for one that is never wrong."""
-    return max(0.0, 2.0 * balanced_accuracy - 1.0)
+def distance(accuracies: tuple[float, float]) -> float:
+    """``2 BalAcc − 1``: 0 for a discriminator that guesses, 1 for one that is never wrong.
+
+    Args:
+        accuracies: the shares of the first and the second client's samples that are told rightly.
+    """
+    return accuracies[0] + accuracies[1] - 1.0
 
 
-def training_size(sizes: Iterable[int], max_train: int) -> int:
+def distance_error(accuracies: tuple[float, float], counts: tuple[int, int]) -> float:
+    """Standard error of :func:`distance`, of two binomial shares; D = p + q − 1, so that var D = var p + var q.
+
+    A right and a wrong sample are added to each (Agresti and Coull 1998), so that a share of 1 is not certain.
+
+    Args:
+        accuracies: of both clients' samples.
+        counts: how many samples these are.
+    """
+    shares = [(share * count + 1) / (count + 2) for share, count in zip(accuracies, counts, strict=True)]
+    return math.sqrt(sum(p * (1 - p) / (count + 2) for p, count in zip(shares, counts, strict=True)))
+
+
+def training_size(sizes: Iterable[int], max_train: int | None = None) -> int:
     """m_train: half of the smallest of these clients, at most ``max_train``."""
-    return min(min(sizes) // 2, max_train)
+    half = min(sizes) // 2
+    return half if max_train is None else min(half, max_train)
 
 
 def spread_order(groups: Tensor, draws: torch.Generator) -> Tensor:
@@ -122,7 +137,7 @@ def pairwise_distances(
 ) -> PairwiseDistances:
     """Train a discriminator for every pair of clients, all pairs together.
 
-    A client's samples are in the same random order in all of its pairs: the first m train, those that follow validate.
+    A client's samples are in the same random order in all of its pairs; see :class:`Lane` for who trains on which.
 
     Args:
         features: features and encoded labels of each client's samples, floating, [n_i, d] with n_i >= 4, all on one
@@ -150,26 +165,29 @@ def pairwise_distances(
         raise ConfigurationError("num_clients=None with reduce: say how many clients there are in all processes.")
     count = len(held) if num_clients is None else num_clients
     sizes, num_features = _agree(held, classes, count, reduce)
-    plan = {
-        pair: training_size(sizes if settings.shared_size else [sizes[client] for client in pair], settings.max_train)
+    lanes = [
+        Lane(
+            *pair, fold, training_size(sizes if settings.shared_size else [sizes[i] for i in pair], settings.max_train)
+        )
         for pair in _checked_pairs(pairs, count)
-    }
+        for fold in range(settings.folds)
+    ]
     device = _device_of(held)
-    survey = _Survey(
+    survey = Survey(
         samples={
             client: _prepared(x, None if classes is None else classes[client], generator(seed, client, _PURPOSE))
             for client, x in held.items()
         },
         first=first_weights(num_features, settings.hidden, generator(seed, _PURPOSE)).to(device),
         sizes=sizes,
-        apart=_pairs_apart(plan, held, reduce),
+        apart=_pairs_apart({lane[:2] for lane in lanes}, held, reduce),
         settings=settings,
         reduce=reduce,
     )
-    found: dict[Pair, _Outcome] = {}
-    for chunk, size in survey.chunks(plan):
-        found |= survey.train(chunk, size)
-    return _summarize(found, count, settings, 4 * len(survey.first))
+    found: dict[Lane, Outcome] = {}
+    for chunk, batch_size in survey.chunks(lanes):
+        found |= survey.train(chunk, batch_size)
+    return _summarize(found, survey)
 
 
 def _prepared(x: Tensor, groups: Tensor | None, draws: torch.Generator) -> Tensor:
@@ -235,137 +253,35 @@ def _pairs_apart(pairs: Iterable[Pair], held: dict[int, Tensor], reduce: Reduce 
     """The pairs whose clients are in different processes."""
     if reduce is None:
         return set()
-    asked = list(pairs)
+    asked = sorted(pairs)
     together = torch.tensor([float(i in held and j in held) for i, j in asked] + [1.0], device=_device_of(held))
     return {pair for pair, flag in zip(asked, reduce(together).tolist(), strict=False) if not flag}
 
 
-@dataclass
-class _Outcome:
-    """A pair's discriminator: its balanced accuracy in the round that counts, that round (0: none yet), and rounds."""
-
-    accuracy: float = math.nan
-    best_round: int = 0
-    rounds: int = 0
-    score: float = -math.inf
-    stale: int = 0
-
-    def stops(self, accuracy: float, loss: float, rounds: int, settings: DiscriminatorSettings) -> bool:
-        """Take note of an evaluation; whether it was the last."""
-        score = -loss if settings.monitor == "loss" else accuracy
-        self.rounds, perfect = rounds, accuracy == 1
-        self.stale += 1
-        if math.isfinite(loss) and (score > self.score or perfect):
-            self.score, self.stale, self.accuracy, self.best_round = score, 0, accuracy, rounds
-        # Nothing is better than never to be wrong: going on could only use up the patience.
-        return perfect or rounds + settings.eval_every > settings.max_rounds or self.stale >= settings.patience
-
-
-@dataclass(frozen=True)
-class _Survey:
-    """What the discriminators of one call share.
-
-    Attributes:
-        samples: those of the clients that this process holds, in order, float32 [n, d + 1].
-        first: the server's first weights.
-        sizes: all clients' numbers of samples.
-        apart: pairs whose clients are in different processes.
-        settings: how to train.
-        reduce: sums over processes.
-    """
-
-    samples: dict[int, Tensor]
-    first: Tensor
-    sizes: list[int]
-    apart: set[Pair]
-    settings: DiscriminatorSettings
-    reduce: Reduce | None
-
-    def chunks(self, plan: dict[Pair, int]) -> Iterator[tuple[list[Pair], int]]:
-        """Pairs with the same number of training samples, as many as memory is meant to hold: the same everywhere."""
-        limit = _CPU_CHUNK_BYTES if self.first.device.type == "cpu" else _GPU_CHUNK_BYTES
-        for size in sorted(set(plan.values())):
-            pairs = [pair for pair, own in plan.items() if own == size]
-            room = max(1, limit // (4 * (3 * len(self.first) + 4 * size * self.settings.hidden)))
-            yield from ((pairs[start : start + room], size) for start in range(0, len(pairs), room))
-
-    @torch.no_grad()
-    def train(self, pairs: list[Pair], size: int) -> dict[Pair, _Outcome]:
-        """Train pairs with ``size`` training samples of each side until each has stopped."""
-        outcomes = {pair: _Outcome() for pair in pairs}
-        weights, rounds = self.first.repeat(len(pairs), 1), 0
-        while pairs:
-            sides = self._sides(pairs)
-            for _ in range(self.settings.eval_every):
-                weights = self._round(weights, pairs, sides, size)
-            rounds += self.settings.eval_every
-            kept = [
-                row
-                for row, (pair, judged) in enumerate(zip(pairs, self._judged(weights, pairs, sides, size), strict=True))
-                if not outcomes[pair].stops(*judged, rounds, self.settings)
-            ]
-            pairs, weights = [pairs[row] for row in kept], weights[kept]
-        return outcomes
-
-    def _sides(self, pairs: list[Pair]) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Of each client here: its samples, the rows of its pairs, int64 [S], and its labels in them, float32 [S]."""
-        sides = []
-        for client in sorted({client for pair in pairs for client in pair} & self.samples.keys()):
-            own = [
-                (row, float(client == first)) for row, (first, second) in enumerate(pairs) if client in (first, second)
-            ]
-            rows, labels = torch.tensor(own, device=self.first.device).unbind(1)
-            sides.append((self.samples[client], rows.long(), labels))
-        return sides
-
-    def _round(
-        self, weights: Tensor, pairs: list[Pair], sides: list[tuple[Tensor, Tensor, Tensor]], size: int
-    ) -> Tensor:
-        """A step of every client in all of its pairs, and each pair's average."""
-        total = torch.zeros_like(weights)
-        for samples, rows, labels in sides:
-            local = weights.index_select(0, rows)
-            local_step_(local, samples[:size], labels, self.settings.hidden, self.settings.learning_rate)
-            total.index_add_(0, rows, local)
-        if crossing := [row for row, pair in enumerate(pairs) if pair in self.apart]:
-            assert self.reduce is not None
-            total[crossing] = self.reduce(total[crossing])
-        return total.mul_(0.5)
-
-    def _judged(
-        self, weights: Tensor, pairs: list[Pair], sides: list[tuple[Tensor, Tensor, Tensor]], size: int
-    ) -> list[tuple[float, float]]:
-        """Balanced accuracy and loss of each pair on its validation samples."""
-        most = self.settings.max_validation
-        table = weights.new_zeros(len(pairs), 2, 2)  # of either side, what ``evaluate`` returns
-        for samples, rows, labels in sides:
-            found = evaluate(weights.index_select(0, rows), samples[size : size + most], labels, self.settings.hidden)
-            table[rows, 1 - labels.long()] = found
-        if self.reduce is not None:
-            table = self.reduce(table)
-        judged = []
-        for (i, j), ((first, first_loss), (second, second_loss)) in zip(pairs, table.tolist(), strict=True):
-            first, second = first / min(self.sizes[i] - size, most), second / min(self.sizes[j] - size, most)
-            judged.append(((first + second) / 2, (first_loss + second_loss) / 2))
-        return judged
-
-
-def _summarize(
-    found: dict[Pair, _Outcome], count: int, settings: DiscriminatorSettings, network_bytes: int
-) -> PairwiseDistances:
-    accuracies = torch.full((count, count), math.nan, dtype=torch.float64)
-    distances = accuracies.clone().fill_diagonal_(0.0)
+def _summarize(found: dict[Lane, Outcome], survey: Survey) -> PairwiseDistances:
+    count = len(survey.sizes)
+    distances = torch.full((count, count), math.nan, dtype=torch.float64).fill_diagonal_(0.0)
+    errors = distances.clone()
     rounds = torch.full((count, count), -1, dtype=torch.int64)
     best_rounds = rounds.clone()
-    for (i, j), outcome in found.items():
-        if not outcome.best_round:
+    by_pair: dict[Pair, dict[Lane, Outcome]] = {}
+    for lane, outcome in found.items():
+        by_pair.setdefault(lane[:2], {})[lane] = outcome
+    for (i, j), folds in by_pair.items():
+        if not all(outcome.best_round for outcome in folds.values()):
             raise TrainingError(
                 f"the discriminator of clients {i} and {j} has a loss that is not finite:"
-                f" FedCollab.discriminator.learning_rate={settings.learning_rate} is too high for these features. Lower"
-                " it, or scale them."
+                f" FedCollab.discriminator.learning_rate={survey.settings.learning_rate} is too high for these"
+                " features. Lower it, or scale them."
             )
+        first, second = (sum(outcome.accuracies[side] for outcome in folds.values()) / len(folds) for side in (0, 1))
+        # Folds may validate the same samples of the larger client: those are counted once.
+        told = [sum(survey.num_held_out(lane)[side] for lane in folds) for side in (0, 1)]
+        counts = min(told[0], survey.sizes[i]), min(told[1], survey.sizes[j])
         for where in ((i, j), (j, i)):
-            accuracies[where], distances[where] = outcome.accuracy, distance(outcome.accuracy)
-            rounds[where], best_rounds[where] = outcome.rounds, outcome.best_round
-    traffic = network_bytes * rounds.clamp(min=0).sum(1)
-    return PairwiseDistances(distances, accuracies, rounds, best_rounds, traffic, traffic)
+            distances[where] = distance((first, second))
+            errors[where] = distance_error((first, second), counts)
+            rounds[where] = sum(outcome.rounds for outcome in folds.values())
+            best_rounds[where] = sum(outcome.best_round for outcome in folds.values())
+    traffic = 4 * len(survey.first) * rounds.clamp(min=0).sum(1)
+    return PairwiseDistances(distances, errors, rounds, best_rounds, traffic, traffic)

@@ -1,4 +1,4 @@
-"""A graph convolutional network, faster than PyG's on a CPU (an encoder of :mod:`lightning_fl.models.encoders`)."""
+"""A graph convolutional network, faster than PyG's (an encoder of :mod:`lightning_fl.models.encoders`)."""
 
 from typing import Any
 
@@ -10,7 +10,14 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from lightning_fl.models.segments import SparseMatrix, multiplies, normalized_adjacency
+from lightning_fl.models.segments import (
+    EdgeMatrix,
+    SparseMatrix,
+    multiplies,
+    normalized_adjacency,
+    normalized_edges,
+    transformed,
+)
 
 __all__ = ["GCN", "unobserved"]
 
@@ -22,8 +29,9 @@ class GCN(PyGGCN):
         H^{l+1} = \mathrm{relu}(\hat{A} H^l W_l^T + b_l), \qquad \hat{A} = D^{-1/2} (A + I) D^{-1/2}
 
     Parameters, their first values and results are those of ``torch_geometric.nn.GCN`` (results within rounding). On a
-    CPU :math:`\hat{A}` is made once for all layers, a :class:`~lightning_fl.models.segments.SparseMatrix`. PyG's own
-    layers run where one is replaced or has a hook, or where :func:`~lightning_fl.models.segments.multiplies` says no.
+    CPU :math:`\hat{A}` is made once for all layers, a :class:`~lightning_fl.models.segments.SparseMatrix`; so it is on
+    a GPU, an :class:`~lightning_fl.models.segments.EdgeMatrix`, for which the host does not wait. PyG's own layers run
+    where one is replaced or has a hook, or under ``torch.compile`` and transforms of ``torch.func``.
 
     Args:
         node_dim: number A of atom features.
@@ -40,15 +48,21 @@ class GCN(PyGGCN):
 
     def forward(self, x: Tensor, edge_index: Tensor, **unused: Any) -> Tensor:
         """Atom embeddings [V, D]."""
-        if not self._is_plain(x):
+        if not self._is_plain():
             return BasicGNN.forward(self, x, edge_index)
-        adjacency = normalized_adjacency(edge_index, len(x), x.dtype)
+        adjacency: SparseMatrix | EdgeMatrix
+        if multiplies(x):
+            adjacency = normalized_adjacency(edge_index, len(x), x.dtype)
+        elif x.is_cuda and not transformed():
+            adjacency = normalized_edges(edge_index, len(x), x.dtype)
+        else:
+            return BasicGNN.forward(self, x, edge_index)
         last: Any = self.convs[-1]
         return _convolve(self._hidden(x, adjacency), adjacency, last)
 
     def can_read_out(self, x: Tensor) -> bool:
         """Whether :meth:`read_out` may take the place of a call: nobody watches the module or its layers."""
-        return unobserved(self) and self._is_plain(x)
+        return unobserved(self) and multiplies(x) and self._is_plain()
 
     def read_out(self, x: Tensor, edge_index: Tensor, membership: Tensor, molecules: SparseMatrix) -> Tensor:
         r"""Sums or means of the atom embeddings, ``molecules @ forward(...)``, at the cost of one layer less.
@@ -76,22 +90,20 @@ class GCN(PyGGCN):
         last: Any = self.convs[-1]
         return F.linear(pooled, last.lin.weight) + molecules.row_sums.unsqueeze(1) * last.bias
 
-    def _hidden(self, x: Tensor, adjacency: SparseMatrix) -> Tensor:
+    def _hidden(self, x: Tensor, adjacency: SparseMatrix | EdgeMatrix) -> Tensor:
         convs: Any = self.convs
         for conv in convs[:-1]:
             x = self.dropout(_convolve(x, adjacency, conv).relu_())
         return x
 
-    def _is_plain(self, x: Tensor) -> bool:
-        if not multiplies(x) or not unobserved(self.act):
-            return False
-        return all(
+    def _is_plain(self) -> bool:
+        return unobserved(self.act) and all(
             type(conv) is GCNConv and type(conv.lin) is Linear and unobserved(conv) and unobserved(conv.lin)
             for conv in self.convs
         )
 
 
-def _convolve(x: Tensor, adjacency: SparseMatrix, conv: Any) -> Tensor:
+def _convolve(x: Tensor, adjacency: SparseMatrix | EdgeMatrix, conv: Any) -> Tensor:
     """A graph convolution; neighbours are summed where the vectors are shorter."""
     weight = conv.lin.weight
     if weight.size(0) < weight.size(1):

@@ -1,4 +1,4 @@
-"""Sums over neighbours and over molecules as products with a sparse matrix held by rows, for CPUs.
+"""Sums over neighbours and over molecules as products with a sparse matrix, held by rows for CPUs, by edges for GPUs.
 
 PyG's layers gather a row for every edge and add the rows with ``scatter_add_``. Here the edges are sorted by target
 once for all layers of a forward pass, each target's row is summed without an intermediate row per edge
@@ -12,7 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["SparseMatrix", "molecule_matrix", "multiplies", "neighbour_matrix", "normalized_adjacency"]
+__all__ = [
+    "EdgeMatrix",
+    "SparseMatrix",
+    "molecule_matrix",
+    "multiplies",
+    "neighbour_matrix",
+    "normalized_adjacency",
+    "normalized_edges",
+    "transformed",
+]
 
 
 @dataclass(frozen=True)
@@ -95,9 +104,12 @@ def multiplies(x: Tensor) -> bool:
 
     It is on the CPU, and neither ``torch.compile`` nor a transform of ``torch.func`` is at work.
     """
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return False
-    return not torch._C._are_functorch_transforms_active()
+    return x.device.type == "cpu" and not transformed()
+
+
+def transformed() -> bool:
+    """Whether ``torch.compile`` or a transform of ``torch.func`` is at work."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 def normalized_adjacency(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> SparseMatrix:
@@ -129,6 +141,44 @@ def normalized_adjacency(edge_index: Tensor, num_nodes: int, dtype: torch.dtype 
     column_index, column_pointer = _sort(target, source, num_nodes)
     of_column = scale.repeat_interleave(column_pointer.diff(), output_size=len(index))
     return SparseMatrix(rows, _Rows(column_index, column_pointer, scale.index_select(0, column_index).mul_(of_column)))
+
+
+@dataclass(frozen=True)
+class EdgeMatrix:
+    """A constant sparse matrix [V, V] with entries for edges and on the diagonal; nothing of it waits for a GPU.
+
+    Attributes:
+        source: columns of the entries, [E].
+        target: their rows, [E].
+        weight: the entries, [E].
+        diagonal: what is added on the diagonal, [V].
+    """
+
+    source: Tensor
+    target: Tensor
+    weight: Tensor
+    diagonal: Tensor
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        messages = x.index_select(0, self.source) * self.weight.unsqueeze(1)
+        return (x * self.diagonal.unsqueeze(1)).index_add(0, self.target, messages)
+
+
+def normalized_edges(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> EdgeMatrix:
+    """The matrix of :func:`normalized_adjacency` without looking at a value: self loops weigh 0 and 1 is added to all.
+
+    PyG's ``gcn_norm`` picks the edges that are none, so that the host waits for their number, in every layer.
+
+    Args:
+        edge_index: [2, E].
+        num_nodes: V.
+        dtype: of the weights.
+    """
+    source, target = edge_index
+    weight = (source != target).to(dtype)
+    scale = weight.new_ones(num_nodes).index_add(0, target, weight).rsqrt_()
+    weight = weight * scale.index_select(0, source) * scale.index_select(0, target)
+    return EdgeMatrix(source, target, weight, scale.square())
 
 
 def neighbour_matrix(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> SparseMatrix:

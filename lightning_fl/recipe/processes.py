@@ -25,6 +25,9 @@ __all__ = ["choose_processes"]
 
 #: A process takes some 32 bytes for each weight (model, gradient, momentum, the two halves of an exact sum).
 _SMALL_MODEL = 20_000_000
+#: A step of so few weights takes a core about as long as Python takes to ask a GPU for its kernels: estimated.
+_TINY_MODEL = 100_000
+_MANY_CORES = 8
 
 
 def choose_processes(
@@ -47,6 +50,8 @@ def choose_processes(
         A line that says what was chosen, where something was.
     """
     strategy = trainer.strategy
+    if strategy.root_device.type == "cuda":
+        return _slow_gpu(trainer, module, data)
     if not _has_this_process_to_itself(words) or not strategy.can_fork:
         return None
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch's optimisers would open a GPU to ask whether it is captured
@@ -63,6 +68,22 @@ def choose_processes(
     return (
         f"{processes} processes of one thread each{of}: there are {cores} cores and the model is small"
         f" ({size:,} parameters). --trainer.devices 1 keeps to one; the results are the same."
+    )
+
+
+def _slow_gpu(trainer: "FederatedTrainer", module: "LightningModule", data: "FederatedDataModule") -> str | None:
+    """What is said where a GPU waits for Python, and cores for nothing."""
+    strategy, clients, size = trainer.strategy, known_clients(data), _num_parameters(module)
+    processes = min(len(os.sched_getaffinity(0)), clients or _MANY_CORES) if hasattr(os, "sched_getaffinity") else 1
+    faster = trainer.stacked_clients > 1 or trainer.cuda_graphs
+    if strategy.num_processes > 1 or strategy.num_nodes > 1 or faster or processes < _MANY_CORES:
+        return None
+    if not 0 < size <= _TINY_MODEL:
+        return None
+    return (
+        f"the model is small ({size:,} parameters), and a GPU spends most of its steps waiting: {processes} processes"
+        " on the CPU (--trainer.accelerator cpu) may be faster, or --trainer.cuda_graphs true, or"
+        f" --trainer.stacked_clients {clients or processes}. benchmarks/gpu.py compares them."
     )
 
 

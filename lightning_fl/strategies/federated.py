@@ -30,6 +30,7 @@ from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
 from lightning_fl.messages import MessageError, decode, encode
 from lightning_fl.options import check_numbers
+from lightning_fl.strategies.backends import backends_of, default_backend, shared_device
 from lightning_fl.strategies.fork_launcher import ForkLauncher
 from lightning_fl.strategies.peers import Peers
 from lightning_fl.strategies.rendezvous import Place, meet
@@ -73,7 +74,8 @@ class FederatedStrategy(Learner, DDPStrategy):
     Args:
         start_method: how Fabric starts the other processes: "popen" runs the script again, "spawn" and "fork" start
             the function that was launched.
-        process_group_backend: "gloo", "nccl", ...; ``None`` chooses by device.
+        process_group_backend: "gloo", "nccl", ...; ``None`` chooses by device: Gloo between CPUs, and between processes
+            that share a GPU; else "cpu:gloo,cuda:nccl", weights by NCCL and all else by Gloo.
         timeout: how long ranks wait for each other, at the start and in every exchange: seconds or a ``timedelta``.
         **unknown: refused.
 
@@ -190,6 +192,15 @@ class FederatedStrategy(Learner, DDPStrategy):
         self.parallel_devices = CPUAccelerator.get_parallel_devices(num_processes)
         self._launcher = ForkLauncher(self.cluster_environment, num_processes) if num_processes > 1 else None
 
+    def share_devices(self, devices: Sequence[torch.device], processes_per_device: int) -> None:
+        """Have several processes on each device of this machine; to be called before Fabric is made.
+
+        Args:
+            devices: each once.
+            processes_per_device: on each of them.
+        """
+        self.parallel_devices = [*devices] * processes_per_device
+
     # -- who else is there ----------------------------------------------------------------------------------------
 
     @property
@@ -233,7 +244,10 @@ class FederatedStrategy(Learner, DDPStrategy):
         if environment.creates_processes_externally:  # by this package elsewhere, which has said so, or by hand
             most = int(os.environ.get("WORLD_SIZE", number))
         elif most < number:
-            rank_zero_warn(f"trainer.devices={number} is lowered to {most}: {reason}.")
+            assert self.parallel_devices is not None
+            shared = shared_device(self.parallel_devices) is not None
+            what = f"{number} processes, several to a GPU, are" if shared else f"trainer.devices={number} is"
+            rank_zero_warn(f"{what} lowered to {most}: {reason}.")
         if most < number:
             assert self.parallel_devices is not None
             forks = isinstance(self._launcher, ForkLauncher)
@@ -252,6 +266,10 @@ class FederatedStrategy(Learner, DDPStrategy):
         else:
             assert self.accelerator is not None
             self.accelerator.setup_device(self.root_device)
+
+    def _get_process_group_backend(self) -> str:
+        assert self.parallel_devices is not None
+        return self._process_group_backend or default_backend(self.parallel_devices)
 
     def _setup_distributed(self) -> None:
         """Wait for the other ranks, saying for whom, and start the process group."""
@@ -283,11 +301,25 @@ class FederatedStrategy(Learner, DDPStrategy):
                 rank=self.global_rank,
                 world_size=self.world_size,
                 timeout=self.timeout,
-                device_id=self.root_device if self.root_device.type != "cpu" else None,
+                device_id=self.root_device if self._connects_gpus else None,
             )
+        if self._connects_gpus:
+            self._peers.abort = self._abort
         # Fabric does this for NCCL alone; a Gloo group left to the interpreter's exit can abort the process.
         atexit.unregister(_destroy_dist_connection)
         atexit.register(_destroy_dist_connection)
+
+    @property
+    def _connects_gpus(self) -> bool:
+        """Whether GPUs are connected with each other, and so are to be known when the group starts."""
+        assert self._process_group_backend is not None
+        return backends_of(self._process_group_backend).get(self.root_device.type, "gloo") not in ("gloo", "mpi")
+
+    def _abort(self) -> None:
+        """End what this rank's GPU waits for of others, which it would do until the time-out."""
+        group = torch.distributed.group.WORLD
+        if group is not None:
+            group._get_backend(self.root_device).abort()
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -316,6 +348,8 @@ class FederatedStrategy(Learner, DDPStrategy):
         peers.end_work()
         peers.tell(error)
         if torch.distributed.is_initialized():
+            if self._connects_gpus:
+                self._abort()
             torch.distributed.destroy_process_group()
         peers.leave()
         atexit.unregister(peers.leave)
@@ -417,7 +451,7 @@ class FederatedStrategy(Learner, DDPStrategy):
             return obj
         own = self.global_rank == src
         message = _message(obj) if own else b""
-        length = torch.tensor([len(message)], device=self._message_device)
+        length = torch.tensor([len(message)], device=self.message_device)
         with self._together():
             torch.distributed.broadcast(length, src=src)
         count = int(length.item())
@@ -431,17 +465,21 @@ class FederatedStrategy(Learner, DDPStrategy):
         Small tensors are gathered by Gloo, which takes one message where its sum takes several.
         """
         with self._together():
-            if reduce_op not in ("sum", "max") or not torch.distributed.is_initialized():
+            if not torch.distributed.is_initialized() or not isinstance(tensor, Tensor):
+                return super().all_reduce(tensor, group, reduce_op)
+            gloo = backends_of(group).get(tensor.device.type) == "gloo"
+            mean = gloo and reduce_op in ("mean", "avg")  # which Gloo has no operation for
+            if reduce_op not in ("sum", "max") and not mean:
                 return super().all_reduce(tensor, group, reduce_op)
             size = torch.distributed.get_world_size(group)
-            if torch.distributed.get_backend(group) == "gloo" and size * tensor.numel() <= _GATHERED:
+            if gloo and not mean and size * tensor.numel() <= _GATHERED:
                 gathered = [torch.empty_like(tensor) for _ in range(size)]
                 torch.distributed.all_gather(gathered, tensor.contiguous(), group=group)
                 together = torch.stack(gathered)
                 return together.sum(0) if reduce_op == "sum" else together.amax(0)
-            operation = torch.distributed.ReduceOp.SUM if reduce_op == "sum" else torch.distributed.ReduceOp.MAX
+            operation = torch.distributed.ReduceOp.MAX if reduce_op == "max" else torch.distributed.ReduceOp.SUM
             torch.distributed.all_reduce(tensor, op=operation, group=group)
-            return tensor
+            return tensor.copy_(tensor / size) if mean else tensor
 
     def broadcast_bytes_(self, vector: Tensor, src: int) -> None:
         """Overwrite a vector on every rank by that of rank ``src``, bit for bit, whatever its dtype."""
@@ -449,13 +487,17 @@ class FederatedStrategy(Learner, DDPStrategy):
             torch.distributed.broadcast(vector.view(torch.uint8), src=src)  # bytes: no backend knows all dtypes
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Fabric's."""
+        """Fabric's; where messages have a backend of their own it is theirs, and does not wait for GPUs."""
         with self._together():
-            super().barrier(*args, **kwargs)
+            if torch.distributed.is_initialized() and len(set(backends_of().values())) > 1:
+                torch.distributed.all_reduce(torch.zeros(1, device=self.message_device))
+            else:
+                super().barrier(*args, **kwargs)
 
     @property
-    def _message_device(self) -> torch.device:
-        return self.root_device if torch.distributed.get_backend() == "nccl" else torch.device("cpu")
+    def message_device(self) -> torch.device:
+        """Where the tensors lie by which ranks tell each other something: on the host, unless NCCL is all there is."""
+        return torch.device("cpu") if "cpu" in backends_of() else self.root_device
 
     def _gathered(self, message: bytes) -> list[np.ndarray]:
         """The messages of all ranks: small ones with their lengths, once more where one is larger."""
@@ -476,7 +518,7 @@ class FederatedStrategy(Learner, DDPStrategy):
         """The bytes of all ranks, filled up to one width."""
         own = torch.zeros(width, dtype=torch.uint8)
         own.numpy()[: len(content)] = content
-        rows = torch.empty(self.world_size, width, dtype=torch.uint8, device=self._message_device)
+        rows = torch.empty(self.world_size, width, dtype=torch.uint8, device=self.message_device)
         with self._together():
             torch.distributed.all_gather(list(rows.unbind()), own.to(rows.device))
         return list(rows.cpu().numpy())
@@ -485,7 +527,7 @@ class FederatedStrategy(Learner, DDPStrategy):
         content = torch.empty(length, dtype=torch.uint8)
         if self.global_rank == src:
             content.numpy()[:] = np.frombuffer(message, np.uint8)
-        content = content.to(self._message_device)
+        content = content.to(self.message_device)
         with self._together():
             torch.distributed.broadcast(content, src=src)
         return content.cpu().numpy()

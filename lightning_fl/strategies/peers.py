@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -113,6 +113,8 @@ class Peers:
         self._answers: dict[int, bool] = {}
         #: This rank is in what all do together.
         self.waits = False
+        #: Ends what this rank waits for of GPUs: no exception reaches a thread that waits for one.
+        self.abort: Callable[[], None] | None = None
         _ALL.add(self)
         threading.Thread(target=self._listen, name="peers", daemon=True).start()
 
@@ -279,12 +281,16 @@ class Peers:
             Exception.__init__(error, text)
 
         raised = type(kind.__name__, (kind,), {"__init__": made})  # a thread can be given a class only
+        abort, self.abort = self.abort, None
         while True:
             time.sleep(_GRACE)
             thread = self._at_work
             if thread is None or self._process != os.getpid():
                 return
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(raised))
+            if abort is not None:
+                abort()
+                abort = None
 
 
 _ALL: "weakref.WeakSet[Peers]" = weakref.WeakSet()

@@ -14,7 +14,8 @@ unit of the study's table; "1 %" is a hundredth of what the metric measures, wha
 
 A claim is judged by the difference, left less right, of every seed: its mean over seeds and the two-sided 95 %
 confidence interval of Student's t. It *holds* if the whole interval lies on the claimed side, *does not hold* if it
-lies on the other side, and is *undecided* else, which with fewer than two seeds it always is.
+lies on the other side, and is *undecided* else, which with fewer than two seeds it always is. Of many claims some hold
+by chance: a second answer is at a level of 5 % for all of them together, by Holm's correction of their p-values.
 """
 
 import itertools
@@ -26,16 +27,18 @@ from typing import Literal
 
 from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.study.intervals import Interval, paired_interval
+from lightning_fl.study.intervals import Interval, holm, paired_interval, seeds_needed
 
 __all__ = [
     "LABEL",
+    "SHARES",
     "STATISTICS",
     "Answer",
     "Claim",
     "Term",
     "Verdict",
     "answer_claim",
+    "corrected",
     "judge",
     "parse_claim",
 ]
@@ -44,11 +47,12 @@ __all__ = [
 #: ``gain`` (mean), ``rsd``, ``ipr`` and ``harmed`` of the gains over local training.
 STATISTICS = ("mean", "worst", "best", "std", "gain", "rsd", "ipr", "harmed")
 #: Of these, shares of clients.
-_SHARES = ("ipr", "harmed")
+SHARES = ("ipr", "harmed")
 #: A name of an arm, an axis or a value of an axis.
 LABEL = re.compile(r"[A-Za-z0-9_.:+\-/@]+")
 
 Verdict = Literal["holds", "does not hold", "undecided"]
+_LEVEL = 0.05
 #: (statistic, arm, place on the grid, seed) -> value in the table's unit; NaN where there is none yet, ``None`` where
 #: the study has no such run.
 ValueOf = Callable[[str, str, Mapping[str, str], int], float | None]
@@ -91,6 +95,7 @@ class Answer:
         verdict: the answer.
         interval: of the difference, left less right, over seeds.
         reason: why it is undecided, or what is missing; empty where there is nothing to say.
+        corrected_p_value: of no difference, corrected for the number of claims that were answered.
     """
 
     claim: str
@@ -98,6 +103,18 @@ class Answer:
     verdict: Verdict
     interval: Interval
     reason: str = ""
+    corrected_p_value: float = math.nan
+
+    @property
+    def corrected(self) -> Verdict:
+        """The answer at a level of 5 % for all claims of the study together."""
+        certain = self.interval.deviation == 0  # every seed says the same
+        return self.verdict if certain or self.corrected_p_value < _LEVEL else "undecided"
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """Seeds that would decide it with a probability of 80 %; ``None`` where it is decided, or nothing tells."""
+        return seeds_needed(self.interval) if self.verdict == "undecided" else None
 
 
 def judge(interval: Interval, relation: str) -> Verdict:
@@ -137,6 +154,12 @@ def answer_claim(claim: Claim, seeds: Sequence[int], grid: Mapping[str, Sequence
     return found or [
         Answer(claim.text, fixed, "undecided", nothing, "the runs that it compares are not part of the study")
     ]
+
+
+def corrected(answers: Sequence[Answer]) -> list[Answer]:
+    """The answers, with their p-values corrected for their number."""
+    p_values = holm([answer.interval.p_value for answer in answers])
+    return [replace(answer, corrected_p_value=p) for answer, p in zip(answers, p_values, strict=True)]
 
 
 def _answer(claim: Claim, seeds: Sequence[int], place: dict[str, str], value: ValueOf) -> Answer | None:
@@ -290,4 +313,4 @@ class _Parser:
 
 
 #: A quantity that is not a share.
-_OTHERS = rf"\b({'|'.join(name for name in STATISTICS if name not in _SHARES)})\s*\("
+_OTHERS = rf"\b({'|'.join(name for name in STATISTICS if name not in SHARES)})\s*\("

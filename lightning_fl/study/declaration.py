@@ -2,13 +2,13 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lightning_fl.study.claims import Claim
 
-__all__ = ["FULL", "Arm", "Overrides", "Published", "Scale", "Study", "TableLayout"]
+__all__ = ["FULL", "Arm", "Chosen", "Overrides", "Published", "Scale", "Study", "TableLayout"]
 
 #: The scale at which a study is run if no other is named: all that is declared outside of ``scales``.
 FULL = "full"
@@ -80,6 +80,25 @@ class Published:
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """How a setting of the study's runs was chosen, which no run of the study takes part in.
+
+    Args:
+        setting: what was set, and of which arms.
+        value: what to.
+        candidates: what it was chosen from.
+        by: the metric that chose, of training or validation data.
+        seeds: of the runs that chose; none of the study's.
+    """
+
+    setting: str
+    value: str
+    candidates: tuple[str, ...]
+    by: str
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Study:
     """A study.
 
@@ -98,6 +117,7 @@ class Study:
         claims: what is said of the results.
         scales: name -> scale, "full" among them.
         scale: the one that is run.
+        chosen: how its settings were.
     """
 
     path: Path
@@ -114,6 +134,7 @@ class Study:
     claims: tuple[Claim, ...]
     scales: dict[str, Scale]
     scale: str = FULL
+    chosen: tuple[Chosen, ...] = ()
 
     @property
     def name(self) -> str:
@@ -188,6 +209,10 @@ class Study:
             "claims": [claim.text for claim in self.claims],
             "scales": {name: _scale_dict(scale) for name, scale in self.scales.items() if scale != Scale()},
         }
+        if self.chosen:
+            content["chosen"] = [
+                asdict(one) | {"candidates": list(one.candidates), "seeds": list(one.seeds)} for one in self.chosen
+            ]
         if published:
             content["published"] = {"source": self.published.source, "values": published}
         return content

@@ -22,6 +22,7 @@ from lightning_fl.study.claims import Answer
 from lightning_fl.study.declaration import FULL
 from lightning_fl.study.finished_run import FinishedRun
 from lightning_fl.study.pivot import make_pivot
+from lightning_fl.study.report import CHOSEN_HEADER, chosen_rows
 from lightning_fl.study.results import CellResult, StudyResults
 from lightning_fl.study.study_figures import Runs, draw_claims, draw_curves, draw_distributions, draw_results
 from lightning_fl.user_yaml import dump_yaml
@@ -65,8 +66,11 @@ def write_html(results: StudyResults, out: Path) -> Path:
         study=study,
         pivot=make_pivot(results),
         explained={name: _STATISTICS[name] for name in study.table.statistics},
+        chosen_header=CHOSEN_HEADER,
+        chosen=chosen_rows(study),
         answers=[_answer(answer, study.table.digits) for answer in results.answers],
         has_places=any(answer.axes for answer in results.answers),
+        has_needs=any(answer.seeds_needed for answer in results.answers),
         has_remarks=any(answer.reason for answer in results.answers),
         verdicts=Counter(answer.verdict for answer in results.answers),
         figures=_figures(results, _runs(results, out)),
@@ -135,6 +139,9 @@ def _answer(answer: Answer, digits: int) -> dict[str, Any]:
         "claim": answer.claim,
         "at": ", ".join(f"{axis}={label}" for axis, label in answer.axes.items()),
         "verdict": answer.verdict,
+        "corrected": answer.corrected,
+        "corrected_kind": answer.corrected.replace(" ", "-"),
+        "needs": answer.seeds_needed or "",
         "kind": answer.verdict.replace(" ", "-"),
         "difference": "" if math.isnan(interval.mean) else f"{interval.mean:+.{more}f}",
         "interval": bounds,

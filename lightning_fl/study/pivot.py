@@ -11,8 +11,11 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from lightning_fl.study.claims import SHARES
 from lightning_fl.study.declaration import Study
+from lightning_fl.study.intervals import share_interval
 from lightning_fl.study.results import CellResult, StudyResults
+from lightning_fl.study.table_columns import DIRECTIONS, best_values
 
 __all__ = ["Pivot", "make_pivot", "markdown_table", "terminal_tables"]
 
@@ -32,12 +35,14 @@ class Pivot:
         rows: as long as the header each.
         num_labels: how many columns name the row.
         notes: below the table, a sentence each.
+        best: as long as the rows, whether a value is the best one of its arms; all False without labels.
     """
 
     header: list[str]
     rows: list[list[str]]
     num_labels: int
     notes: list[str]
+    best: list[list[bool]]
 
 
 def make_pivot(results: StudyResults) -> Pivot:
@@ -61,17 +66,47 @@ def make_pivot(results: StudyResults) -> Pivot:
             if any((", ".join(row), name, statistic) in published for row in used_rows):
                 header.append(f"{name} {statistic}{_PUBLISHED}".strip())
                 shown.append((column, statistic, True))
-    body = []
-    for row in used_rows:
-        line = list(row)
+    body, num_labels = [], len(layout.rows)
+    for of_row in used_rows:
+        line = list(of_row)
         for column, statistic, is_published in shown:
             if is_published:
-                figure = published.get((", ".join(row), ", ".join(column), statistic))
+                figure = published.get((", ".join(of_row), ", ".join(column), statistic))
                 line.append("" if figure is None else _number(figure[0], figure[1], layout.digits))
             else:
-                line.append(_cell(study, cells.get((row, column), []), statistic))
+                line.append(_cell(study, cells.get((of_row, column), []), statistic))
         body.append(line)
-    return Pivot(header, body, len(layout.rows), _notes(results))
+    best = [[False] * len(header) for _ in body]
+    for statistic, places in _comparable(used_rows, shown, layout.rows, layout.columns):
+        means = [_mean(cells.get((used_rows[number], shown[place][0]), []), statistic) for number, place in places]
+        texts = [body[number][num_labels + place] for number, place in places]
+        texts = [text.split()[0] if text else "" for text in texts]  # as they read, without spreads
+        direction = DIRECTIONS.get(statistic, results.higher_is_better)
+        for (number, place), is_best in zip(places, best_values(means, texts, direction), strict=True):
+            best[number][num_labels + place] = is_best
+    return Pivot(header, body, num_labels, _notes(results), best)
+
+
+def _comparable(
+    rows: Sequence[tuple[str, ...]],
+    shown: Sequence[tuple[tuple[str, ...], str, bool]],
+    row_parts: Sequence[str],
+    column_parts: Sequence[str],
+) -> list[tuple[str, list[tuple[int, int]]]]:
+    """Statistics, each with the places (row, shown column) that differ in the arm alone."""
+    groups: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+    for place, (labels, statistic, is_published) in enumerate(shown):
+        for row, names in enumerate(rows):
+            at = dict(zip((*row_parts, *column_parts), (*names, *labels), strict=True))
+            if not is_published and at.pop("arm", None) is not None:
+                groups.setdefault((statistic, *at.values()), []).append((row, place))
+    return [(key[0], places) for key, places in groups.items()]
+
+
+def _mean(cells: Sequence[CellResult], statistic: str) -> float:
+    """Over the seeds that are done; NaN where none is."""
+    values = [cell.values[statistic] for cell in cells if not math.isnan(cell.values[statistic])]
+    return statistics.fmean(values) if values else math.nan
 
 
 def _keys(study: Study, parts: Sequence[str]) -> list[tuple[str, ...]]:
@@ -91,6 +126,12 @@ def _cell(study: Study, cells: Sequence[CellResult], statistic: str) -> str:
         return "failed" if failed else "–"
     spread = statistics.stdev(values) if len(values) > 1 else None
     text = _number(statistics.fmean(values), spread, study.table.digits)
+    if statistic in SHARES and all(cell.clients_with_gain for cell in done):
+        totals = [cell.clients_with_gain or 0 for cell in done]
+        count = sum(round(cell.values[statistic] * total) for cell, total in zip(done, totals, strict=True))
+        low, high = (unit * bound for bound in share_interval(count, sum(totals)))
+        digits = study.table.digits
+        text = f"{_number(statistics.fmean(values), None, digits)} [{low:.{digits}f}, {high:.{digits}f}]"
     marks = "".join(sorted({_mark(cell.data_source) for cell in done}))
     return text + (f" (n={len(values)})" if len(values) < len(cells) else "") + (f" {marks}" if marks else "")
 
@@ -113,6 +154,11 @@ def _notes(results: StudyResults) -> list[str]:
         f"{study.metric} on {study.split} data{unit}{direction}; {spread} {len(seeds)}"
         f" {'seed' if len(seeds) == 1 else 'seeds'} ({', '.join(map(str, seeds))}), scale {study.scale}."
     ]
+    if any(name in SHARES for name in study.table.statistics):
+        named = " and ".join(name for name in study.table.statistics if name in SHARES)
+        notes.append(
+            f"{named}: with Wilson's 95 % interval over the clients of all seeds, as if each were drawn by itself."
+        )
     for source in sorted({cell.data_source for cell in results.cells} - {"", "measured"}):
         what = ": embedded examples, computed, no measurements" if source == "stand-in" else ""
         notes.append(f"{_mark(source)} {source} data{what}.")
@@ -127,14 +173,25 @@ def _notes(results: StudyResults) -> list[str]:
     return notes
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], num_labels: int = 1) -> str:
+def markdown_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    num_labels: int = 1,
+    best: Sequence[Sequence[bool]] | None = None,
+) -> str:
     """A table in Markdown.
 
     Args:
         header: the columns' names.
         rows: as long as the header each.
         num_labels: the first columns, which are flush left.
+        best: as the rows, what is bold.
     """
+    if best is not None:
+        rows = [
+            [f"**{text}**" if is_best else text for text, is_best in zip(row, marks, strict=True)]
+            for row, marks in zip(rows, best, strict=True)
+        ]
     lines = [header, ["---"] * num_labels + ["---:"] * (len(header) - num_labels), *rows]
     return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
 
@@ -167,8 +224,8 @@ def terminal_tables(pivot: Pivot, width: int) -> Iterator[Table]:
             # Broken here: rich takes the room for a long name from its neighbours' numbers.
             name = "\n".join(textwrap.wrap(pivot.header[number], _width(pivot, number)))
             table.add_column(Text(name), justify="left" if number < pivot.num_labels else "right")
-        for row in pivot.rows:
-            table.add_row(*(Text(row[number]) for number in [*labels, *chunk]))
+        for row, best in zip(pivot.rows, pivot.best, strict=True):
+            table.add_row(*(Text(row[number], "bold" if best[number] else "") for number in [*labels, *chunk]))
         yield table
 
 

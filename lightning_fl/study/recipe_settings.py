@@ -18,6 +18,7 @@ _WITHOUT_EFFECT = frozenset(
         *("seed_everything", "ckpt_path", "config", "trainer.seed", "trainer.default_root_dir", "trainer.logger"),
         *("trainer.enable_progress_bar", "trainer.log_per_client", "trainer.log_every_n_steps", "trainer.devices"),
         *("trainer.num_nodes", "trainer.num_threads", "trainer.callbacks", "trainer.profile"),
+        "trainer.processes_per_device",
     }
 )
 #: Differing settings named in a label; more only where it takes them to tell rows apart.

@@ -10,26 +10,45 @@ from rich.text import Text
 
 from lightning_fl.atomic import write_whole
 from lightning_fl.study.claims import Answer
+from lightning_fl.study.declaration import Study
 from lightning_fl.study.pivot import make_pivot, markdown_table, terminal_tables
 from lightning_fl.study.results import StudyResults
 
-__all__ = ["print_results", "write_markdown"]
+__all__ = ["CHOSEN_HEADER", "chosen_rows", "print_results", "write_markdown"]
 
 _STYLES = {"holds": "green", "does not hold": "red", "undecided": "yellow"}
-_CLAIM_HEADER = ["claim", "at", "answer", "difference [95 % interval]", "n", "remark"]
+_CLAIM_HEADER = ["claim", "at", "answer", "all together", "difference [95 % interval]", "n", "needs", "remark"]
+_CLAIM_NOTES = (
+    "answer: by the claim's own 95 % interval (Student's t); all together: at a level of 5 % for all claims (Holm).",
+    "needs: seeds that would decide a difference of this size and spread with a probability of 80 %.",
+)
+
+
+CHOSEN_HEADER = ["setting", "chosen", "of", "by", "seeds"]
+
+
+def chosen_rows(study: Study) -> list[list[str]]:
+    """How the study's settings were chosen, a row each."""
+    return [
+        [one.setting, one.value, ", ".join(one.candidates), one.by, ", ".join(map(str, one.seeds))]
+        for one in study.chosen
+    ]
 
 
 def write_markdown(results: StudyResults, out: Path) -> None:
     """Write ``table.md`` and ``claims.md`` into the study's folder."""
     pivot, study = make_pivot(results), results.study
-    parts = [f"# {study.title}", markdown_table(pivot.header, pivot.rows, pivot.num_labels), *pivot.notes]
+    parts = [f"# {study.title}", markdown_table(pivot.header, pivot.rows, pivot.num_labels, pivot.best), *pivot.notes]
+    if study.chosen:
+        parts += ["Settings were chosen before, on other seeds:", markdown_table(CHOSEN_HEADER, chosen_rows(study), 5)]
     if results.failed:
         names = [f"- {_name(cell.arm, cell.place, cell.seed)}: {cell.failure} ({cell.log})" for cell in results.failed]
         parts.append("\n".join(["Failed:", "", *names]))
     write_whole(out / "table.md", "\n\n".join(parts) + "\n")
     rows = [_claim_row(answer, study.table.digits) for answer in results.answers]
     claims = markdown_table(_CLAIM_HEADER, rows, len(_CLAIM_HEADER)) if rows else "The study claims nothing."
-    write_whole(out / "claims.md", f"# {study.title}: claims\n\n{claims}\n")
+    notes = "\n\n".join(["", *_CLAIM_NOTES]) if rows else ""
+    write_whole(out / "claims.md", f"# {study.title}: claims\n\n{claims}{notes}\n")
 
 
 def print_results(results: StudyResults, out: Path, console: Console | None = None) -> None:
@@ -53,6 +72,8 @@ def print_results(results: StudyResults, out: Path, console: Console | None = No
             text: number for number, text in enumerate(dict.fromkeys(a.reason for a in results.answers if a.reason), 1)
         }
         console.print(_claim_table(results.answers, study.table.digits, remarks))
+        for note in _CLAIM_NOTES:
+            console.print(Text(note))
         for remark, number in remarks.items():
             console.print(Text(f"({number}) {remark}."))
     for cell in results.failed:
@@ -67,7 +88,7 @@ def _claim_table(answers: Sequence[Answer], digits: int, remarks: Mapping[str, i
     rows = [_claim_row(answer, digits)[:-1] for answer in answers]
     shown = [number for number in range(len(_CLAIM_HEADER) - 1) if any(row[number] for row in rows)]
     for number in shown:
-        table.add_column(_CLAIM_HEADER[number], justify="right" if _CLAIM_HEADER[number] == "n" else "left")
+        table.add_column(_CLAIM_HEADER[number], justify="right" if _CLAIM_HEADER[number] in ("n", "needs") else "left")
     for answer, row in zip(answers, rows, strict=True):
         texts = [Text(row[number], _STYLES.get(row[number], "")) for number in shown]
         if answer.reason:
@@ -82,7 +103,8 @@ def _claim_row(answer: Answer, digits: int) -> list[str]:
     text = "" if math.isnan(interval.mean) else f"{interval.mean:+.{more}f}"
     if not math.isnan(interval.low):
         text += f" [{interval.low:+.{more}f}, {interval.high:+.{more}f}]"
-    return [answer.claim, at, answer.verdict, text, str(interval.n), answer.reason]
+    needs = str(answer.seeds_needed or "")
+    return [answer.claim, at, answer.verdict, answer.corrected, text, str(interval.n), needs, answer.reason]
 
 
 def _name(arm: str, place: dict[str, str], seed: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from lightning_fl.atomic import write_whole
 from lightning_fl.errors import CheckpointError, ConfigurationError
 from lightning_fl.study.cells import Cell
-from lightning_fl.study.claims import STATISTICS, Answer, answer_claim
+from lightning_fl.study.claims import STATISTICS, Answer, answer_claim, corrected
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.study_file import load_study
 from lightning_fl.user_yaml import dump_yaml
@@ -35,6 +35,7 @@ class CellResult:
         seed: its seed.
         status: how far it is.
         values: statistic -> value in the metric's own unit; NaN for what the run does not have.
+        clients_with_gain: whose gain over local training is known; ``None`` where no gain was taken.
         higher_is_better: the metric's direction; ``None`` where it is not known.
         data_source: what the run said of its data: "measured", "stand-in", "synthetic"; empty before it is done.
         rounds: that were trained; ``None`` before it is done.
@@ -58,6 +59,7 @@ class CellResult:
     run_folder: str = ""
     failure: str = ""
     log: str = ""
+    clients_with_gain: int | None = None
 
     @classmethod
     def of(cls, cell: Cell, metric: str, out: Path) -> "CellResult":
@@ -75,7 +77,7 @@ class CellResult:
             failure = cell.failure()
             status: Status = "failed" if failure is not None else "cut off" if attempts or cell.versions() else "open"
             return cls(cell.arm, cell.place, cell.seed, status, values, failure=failure or "", log=log)
-        higher, failure = None, ""
+        higher, failure, gains = None, "", {}
         try:
             found = run.metric(metric, cell.split)
         except ConfigurationError as error:
@@ -99,6 +101,7 @@ class CellResult:
             run_folder=_below(run.folder, out),
             failure=failure,
             log=log,
+            clients_with_gain=len(gains["clients"]) if gains.get("clients") else None,
         )
 
 
@@ -142,7 +145,7 @@ class StudyResults:
 
         grid = study.run_grid
         answers = [answer for claim in study.claims for answer in answer_claim(claim, study.run_seeds, grid, value)]
-        return cls(study, cells, environment, answers)
+        return cls(study, cells, environment, corrected(answers))
 
     @classmethod
     def read(cls, out: Path) -> "StudyResults":
@@ -182,7 +185,10 @@ class StudyResults:
                 "claim": answer.claim,
                 "at": ", ".join(f"{axis}={label}" for axis, label in answer.axes.items()),
                 "verdict": answer.verdict,
+                "verdict_holm": answer.corrected,
                 **{name: _text(number) for name, number in asdict(answer.interval).items()},
+                "p_value_holm": _text(answer.corrected_p_value),
+                "seeds_needed": str(answer.seeds_needed or ""),
                 "reason": answer.reason,
             }
             for answer in self.answers
@@ -216,6 +222,7 @@ def _row(cell: CellResult) -> dict[str, str]:
         "run_folder": cell.run_folder,
         "failure": cell.failure,
         "log": cell.log,
+        "clients_with_gain": "" if cell.clients_with_gain is None else str(cell.clients_with_gain),
     }
 
 
@@ -235,6 +242,7 @@ def _cell_of(row: dict[str, str], axes: Sequence[str]) -> CellResult:
         run_folder=row["run_folder"],
         failure=row["failure"],
         log=row["log"],
+        clients_with_gain=int(row["clients_with_gain"]) if row.get("clients_with_gain") else None,
     )
 
 

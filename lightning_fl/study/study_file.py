@@ -11,7 +11,7 @@ from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.file_names import is_plain_name
 from lightning_fl.study.claims import LABEL, STATISTICS, Claim, parse_claim
-from lightning_fl.study.declaration import FULL, Arm, Overrides, Published, Scale, Study, TableLayout
+from lightning_fl.study.declaration import FULL, Arm, Chosen, Overrides, Published, Scale, Study, TableLayout
 from lightning_fl.user_yaml import read_yaml
 
 __all__ = ["load_study"]
@@ -28,6 +28,7 @@ _KEYS = (
     "table",
     "published",
     "claims",
+    "chosen",
     "scales",
     "scale",
     "definitions",
@@ -38,7 +39,7 @@ _DEFAULT_STATISTICS = ("mean", "worst")
 #: Columns of ``results.csv``, beside the axes.
 _COLUMNS = (
     *("arm", "seed", "status", *STATISTICS, "higher_is_better", "data_source"),
-    *("rounds", "seconds", "commit", "run_folder", "failure", "log"),
+    *("rounds", "seconds", "commit", "run_folder", "failure", "log", "clients_with_gain"),
 )
 #: What the study sets itself in every run.
 _RESERVED = ("seed_everything", "ckpt_path", "config", "trainer.default_root_dir", "trainer.enable_progress_bar")
@@ -106,6 +107,7 @@ class _Reader:
             claims=tuple(self._claims(table.percent)),
             scales=scales,
             scale=chosen,
+            chosen=tuple(self._chosen(scales)),
         )
         if not self.faults and not any(study.places()):
             self.faults.append(f"nothing is left to run at scale {chosen}: look at exclude and at scales.{chosen}.")
@@ -277,6 +279,30 @@ class _Reader:
                 yield parse_claim(text, list(self.arms), grid, percent)
             except ConfigurationError as error:
                 self.faults.append(f"claims[{number}]: {error}")
+
+    def _chosen(self, scales: Mapping[str, Scale]) -> Iterator[Chosen]:
+        of_scales = [self.content.get("seeds"), *(scale.seeds for scale in scales.values())]
+        own = {seed for seeds in of_scales if isinstance(seeds, list | tuple) for seed in seeds}
+        for number, entry in enumerate(self._list("chosen")):
+            where = f"chosen[{number}]"
+            if not isinstance(entry, dict):
+                self.faults.append(f"{where}: give setting, value, candidates, by and seeds, not {entry!r}.")
+                continue
+            self._known(entry, ("setting", "value", "candidates", "by", "seeds"), where)
+            self.faults += [f"{where}.{key} is missing." for key in ("setting", "by") if not entry.get(key)]
+            value, candidates, by = str(entry.get("value")), entry.get("candidates"), str(entry.get("by"))
+            if not isinstance(candidates, list) or value not in map(str, candidates):
+                self.faults.append(f"{where}.candidates: list what was tried, the chosen value {value} among it.")
+                candidates = []
+            if by.split("/")[0] == "test":
+                self.faults.append(f"{where}.by={by!r}: test data never choose a setting: choose by validation data.")
+            seeds = self._seeds(entry.get("seeds"), f"{where}.seeds")
+            if same := sorted(own.intersection(seeds)):
+                self.faults.append(
+                    f"{where}.seeds: the study itself runs {', '.join(map(str, same))}, whose results would be those of"
+                    " seeds that chose: choose on others."
+                )
+            yield Chosen(str(entry.get("setting")), value, tuple(map(str, candidates)), by, seeds)
 
     # -- values --------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,17 @@ import pandas as pd
 
 from lightning_fl.data.source import STAND_IN
 
-__all__ = ["Column", "Row", "columns_of", "has_stand_in", "notes_of", "rows_of", "title_of"]
+__all__ = [
+    "DIRECTIONS",
+    "Column",
+    "Row",
+    "best_values",
+    "columns_of",
+    "has_stand_in",
+    "notes_of",
+    "rows_of",
+    "title_of",
+]
 
 #: Key -> header, in the order of the table; two lines where it would be wider than its numbers.
 _HEADERS = {
@@ -34,9 +44,7 @@ _PERCENT = ("ipr", "harmed")
 #: Numbers of more places before the point are written with an exponent.
 _MOST_PLACES = 7
 #: Whether more is better, where that does not depend on the metric. Times of different machines do not compare.
-_DIRECTIONS = {"std": False, "gain": True, "ipr": True, "rsd": False, "harmed": False} | dict.fromkeys(
-    _MEGABYTES, False
-)
+DIRECTIONS = {"std": False, "gain": True, "ipr": True, "rsd": False, "harmed": False} | dict.fromkeys(_MEGABYTES, False)
 
 
 @dataclass(frozen=True)
@@ -117,7 +125,7 @@ def columns_of(frame: pd.DataFrame) -> list[Column]:
     for key, header in _HEADERS.items():
         if key in frame and (frame[key].notna().any() or key in ("mean", "worst")):
             values, spreads = _texts(frame, key)
-            best = _best([float(value) for value in frame[key]], values, (known | _DIRECTIONS).get(key))
+            best = best_values([float(value) for value in frame[key]], values, (known | DIRECTIONS).get(key))
             found.append(Column(key, header, tuple(values), tuple(spreads), tuple(best)))
     return found
 
@@ -213,7 +221,7 @@ def _digits(values: np.ndarray) -> int | None:
     return max(3 - exponent, 0) if exponent >= 0 else 2 - exponent
 
 
-def _best(values: Sequence[float], texts: Sequence[str], higher: bool | None) -> list[bool]:
+def best_values(values: Sequence[float], texts: Sequence[str], higher: bool | None) -> list[bool]:
     """The rows that read as the best value, where rows differ in what can be read."""
     finite = [(value, text) for value, text in zip(values, texts, strict=True) if math.isfinite(value)]
     if higher is None or len({text for _, text in finite}) < 2:

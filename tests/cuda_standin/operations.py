@@ -1,4 +1,4 @@
-"""What the stand-in's device does with an operation: refuse it, count that the host waits for it, run it, own what comes.
+"""What the stand-in's device does with an operation: refuse it, count a wait of the host, run it, own what comes.
 
 The rules are those of torch's CUDA device: operands lie on one device, but that 0-dim CPU tensors are numbers to
 pointwise operations; an index may lie on the CPU; random numbers come from a generator of the device.

@@ -17,7 +17,16 @@ from cuda_standin.device import StandIn
 __all__ = ["EverywhereOnTheDevice"]
 
 #: Tests that stay on the CPU, by the beginnings of their names, and why.
-_LEFT_ON_THE_CPU: dict[str, str] = {}
+_LEFT_ON_THE_CPU: dict[str, str] = {
+    "tests/engine/turn/test_compilation.py": "torch.compile is not stood in for",
+    "tests/engine/test_cuda_standin_device.py": "it is about the stand-in itself",
+    "tests/engine/test_profile.py::test_no_reading_of_the_clock_is_lost": "a GPU's clock waits for it",
+    "tests/engine/test_profile.py::test_a_client_that_fails_leaves_the_parts_whole": "a GPU's clock waits for it",
+    "tests/engine/stacked/test_stackable.py::test_parameters_that_share_their_memory": "a copy shares nothing",
+    "tests/engine/stacked/test_stackable.py::test_a_step_that_cannot_be_run_for_several_clients": (
+        "its plain attributes stay on the host"
+    ),
+}
 
 
 def reason_for_the_cpu(item: pytest.Item) -> str | None:

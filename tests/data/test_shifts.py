@@ -72,7 +72,7 @@ def test_concept_permutations(num_classes, num_permuted):
     types = torch.tensor(concept_permutations(num_classes, num_permuted))
     assert torch.equal(types.sort(dim=1).values, torch.arange(num_classes).expand(4, -1))
     agreeing = (types[:, None] == types[None, :]).sum(2)
-    within = num_classes - num_permuted + num_permuted % 2  # an odd reversal keeps its middle label
+    within = num_classes - num_permuted
     assert int(agreeing[0, 1]) == within
     assert int(agreeing[2, 3]) == within
     assert int(agreeing[:2, 2:].max()) == num_classes % 2

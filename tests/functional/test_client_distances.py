@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rounding import assert_equal_up_to_rounding
 from torch import Tensor, nn
 
-import lightning_fl.functional.client_distances as module
+import lightning_fl.functional.discriminator_rounds as module
 from lightning_fl.errors import ConfigurationError, DataError, TrainingError
 from lightning_fl.functional.client_discriminator import (
     DiscriminatorSettings,
@@ -22,6 +22,7 @@ from lightning_fl.functional.client_discriminator import (
 from lightning_fl.functional.client_distances import (
     PairwiseDistances,
     distance,
+    distance_error,
     pairwise_distances,
     spread_order,
     training_size,
@@ -29,8 +30,12 @@ from lightning_fl.functional.client_distances import (
 from lightning_fl.seeding import generator
 
 # Odd sizes, so that vectorised loops have remainders.
-ODD = DiscriminatorSettings(hidden=23, learning_rate=0.3, max_rounds=60, patience=4, max_train=7, max_validation=19)
-SMALL = DiscriminatorSettings(hidden=16, learning_rate=0.3, max_rounds=60, patience=4, max_train=8, max_validation=20)
+ODD = DiscriminatorSettings(
+    hidden=23, learning_rate=0.3, max_rounds=60, patience=4, batch_size=5, max_train=7, max_validation=19
+)
+SMALL = DiscriminatorSettings(
+    hidden=16, learning_rate=0.3, max_rounds=60, patience=4, batch_size=3, max_train=8, max_validation=20
+)
 
 
 @pytest.fixture(autouse=True)
@@ -50,12 +55,17 @@ def shifted_clients(sizes: list[int], num_features: int, seed: int = 0, shift: f
 class Loop:
     """Algorithm 1 as it is written: two copies of the server's network, a step each on own data, their average."""
 
-    def __init__(self, features: list[Tensor], pair: tuple[int, int], given: DiscriminatorSettings, seed: int) -> None:
+    def __init__(
+        self, features: list[Tensor], pair: tuple[int, int], given: DiscriminatorSettings, seed: int, fold: int = 0
+    ) -> None:
         self.settings = given
         samples = [self.ordered(features[client], client, seed) for client in pair]
-        self.size = min(min(map(len, samples)) // 2, given.max_train)
+        if fold:
+            samples = [x.flip(0) for x in samples]
+        self.size = min(min(map(len, samples)) // 2, given.max_train or 10**9)
         self.train = [x[: self.size] for x in samples]
         self.held_out = [x[self.size : self.size + given.max_validation] for x in samples]
+        self.turn = 0
         first = first_weights(features[0].shape[1], given.hidden, generator(seed, "client discriminator"))
         self.server = nn.Sequential(
             nn.Linear(features[0].shape[1], given.hidden), nn.ReLU(), nn.Linear(given.hidden, 1)
@@ -73,7 +83,11 @@ class Loop:
 
     def round(self) -> None:
         locals_ = [copy.deepcopy(self.server) for _ in range(2)]
-        for network, x, label in zip(locals_, self.train, (1.0, 0.0), strict=True):
+        size = min(self.size, self.settings.batch_size)
+        rows = [(self.turn * size + k) % self.size for k in range(size)]
+        self.turn += 1
+        for network, own, label in zip(locals_, self.train, (1.0, 0.0), strict=True):
+            x = own[rows]
             optimizer = torch.optim.SGD(network.parameters(), lr=self.settings.learning_rate)
             F.binary_cross_entropy_with_logits(network(x), torch.full((len(x), 1), label)).backward()
             optimizer.step()
@@ -81,23 +95,23 @@ class Loop:
             shared.data.copy_((parts[0] + parts[1]).detach() / 2)
 
     @torch.no_grad()
-    def evaluate(self) -> tuple[float, float]:
+    def evaluate(self) -> tuple[tuple[float, float], float]:
         first, second = (self.server(x).squeeze(1) for x in self.held_out)
-        accuracy = float((first > 0).double().mean() + (second <= 0).double().mean()) / 2
-        return accuracy, float(F.softplus(-first).mean() + F.softplus(second).mean())
+        accuracies = float((first > 0).double().mean()), float((second <= 0).double().mean())
+        return accuracies, float(F.softplus(-first).mean() + F.softplus(second).mean())
 
-    def best(self) -> tuple[float, int]:
-        chosen, score, stale = 0.0, -float("inf"), 0
+    def best(self) -> tuple[tuple[float, float], int]:
+        chosen, score, stale = (0.0, 0.0), -float("inf"), 0
         for number in range(1, self.settings.max_rounds + 1):
             self.round()
             if number % self.settings.eval_every:
                 continue
             accuracy, loss = self.evaluate()
-            new = -loss if self.settings.monitor == "loss" else accuracy
+            new, perfect = -loss if self.settings.monitor == "loss" else sum(accuracy) / 2, min(accuracy) == 1
             stale += 1
-            if new > score or accuracy == 1:
+            if new > score or perfect:
                 chosen, score, stale = accuracy, new, 0
-            if accuracy == 1 or stale == self.settings.patience:
+            if perfect or stale == self.settings.patience:
                 break
         return chosen, number
 
@@ -143,7 +157,7 @@ class Ranks:
 
 
 def same(first: PairwiseDistances, second: PairwiseDistances) -> bool:
-    names = ("distances", "balanced_accuracies", "rounds", "best_rounds", "bytes_received", "bytes_sent")
+    names = ("distances", "standard_errors", "rounds", "best_rounds", "bytes_received", "bytes_sent")
     return all(torch.allclose(getattr(first, n), getattr(second, n), 0, 0, equal_nan=True) for n in names)
 
 
@@ -162,14 +176,16 @@ def test_a_step_and_an_evaluation_are_those_of_a_module() -> None:
     loop = Loop(features, (0, 1), SMALL, seed=3)
     weights = torch.stack([first_weights(5, 16, generator(seed, "weights")) for seed in (1, 2)])
     labels, before = torch.tensor([1.0, 0.0]), weights.clone()
-    found = evaluate(before, with_one(loop.held_out[0]), labels, 16)
+    held_out = torch.zeros(2, 22, dtype=torch.bool)
+    held_out[:, :20] = True  # the last two of these do not count
+    found = evaluate(before, with_one(torch.cat([loop.held_out[0], loop.train[0][:2]])), labels, held_out, 16)
     local_step_(weights, with_one(loop.train[0]), labels, 16, 0.7)
     for row, label in enumerate((1.0, 0.0)):
         loop.load(before[row])
         x, v = loop.train[0], loop.held_out[0]
         logits = loop.server(v).squeeze(1)
         assert int(found[row, 0]) == int(((logits > 0) == bool(label)).sum())
-        loss = F.binary_cross_entropy_with_logits(logits, torch.full((len(v),), label))
+        loss = F.binary_cross_entropy_with_logits(logits, torch.full((len(v),), label), reduction="sum")
         assert_equal_up_to_rounding(found[row, 1], loss, steps=2)
         F.binary_cross_entropy_with_logits(loop.server(x), torch.full((len(x), 1), label)).backward()
         torch.optim.SGD(loop.server.parameters(), lr=0.7).step()
@@ -199,11 +215,12 @@ def test_weights_follow_the_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     features = shifted_clients([30, 17], 5)
     given = replace(SMALL, max_rounds=30, patience=9)
     pairwise_distances(features, given, seed=3)
-    loop = Loop(features, (0, 1), given, seed=3)
-    for _ in range(30):
-        loop.round()
     assert len(seen) == 2 * 3  # of either client, every ten rounds
-    assert_equal_up_to_rounding(seen[-1][0], flat(loop.server), steps=30)
+    for fold in (0, 1):
+        loop = Loop(features, (0, 1), given, seed=3, fold=fold)
+        for _ in range(30):
+            loop.round()
+        assert_equal_up_to_rounding(seen[-1][fold], flat(loop.server), steps=30)
 
 
 def test_what_clients_receive_and_send_is_counted() -> None:
@@ -240,15 +257,17 @@ def test_distances_are_those_of_the_plain_loop(monitor: str) -> None:
     found = pairwise_distances(features, given, seed=1)
     for i in range(5):
         for j in range(i + 1, 5):
-            loop = Loop(features, (i, j), given, seed=1)
-            accuracy, rounds = loop.best()
-            resolution = 1 / min(map(len, loop.held_out))
-            assert found.distances[i, j] == pytest.approx(distance(accuracy), abs=resolution + 1e-9)
-            assert abs(int(found.rounds[i, j]) - min(rounds, 90)) <= 10
+            loops = [Loop(features, (i, j), given, seed=1, fold=fold) for fold in (0, 1)]
+            (first, first_rounds), (second, second_rounds) = (loop.best() for loop in loops)
+            resolution = 1 / min(map(len, loops[0].held_out))
+            mean = (first[0] + second[0]) / 2, (first[1] + second[1]) / 2
+            assert found.distances[i, j] == pytest.approx(distance(mean), abs=resolution + 1e-9)
+            assert abs(int(found.rounds[i, j]) - min(first_rounds, 90) - min(second_rounds, 90)) <= 20
             assert 0 < found.best_rounds[i, j] <= found.rounds[i, j]
     assert torch.equal(found.distances, found.distances.T)
     assert (found.distances.diagonal() == 0).all()
-    assert found.balanced_accuracies.diagonal().isnan().all()
+    assert (found.standard_errors.diagonal() == 0).all()
+    assert torch.equal(found.standard_errors, found.standard_errors.T)
 
 
 @pytest.mark.slow
@@ -314,13 +333,13 @@ def test_pairs_stop_by_themselves() -> None:
     draws = torch.Generator().manual_seed(1)
     equal = [torch.randn(40, 5, generator=draws) for _ in range(2)]
     far = torch.full((40, 5), 3.0)
-    given = replace(SMALL, max_rounds=95, patience=3, learning_rate=1.0)
+    given = replace(SMALL, max_rounds=95, patience=3, batch_size=8, learning_rate=1.0)
     found = pairwise_distances([*equal, far], given)
-    assert found.rounds[0, 2] == found.best_rounds[0, 2] == 10
-    assert found.best_rounds[0, 1] + 30 == found.rounds[0, 1] < 90
+    assert found.rounds[1, 2] == found.best_rounds[1, 2] == 2 * 10  # of two folds
+    assert found.best_rounds[0, 1] + 2 * 30 == found.rounds[0, 1] < 2 * 90
     patient = pairwise_distances([*equal, far], replace(given, patience=20))
-    assert patient.rounds[0, 1] == 90  # the last evaluation
-    assert torch.equal(patient.rounds[:, 2], found.rounds[:, 2])
+    assert patient.rounds[0, 1] == 2 * 90  # the last evaluation
+    assert patient.rounds[1, 2] == found.rounds[1, 2]
 
 
 def test_chosen_pairs_only() -> None:
@@ -341,6 +360,7 @@ def test_chosen_pairs_only() -> None:
 def test_training_sizes() -> None:
     assert training_size([9, 200], 48) == 4
     assert training_size([300, 200], 48) == 48
+    assert training_size([300, 200]) == 100
     features = shifted_clients([30, 8, 30], 12)
     shared = DiscriminatorSettings(hidden=16, max_rounds=40, max_train=8, shared_size=True)
     four = DiscriminatorSettings(hidden=16, max_rounds=40, max_train=4)
@@ -371,10 +391,41 @@ def test_every_beginning_of_an_order_is_stratified(groups: list[int], seed: int)
 
 
 def test_distance() -> None:
-    assert [distance(accuracy) for accuracy in (0.25, 0.5, 0.75, 1.0)] == [0, 0, 0.5, 1]
+    assert [distance((p, q)) for p, q in ((0.2, 0.3), (0.5, 0.5), (1.0, 0.5), (1.0, 1.0))] == [-0.5, 0, 0.5, 1]
 
 
-@pytest.mark.parametrize("name", ["hidden", "eval_every", "patience", "max_train", "max_validation"])
+def test_the_standard_error_is_that_of_draws() -> None:
+    """Of many binomial draws; where all are right, it is not 0."""
+    draws = torch.Generator().manual_seed(0)
+    shares, counts = (0.7, 0.55), (40, 400)
+    told = [torch.rand(20_000, n, generator=draws).lt(p).double().mean(1) for p, n in zip(shares, counts, strict=True)]
+    spread = float((told[0] + told[1] - 1).std())
+    assert distance_error(shares, counts) == pytest.approx(spread, rel=0.05)
+    assert 0.02 < distance_error((1.0, 1.0), (40, 400)) < 0.03
+
+
+def test_the_standard_error_counts_every_sample_once() -> None:
+    """Cross-fitted, each of the smaller client's samples validates once, the larger one's partly twice."""
+    features = shifted_clients([200, 1200], 5, shift=0.0)
+    two = pairwise_distances(features)
+    one = pairwise_distances(features, DiscriminatorSettings(folds=1))
+    assert float(two.standard_errors[0, 1]) == pytest.approx((0.25 / 200 + 0.25 / 1200) ** 0.5, rel=0.05)
+    assert float(one.standard_errors[0, 1]) == pytest.approx((0.25 / 100 + 0.25 / 1100) ** 0.5, rel=0.05)
+
+
+def test_cross_fitting_is_the_mean_of_two_folds() -> None:
+    """The second trains on the last samples: it is the first one for clients whose orders are the other way round."""
+    features = shifted_clients([40, 31], 6)
+    both = pairwise_distances(features, SMALL)
+    loops = [Loop(features, (0, 1), SMALL, seed=0, fold=fold) for fold in (0, 1)]
+    alone = pairwise_distances(features, replace(SMALL, folds=1))
+    resolution = 1 / min(map(len, loops[0].held_out)) + 1e-9
+    first, second = (distance(loop.best()[0]) for loop in loops)
+    assert float(alone.distances[0, 1]) == pytest.approx(first, abs=resolution)
+    assert float(both.distances[0, 1]) == pytest.approx((first + second) / 2, abs=resolution)
+
+
+@pytest.mark.parametrize("name", ["hidden", "eval_every", "patience", "batch_size", "max_train", "max_validation"])
 def test_settings_refuse_counts_below_one(name: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"FedCollab\.discriminator\.{name}=0: give a number of at least 1"):
         DiscriminatorSettings(**{name: 0})
@@ -386,6 +437,11 @@ def test_settings_refuse_what_cannot_be() -> None:
     for value in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ConfigurationError, match=r"FedCollab\.discriminator\.learning_rate=.*above 0"):
             DiscriminatorSettings(learning_rate=value)
+        with pytest.raises(ConfigurationError, match=r"FedCollab\.discriminator\.label_weight=.*above 0"):
+            DiscriminatorSettings(label_weight=value)
+    for folds in (0, 3):
+        with pytest.raises(ConfigurationError, match=rf"FedCollab\.discriminator\.folds={folds}: .* from 1 to 2"):
+            DiscriminatorSettings(folds=folds)  # type: ignore[arg-type]
     with pytest.raises(
         ConfigurationError, match=r"FedCollab\.discriminator\.monitor='auc': choose from loss, balanced_accuracy"
     ):

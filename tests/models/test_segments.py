@@ -13,7 +13,13 @@ from lightning_fl.data.molecules.featurizer import encode_smiles
 from lightning_fl.models import MoleculeModel
 from lightning_fl.models.gcn import GCN
 from lightning_fl.models.readouts import LinearReadout
-from lightning_fl.models.segments import SparseMatrix, molecule_matrix, neighbour_matrix, normalized_adjacency
+from lightning_fl.models.segments import (
+    SparseMatrix,
+    molecule_matrix,
+    neighbour_matrix,
+    normalized_adjacency,
+    normalized_edges,
+)
 
 SMILES = ["CCO", "C", "c1ccccc1C(=O)O", "[Na+].[Cl-]", "CC(C)(C)c1cc2ccccc2[nH]1", "C" * 80]
 EMPTY = torch.empty(2, 0, dtype=torch.long)
@@ -75,6 +81,29 @@ def test_the_adjacency_is_that_of_pyg(kind):
     assert torch.allclose(dense(found, n), expected, rtol=1e-12, atol=0)
     assert torch.allclose(found.row_sums, expected.sum(1), rtol=1e-12)
     assert torch.allclose(found.column_sums, expected.sum(0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gpus_matrix_is_the_cpus(kind):
+    """Values and gradients; it is made of edges in any order, with self loops and without opposite edges."""
+    edge_index, n = kinds_of_edges()[kind]
+    x = torch.randn(n, 3, dtype=torch.float64, generator=draws(), requires_grad=True)
+    found, expected = normalized_edges(edge_index, n, x.dtype) @ x, normalized_adjacency(edge_index, n, x.dtype) @ x
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    weights = torch.randn(n, 3, dtype=torch.float64, generator=draws(1))
+    gradients = [torch.autograd.grad((y * weights).sum(), x)[0] for y in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-14)
+
+
+def test_a_gcn_on_a_gpu_does_not_wait(cuda_standin):
+    batch = molecules()
+    encoder = GCN(batch.x.shape[1], 8, 3)
+    expected = encoder(batch.x, batch.edge_index)
+    encoder, x, edge_index = encoder.to("cuda"), batch.x.to("cuda"), batch.edge_index.to("cuda")
+    cuda_standin.waits.clear()
+    found = encoder(x, edge_index)
+    assert not cuda_standin.waits
+    torch.testing.assert_close(found.cpu(), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -71,6 +71,24 @@ def test_what_is_given_is_kept_and_forked(four_cores, tmp_path):
     assert chosen(tmp_path, devices=1) == (1, False, None)
 
 
+def said_of_a_gpu(tmp_path, monkeypatch, cores=16, module=None, clients=20, gpus=1, **settings):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    trainer = FederatedTrainer(accelerator="cpu", default_root_dir=tmp_path, **settings)
+    trainer.strategy.parallel_devices = [torch.device("cuda", index) for index in range(gpus)]
+    return choose_processes(trainer, module or TinyModule(), TinyClients((9,) * clients), "auto", WORDS)
+
+
+def test_a_gpu_that_a_small_model_leaves_idle(tmp_path, monkeypatch):
+    said = said_of_a_gpu(tmp_path, monkeypatch)
+    assert said.startswith("the model is small (")
+    assert "16 processes on the CPU (--trainer.accelerator cpu) may be faster" in said
+    assert "--trainer.stacked_clients 20. benchmarks/gpu.py" in said
+    assert "12 processes" in said_of_a_gpu(tmp_path, monkeypatch, clients=12)
+    others = {"cores": 4}, {"clients": 7}, {"gpus": 2}, {"stacked_clients": 4}, {"cuda_graphs": True}
+    for settings in (*others, {"module": Empty()}, {"module": big()}):
+        assert said_of_a_gpu(tmp_path, monkeypatch, **settings) is None, settings
+
+
 @pytest.mark.parametrize("module", [big, Empty])
 def test_one_where_the_model_is_large_or_unknown(four_cores, tmp_path, module):
     assert chosen(tmp_path, module=module()) == (1, False, None)

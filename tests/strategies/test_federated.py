@@ -188,27 +188,3 @@ def test_weights_that_are_not_finite_are_not_averaged():
     nn.init.constant_(module.weight, torch.nan)
     with pytest.raises(TrainingError, match="rank 0: the weights are not finite"):
         fabric().strategy.average(module)
-
-
-@pytest.mark.processes
-@pytest.mark.slow
-def test_sums_and_maxima_over_ranks_of_small_and_large_tensors(start_warm):
-    script = """
-import torch
-from lightning.fabric import Fabric
-import lightning_fl.strategies.federated as federated
-
-def check(fabric):
-    reduce, sign = fabric.strategy.all_reduce, 1 if fabric.global_rank else -2
-    for count in (3, federated._GATHERED):
-        for dtype in (torch.int64, torch.float64):
-            numbers = torch.arange(count).to(dtype)
-            assert torch.equal(reduce(sign * numbers, reduce_op="sum"), -numbers)
-            assert torch.equal(reduce(sign * numbers, reduce_op="max"), numbers)
-    assert reduce(torch.tensor(float(sign)), reduce_op="mean") == -0.5
-    print("reduced", flush=True)
-
-Fabric(strategy="fedavg_fork", accelerator="cpu", devices=2).launch(check)
-"""
-    ended = start_warm("-c", script).end()
-    assert ended.out.count("reduced") == 2, ended.err

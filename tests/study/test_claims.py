@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.study.claims import Term, answer_claim, judge, parse_claim
+from lightning_fl.study.claims import Answer, Term, answer_claim, corrected, judge, parse_claim
 from lightning_fl.study.intervals import Interval, paired_interval
 
 ARMS = ["a", "b", "fedcollab+finetune", "dpfl_0.1"]
@@ -191,3 +191,26 @@ def test_places_that_are_not_run_are_left_out():
     (answer,) = answer_claim(claim, [1, 2], {"data": ["esol"]}, value)
     assert (answer.verdict, answer.interval.n) == ("undecided", 0)
     assert "not part of the study" in answer.reason
+
+
+def test_claims_that_hold_one_by_one_need_not_hold_all_together():
+    def answer(differences):
+        interval = paired_interval(differences)
+        return Answer("mean(a) > mean(b)", {}, judge(interval, ">"), interval)
+
+    clear, weak = answer([1.0, 1.1, 0.9, 1.0]), answer([0.2, 1.0, 0.9, 0.5])  # p is 0.0001, 0.04
+    assert (clear.verdict, weak.verdict) == ("holds", "holds")
+    alone = corrected([weak])
+    assert [one.corrected for one in alone] == ["holds"]
+    together = corrected([clear, weak, answer([0.3, -0.4, 0.2, 0.1])])
+    assert [one.corrected for one in together] == ["holds", "undecided", "undecided"]
+    assert together[1].corrected_p_value == pytest.approx(2 * weak.interval.p_value)
+    same = answer([0.0, 0.0])
+    assert (same.verdict, corrected([same])[0].corrected) == ("does not hold", "does not hold")
+
+
+def test_an_undecided_claim_says_how_many_seeds_it_needs():
+    undecided = paired_interval([1.0, -0.5, 1.5])
+    assert Answer("", {}, judge(undecided, ">"), undecided).seeds_needed > 3
+    decided = paired_interval([1.0, 1.1, 0.9])
+    assert Answer("", {}, judge(decided, ">"), decided).seeds_needed is None

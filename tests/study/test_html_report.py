@@ -78,7 +78,11 @@ def test_it_says_what_the_table_and_the_claims_say(tmp_path):
     pivot = make_pivot(results)
     for word in [*pivot.header, *(cell for row in pivot.rows for cell in row if cell), *pivot.notes]:
         assert word in page.texts
-    assert [page.texts.count(verdict) for verdict in ("holds", "does not hold", "undecided")] == [2, 3, 0]
+    own, together = ([getattr(one, of) for one in results.answers] for of in ("verdict", "corrected"))
+    assert [own.count(verdict) for verdict in ("holds", "does not hold", "undecided")] == [2, 3, 0]
+    for verdict in ("holds", "does not hold", "undecided"):
+        assert page.texts.count(verdict) == own.count(verdict) + together.count(verdict)
+    assert '<td class="best">' in text
     for answer in results.answers:
         assert f"{answer.interval.mean:+.4f}" in page.texts
     assert "[+" in text

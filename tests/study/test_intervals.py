@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.study.intervals import paired_interval
+from lightning_fl.study.intervals import Interval, holm, paired_interval, seeds_needed, share_interval
 
 numbers = st.floats(-100, 100)
 
@@ -62,3 +62,58 @@ def test_what_is_not_finite_is_not_left_out():
 def test_confidence():
     with pytest.raises(ConfigurationError, match=r"confidence=95: give a probability between 0 and 1"):
         paired_interval([1.0, 2.0], confidence=95)
+
+
+@given(st.lists(numbers, min_size=2, max_size=8))
+def test_zero_is_outside_of_the_interval_where_the_p_value_is_below_five_per_cent(differences):
+    found = paired_interval(differences)
+    if found.deviation > 1e-9:
+        assert (found.p_value < 0.05) == (found.low > 0 or found.high < 0)
+        assert found.p_value == pytest.approx(stats.ttest_1samp(differences, 0).pvalue, rel=1e-6)
+
+
+def test_the_p_value_of_differences_that_are_all_alike():
+    assert paired_interval([0.5, 0.5]).p_value == 0.0
+    assert paired_interval([0.0, 0.0]).p_value == 1.0
+    assert math.isnan(paired_interval([0.5]).p_value)
+
+
+def test_wilsons_interval_by_his_formula():
+    z, n, share = stats.norm.ppf(0.975), 12, 0.75
+    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    assert share_interval(9, 12) == pytest.approx((middle - half, middle + half))
+    assert share_interval(0, 4)[0] == 0.0
+    assert share_interval(0, 4)[1] == pytest.approx(z**2 / (4 + z**2))  # not [0, 0], as from no spread between seeds
+
+
+def test_holm_by_hand():
+    # sorted: 0.01 x 4, 0.02 x 3, 0.03 x 2 (not less than the one before), 0.5
+    assert holm([0.02, 0.5, 0.01, math.nan, 0.03]) == pytest.approx([0.06, 0.5, 0.04, math.nan, 0.06], nan_ok=True)
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_holm_lies_between_no_correction_and_bonferronis(p_values):
+    for own, corrected in zip(p_values, holm(p_values), strict=True):
+        assert own <= corrected <= min(len(p_values) * own, 1.0)
+    assert holm(p_values[:1]) == p_values[:1]
+
+
+def test_the_seeds_that_are_needed_reach_the_power_in_simulation():
+    pilot = paired_interval([0.4, 1.6, -0.2, 1.0])
+    needed = seeds_needed(pilot)
+    draws = np.random.default_rng(0).normal(pilot.mean, pilot.deviation, (20_000, needed))
+    decided = np.mean(stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05)
+    fewer = np.mean(stats.ttest_1samp(draws[:, :-1], 0, axis=1).pvalue < 0.05)
+    error = 4 * math.sqrt(0.8 * 0.2 / len(draws))
+    assert decided > 0.8 - error
+    assert fewer < 0.8 + error
+
+
+def test_no_number_of_seeds_is_told_where_none_would_do():
+    assert seeds_needed(Interval(0.0, -1.0, 1.0, 3, 1.0, 0.4)) is None
+    assert seeds_needed(Interval(0.001, -1.0, 1.0, 3, 0.9, 1.0)) is None  # some 8,000
+    assert seeds_needed(paired_interval([0.5])) is None
+    assert seeds_needed(paired_interval([0.5, 0.5])) is None

@@ -92,6 +92,9 @@ def test_what_is_written_is_read_as_the_same(write, tmp_path, content):
     assert dataclasses.replace(load_study(copy), path=study.path) == study
 
 
+CHOSEN = {"setting": "rate", "value": 0.1, "candidates": [0.1, 1], "by": "val/acc", "seeds": [100]}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -147,6 +150,17 @@ def test_what_is_written_is_read_as_the_same(write, tmp_path, content):
         ),
         ({"claims": [3]}, "claims\\[0\\]: give a text"),
         ({"claims": ["mean(b) > 0"]}, "claims\\[0\\]: 'mean\\(b\\) > 0' before .*: there is no arm 'b'"),
+        ({"chosen": [3]}, "chosen\\[0\\]: give setting, value, candidates, by and seeds, not 3"),
+        ({"chosen": [CHOSEN | {"setting": None}]}, "chosen\\[0\\].setting is missing"),
+        ({"chosen": [CHOSEN | {"valu": 1}]}, "chosen\\[0\\].valu: there is no such key \\(did you mean 'value'"),
+        ({"chosen": [CHOSEN | {"value": 3}]}, "candidates: list what was tried, the chosen value 3 among it"),
+        ({"chosen": [CHOSEN | {"by": "test/acc"}]}, "by='test/acc': test data never choose a setting"),
+        ({"chosen": [CHOSEN | {"seeds": []}]}, "chosen\\[0\\].seeds is \\[\\]: list"),
+        ({"chosen": [CHOSEN | {"seeds": [7, 0]}]}, "chosen\\[0\\].seeds: the study itself runs 0, whose results"),
+        (
+            {"chosen": [CHOSEN], "scales": {"small": {"seeds": [100]}}},
+            "chosen\\[0\\].seeds: the study itself runs 100",
+        ),
         ({"scale": "big"}, "scales: there is no scale 'big'; the study has full"),
         (
             {"scales": {"../../../escaped": {"seeds": [1]}}},

@@ -12,7 +12,7 @@ from lightning_fl.study.report import print_results, write_markdown
 from lightning_fl.study.results import CellResult, StudyResults
 
 CLAIMS = ["mean(b) > mean(a)", "ipr(b, data=left) >= 75 %"]
-GAINS = {"mean": 0.2, "worst": 0.0, "rsd": 0.05, "ipr": 0.75, "harmed": 0.25, "clients": {}}
+GAINS = {"mean": 0.2, "worst": 0.0, "rsd": 0.05, "ipr": 0.75, "harmed": 0.25, "clients": dict.fromkeys("wxyz", 0.2)}
 PUBLISHED = {"source": "A paper", "values": {"b": {"left": {"mean": [60, 1]}}}}
 
 
@@ -78,10 +78,20 @@ def test_the_table(tmp_path):
     assert pivot.rows == [
         ["a", "52.00 ± 2.00", "", "–", "52.00 ± 2.00", "–"],
         # 60, 62.1, 64.2; on the right without the last: 2.1 / sqrt(2)
-        ["b", "62.10 ± 2.10", "60.00 ± 1.00", "75.00 ± 0.00", "61.05 ± 1.48 (n=2) †", "75.00 ± 0.00 (n=2) †"],
+        [
+            "b",
+            "62.10 ± 2.10",
+            "60.00 ± 1.00",
+            "75.00 [46.77, 91.11]",
+            "61.05 ± 1.48 (n=2) †",
+            "75.00 [40.93, 92.85] (n=2) †",
+        ],
     ]
+    # of several arms alone; a has no gains
+    assert pivot.best == [[False] * 6, [False, True, False, False, True, False]]
     assert pivot.notes == [
         "acc on test data in percent, higher is better; mean ± standard deviation over 3 seeds (0, 1, 2), scale full.",
+        "ipr: with Wilson's 95 % interval over the clients of all seeds, as if each were drawn by itself.",
         "† stand-in data: embedded examples, computed, no measurements.",
         "Published: A paper.",
     ]
@@ -119,6 +129,38 @@ def test_runs_of_several_commits_are_named(tmp_path):
     assert "The runs are of 2 commits of the package: a, b." in notes
 
 
+def test_the_best_value_is_the_highest_or_the_lowest_of_the_arms_at_a_place(tmp_path):
+    for name in "12":
+        (tmp_path / name).mkdir()
+    by_place = make_pivot(results_of(tmp_path / "1", table={"rows": ["data", "arm"], "statistics": ["mean", "std"]}))
+    # std is 0.1 everywhere: no value is better than the others
+    assert [row[2:] for row in by_place.best] == [[False, False], [True, False], [False, False], [True, False]]
+    across = make_pivot(
+        results_of(tmp_path / "2", table={"rows": ["data"], "columns": ["arm"], "statistics": ["mean"]})
+    )
+    assert across.header == ["data", "a mean", "b mean"]
+    assert across.best == [[False, False, True]] * 2
+
+
+def test_best_values_are_bold_in_markdown(tmp_path):
+    results, out = results_of(tmp_path), tmp_path / "out"
+    write_markdown(results, out)
+    text = (out / "table.md").read_text()
+    assert "| a | 0.520 ± 0.020 |" in text
+    assert "| b | **0.621 ± 0.021** |" in text
+
+
+def test_how_settings_were_chosen_is_told(tmp_path):
+    chosen = [
+        {"setting": "learning_rate", "value": 0.01, "candidates": [0.01, 0.1], "by": "val/acc", "seeds": [100, 101]}
+    ]
+    results, out = results_of(tmp_path, chosen=chosen), tmp_path / "out"
+    write_markdown(results, out)
+    assert "| learning_rate | 0.01 | 0.01, 0.1 | val/acc | 100, 101 |" in (out / "table.md").read_text()
+    results.write(out)
+    assert StudyResults.read(out).study.chosen == results.study.chosen
+
+
 def test_markdown():
     assert markdown_table(["x", "y"], [["a|b", "1"]]) == "| x | y |\n| --- | ---: |\n| a\\|b | 1 |"
 
@@ -136,11 +178,13 @@ def test_all_is_written_and_read_back(tmp_path):
     assert text.startswith("# A tiny study\n\n| arm | left mean | left mean, published | left worst |")
     assert "- b, data=right, seed 2: it broke (cells/" in text
     claims = (out / "claims.md").read_text()
-    assert "| mean(b) > mean(a) | data=left | holds | +0.1010 [+0.0985, +0.1035] | 3 |  |" in claims
+    assert "| mean(b) > mean(a) | data=left | holds | holds | +0.1010 [+0.0985, +0.1035] | 3 |  |  |" in claims
     assert (
         (out / "claims.csv")
         .read_text()
-        .startswith("claim,at,verdict,mean,low,high,n,reason\nmean(b) > mean(a),data=left")
+        .startswith(
+            "claim,at,verdict,verdict_holm,mean,low,high,n,p_value,deviation,p_value_holm,seeds_needed,reason\nmean"
+        )
     )
     assert not list(out.glob(".*.tmp"))
 

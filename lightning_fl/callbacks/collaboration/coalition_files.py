@@ -47,9 +47,9 @@ def read_distances(path: Path, names: list[str]) -> Tensor:
     matrix.fill_diagonal_(0.0)
     known = ~torch.isnan(matrix)
     symmetric = torch.equal(known, known.T) and torch.allclose(matrix.nan_to_num(), matrix.T.nan_to_num())
-    if not symmetric or not bool((matrix[known] >= 0).all()) or not bool(matrix[known].isfinite().all()):
+    if not symmetric or not bool(matrix[known].isfinite().all()):
         raise ConfigurationError(
-            f"FedCollab: distances in {path} are not a symmetric matrix of finite numbers >= 0 (NaN where unknown)."
+            f"FedCollab: distances in {path} are not a symmetric matrix of finite numbers (NaN where unknown)."
         )
     return matrix
 

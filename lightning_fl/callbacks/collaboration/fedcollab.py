@@ -40,6 +40,7 @@ from lightning_fl.engine.probes.client_features import LayerOutput, client_featu
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.client_discriminator import DiscriminatorSettings
 from lightning_fl.functional.client_distances import pairwise_distances
+from lightning_fl.functional.coalition_stability import same_coalitions_share
 from lightning_fl.functional.fedcollab import coalition_objective, join_coalitions, solve_coalitions
 from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.seeding import derive_seed
@@ -47,14 +48,19 @@ from lightning_fl.surface import TrainerSurface
 
 __all__ = ["FedCollab"]
 
+# Coalitions that come out the same less often are warned of.
+_FIRM = 0.8
+
 
 class FedCollab(ClientClusters):
     """Divides clients into coalitions before the first round; any strategy then trains one model in each.
 
     Every pair of clients trains a small discriminator federatedly on its inputs and targets; the better it tells the
     two apart, the further they are from each other. Coalitions minimise the mean over clients of
-    ``capacity / sqrt(samples in the coalition) + distance to the coalition``. Distances and coalitions are written to
-    the run's folder as ``distances.csv`` and ``coalitions.csv``.
+    ``capacity / sqrt(samples in the coalition) + distance to the coalition``. Distances, their standard errors and
+    coalitions are written to the run's folder as ``distances.csv``, ``distance_errors.csv`` and ``coalitions.csv``. How
+    firm they are is told: the share of draws of all distances, normal with these errors, in which the coalitions come
+    out the same.
 
     Clients that arrive later (``ClientArrivals``) are measured when they come and put where the objective is least;
     nobody else moves. Likewise for clients that a finished run did not have, with ``structure``: its coalitions and
@@ -62,7 +68,8 @@ class FedCollab(ClientClusters):
 
     Args:
         capacity: C >= 0, the model's appetite for data: 10 for Fashion-MNIST and CIFAR-10, 8 for CIFAR-100 in the
-            paper; 0 leaves clients with different data alone.
+            paper; 0 leaves clients with different data alone. C / √m is the excess error of a model of m samples. The
+            study ``fedcollab_capacity`` chooses it by validation.
         num_restarts: starts of the search for the best coalitions.
         distances: known distances, as a file: ``distances.csv`` of another run (clients by name), or a ``.npy`` matrix
             [N, N] in the clients' order. Pairs that it lacks, or has NaN for, are measured.
@@ -131,6 +138,9 @@ class FedCollab(ClientClusters):
         super().reset(num_clients)
         #: D, float64 [N, N]; NaN where a pair was not measured (clients that are not there yet).
         self.distances: Tensor = torch.empty(0, 0, dtype=torch.float64)
+        #: Of D, float64 [N, N]; NaN where a pair was not measured, also where its distance was given.
+        unknown = torch.full((num_clients, num_clients), torch.nan, dtype=torch.float64)
+        self.distance_errors: Tensor = unknown.fill_diagonal_(0.0)
 
     @property
     def assignment(self) -> list[int]:
@@ -164,6 +174,7 @@ class FedCollab(ClientClusters):
             seed=derive_seed(trainer.seed, "coalitions"),
         )
         self._form(trainer, dict(zip(present, labels, strict=True)))
+        self._judge(trainer, present, labels)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Let in who arrives: measure its distances and put it where the objective is least."""
@@ -209,7 +220,7 @@ class FedCollab(ClientClusters):
             encoder = LayerOutput(trainer.module, self.layer)
             trainer.communication.receive(involved, [trainer.shared_model(involved[0])])
             trainer.loop.flat.load(trainer.shared_model(involved[0]))
-        features, classes = client_features(trainer.loop, involved, encoder)
+        features, classes = client_features(trainer.loop, involved, encoder, self.discriminator.label_weight)
         several = trainer.fabric.world_size > 1
         found = pairwise_distances(
             {places[client]: rows for client, rows in features.items()},
@@ -228,6 +239,8 @@ class FedCollab(ClientClusters):
         measured = known.clone()
         for i, j in pairs:
             measured[i, j] = measured[j, i] = found.distances[places[i], places[j]]
+            error = found.standard_errors[places[i], places[j]]
+            self.distance_errors[i, j] = self.distance_errors[j, i] = error
         return measured
 
     # -- coalitions ----------------------------------------------------------------------------------------------
@@ -272,6 +285,23 @@ class FedCollab(ClientClusters):
         rank_zero_info("FedCollab: " + "; ".join(f"coalition {k}: {', '.join(c)}" for k, c in enumerate(coalitions)))
         self._write(trainer)
 
+    def _judge(self, trainer: TrainerSurface, clients: list[int], labels: list[int]) -> None:
+        """Tell how often errors of the size of the distances' lead to these coalitions."""
+        errors = self.distance_errors[clients][:, clients].nan_to_num(0.0)
+        if self.ignore == "distances" or not errors.any():
+            return
+        distances, samples = self._judged(trainer, clients)
+        seed = derive_seed(trainer.seed, "coalition stability")
+        share = same_coalitions_share(labels, distances, errors, samples, self.capacity, seed=seed)
+        trainer.run_log.summary["fedcollab"]["same_coalitions_share"] = share
+        rank_zero_info(f"FedCollab: the same coalitions in {share:.0%} of draws of the distances with their errors")
+        if share < _FIRM:
+            rank_zero_warn(
+                f"FedCollab: distances with errors like theirs lead to other coalitions in {1 - share:.0%} of draws:"
+                " these are not firm. More samples, or a better encoder (warm_up_rounds, layer), tell clients apart"
+                " better; distance_errors.csv has each pair's standard error."
+            )
+
     # -- a finished run's structure ------------------------------------------------------------------------------
 
     def _join_structure(self, trainer: TrainerSurface, run: Path) -> None:
@@ -303,13 +333,14 @@ class FedCollab(ClientClusters):
             assert trainer.datamodule is not None
             names = trainer.datamodule.client_names()
             trainer.run_log.write("distances.csv", distance_table(names, self.distances))
+            trainer.run_log.write("distance_errors.csv", distance_table(names, self.distance_errors))
             trainer.run_log.write("coalitions.csv", coalition_table(names, trainer.num_samples, self.clusters))
 
     def state_dict(self) -> dict[str, Any]:
         """Distances and coalitions."""
-        return {**super().state_dict(), "distances": self.distances}
+        return {**super().state_dict(), "distances": self.distances, "distance_errors": self.distance_errors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take them up."""
         super().load_state_dict(state)
-        self.distances = state["distances"]
+        self.distances, self.distance_errors = state["distances"], state["distance_errors"]

@@ -20,6 +20,7 @@ from lightning_fl.errors import ConfigurationError
 from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.seeding import generator
 from lightning_fl.surface import TrainerSurface
+from lightning_fl.transfer import to_device
 
 __all__ = ["LabelNoise", "flip_labels", "perturb_targets"]
 
@@ -28,14 +29,15 @@ def perturb_targets(targets: Tensor, std: float, probability: float, generator: 
     """Add Gaussian noise of standard deviation ``std`` to each entry with a probability; shape and type are kept."""
     hit = torch.rand(targets.shape, generator=generator) < probability
     noise = torch.randn(targets.shape, generator=generator) * std
-    return targets + (noise * hit).to(targets)
+    return targets + to_device((noise * hit).to(targets.dtype), targets.device)
 
 
 def flip_labels(labels: Tensor, num_classes: int, probability: float, generator: torch.Generator) -> Tensor:
     """Replace each class label, with a probability, by another one drawn uniformly; shape [n, ...] is kept."""
     hit = torch.rand(labels.shape, generator=generator) < probability
     shift = torch.randint(1, max(2, num_classes), labels.shape, generator=generator)
-    return torch.where(hit.to(labels.device), (labels + shift.to(labels)) % num_classes, labels)
+    hit, shift = (to_device(drawn, labels.device) for drawn in (hit, shift.to(labels.dtype)))
+    return torch.where(hit, (labels + shift) % num_classes, labels)
 
 
 class LabelNoise(Callback):

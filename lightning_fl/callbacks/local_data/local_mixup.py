@@ -34,6 +34,7 @@ from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.drflm import mix, sample_gamma
 from lightning_fl.options import check_numbers
 from lightning_fl.surface import TrainerSurface
+from lightning_fl.transfer import to_device
 
 __all__ = ["LocalMixup"]
 
@@ -68,7 +69,7 @@ class LocalMixup(Callback):
         """The training step on a mixed batch."""
         targets = batch_targets(batch, self.target_key)
         gamma = float(sample_gamma(self.alpha, generator))
-        partners = torch.randperm(len(targets), generator=generator).to(targets.device)
+        partners = to_device(torch.randperm(len(targets), generator=generator), targets.device)
         if gamma == 1.0:
             return compute(batch)
         mixing = _OutputMixing(self._submodule(trainer), partners, gamma) if self.layer else None

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.transfer import to_device
 
 __all__ = [
     "AUGMENTATIONS",
@@ -75,7 +76,7 @@ def crop_at(images: Tensor, offsets: Tensor, padding: int = _PADDING) -> Tensor:
 
 def flip_where(images: Tensor, flipped: Tensor) -> Tensor:
     """Mirror the images [B, C, H, W] left to right where ``flipped`` [B], on the CPU, is true."""
-    chosen = flipped.nonzero().squeeze(1).to(images.device)
+    chosen = to_device(flipped.nonzero().squeeze(1), images.device)
     return images.index_copy(0, chosen, images[chosen].flip(-1))
 
 
@@ -126,7 +127,7 @@ class ImageTransform:
     def _augmented(self, images: Tensor) -> Tensor:
         if "crop" in self.augment:
             offsets = torch.randint(0, 2 * _PADDING + 1, (2, len(images)))
-            images = crop_at(images, offsets.to(images.device))
+            images = crop_at(images, to_device(offsets, images.device))
         if "flip" in self.augment:
             images = flip_where(images, torch.rand(len(images)) < 0.5)
         return images

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils._pytree import tree_map
@@ -31,7 +32,7 @@ from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.engine.batches.from_loaders import LoaderBatches, LoadersInTurn
 from lightning_fl.engine.batches.packed import PackedBatches
 from lightning_fl.engine.batches.packing import pack_dataset
-from lightning_fl.engine.batches.packs import Pack
+from lightning_fl.engine.batches.packs import Pack, Room
 from lightning_fl.engine.hooks import Hooks
 from lightning_fl.errors import ConfigurationError, DataError
 
@@ -43,7 +44,7 @@ class BatchFactory:
 
     Args:
         data: the data module.
-        device: where packed data are held.
+        device: where packed data are held; on the host where they would take too much of a GPU's memory.
         channels_last: whether packed images are held in the channels-last memory format.
         hooks: who wants to change a client's data when they are opened (``on_client_data``).
     """
@@ -59,6 +60,8 @@ class BatchFactory:
         self._hooks = hooks or Hooks()
         self._device = device
         self._channels_last = channels_last
+        self._room = Room(device)
+        self._said = False  # that data do not fit
         self._packs: dict[int, tuple[Any, Pack | None]] = {}
         self._made: dict[tuple[int, Split], ClientBatches | None] = {}
         self._loaders: dict[tuple[int, Split], Any] = {}
@@ -105,6 +108,7 @@ class BatchFactory:
         """Let go of what lies in the device's memory; it is made again where it is asked for again."""
         self._packs.clear()
         self._made.clear()
+        self._room = Room(self._device)
 
     def _shown(self, data: Any, split: Split) -> Any:
         """Loaders in place of data sets, in the form in which the data module gave them."""
@@ -171,11 +175,23 @@ class BatchFactory:
             if pack is not None and self._channels_last:
                 pack = pack.to_channels_last()
             # What is packed is kept beside its pack, so that its id stays its own.
-            self._packs[id(held)] = (held, None if pack is None else pack.to(self._device))
+            self._packs[id(held)] = (held, None if pack is None else self._placed(pack))
         pack = self._packs[id(held)][1]
         if pack is None:
             return None
-        return PackedBatches(pack, None if indices is None else indices.to(self._device), **options)
+        return PackedBatches(pack, None if indices is None else indices.cpu(), room=self._room, **options)
+
+    def _placed(self, pack: Pack) -> Pack:
+        """A pack on the device, or on the host where it is too large for it."""
+        if self._room.take(pack.num_bytes):
+            return pack.to(self._device)
+        if not self._said:
+            rank_zero_info(
+                f"the data ({pack.num_bytes / 2**30:.3g} GiB) would take more than half of the memory that is free on"
+                f" {self._device}: they stay on the host, where batches are gathered."
+            )
+        self._said = True
+        return pack.send_to(self._device)
 
 
 def _check_labels(batches: PackedBatches, client: str) -> None:

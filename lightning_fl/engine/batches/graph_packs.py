@@ -16,6 +16,7 @@ from torch_geometric.utils import is_sparse
 
 from lightning_fl.engine.batches.packs import Pack
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.transfer import to_device
 
 __all__ = ["GraphPack", "pack_graphs"]
 
@@ -56,11 +57,20 @@ class GraphPack(Pack):
         # Most attributes lie one row a graph or one row a node: their counts need not be looked up again.
         self._one_each = {level for level, (_, counts) in self._levels.items() if bool((counts == 1).all())}
         self._per_node = {level for level, (_, counts) in self._levels.items() if torch.equal(counts, num_nodes)}
+        # How long batches are must be known on the host, which would wait for a GPU to tell it.
+        self._nodes_on_host = num_nodes.cpu()
+        self._counts_on_host = {level: counts.cpu() for level, (_, counts) in self._levels.items()}
 
     @property
-    def device(self) -> torch.device:
+    def held_on(self) -> torch.device:
         """Where the tensors are."""
         return self.num_nodes.device
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors."""
+        levels = sum(starts.nbytes + counts.nbytes for starts, counts in self._levels.values())
+        return self.num_nodes.nbytes + levels + sum(value.nbytes for value, *_ in self._tensors.values())
 
     @property
     def targets(self) -> Tensor:
@@ -72,7 +82,7 @@ class GraphPack(Pack):
         if "y" not in self._tensors:
             raise ConfigurationError("the graphs have no targets: set their `y`.")
         value, _, _, level = self._tensors["y"]
-        if not (self._levels[level][1] == 1).all():
+        if level not in self._one_each:
             raise ConfigurationError(
                 "the graphs' `y` are not one row each, so they are not targets of graphs: give every graph a `y` of"
                 " shape [1, T] or [1]."
@@ -86,18 +96,24 @@ class GraphPack(Pack):
             return None
         return value.index_select(0, self._levels[level][0])
 
-    def gather(self, indices: Tensor, sizes: Sequence[int], targets: Tensor | None = None) -> list[Any]:
+    def gather(
+        self,
+        indices: Tensor,
+        sizes: Sequence[int],
+        targets: Tensor | None = None,
+        on_host: Tensor | None = None,
+    ) -> list[Any]:
         """``Batch`` objects."""
-        device = indices.device
-        layout = _batch_layout(tuple(sizes), device)
+        held_on, device = indices.device, self.device
+        on_host = indices.cpu() if on_host is None else on_host
+        layout, arrived = (_batch_layout(tuple(sizes), where) for where in (held_on, device))
         nodes = self.num_nodes.index_select(0, indices)
         node_ptr = _pointer(nodes)
-        node_cuts = node_ptr.index_select(0, layout.cuts).tolist()
-        node_parts = _lengths(node_cuts)
-        node_slices = layout.slices(node_ptr)
+        node_parts = layout.parts(node_ptr, self._nodes_on_host, on_host)
+        node_slices = arrived.slices(to_device(node_ptr, device))
         increments = node_ptr[:-1] - node_ptr.index_select(0, layout.first)  # within the graph's batch
-        membership = layout.place.repeat_interleave(nodes, output_size=node_cuts[-1])
-        memberships = _cut(membership, node_parts, 0)
+        membership = layout.place.repeat_interleave(nodes, output_size=sum(node_parts))
+        memberships = _cut(to_device(membership, device), node_parts, 0)
 
         level_index: dict[str, Tensor] = {}
         level_counts: dict[str, Tensor] = {}
@@ -106,24 +122,24 @@ class GraphPack(Pack):
         for level, (starts, counts) in self._levels.items():
             if level in self._one_each:
                 level_index[level], level_counts[level] = starts.index_select(0, indices), layout.ones
-                level_parts[level], level_slices[level] = list(sizes), layout.unit
+                level_parts[level], level_slices[level] = list(sizes), arrived.unit
                 continue
             if level in self._per_node:
                 chosen, pointer, parts, slices = nodes, node_ptr, node_parts, node_slices
             else:
                 chosen = counts.index_select(0, indices)
                 pointer = _pointer(chosen)
-                parts = _lengths(pointer.index_select(0, layout.cuts).tolist())
-                slices = layout.slices(pointer)
+                parts = layout.parts(pointer, self._counts_on_host[level], on_host)
+                slices = arrived.slices(to_device(pointer, device))
             total = sum(parts)
             first = (starts.index_select(0, indices) - pointer[:-1]).repeat_interleave(chosen, output_size=total)
-            level_index[level] = first.add_(torch.arange(total, device=device))
+            level_index[level] = first.add_(torch.arange(total, device=held_on))
             level_counts[level], level_parts[level], level_slices[level] = chosen, parts, slices
 
         columns: dict[str, Sequence[Tensor]] = {}
         for key, (value, cat_dim, incremented, level) in self._tensors.items():
             if key == "y" and targets is not None:
-                columns[key] = _cut(targets, sizes, 0)
+                columns[key] = _cut(to_device(targets, device), sizes, 0)
                 continue
             picked = value.index_select(cat_dim, level_index[level])
             if incremented:
@@ -131,10 +147,10 @@ class GraphPack(Pack):
                 shape[cat_dim] = -1
                 total = sum(level_parts[level])
                 picked += increments.repeat_interleave(level_counts[level], output_size=total).view(shape)
-            columns[key] = _cut(picked, level_parts[level], cat_dim)
+            columns[key] = _cut(to_device(picked, device), level_parts[level], cat_dim)
 
         batches = []
-        increments_of = increments.split(list(sizes))
+        increments_of = to_device(increments, device).split(list(sizes))
         for b, (begin, end) in enumerate(pairwise(layout.ends)):
             batch = copy.copy(self._empty_batch)
             slice_dict: dict[str, Tensor] = {}
@@ -144,13 +160,13 @@ class GraphPack(Pack):
                 store[key] = parts_of_key[b]
                 _, _, incremented, level = self._tensors[key]
                 slice_dict[key] = level_slices[level][b]
-                inc_dict[key] = increments_of[b] if incremented else layout.zeros[b]
+                inc_dict[key] = increments_of[b] if incremented else arrived.zeros[b]
             for key, items in self._lists.items():
-                store[key] = [items[i] for i in indices[begin:end].tolist()]
-                slice_dict[key], inc_dict[key] = layout.unit[b], None
+                store[key] = [items[i] for i in on_host[begin:end].tolist()]
+                slice_dict[key], inc_dict[key] = arrived.unit[b], None
             if self._explicit_num_nodes:
                 store.num_nodes = node_parts[b]
-                store._num_nodes = nodes[begin:end].tolist()
+                store._num_nodes = self._nodes_on_host.index_select(0, on_host[begin:end]).tolist()
             store.batch = memberships[b]
             store.ptr = node_slices[b]
             batch._num_graphs, batch._slice_dict, batch._inc_dict = end - begin, slice_dict, inc_dict
@@ -240,10 +256,10 @@ def _is_index(key: str) -> bool:
 class _BatchLayout(NamedTuple):
     """What gathering batches of the same sizes s has in common: n graphs in B batches.
 
-    ``ends`` of the batches and ``cuts`` [B + 1] are the same; ``first`` [n] is the first graph of a graph's batch,
-    ``place`` [n] its own place there; ``unit`` and ``zeros`` are 0..s and s times 0 for every batch, ``ones`` n times
-    1; ``borders`` [n + B] are each batch's entries of a pointer, both ends included, and ``origins`` the first of the
-    batch for each.
+    ``ends`` of the batches and ``cuts`` [B + 1], on the host, are the same; ``first`` [n] is the first graph of a
+    graph's batch, ``place`` [n] its own place there; ``unit`` and ``zeros`` are 0..s and s times 0 for every batch,
+    ``ones`` n times 1; ``borders`` [n + B] are each batch's entries of a pointer, both ends included, and ``origins``
+    the first of the batch for each.
     """
 
     sizes: tuple[int, ...]
@@ -256,6 +272,18 @@ class _BatchLayout(NamedTuple):
     zeros: Sequence[Tensor]
     borders: Tensor
     origins: Tensor
+
+    def parts(self, pointer: Tensor, counts: Tensor, on_host: Tensor) -> list[int]:
+        """How long each batch is by a pointer [n + 1] over all graphs; from the host's counts if it is not there.
+
+        Args:
+            pointer: of the batches' graphs.
+            counts: of all graphs, on the host.
+            on_host: the batches' graphs [n].
+        """
+        if pointer.device.type != "cpu":
+            pointer = _pointer(counts.index_select(0, on_host))
+        return _lengths(pointer.index_select(0, self.cuts).tolist())
 
     def slices(self, pointer: Tensor) -> Sequence[Tensor]:
         """A pointer [n + 1] over all graphs as one per batch, [s + 1], each from 0."""
@@ -271,9 +299,9 @@ def _batch_layout(sizes: tuple[int, ...], device: torch.device) -> _BatchLayout:
     first, origins = starts.repeat_interleave(of_batch), starts.repeat_interleave(longer)
     # Every batch but the first repeats the last border of the one before.
     borders = torch.arange(len(origins)) - torch.arange(len(sizes)).repeat_interleave(longer)
-    unit = (borders - origins).to(device).split(longer.tolist())
-    moved = [t.to(device) for t in (torch.tensor(ends), first, torch.arange(ends[-1]) - first, borders, origins)]
-    cuts, first, place, borders, origins = moved
+    unit = to_device(borders - origins, device).split(longer.tolist())
+    moved = [to_device(one, device) for one in (first, torch.arange(ends[-1]) - first, borders, origins)]
+    cuts, (first, place, borders, origins) = torch.tensor(ends), moved
     zeros = torch.zeros_like(first).split(list(sizes))
     return _BatchLayout(sizes, ends, cuts, first, place, torch.ones_like(first), unit, zeros, borders, origins)
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
-from lightning_fl.engine.batches.packs import Pack
+from lightning_fl.engine.batches.packs import Pack, Room
 from lightning_fl.seeding import derive_seed
+from lightning_fl.transfer import to_device
 
 __all__ = ["PackedBatches"]
 
@@ -19,19 +20,29 @@ class PackedBatches(ClientBatches):
 
     Args:
         pack: the shared data.
-        indices: the client's samples, shape [n], on the pack's device; ``None`` for all.
+        indices: the client's samples, shape [n], on the host; ``None`` for all.
         batch_size: samples in a batch.
         shuffle: a fresh order for every pass; otherwise batches are gathered once and kept.
         drop_last: leave out a last batch that is not full, unless it is the only one.
+        room: for batches that are kept; ``None`` where there is enough.
     """
 
     on_device = True
 
     def __init__(
-        self, pack: Pack, indices: Tensor | None, *, batch_size: int, shuffle: bool, drop_last: bool = False
+        self,
+        pack: Pack,
+        indices: Tensor | None,
+        *,
+        batch_size: int,
+        shuffle: bool,
+        drop_last: bool = False,
+        room: Room | None = None,
     ) -> None:
         self.pack = pack
         self._indices = indices
+        self._room = room
+        self._keeps: bool | None = None  # batches; not known before the first pass
         self.num_samples = pack.num_samples if indices is None else len(indices)
         self._batch_size = batch_size
         self._shuffle = shuffle
@@ -44,10 +55,7 @@ class PackedBatches(ClientBatches):
     @property
     def targets(self) -> Tensor:
         """Targets of this client's samples; assigning replaces them for this client alone."""
-        if self._targets is not None:
-            return self._targets
-        targets = self.pack.targets
-        return targets if self._indices is None else targets.index_select(0, self._indices)
+        return self._own(self.pack.targets) if self._targets is None else self._targets
 
     @targets.setter
     def targets(self, targets: Tensor) -> None:
@@ -59,7 +67,11 @@ class PackedBatches(ClientBatches):
         values = self.pack.attribute(name)
         if values is None:
             return super().attribute(name, seed_path)
-        return values if self._indices is None else values.index_select(0, self._indices)
+        return self._own(values)
+
+    def _own(self, values: Tensor) -> Tensor:
+        """This client's rows of what lies with the pack."""
+        return values if self._indices is None else values.index_select(0, to_device(self._indices, values.device))
 
     def epoch_length(self) -> int:
         """Batches in one pass."""
@@ -67,11 +79,18 @@ class PackedBatches(ClientBatches):
         return full + (1 if rest and not self._drop_last else 0)
 
     def once(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
-        """The same batches every time: gathered once and kept, and again if a step changed their tensors in place."""
+        """The same batches every time: gathered once and kept, and again if a step changed their tensors in place.
+
+        Where a GPU has no room for them they are gathered in every pass.
+        """
+        if self._keeps is None:
+            share = self.pack.num_bytes * self.num_samples // max(1, self.pack.num_samples)
+            self._keeps = self._room is None or self._room.take(share)
+        if not self._keeps:
+            return self._gather(torch.arange(self.num_samples), self.pack.batches_per_gather)
         if self._kept is None or self._versions != [tensor._version for tensor in self._kept_tensors]:
             with torch.inference_mode(False):  # whose tensors have no versions
-                order = torch.arange(self.num_samples, device=self.pack.device)
-                self._kept = list(self._gather(order, len(self._sizes())))
+                self._kept = list(self._gather(torch.arange(self.num_samples), len(self._sizes())))
             self._kept_tensors = _tensors_of(self._kept)
             self._versions = [tensor._version for tensor in self._kept_tensors]
         # Shallow copies, so that what a step assigns to its batch is not there the next time.
@@ -92,22 +111,19 @@ class PackedBatches(ClientBatches):
         """The batches of :meth:`shuffled`, each as its samples in the pack, [size], and its targets if replaced."""
         sizes = self._sizes()
         for order in self._orders(seed_path, num_batches):
-            order = order[: sum(sizes)]  # without what drop_last leaves out
-            indices = order if self._indices is None else self._indices.index_select(0, order)
-            targets: Sequence[Tensor | None] = [None] * len(sizes)
-            if self._targets is not None:
-                targets = self._targets.index_select(0, order).split(sizes)
+            _, indices, replaced = self._chosen(order[: sum(sizes)])  # without what drop_last leaves out
+            targets: Sequence[Tensor | None] = [None] * len(sizes) if replaced is None else replaced.split(sizes)
             yield from itertools.islice(zip(indices.split(sizes), targets, strict=True), num_batches)
             num_batches -= len(sizes)
 
     def _orders(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[Tensor]:
-        """The samples' order in every pass, [n]."""
+        """The samples' order in every pass, [n], on the host."""
         draws = torch.Generator().manual_seed(derive_seed(*seed_path, "batches"))  # type: ignore[arg-type]
         for _ in range(0, num_batches, self.epoch_length()):
             if self._shuffle:
-                yield torch.randperm(self.num_samples, generator=draws).to(self.pack.device)
+                yield torch.randperm(self.num_samples, generator=draws)
             else:
-                yield torch.arange(self.num_samples, device=self.pack.device)
+                yield torch.arange(self.num_samples)
 
     def some(self, seed_path: tuple[int | str, ...], num_samples: int | None) -> Iterator[SizedBatch]:
         """A random subset without replacement; every draw comes from ``seed_path``."""
@@ -122,12 +138,22 @@ class PackedBatches(ClientBatches):
 
     def _subset(self, seed_path: tuple[int | str, ...], num_samples: int, batch_size: int) -> "PackedBatches":
         draws = torch.Generator().manual_seed(derive_seed(*seed_path, "samples"))  # type: ignore[arg-type]
-        chosen = torch.randperm(self.num_samples, generator=draws)[:num_samples].to(self.pack.device)
-        indices = chosen if self._indices is None else self._indices.index_select(0, chosen)
+        indices, _, targets = self._chosen(torch.randperm(self.num_samples, generator=draws)[:num_samples])
         subset = PackedBatches(self.pack, indices, batch_size=batch_size, shuffle=False)
-        if self._targets is not None:
-            subset.targets = self._targets.index_select(0, chosen)
+        if targets is not None:
+            subset.targets = targets
         return subset
+
+    def _chosen(self, order: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Some of this client's samples [n]: their places in the pack, on the host and with it, and replaced targets.
+
+        They are copied once for all batches of a pass.
+        """
+        on_host = order if self._indices is None else self._indices.index_select(0, order)
+        targets = None
+        if self._targets is not None:
+            targets = self._targets.index_select(0, to_device(order, self._targets.device))
+        return on_host, to_device(on_host, self.pack.held_on), targets
 
     def _sizes(self) -> list[int]:
         length = self.epoch_length()
@@ -135,12 +161,12 @@ class PackedBatches(ClientBatches):
 
     def _gather(self, order: Tensor, at_once: int, at_most: int | None = None) -> Iterator[SizedBatch]:
         sizes, begin = self._sizes()[:at_most], 0
+        on_host, indices, targets = self._chosen(order[: sum(sizes)])
         for group in itertools.batched(sizes, at_once) if hasattr(itertools, "batched") else _groups(sizes, at_once):
-            positions = order[begin : begin + sum(group)]
-            begin += sum(group)
-            indices = positions if self._indices is None else self._indices.index_select(0, positions)
-            targets = None if self._targets is None else self._targets.index_select(0, positions)
-            yield from zip(self.pack.gather(indices, list(group), targets), group, strict=True)
+            part = slice(begin, begin + sum(group))
+            begin = part.stop
+            replaced = None if targets is None else targets[part]
+            yield from zip(self.pack.gather(indices[part], list(group), replaced, on_host[part]), group, strict=True)
 
 
 def _tensors_of(batches: list[SizedBatch]) -> list[Tensor]:

@@ -73,7 +73,7 @@ class LayerOutput(nn.Module):
 
 
 def client_features(
-    loop: LocalLoop, clients: Collection[int], encoder: nn.Module | None = None
+    loop: LocalLoop, clients: Collection[int], encoder: nn.Module | None = None, label_weight: float = 2.0
 ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
     """Discriminator inputs of the hosted ones among some clients (:mod:`.discriminator_inputs`).
 
@@ -86,6 +86,7 @@ def client_features(
         loop: in a fit.
         clients: who is wanted, on whatever rank.
         encoder: a frozen network.
+        label_weight: norm of an encoded target, relative to that of the features.
 
     Returns:
         Client -> features and encoded targets, float32 [n, d], and client -> classes to stratify by, int64 [n].
@@ -127,6 +128,7 @@ def client_features(
             random_projection(x, generator(loop.settings.seed, "feature projection")),
             encode_targets(y, num_classes=num_classes, mean=mean, std=std),
             total,
+            label_weight,
         )
         for client, (x, y) in samples.items()
     }

@@ -1,18 +1,16 @@
 """Training a round's cohort and averaging what it hands over."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.cohort import Cohort, Participant
 from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate, packed
 from lightning_fl.engine.federation import STRATEGY
 from lightning_fl.engine.hooks import Hook
 from lightning_fl.engine.learner import Contribution, Learner
+from lightning_fl.engine.round.failures import judge, report_of
 from lightning_fl.engine.round.personal import finish_personal_round, give_own_models, keep_own_model
 from lightning_fl.engine.round.reports import combine_reports
 from lightning_fl.engine.round.server import next_model
@@ -21,8 +19,7 @@ from lightning_fl.engine.stacked.turns import StackedTurns
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights, check_finite, combined
 from lightning_fl.engine.weights.weighted_sum import SoleContribution, WeightedSum
-from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
-from lightning_fl.refusals import place_of, refusal
+from lightning_fl.errors import ConfigurationError, TrainingError
 
 __all__ = ["train_round"]
 
@@ -286,16 +283,15 @@ def _train_cohort(
             now.participant = participant
             reports[place] = _hand_over(loop, participant, turn, report, hand_over)
         except Exception as error:
-            reports[place] = ClientReport(error=_in_words(loop, error))
-            loop.flat.restore()  # for the clients after it
+            reports[place] = report_of(loop, cohort, place, error)
             failure = error if loop.settings.on_client_error == "fail" else None
             if failure is not None and loop.processes.several:  # the others do not finish their turns for it
-                _judge_failures(loop, cohort, {place: reports[place]}, failure)
+                judge(loop, cohort, {place: reports[place]}, failure)
             continue
         for hook in after:  # the client's part in the sums stands: from here on nothing may leave it out
             hook(client)
     reports = loop.processes.exchange(reports)
-    _judge_failures(loop, cohort, reports, failure)
+    judge(loop, cohort, reports, failure)
     changed = [report.trainable for report in reports.values() if report.error is None]
     if any(changed):
         federation.freeze(loop.flat, changed)
@@ -322,29 +318,16 @@ def _measure(loop: LocalLoop, cohort: Cohort) -> dict[int, ClientReport]:
         try:
             found[place] = ClientReport(numbers=loop.measure(participant))
         except Exception as error:
-            found[place] = ClientReport(error=_in_words(loop, error))
-            loop.flat.restore()  # for the clients after it
-            failure = error
+            found[place] = report_of(loop, cohort, place, error)
+            failure = error if loop.settings.on_client_error == "fail" else None
     everyone = loop.processes.exchange(found)
     if loop.settings.on_client_error == "fail":
-        _judge_failures(loop, cohort, everyone, failure)
+        judge(loop, cohort, everyone, failure)
     for place, report in everyone.items():
         if report.error is None:
             participant = cohort.participants[place]
             loop.measured.setdefault(loop.model_of(participant), {})[participant.client] = report.numbers
     return {place: report for place, report in found.items() if report.error is not None}
-
-
-def _in_words(loop: LocalLoop, error: Exception) -> str:
-    own = isinstance(error, FederatedError)
-    text = (None if own else refusal(error)) or f"{type(error).__name__}: {error}"
-    place = "" if own else place_of(error, type(loop.module).__module__.split(".")[0])
-    if place:
-        text = f"{text.removesuffix('.')}{place}."
-    text += "" if text.endswith((".", "!", "?")) else "."
-    if loop.settings.channels_last and "view size is not compatible" in text:
-        text += " Images are laid out as trainer.channels_last says; set it to false where the module needs `view`."
-    return text
 
 
 def _take_turn(loop: LocalLoop, place: int, participant: Participant) -> tuple[ClientReport, ClientTurn]:
@@ -393,30 +376,3 @@ def _check_update(learner: Learner, update: ClientUpdate) -> None:
             f"{name} gave the vectors {sorted(update.vectors)}, extra_vectors names {sorted(learner.extra_vectors)}:"
             " give each of these."
         )
-
-
-def _judge_failures(loop: LocalLoop, cohort: Cohort, reports: dict[int, ClientReport], own: Exception | None) -> None:
-    failed = {place: report.error for place, report in reports.items() if report.error is not None}
-    if not failed:
-        return
-    turns = Counter(participant.client for participant in cohort.participants)
-
-    def turn(place: int) -> tuple[str, str]:
-        """The client, and which of its turns where it has several."""
-        client, model = cohort.participants[place].client, cohort.participants[place].model
-        return loop.name_of(client), f"model {model} in " if turns[client] > 1 else ""
-
-    done = loop.federation.current_round + 1
-    place, reason = next(iter(failed.items()))
-    who, what = turn(place)
-    text = f"{who} failed in {what and f'the training of {what}'}round {done}: {reason}"
-    if loop.settings.on_client_error == "fail":
-        raise TrainingError(
-            f"{text} Nothing is lost: the last checkpoint is untouched. Set trainer.on_client_error=skip to leave"
-            " failing clients out of a round."
-        ) from own
-    if len(failed) == len(reports):
-        raise TrainingError(f"every client of the round failed; the first: {text}")
-    for place, reason in failed.items():
-        who, what = turn(place)
-        rank_zero_warn(f"{who} is left out of {what}round {done}: {reason}")

@@ -9,6 +9,7 @@ from torch import Tensor
 from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.weights.flat import Place, Span, Weights
+from lightning_fl.transfer import to_device
 
 __all__ = ["StackedCorrection"]
 
@@ -68,7 +69,7 @@ class StackedCorrection:
         if len(rows) == len(gradient):
             self._learner.correct_gradient_(turn, Weights({dtype: gradient}), Weights({dtype: present}))
             return
-        chosen = torch.tensor(rows, device=gradient.device)
+        chosen = to_device(torch.tensor(rows), gradient.device)
         part = gradient.index_select(0, chosen)
         self._learner.correct_gradient_(turn, Weights({dtype: part}), Weights({dtype: present.index_select(0, chosen)}))
         gradient.index_copy_(0, chosen, part)

@@ -5,11 +5,9 @@ The arithmetic is that of the clients' own turns, up to rounding, which depends 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
@@ -19,46 +17,21 @@ from lightning_fl.engine.batches.packed import PackedBatches
 from lightning_fl.engine.batches.packs import TensorPack
 from lightning_fl.engine.client import ClientReport, ClientTurn
 from lightning_fl.engine.stacked.correction import StackedCorrection
+from lightning_fl.engine.stacked.rows import Row, RowBatch
 from lightning_fl.engine.stacked.stackable import explain, outside_draws, refuse_kept_tensors, refuse_unstackable
 from lightning_fl.engine.stacked.trainer import StackedTrainer
+from lightning_fl.engine.stacked.visits import Visits
 from lightning_fl.engine.stacked.weights import StackedWeights
 from lightning_fl.engine.turn.amounts import turn_report
+from lightning_fl.engine.turn.flat_optimizer import has_fused_step
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.results import LogCollector
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
 from lightning_fl.seeding import seed_default_generators
+from lightning_fl.transfer import to_device
 
 __all__ = ["StackedLoop"]
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """A batch that is not gathered yet: its place in the turn, its samples in the pack [size], its targets if replaced.
-
-    Batches for which ``alike`` is equal can be stacked.
-    """
-
-    index: int
-    samples: Tensor
-    targets: Tensor | None
-    alike: tuple[Any, ...]
-
-
-@dataclass
-class _Row:
-    """A client's turn: the batches of each of its steps, and what comes of them."""
-
-    turn: ClientTurn
-    pack: TensorPack
-    num_samples: int
-    total: int
-    planned_steps: int
-    steps: list[list[_Batch]]
-    collector: LogCollector
-    losses: list[float] = field(default_factory=list)
-    sizes: list[float] = field(default_factory=list)
-    draws: dict[str, Any] | None = None  # where its default generators are, once something may have drawn from them
 
 
 class StackedLoop:
@@ -78,13 +51,10 @@ class StackedLoop:
         self._shim = loop.module_trainer
         self._view = StackedTrainer(self._shim)
         self._training_step = _TrainingStep(self._loop)
-        self._losses: list[tuple[list[_Row], Tensor]] = []
+        self._losses: list[tuple[list[Row], Tensor]] = []
         self._step_was_checked = False
-        #: Whether the module or the data see each client's batch before it is stacked.
-        self._hooks = loop.move.hooks
-        self._visits_batches = any(map(self._hooks, loop.processes.hosted)) or self._loop.overridden(
-            "on_train_batch_start"
-        )
+        #: The hooks that see each client's batch.
+        self.visits = Visits(loop, self._view, self._facts)
         # The optimiser is looked at before any client's turn: one step a round stands for the client's own number.
         self._view.begin_step(estimated_stepping_batches={loop.settings.max_rounds})
         with self._view.instead_of_shim():
@@ -124,7 +94,7 @@ class StackedLoop:
         reports = self._reports(rows)
         return weights, [(order.index(place), report) for place, report in enumerate(reports)]
 
-    def _rows(self, turns: Sequence[ClientTurn]) -> list[_Row]:
+    def _rows(self, turns: Sequence[ClientTurn]) -> list[Row]:
         """What every client does in its turn."""
         loop = self._loop
         rows = []
@@ -135,21 +105,21 @@ class StackedLoop:
             length = loop.turn_length(batches, None)
             path = loop.path(turn.client, "train")
             layout = tuple((tensor.shape[1:], tensor.dtype) for tensor in batches.pack.tensors)
-            steps: list[list[_Batch]] = []
+            steps: list[list[RowBatch]] = []
             begins = True
             for index, (samples, targets) in enumerate(batches.picks(path, int(length.total))):
                 if begins:
                     steps.append([])
-                steps[-1].append(_Batch(index, samples, targets, (index, len(samples), layout)))
+                steps[-1].append(RowBatch(index, samples, targets, (index, len(samples), layout)))
                 begins = length.ends_step(index)
             collector = LogCollector(self._settings.log_every_n_steps)
             self._shim.replay(collector)
             rows.append(
-                _Row(turn, batches.pack, batches.num_samples, int(length.total), int(length.steps), steps, collector)
+                Row(turn, batches.pack, batches.num_samples, int(length.total), int(length.steps), steps, collector)
             )
         return rows
 
-    def _begin(self, rows: Sequence[_Row]) -> StackedWeights:
+    def _begin(self, rows: Sequence[Row]) -> StackedWeights:
         """A fresh optimiser for all, and a row of weights for each."""
         loop = self._loop
         # The module draws nothing in its steps; whatever else does, it is the same on any number of processes.
@@ -157,9 +127,11 @@ class StackedLoop:
         self._view.begin_step(**self._facts(rows, 0))
         (optimizer, *_), _ = loop.optimization.configure()
         self._shim.take_optimizers([optimizer], [])
+        if self._settings.fused_optimizers and not has_fused_step(optimizer):
+            loop.optimization.say_not_fused(optimizer)
         for row in rows:
             row.turn.optimizers = [optimizer]
-        weights = StackedWeights(loop.flat, optimizer, len(rows))
+        weights = StackedWeights(loop.flat, optimizer, len(rows), fused=self._settings.fused_optimizers)
         loaded: Weights | None = None
         for place, row in enumerate(rows):
             if row.turn.start is not loaded or loop.federation.personal is not None:
@@ -169,7 +141,7 @@ class StackedLoop:
         return weights
 
     def _correction(
-        self, rows: Sequence[_Row], weights: StackedWeights
+        self, rows: Sequence[Row], weights: StackedWeights
     ) -> Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None:
         """What the strategy changes the gradients by."""
         loop, turns = self._loop, [row.turn for row in rows]
@@ -177,7 +149,7 @@ class StackedLoop:
             return None
         return StackedCorrection(loop.learner, turns, turns[0].spans, weights.places, weights.matrices).apply_
 
-    def _facts(self, rows: Sequence[_Row], step: int) -> dict[str, set[Any]]:
+    def _facts(self, rows: Sequence[Row], step: int) -> dict[str, set[Any]]:
         """What a module may ask of the turns, where it is the same for all of them."""
         return {
             "global_step": {row.turn.state.global_step + step for row in rows},
@@ -186,20 +158,24 @@ class StackedLoop:
         }
 
     def _batch_of(
-        self, weights: StackedWeights, rows: list[_Row], places: list[int], batches: list[_Batch], step: int
+        self, weights: StackedWeights, rows: list[Row], places: list[int], batches: list[RowBatch], step: int
     ) -> None:
         """One batch of some clients: loss, gradients, and what was logged."""
         index, size = batches[0].index, len(batches[0].samples)
         for row in rows:
             row.collector.begin_step(None, size, row.turn.state.global_step + step)
-        if self._visits_batches:
-            visited = [self._visit(weights, *each, step) for each in zip(rows, places, batches, strict=True)]
-            batch = self._stack(visited)
+        if self.visits.needed:
+            batch = self.visits.stack(
+                [
+                    self.visits.next_batch(weights, row, place, weights.active)
+                    for row, place in zip(rows, places, strict=True)
+                ]
+            )
         else:
             batch = self._gather(rows, batches)
         last = {index == row.total - 1 for row in rows}
         self._view.begin_step(**self._facts(rows, step), batch_idx={index}, is_last_batch=last)
-        chosen = None if len(places) == weights.active else torch.tensor(places, device=weights.device)
+        chosen = None if len(places) == weights.active else to_device(torch.tensor(places), weights.device)
         trained, kept = weights.parts(chosen)
         losses, logged = self._forward(weights, trained, kept, batch, index)
         gradients = self._backward(weights, trained, losses)
@@ -212,56 +188,16 @@ class StackedLoop:
         for row in rows:
             row.sizes.append(row.collector.step_size() if given else size)
 
-    def _gather(self, rows: Sequence[_Row], batches: Sequence[_Batch]) -> list[Tensor]:
+    def _gather(self, rows: Sequence[Row], batches: Sequence[RowBatch]) -> list[Tensor]:
         """The clients' batches as one: tensors [n, size, ...]."""
         if any(row.pack is not rows[0].pack for row in rows) or any(batch.targets is not None for batch in batches):
-            each = [_samples(row.pack, batch) for row, batch in zip(rows, batches, strict=True)]
+            each = [row.samples(batch) for row, batch in zip(rows, batches, strict=True)]
             tensors = [torch.stack(column) for column in zip(*each, strict=True)]
         else:
             samples = torch.cat([batch.samples for batch in batches])
             shape = (len(batches), len(batches[0].samples))
-            tensors = [tensor.index_select(0, samples).unflatten(0, shape) for tensor in rows[0].pack.tensors]
+            tensors = [rows_of.unflatten(0, shape) for rows_of in rows[0].pack.rows(samples)]
         return self._loop.move(tensors, True, rows[0].turn.client)
-
-    def _visit(self, weights: StackedWeights, row: _Row, place: int, batch: _Batch, step: int) -> Any:
-        """One client's batch after the hooks that see it: those of its transfer, and ``on_train_batch_start``."""
-        loop = self._loop
-        if row.draws is None:
-            seed_default_generators(*loop.path(row.turn.client, "train"))
-        else:
-            _set_rng_states(row.draws)
-        last = {batch.index == row.total - 1}
-        of_one: dict[str, set[Any]] = {"client": {row.turn.client}, "batch_idx": {batch.index}, "is_last_batch": last}
-        self._view.begin_step(**self._facts([row], step), **of_one)
-        moved = loop.move(_samples(row.pack, batch), True, row.turn.client)
-        if loop.overridden("on_train_batch_start"):
-            weights.give(place)
-            if loop.call("on_train_batch_start", moved, batch.index) == -1:
-                raise ConfigurationError(
-                    f"{type(self._module).__name__}.on_train_batch_start returned -1: where several clients train at"
-                    " once no turn ends early. Set trainer.stacked_clients=1."
-                )
-            weights.take(place)
-            for entry in self._view.logged:
-                row.collector.log(entry.hook, entry.name, entry.value, **entry.options)
-        row.draws = _collect_rng_states(include_cuda=loop.processes.device.type == "cuda")
-        return moved
-
-    def _stack(self, batches: list[Any]) -> list[Tensor]:
-        """Batches that were changed one by one, as one."""
-        layouts = {
-            tuple((part.shape, part.dtype) if isinstance(part, Tensor) else None for part in batch)
-            if isinstance(batch, list | tuple)
-            else (None,)
-            for batch in batches
-        }
-        if len(layouts) > 1 or None in next(iter(layouts)):
-            hooks = self._hooks(self._loop.processes.hosted[0])
-            raise ConfigurationError(
-                f"after {', '.join(hooks)} batches of as many samples are no lists of tensors of the"
-                " same shapes, so that those of several clients cannot be stacked. Set trainer.stacked_clients=1."
-            )
-        return [torch.stack(column) for column in zip(*batches, strict=True)]
 
     # -- a step --------------------------------------------------------------------------------------------------
 
@@ -333,7 +269,7 @@ class StackedLoop:
 
     # -- what comes of it ----------------------------------------------------------------------------------------
 
-    def _reports(self, rows: Sequence[_Row]) -> list[ClientReport | FederatedError]:
+    def _reports(self, rows: Sequence[Row]) -> list[ClientReport | FederatedError]:
         if self._losses:
             values = iter(torch.cat([losses for _, losses in self._losses]).tolist())  # one wait for the device
             for members, _ in self._losses:
@@ -365,13 +301,7 @@ class _TrainingStep(nn.Module):
         return self._loop.step("training_step", batch, index)
 
 
-def _samples(pack: TensorPack, batch: _Batch) -> list[Tensor]:
-    """One client's batch: tensors [size, ...]."""
-    (tensors,) = pack.gather(batch.samples, [len(batch.samples)], batch.targets)
-    return tensors
-
-
-def _alike(of_rows: Sequence[Sequence[_Batch]]) -> Iterator[tuple[list[int], list[_Batch]]]:
+def _alike(of_rows: Sequence[Sequence[RowBatch]]) -> Iterator[tuple[list[int], list[RowBatch]]]:
     """The batches of one optimiser step that can be stacked, with the rows they are of; a row's in their order."""
     for place in range(max(len(batches) for batches in of_rows)):
         groups: dict[tuple[Any, ...], list[int]] = {}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_fl.engine.turn.flat_optimizer import FlatRun, flat_runs, is_elementwise
+from lightning_fl.engine.turn.flat_optimizer import FlatRun, flat_runs, has_fused_step, is_elementwise, settle_steps_
 from lightning_fl.engine.weights.flat import FlatModule, Place
 
 __all__ = ["StackedWeights", "clip_rows_", "why_not_stackable"]
@@ -103,14 +103,16 @@ class StackedWeights:
         optimizer: fresh, over its parameters; :func:`why_not_stackable` finds nothing. Its class, hyper-parameters and
             groups are those of all rows; its own parameters are left alone.
         num_rows: n. The first ``active`` of them, all at the beginning, are stepped.
+        fused: a whole step is one of torch's fused kernels, where it has one for the optimiser.
 
     Attributes:
         trained_names: the names of each parameter that the optimiser steps; a tied one has several.
         kept_names: those of each buffer and of each parameter that is frozen or that nobody steps.
     """
 
-    def __init__(self, flat: FlatModule, optimizer: Optimizer, num_rows: int) -> None:
+    def __init__(self, flat: FlatModule, optimizer: Optimizer, num_rows: int, *, fused: bool = False) -> None:
         self.active = num_rows
+        self._fused = fused and has_fused_step(optimizer)
         self._flat = flat
         self._optimizer = optimizer
         self._twin = copy.copy(optimizer)  # of its class, with the settings that its constructor left in it
@@ -257,6 +259,8 @@ class StackedWeights:
             own = twin["params"]
             twin.update(group)  # as a module may set its learning rate by itself
             twin["params"] = own
+            if self._fused:
+                twin["fused"] = True
         self._twin.step()
         for gradient in gradients:
             gradient.zero_()
@@ -282,6 +286,8 @@ class StackedWeights:
         if any(states):
             joined = one.run.join(states)
             assert joined is not None
+            if self._fused:
+                settle_steps_(joined, one.matrix.device, torch.float32)
             self._twin.state[one.parameter] = {
                 key: value.expand_as(one.matrix).clone() if isinstance(value, Tensor) and value.ndim else value
                 for key, value in joined.items()

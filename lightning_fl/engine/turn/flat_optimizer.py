@@ -17,7 +17,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from lightning_fl.engine.weights.flat import FlatModule
 
-__all__ = ["FlatOptimizer", "FlatRun", "flat_runs", "is_elementwise"]
+__all__ = ["FlatOptimizer", "FlatRun", "flat_runs", "has_fused_step", "is_elementwise", "settle_steps_"]
 
 #: No norm, sort or draw over a whole parameter in these.
 _ELEMENTWISE = frozenset({SGD, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop})
@@ -26,6 +26,8 @@ _GLOBAL_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
 _DTYPES = frozenset({torch.float32, torch.float64})
 #: State that is one number for a whole parameter.
 _SCALARS = frozenset({"step", "mu_product"})
+#: Those of them whose whole step torch has as one kernel.
+_FUSED = frozenset({SGD, Adagrad, Adam, AdamW})
 #: What a group may ask for that says how, or on what, its steps are taken.
 _HOW = ("foreach", "fused", "capturable", "differentiable")
 
@@ -103,10 +105,12 @@ class FlatOptimizer:
         optimizer: of the client whose turn it is; keeps its parameters, groups and hyper-parameters, and gets its state
             back with :meth:`release`.
         groups: the runs of every group of the optimiser.
+        fused: a whole step is one of torch's fused kernels, where :func:`has_fused_step`: other bits, by rounding.
     """
 
-    def __init__(self, optimizer: Optimizer, groups: Sequence[Sequence[FlatRun]]) -> None:
+    def __init__(self, optimizer: Optimizer, groups: Sequence[Sequence[FlatRun]], *, fused: bool = False) -> None:
         self._optimizer = optimizer
+        self._fused = fused and has_fused_step(optimizer)
         self._groups = groups
         #: Hooks may add groups, or parameters to one, in the middle of a turn.
         self._known = [(group["params"], len(group["params"])) for group in optimizer.param_groups]
@@ -116,7 +120,12 @@ class FlatOptimizer:
 
     @classmethod
     def of(
-        cls, optimizer: Optimizer, flat: FlatModule, earlier: "FlatOptimizer | None" = None
+        cls,
+        optimizer: Optimizer,
+        flat: FlatModule,
+        earlier: "FlatOptimizer | None" = None,
+        *,
+        fused: bool = False,
     ) -> "FlatOptimizer | None":
         """The flat form of an optimiser, with its state; ``None`` where it has none, or saves nothing.
 
@@ -127,18 +136,19 @@ class FlatOptimizer:
             optimizer: the optimiser.
             flat: the module whose parameters it has.
             earlier: one of the same module that is no longer used; its vectors are used again.
+            fused: as in the constructor.
         """
         if not is_elementwise(optimizer):
             return None
         if earlier is not None and earlier._covers(optimizer):
-            again = cls(optimizer, earlier._groups)
+            again = cls(optimizer, earlier._groups, fused=fused)
             return again if again._take_state() else None
         groups = [flat_runs(group["params"], flat) for group in optimizer.param_groups]
         parameters = sum(len(group["params"]) for group in optimizer.param_groups)
         found = [runs for runs in groups if runs is not None]
         if len(found) < len(groups) or 2 * sum(map(len, found)) > parameters:
             return None
-        flat_optimizer = cls(optimizer, found)
+        flat_optimizer = cls(optimizer, found, fused=fused)
         return flat_optimizer if flat_optimizer._take_state() else None
 
     def step(self) -> bool:
@@ -149,6 +159,8 @@ class FlatOptimizer:
             flat = twin["params"]
             twin.update(group)
             twin["params"] = flat
+            if self._fused:
+                twin["fused"] = True
         self._twin.step()
         return True
 
@@ -169,6 +181,8 @@ class FlatOptimizer:
             for run in runs:
                 state = self._twin.state.get(run.flat)
                 if state:
+                    if self._fused:
+                        state = settle_steps_(dict(state), torch.device("cpu"), torch.get_default_dtype())
                     self._optimizer.state.update(zip(run.parameters, run.split(state), strict=True))
 
     def _covers(self, optimizer: Optimizer) -> bool:
@@ -189,6 +203,8 @@ class FlatOptimizer:
                     joined = run.join(states)
                     if joined is None:
                         return False
+                    if self._fused:
+                        settle_steps_(joined, run.flat.device, torch.float32)
                     self._twin.state[run.flat] = joined
         return True
 
@@ -197,6 +213,24 @@ def is_elementwise(optimizer: Optimizer) -> bool:
     """Whether its steps treat every entry by itself, and nobody asked how they are taken or wants to see them."""
     how = any(group.get(name) for group in optimizer.param_groups for name in _HOW)
     return type(optimizer) in _ELEMENTWISE and not how and not _has_hooks(optimizer)
+
+
+def has_fused_step(optimizer: Optimizer) -> bool:
+    """Whether torch has the optimiser's whole step as one kernel."""
+    return type(optimizer) in _FUSED
+
+
+def settle_steps_(state: dict[str, Any], device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Bring an optimiser's count of steps where its step wants it: a fused one beside the parameter, in float32.
+
+    Args:
+        state: of a parameter; changed in place.
+        device: where the count is wanted.
+        dtype: and in which kind of numbers; counts are whole.
+    """
+    if "step" in state:
+        state["step"] = torch.as_tensor(state["step"]).to(device, dtype)
+    return state
 
 
 def _has_hooks(optimizer: Optimizer) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.precision import Precision
+from lightning.fabric.plugins.precision import MixedPrecision, Precision
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.core.optimizer import (
@@ -23,8 +23,9 @@ from torch.optim import Optimizer
 from lightning_fl.engine.client import ClientState
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.settings import Settings
+from lightning_fl.engine.turn.captured import CapturedSteps
 from lightning_fl.engine.turn.correction import Correction, GradientCorrection
-from lightning_fl.engine.turn.flat_optimizer import FlatOptimizer
+from lightning_fl.engine.turn.flat_optimizer import FlatOptimizer, has_fused_step
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.turn.pristine import PristineOptimizers
 from lightning_fl.engine.weights.flat import FlatModule
@@ -84,6 +85,9 @@ class Optimization:
         self._module = module
         self.look_at_parameters()
         self._validated = False
+        self._said_not_fused = False
+        #: Runs losses and gradients instead of Python; ``None`` where every operation is asked for by itself.
+        self.captured: CapturedSteps | None = None
         self._shim = module_trainer
         module_trainer.before_optimizer_step = self._before_step
         self._own = {
@@ -94,7 +98,9 @@ class Optimization:
         # the forward pass gets the gradients' memory, still in the cache.
         self._clears_early = not (self._own["on_before_zero_grad"] or self._own["optimizer_zero_grad"])
         if not module.automatic_optimization:
-            for name, neutral in (("gradient_clip_val", None), ("accumulate_grad_batches", 1)):
+            neutrals = {"gradient_clip_val": None, "accumulate_grad_batches": 1}
+            neutrals |= {"fused_optimizers": False, "cuda_graphs": False}
+            for name, neutral in neutrals.items():
                 if getattr(settings, name) != neutral:
                     raise ConfigurationError(
                         f"trainer.{name}={getattr(settings, name)} needs automatic optimisation:"
@@ -109,6 +115,8 @@ class Optimization:
     def end_run(self) -> None:
         """Leave optimisers that the module goes on holding as they were when the run began."""
         self._pristine.restore()
+        if self.captured is not None:
+            self.captured.release()
 
     # -- a turn --------------------------------------------------------------------------------------------------
 
@@ -120,6 +128,8 @@ class Optimization:
             correct_: changes the gradient of the averaged parameters before every step.
         """
         self._correct_, self._correction = correct_, None
+        if self.captured is not None:
+            self.captured.begin_turn()
         optimizers, schedulers = self.configure()
         for parameter in self._parameters:
             parameter.grad = None
@@ -230,7 +240,9 @@ class Optimization:
 
     # -- a step --------------------------------------------------------------------------------------------------
 
-    def step(self, compute: Compute, index: int, *, first: bool, stepping: bool) -> tuple[Tensor | None, STEP_OUTPUT]:
+    def step(
+        self, compute: Compute, index: int, *, first: bool, stepping: bool, batch: Any
+    ) -> tuple[Tensor | None, STEP_OUTPUT]:
         """One batch: loss, backward and, where ``stepping``, the optimiser's step.
 
         Args:
@@ -238,6 +250,7 @@ class Optimization:
             index: the batch's index in the turn.
             first: gradients are cleared before (the first batch of an accumulation).
             stepping: the optimiser steps after (the last batch of an accumulation).
+            batch: what ``compute`` is of, where steps are captured.
         """
         if not self._module.automatic_optimization:
             loss, output = compute()
@@ -248,6 +261,10 @@ class Optimization:
 
         def closure() -> Tensor | None:
             with torch.enable_grad():  # the optimiser may have switched gradients off
+                if self.captured is not None:
+                    replayed = self.captured.run(batch)
+                    result.append((replayed, replayed))
+                    return replayed
                 if first and self._clears_early:
                     self._zero_grad(optimizer, index)
                 loss, output = compute()
@@ -259,6 +276,8 @@ class Optimization:
                 if accumulate > 1:
                     loss = loss / accumulate
                 self._backward(loss)
+                if first and accumulate > 1 and "training_step" in vars(self._module):
+                    self._own_gradients()
             return loss.detach()
 
         if stepping and self._flat_is_due:
@@ -285,16 +304,41 @@ class Optimization:
                 self._step_schedulers("step", self._shim.global_step)
         return result[-1]
 
+    def _own_gradients(self) -> None:
+        """Copies of gradients that wait for the next batch: a compiled step may have left them in memory of a graph.
+
+        With ``mode: reduce-overhead`` it is overwritten when the step runs again (pytorch/pytorch#169545).
+        """
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
+
     def _flat_optimizer(self, optimizer: Optimizer) -> FlatOptimizer | None:
         """The flat form of the turn's optimiser, where nobody sees the difference."""
+        fused = self._settings.fused_optimizers
         if (
             not self._module.automatic_optimization
             or len(self._shim.optimizers) != 1
             or self._own["optimizer_step"]
-            or type(self._shim.precision_plugin.plugin).optimizer_step is not Precision.optimizer_step
+            or not _steps_plainly(self._shim.precision_plugin.plugin)
         ):
-            return None
-        return FlatOptimizer.of(optimizer, self._flat_module, earlier=self._flat_before)
+            flat = None
+        else:
+            flat = FlatOptimizer.of(optimizer, self._flat_module, self._flat_before, fused=fused)
+        if fused and (flat is None or not has_fused_step(optimizer)):
+            self.say_not_fused(optimizer)
+        return flat
+
+    def say_not_fused(self, optimizer: Optimizer) -> None:
+        """Once in a run: the steps that ``trainer.fused_optimizers`` leaves as they are."""
+        if not self._said_not_fused:
+            self._said_not_fused = True
+            rank_zero_warn(
+                f"trainer.fused_optimizers leaves the steps of {type(optimizer).__name__} as they are: fused are those"
+                " of torch's own SGD, Adam, AdamW and Adagrad, as long as all their parameters are float32 or float64,"
+                " not frozen and have gradients, and neither hooks, nor an optimizer_step of the module's, nor foreach,"
+                " fused, capturable or differentiable say how steps are taken."
+            )
 
     def _flat_step(self, flat: FlatOptimizer, optimizer: Optimizer) -> None:
         if flat.step():
@@ -307,6 +351,8 @@ class Optimization:
             optimizer._opt_called = True  # type: ignore[attr-defined]
             return
         self._flat = None  # a parameter without a gradient is left as it is: from here on one by one
+        if self._settings.fused_optimizers:
+            self.say_not_fused(optimizer)
         optimizer.step()
 
     def _release(self) -> None:
@@ -385,6 +431,13 @@ class Optimization:
             raise ConfigurationError(text)
         rank_zero_warn(f"{text} It is left as it is.", category=RuntimeWarning)
         return None
+
+
+def _steps_plainly(precision: Precision) -> bool:
+    """Whether a precision leaves an optimiser's step as it is: only a scaler of losses takes part in it."""
+    if isinstance(precision, MixedPrecision):
+        return type(precision) is MixedPrecision and precision.scaler is None
+    return type(precision).optimizer_step is Precision.optimizer_step
 
 
 def _group_sizes(optimizers: Sequence[Optimizer]) -> list[list[int]]:

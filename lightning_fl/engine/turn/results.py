@@ -12,6 +12,7 @@ from torchmetrics import Metric
 from lightning_fl.engine.batches.client import guess_batch_size
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import LoggedValue
+from lightning_fl.transfer import fetch, to_device
 
 __all__ = ["LogCollector"]
 
@@ -25,7 +26,7 @@ class _Entry:
     on_epoch: bool
     loader: int | None = None  # whose samples alone the values are of, where several loaders are read
     metric: Metric | None = None
-    computed: float | None = None  # the metric's value, once its loader is read
+    computed: Tensor | None = None  # the metric's value, once its loader is read
     values: list[Tensor] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     at_steps: list[int] = field(default_factory=list)
@@ -40,7 +41,7 @@ class _Entry:
 class LogCollector:
     """Takes what ``LightningModule.log`` hands to a Trainer's result collection, and keeps it for one client's turn.
 
-    Values stay on their device until :meth:`reduce`, so that logging never waits for a GPU. A ``Metric`` object is
+    Values stay on their device until :meth:`reduce`, which waits once for a GPU, and logging never. A ``Metric`` is
     computed once at the end and reset, so that every client's metric covers that client's samples only.
 
     Args:
@@ -85,7 +86,7 @@ class LogCollector:
         """
         for name, entry in self._entries.items():
             if entry.metric is not None and entry.loader is not None and entry.loader == self._loader:
-                entry.computed = _single(name, entry.metric.compute())
+                entry.computed = _single(name, entry.metric.compute()).clone()  # no state
         self._loader = number
 
     def so_far(self, *, training: bool, ended: bool, destination: str | None = None) -> dict[str, Tensor]:
@@ -182,21 +183,43 @@ class LogCollector:
         Raises:
             ConfigurationError: a ``Metric`` object's value is not one number, or ``reduce_fx`` is unknown.
         """
+        return self.reduce_with((), num_samples, of_loaders)[0]
+
+    def reduce_with(
+        self, losses: Sequence[Tensor], num_samples: float, of_loaders: Sequence[float] = ()
+    ) -> tuple[dict[str, LoggedValue], list[float]]:
+        """What :meth:`reduce` gives, and the losses of the turn's batches, a number each, as numbers of the host."""
+        steps = {name: self._steps(entry) for name, entry in self._entries.items()}
+        asked = [_column(losses)] if losses else []
+        for name, entry in self._entries.items():
+            asked.append(self._number(name, entry))
+            if steps[name]:
+                asked.append(_column([value for _, value in steps[name]]))
+            if entry.forked and entry.last is not None:
+                asked.append(entry.last.reshape(()))
+        found = iter(fetch(asked))
+        self._reset_metrics()  # when all are computed: those of a MetricCollection share their states
+        of_losses = next(found) if losses else []
         reduced = {}
         for name, entry in self._entries.items():
             better, weight = None, float(num_samples if entry.loader is None else of_loaders[entry.loader])
             if entry.metric is not None:
-                number = _single(name, entry.metric.compute()) if entry.computed is None else entry.computed
                 better = entry.metric.higher_is_better
             else:
-                number = _single(name, _reduced(entry))
                 weight = sum(entry.weights)
-            last = float(entry.last) if entry.forked and entry.last is not None else None
+            (number,) = next(found)
+            of_steps = tuple(zip([step for step, _ in steps[name]], next(found) if steps[name] else [], strict=True))
+            last = next(found)[0] if entry.forked and entry.last is not None else None
             reduced[name] = LoggedValue(
-                number, weight, better, entry.to_logger, entry.prog_bar, self._steps(entry), entry.forked, last
+                number, weight, better, entry.to_logger, entry.prog_bar, of_steps, entry.forked, last
             )
-        self._reset_metrics()  # when all are computed: those of a MetricCollection share their states
-        return reduced
+        return reduced, of_losses
+
+    def _number(self, name: str, entry: _Entry) -> Tensor:
+        """The value of a name, one entry."""
+        if entry.metric is None:
+            return _single(name, _reduced(entry))
+        return _single(name, entry.metric.compute() if entry.computed is None else entry.computed)
 
     def _reset_metrics(self) -> None:
         for entry in self._entries.values():
@@ -206,11 +229,11 @@ class LogCollector:
     def _keeps_step(self, on_step: bool) -> bool:
         return on_step and self._every_n_steps > 0 and self.step % self._every_n_steps == 0
 
-    def _steps(self, entry: _Entry) -> tuple[tuple[int, float], ...]:
+    def _steps(self, entry: _Entry) -> list[tuple[int, Tensor]]:
         if not (entry.on_step and self._every_n_steps):
-            return ()
+            return []
         pairs = zip(entry.at_steps, entry.values, strict=True)
-        return tuple((step, float(value)) for step, value in pairs if step % self._every_n_steps == 0)
+        return [(step, value) for step, value in pairs if step % self._every_n_steps == 0]
 
     def _current_batch_size(self, needed: bool = True) -> int:
         if self.batch_size is None:
@@ -222,24 +245,35 @@ class LogCollector:
         return self.batch_size
 
 
-def _single(name: str, value: Any) -> float:
+def _single(name: str, value: Any) -> Tensor:
+    """One number as a tensor where it is, a plain one in double precision."""
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ConfigurationError(
             f"self.log({name!r}): the value has shape {tuple(value.shape)}, but one number is shown per client. Log its"
             " entries under names of their own, or their mean (a torchmetrics metric: average='macro')."
         )
-    return float(value)
+    if isinstance(value, Tensor) and not value.is_complex():
+        return value
+    return torch.tensor(float(value), dtype=torch.float64)
+
+
+def _column(values: Sequence[Tensor]) -> Tensor:
+    """Numbers [n] of tensors that hold one each."""
+    if len({value.dtype for value in values}) > 1:  # stacked, integers would become single precision
+        values = [value.double() for value in values]
+    return torch.stack([value.detach().reshape(()) for value in values])
 
 
 def _reduced(entry: _Entry) -> Tensor:
     values = torch.stack(entry.values).double()
-    return _reduce(entry.reduce_fx, values, torch.tensor(entry.weights, dtype=torch.float64, device=values.device))
+    weights = torch.tensor(entry.weights, dtype=torch.float64)
+    return _reduce(entry.reduce_fx, values, to_device(weights, values.device))
 
 
 def _so_far(entry: _Entry) -> Tensor:
     if entry.metric is None:
         return _reduced(entry).float()
-    return entry.metric.compute() if entry.computed is None else torch.tensor(entry.computed)
+    return entry.metric.compute() if entry.computed is None else entry.computed.to(torch.get_default_dtype())
 
 
 _MEANS = ("mean", "avg")

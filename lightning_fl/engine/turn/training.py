@@ -22,6 +22,8 @@ from lightning_fl.engine.learner import Learner, changes
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.amounts import TurnLength, turn_report
+from lightning_fl.engine.turn.capturable import reasons_against_capture
+from lightning_fl.engine.turn.captured import CapturedSteps
 from lightning_fl.engine.turn.correction import Correction
 from lightning_fl.engine.turn.evaluation import EvaluationLoop
 from lightning_fl.engine.turn.metric_states import MetricStates
@@ -145,6 +147,30 @@ class TrainingLoop(EvaluationLoop):
             )
         if "check_optimizers" in self.own_steps:
             self._check_optimizers()
+        if self.settings.cuda_graphs:
+            self._refuse_capture()
+            self.optimization.captured = CapturedSteps(
+                self.module_trainer, self.flat, lambda batch, index: self.loss(self.step("training_step", batch, index))
+            )
+
+    def _refuse_capture(self) -> None:
+        found = reasons_against_capture(
+            self.module,
+            self.processes.device,
+            self.settings,
+            self.hooks,
+            self.overridden,
+            self.own_steps,
+            lambda client: self.batches(client, "train"),
+            self.processes.hosted,
+            self.name_of,
+        )
+        reasons = [reason for of_rank in self.processes.of_ranks(list(found)) for reason in of_rank]
+        if reasons:
+            raise ConfigurationError(
+                f"trainer.cuda_graphs cannot capture the training steps of {type(self.module).__name__}:"
+                f" {'; '.join(dict.fromkeys(reasons))}. Set trainer.cuda_graphs=false, or do without what is named."
+            )
 
     def _check_optimizers(self) -> None:
         """Show the strategy what a client's turn would begin with: the optimisers of the first one that is hosted."""
@@ -257,7 +283,7 @@ class TrainingLoop(EvaluationLoop):
                 output = self.training_output(batch, index, self.generators)
                 return self.loss(output, by_strategy), output
 
-            loss, output = self.optimization.step(compute, index, first=first, stepping=stepping)
+            loss, output = self.optimization.step(compute, index, first=first, stepping=stepping, batch=batch)
             if loss is not None:
                 losses.append(loss.detach())
                 sizes.append(shim.collector.step_size())
@@ -279,8 +305,7 @@ class TrainingLoop(EvaluationLoop):
     ) -> ClientReport:
         steps = self.module_trainer.global_step - state.global_step
         state.global_step = self.module_trainer.global_step
-        metrics = self.module_trainer.collector.reduce(batches.num_samples)
-        values: list[float] = torch.stack(losses).tolist() if losses else []  # one wait for the device
+        metrics, values = self.module_trainer.collector.reduce_with(losses, batches.num_samples)
         return turn_report(batches.num_samples, steps, metrics, values, sizes)
 
     def load(self, client: int, weights: Weights, own: bool) -> None:
@@ -374,7 +399,8 @@ class TrainingLoop(EvaluationLoop):
         generators = self.seed(*path)
         shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
         shim.begin_turn(client, self.global_step(client))
-        total, samples = 0.0, 0.0
+        losses: list[Tensor] = []
+        sizes: list[float] = []
         with torch.no_grad():
             if num_batches is None:
                 chosen = batches.once(path)
@@ -386,10 +412,13 @@ class TrainingLoop(EvaluationLoop):
                 loss = self.loss(self.training_output(batch, index, generators))
                 if loss is None:
                     continue
-                weight = shim.collector.step_size()
-                total, samples = total + float(loss) * weight, samples + weight
+                losses.append(loss.detach())
+                sizes.append(shim.collector.step_size())
         shim.end_turn()
-        shim.collector.reduce(samples)
+        _, values = shim.collector.reduce_with(losses, math.fsum(sizes))
+        total, samples = 0.0, 0.0
+        for value, size in zip(values, sizes, strict=True):
+            total, samples = total + value * size, samples + size
         if not samples:
             raise TrainingError(
                 f"training_step gave no loss for client {client}: a callback that weighs clients by their loss"

@@ -22,6 +22,7 @@ from lightning_fl.engine.weights.layout import (
     tensors_of,
 )
 from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.transfer import to_device
 
 __all__ = [
     "FlatModule",
@@ -86,7 +87,8 @@ class Weights:
     @classmethod
     def from_state_dict(cls, state: dict[str, Tensor], device: torch.device) -> "Weights":
         """The weights that :meth:`state_dict` came from, as a copy on a device."""
-        return cls({getattr(torch, name): vector.to(device, copy=True) for name, vector in state.items()})
+        there = {getattr(torch, name): (vector, to_device(vector, device)) for name, vector in state.items()}
+        return cls({dtype: moved.clone() if moved is vector else moved for dtype, (vector, moved) in there.items()})
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Overwrite with what :meth:`state_dict` returned.
@@ -398,5 +400,5 @@ def largest_magnitude(vector: Tensor) -> float:
     """``max |v|``; infinity if any entry is infinite or NaN."""
     if not vector.numel():
         return 0.0
-    largest = max(abs(float(bound)) for bound in torch.aminmax(vector))
+    largest = max(map(abs, torch.stack(torch.aminmax(vector)).tolist()))  # fetched together
     return largest if largest == largest else inf

@@ -1,6 +1,7 @@
 """Weighted averages of models, with the same bits in any order and on any number of processes, at memory's pace."""
 
 from collections.abc import Sequence
+from itertools import repeat
 from math import inf, sqrt
 from typing import Protocol
 
@@ -110,6 +111,8 @@ class WeightedSum:
         on_cpu = self._device.type == "cpu"
         longest = max((fine.numel() for fine in self._fine.values()), default=1)
         self._size = max(1, min(longest, _CACHED * torch.get_num_threads() if on_cpu else _ON_DEVICE))
+        #: Whether all terms' norms are found before the first is added, at one wait for a GPU, not one for each.
+        self._looks_ahead = not on_cpu
         self._blocks = {
             dtype: [
                 _Block(*parts)
@@ -137,13 +140,14 @@ class WeightedSum:
         magnitudes = [0.0] * len(terms)
         added: list[tuple[_Block, Tensor, float]] = []
         rows = torch.empty(2, self._size, dtype=torch.float64, device=self._device)
+        squares = iter(self._squares(terms, rows)) if self._looks_ahead else repeat(None)
         for dtype, blocks in self._blocks.items():
             models = [weights.vectors[dtype].split(self._size) for weights, _ in terms]
             for number, block in enumerate(blocks):
                 start, change = block.start(rows)
                 for k, (weights, weight) in enumerate(terms):
                     part = models[k][number]
-                    magnitude = _add_part(block, part, weight, start, change)
+                    magnitude = _add_part(block, part, weight, start, change, next(squares))
                     if magnitude == inf:
                         for earlier, done, opposite in added:  # back to the integers of before
                             _add_part(earlier, done, opposite, *earlier.start(rows))
@@ -154,6 +158,18 @@ class WeightedSum:
         for dtype, largest in self._largest.items():
             for weights, _ in terms:
                 torch.maximum(largest, weights.vectors[dtype], out=largest)
+
+    def _squares(self, terms: Sequence[tuple[Weights, float]], rows: Tensor) -> list[float]:
+        """The squared norm of every change, in the order in which the changes are added."""
+        found: list[Tensor] = []
+        for dtype, blocks in self._blocks.items():
+            models = [weights.vectors[dtype].split(self._size) for weights, _ in terms]
+            for number, block in enumerate(blocks):
+                start, change = block.start(rows)
+                for of_model in models:
+                    change.copy_(of_model[number]).sub_(start)
+                    found.append(torch.dot(change, change))
+        return torch.stack(found).tolist() if found else []
 
     def reduce_(self, reducer: _Reducer) -> None:
         """Add up over all processes: eight bytes an entry are sent, 16 where a sum does not fit in one integer."""
@@ -278,7 +294,9 @@ def mixture(weights: Sequence[float] | Tensor, models: Sequence[Weights]) -> Wei
     return total.value(sum(weight for _, weight in terms))
 
 
-def _add_part(block: _Block, part: Tensor, weight: float, start: Tensor, change: Tensor) -> float:
+def _add_part(
+    block: _Block, part: Tensor, weight: float, start: Tensor, change: Tensor, square: float | None = None
+) -> float:
     """Add one model's entries to a block's sum, rounded to integers.
 
     Args:
@@ -287,6 +305,7 @@ def _add_part(block: _Block, part: Tensor, weight: float, start: Tensor, change:
         weight: the model's.
         start: what the entries were before, float64, shape [n].
         change: overwritten, float64, shape [n].
+        square: the squared norm of the change, where it is known.
 
     Returns:
         The largest term's magnitude, where it is large enough to count; infinity where nothing was added, because a
@@ -295,7 +314,8 @@ def _add_part(block: _Block, part: Tensor, weight: float, start: Tensor, change:
     change.copy_(part).sub_(start)
     scale, magnitude = weight * _GRID, 0.0
     # The Euclidean norm bounds the largest change and takes half as long to find.
-    bound = abs(scale) * sqrt(float(torch.dot(change, change))) * 1.001 + 1
+    square = float(torch.dot(change, change)) if square is None else square
+    bound = abs(scale) * sqrt(square) * 1.001 + 1
     if not block.bound + bound <= _EXACT:
         magnitude = _largest_change(change, part, block.reference) * abs(weight)
         if not magnitude < WeightedSum.LARGEST:

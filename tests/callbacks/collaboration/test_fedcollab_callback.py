@@ -75,11 +75,26 @@ def test_clients_that_differ_are_separated_and_everything_is_kept(tmp_path):
     coalitions = pd.read_csv(folder / "coalitions.csv")
     assert coalitions["coalition"].tolist() == [0, 0, 0, 1, 1]
     assert coalitions["samples"].tolist() == list(SIZES)
+    errors = pd.read_csv(folder / "distance_errors.csv", index_col=0)
+    assert np.array_equal(errors.to_numpy(), fedcollab.distance_errors.numpy(), equal_nan=True)
+    assert ((errors.to_numpy() > 0.02) & (errors.to_numpy() < 0.1)).sum() == 20  # 0.08 at most of 80 and 120 samples
     record = json.loads((folder / "summary.json").read_text())["fedcollab"]
+    assert 0.5 < record["same_coalitions_share"] <= 1
     assert record["coalitions"] == [["client_0", "client_1", "client_2"], ["client_3", "client_4"]]
     assert record["measured_pairs"] == 10
     assert (folder / "figures" / "distances.png").is_file()
     assert (folder / "figures" / "partition.png").is_file()
+
+
+@pytest.mark.slow
+def test_coalitions_that_hang_on_a_few_samples_are_warned_of(tmp_path, caplog):
+    """Clients of one kind, and a capacity with which chance decides; known distances are not estimates."""
+    with pytest.warns(UserWarning, match=r"lead to other coalitions in \d+% of draws.*distance_errors\.csv"):
+        trainer(weak := quick(capacity=0.3)).fit(TinyModule(), TwoKinds())
+    record = trainer(known := quick(distances=given(tmp_path, far_apart(5)))).fit(TinyModule(), TwoKinds())
+    assert not known.distance_errors.nan_to_num().any()
+    assert weak.distance_errors.nan_to_num().any()
+    assert record is None
 
 
 @pytest.mark.slow
@@ -140,8 +155,7 @@ def test_distances_that_are_none_are_refused(tmp_path):
     path = tmp_path / "d.npy"
     for matrix, message in (
         (np.zeros((2, 2)), r"have shape \(2, 2\) for 3 clients"),
-        ([[0, 1, 1], [2, 0, 1], [1, 1, 0]], "are not a symmetric matrix of finite numbers >= 0"),
-        ([[0, -1, 1], [-1, 0, 1], [1, 1, 0]], "are not a symmetric matrix"),
+        ([[0, 1, 1], [2, 0, 1], [1, 1, 0]], "are not a symmetric matrix of finite numbers"),
         ([[0, math.inf, 1], [math.inf, 0, 1], [1, 1, 0]], "are not a symmetric matrix"),
     ):
         np.save(path, np.asarray(matrix, dtype=float))
@@ -152,6 +166,9 @@ def test_distances_that_are_none_are_refused(tmp_path):
     pd.DataFrame(np.zeros((2, 2)), index=["a", "b"], columns=["a", "b"]).to_csv(tmp_path / "others.csv")
     with pytest.raises(ConfigurationError, match="are not the names of this run's clients"):
         read_distances(tmp_path / "others.csv", names)
+    estimates = np.array([[0, -0.14, 1], [-0.14, 0, 1], [1, 1, 0]])  # as discriminators give them
+    np.save(path, estimates)
+    assert read_distances(path, names).tolist() == estimates.tolist()
     np.save(path, far_apart(3) * np.nan)
     assert torch.equal(read_distances(path, names).isnan(), ~torch.eye(3, dtype=torch.bool))
 

@@ -24,7 +24,8 @@ class Look(Callback):
         self.clients, self.encoder = clients, encoder
 
     def on_fit_start(self, trainer):
-        self.features, self.classes = client_features(trainer.loop, self.clients, self.encoder)
+        found = client_features(trainer.loop, self.clients, self.encoder)
+        self.features, self.classes = ({client: x.cpu() for client, x in part.items()} for part in found)
 
 
 def look(module, data, clients, encoder=None):
@@ -44,7 +45,8 @@ def test_real_targets_are_standardised_over_all_clients_and_features_share_one_s
     scale = x.square().sum(1).mean().sqrt()
     for client in (0, 2):
         own_x, own_y = data.sets[client, "train"].tensors
-        expected = torch.cat([own_x / scale, (own_y - y.mean()) / y.std(correction=0), torch.zeros_like(own_y)], dim=1)
+        label = torch.cat([(own_y - y.mean()) / y.std(correction=0), torch.zeros_like(own_y)], dim=1)
+        expected = torch.cat([own_x / scale, 2 * label], dim=1)
         torch.testing.assert_close(seen.features[client], expected, rtol=1e-5, atol=1e-5)
         assert seen.classes[client].tolist() == [0] * len(own_x)
 
@@ -99,6 +101,7 @@ def test_a_layers_output_is_the_modules_own():
 def test_wide_features_are_projected_alike_at_all_clients():
     data, encoder = Labelled(), nn.Linear(3, 150).requires_grad_(False)
     seen = look(Classifier(), data, [0, 1, 2], encoder=encoder)
+    encoder.cpu()
     wide = [encoder(data.sets[client, "train"].tensors[0]) for client in range(3)]
     scale = torch.cat(wide).square().sum(1).mean().sqrt()
     for client in range(3):

@@ -242,7 +242,9 @@ def test_blocks_get_the_same_mean_square_norm() -> None:
     joined = torch.cat([discriminator_inputs(x, y, total) for x, y in zip(parts, labels, strict=True)])
     assert joined.shape == (12, 54)
     assert joined[:, :50].square().sum(1).mean() == pytest.approx(1)
-    assert torch.equal(joined[:, 50:], torch.cat(labels))
+    assert torch.equal(joined[:, 50:], 2 * torch.cat(labels))
+    lighter = discriminator_inputs(parts[0], labels[0], total, label_weight=0.5)
+    assert torch.equal(lighter, torch.cat([joined[:3, :50], 0.5 * labels[0]], 1))
     assert not discriminator_inputs(torch.zeros(2, 3), torch.zeros(2, 1), squared_norms(torch.zeros(2, 3))).any()
     with pytest.raises(DataError, match="3 feature vectors for 2 labels"):
         discriminator_inputs(parts[0], labels[0][:2], total)

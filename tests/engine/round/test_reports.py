@@ -70,7 +70,9 @@ def fit(failing: Sequence[tuple[int, int]], **settings: Any) -> tuple[FederatedT
 
 def average(watched: TwoModels, model: int, clients: list[int]) -> torch.Tensor:
     total = sum(WEIGHTS[client] for client in clients)
-    vectors = [watched.learned[client, model].vectors[torch.float32].double() * WEIGHTS[client] for client in clients]
+    vectors = [
+        watched.learned[client, model].vectors[torch.float32].cpu().double() * WEIGHTS[client] for client in clients
+    ]
     return torch.stack(vectors).sum(0) / total
 
 

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from lightning_fl import Collaboration, FederatedTrainer
 from lightning_fl.callbacks import Callback, LocalTraining, PersonalLayers, UniformSampling
 from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.engine.stacked import visits
 from lightning_fl.engine.stacked.turns import groups_of
 from lightning_fl.engine.stacked.weights import clip_rows_
 from lightning_fl.errors import ConfigurationError, TrainingError
@@ -407,7 +408,8 @@ class Visited(Network):
 
     def on_after_batch_transfer(self, batch, dataloader_idx):
         x, y = batch
-        x = x + 0.1 * torch.randn(x.shape, dtype=x.dtype) * np.random.rand() * random.random()  # noqa: NPY002
+        noise = torch.randn(x.shape, dtype=x.dtype).to(x.device)
+        x = x + 0.1 * noise * np.random.rand() * random.random()  # noqa: NPY002
         return x * (1 + 0.01 * self.trainer.client), y
 
     def on_train_batch_start(self, batch, batch_idx):
@@ -423,6 +425,26 @@ class Visited(Network):
 def test_hooks_that_see_a_clients_batch(tmp_path):
     assert_stackable(tmp_path, lambda: Visited("adam"), accumulate_grad_batches=2)
     assert_stackable(tmp_path, lambda: Visited("adam"), data=shared_data(), profile=True)
+
+
+class Noisy(Network):
+    """Sees each client's batch before it is stacked, and draws."""
+
+    on_after_batch_transfer = Visited.on_after_batch_transfer
+
+
+def test_a_clients_draws_are_put_in_place_once_where_its_batches_fit(tmp_path, monkeypatch):
+    plain = fit(tmp_path, 1, Noisy())
+    puts: list[Any] = []
+    monkeypatch.setattr(visits, "_set_rng_states", puts.append)
+    together = fit(tmp_path, 3, Noisy())
+    assert_same(plain, together)
+    assert not puts
+    monkeypatch.undo()
+    for memory in (0, 2000):  # of one batch of 4 of 3 + 1 numbers for each of 3 clients: 384 bytes
+        monkeypatch.setattr(visits, "_AHEAD", memory)
+        fewer = fit(tmp_path, 3, Noisy())
+        assert all(one.equal(other) for one, other in zip(together.models, fewer.models, strict=True))
 
 
 class Schedules(Network):

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_compiler
 from lightning.pytorch import LightningModule
 from tiny import TinyClients, TinyModule, same_bits, weights_of
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection
 
 from lightning_fl import ConfigurationError, FederatedTrainer, TrainingError, federate
@@ -110,6 +112,8 @@ def fitted(
         (Manual, {}),
         (TinyModule, {"callbacks": "mixup"}),
         (TinyModule, {"precision": "bf16-mixed"}),
+        (TinyModule, {"precision": "bf16-mixed", "accumulate_grad_batches": 2, "fused_optimizers": True}),
+        (TinyModule, {"precision": "bf16-true", "accumulate_grad_batches": 2}),
     ],
 )
 def test_compiled_steps_compute_the_same(module: Any, settings: dict[str, Any], tmp_path: Path) -> None:
@@ -134,6 +138,44 @@ def test_inductor_computes_the_same_up_to_rounding(tmp_path: Path) -> None:
     compiled, also_logged = fitted(tmp_path, TinyModule(), **settings, compile=True)
     torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
     assert also_logged == pytest.approx(logged, rel=1e-5)
+
+
+class FixedMemory:
+    """A backend whose backward graphs leave gradients at places of their own, as a captured CUDA graph does."""
+
+    def __init__(self) -> None:
+        self.compile = aot_autograd(fw_compiler=make_boxed_compiler(_plainly), bw_compiler=make_boxed_compiler(_fixed))
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        return self.compile(graph, inputs)
+
+
+def _plainly(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+    return graph.forward
+
+
+def _fixed(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+    places: list[Tensor | None] = []
+
+    def run(*args: Any) -> list[Tensor | None]:
+        found = graph.forward(*args)
+        if not places:
+            places.extend(None if one is None else torch.empty_like(one) for one in found)
+        for place, one in zip(places, found, strict=True):
+            if place is not None:
+                place.copy_(one)
+        return [None if place is None else place.detach() for place in places]
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_gradients_that_the_next_backward_pass_overwrites(accumulated: int, tmp_path: Path) -> None:
+    settings = {"accumulate_grad_batches": accumulated}
+    plain, _ = fitted(tmp_path, TinyModule(), sizes=(24, 16), **settings)
+    compiled, _ = fitted(tmp_path, TinyModule(), sizes=(24, 16), **settings, compile={"backend": FixedMemory()})
+    assert same_bits(plain, compiled)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from torchmetrics import (
     MeanSquaredError,
     MetricCollection,
     PearsonCorrCoef,
+    SumMetric,
 )
 
 from lightning_fl.engine.turn.results import LogCollector
@@ -218,3 +219,46 @@ def test_a_failed_turn_leaves_nothing_for_the_next_client():
 def test_nan_is_kept():
     assert math.isnan(logged([1.0, math.nan], [1, 1]).value)
     assert logged([1.0, math.inf], [1, 1]).value == math.inf
+
+
+def test_a_turn_is_fetched_in_one_go(monkeypatch):
+    """Losses, means, metrics, single steps and last values: one ``tolist``, and no number of its own."""
+    collector = LogCollector(every_n_steps=2)
+    collector.begin()
+    metric = MeanSquaredError()
+    losses = [torch.tensor(value) for value in (0.1, 0.2, 0.3)]
+    for step, loss in enumerate(losses):
+        collector.begin_step([torch.zeros(4, 2)], 4, step)
+        log(collector, "loss", loss, on_step=True)
+        log(collector, "count", torch.tensor(2**53 - 1 - step), on_step=True, on_epoch=False, reduce_fx="max")
+        metric.update(loss, torch.zeros(()))
+        log(collector, "mse", metric)
+    calls, real = [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: calls.append(1) or real(self))
+    for name in ("__float__", "__int__", "__bool__", "item"):
+        monkeypatch.setattr(torch.Tensor, name, lambda self, name=name: pytest.fail(f"{name}: a wait of its own"))
+    metrics, values = collector.reduce_with(losses, 12)
+    monkeypatch.undo()
+    assert len(calls) == 1
+    assert values == [float(loss) for loss in losses]
+    assert metrics["loss"].value == pytest.approx(0.2)
+    assert metrics["loss"].steps == ((0, values[0]), (2, values[2]))
+    assert metrics["loss"].last == values[2]
+    assert metrics["count"].value == 2**53 - 1
+    assert metrics["count"].steps == ((0, 2**53 - 1), (2, 2**53 - 3))
+    assert metrics["mse"].value == pytest.approx((0.01 + 0.04 + 0.09) / 3)
+
+
+def test_a_loaders_metric_is_what_it_was_when_its_loader_ended():
+    """Its value may be the metric's own state, which goes on counting."""
+    collector = LogCollector()
+    collector.begin()
+    total = SumMetric()
+    for number in (0, 1):
+        collector.begin_loader(number)
+        collector.begin_step([torch.zeros(2, 2)], 2, 0)
+        total.update(torch.tensor(2.0))
+        log(collector, "total", total)
+    collector.begin_loader(None)
+    metrics = collector.reduce(4, [2, 2])
+    assert [metrics[f"total/dataloader_idx_{number}"].value for number in (0, 1)] == [2.0, 4.0]

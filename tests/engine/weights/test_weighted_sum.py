@@ -384,3 +384,29 @@ def test_threads_do_not_change_bits():
         torch.set_num_threads(before)
     assert values[0].equal(values[1])
     assert values[0].equal(values[2])
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6], ids=["one integer", "two integers"])
+def test_looking_ahead_waits_once_and_gives_the_same_bits(monkeypatch, scale):
+    """As a GPU's sums do: the norms of all changes are fetched before the first is added."""
+    monkeypatch.setattr(weighted_sum, "_CACHED", 4)  # blocks of a few entries
+    draws = torch.Generator().manual_seed(3)
+    reference, *models = (Weights({torch.float32: scale * torch.randn(30, generator=draws)}) for _ in range(4))
+    terms = [(model, share) for model, share in zip(models, (0.2, 0.5, 0.3), strict=True)]
+
+    def total(ahead):
+        total = WeightedSum(reference)
+        total._looks_ahead = ahead
+        total.add_all_(terms)
+        return total
+
+    expected = total(False).value(1.0)
+    fetches, tolist = [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: fetches.append(len(self)) or tolist(self))
+    if scale == 1.0:
+        monkeypatch.setattr(torch.Tensor, "__float__", lambda self: pytest.fail("a wait of its own"))
+    ahead = total(True)
+    assert fetches[0] == 3 * -(-30 // (4 * torch.get_num_threads()))
+    assert len(fetches) == 1 or scale > 1
+    monkeypatch.undo()
+    assert bits(ahead.value(1.0).vectors[torch.float32]) == bits(expected.vectors[torch.float32])

@@ -1,0 +1,1 @@
+"""The phases of ``benchmarks/gpu.py``."""

@@ -1,0 +1,112 @@
+"""Hooks that see each client's batch by itself, before those of several clients are stacked.
+
+A client's hooks draw from generators of its own, which are put in place for them. Therefore a client's batches are
+visited many at a time, as a rule all of its turn, and not one after another in every step.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
+from torch import Tensor
+from torch.utils._pytree import tree_iter
+
+from lightning_fl.engine.stacked.rows import Row, RowBatch
+from lightning_fl.engine.stacked.trainer import StackedTrainer
+from lightning_fl.engine.stacked.weights import StackedWeights
+from lightning_fl.engine.turn.loop import LocalLoop
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.seeding import seed_default_generators
+
+__all__ = ["Visits"]
+
+#: Bytes of visited batches that wait for their steps, of all clients of a group.
+_AHEAD = 2**26
+
+
+class Visits:
+    """The transfer hooks of module and data, and ``on_train_batch_start``, for one client after another.
+
+    Args:
+        loop: of the run.
+        view: what the module sees as ``self.trainer``.
+        facts: what it may ask there of a client's step.
+
+    Attributes:
+        needed: whether there is such a hook; otherwise batches are gathered together.
+    """
+
+    def __init__(
+        self, loop: LocalLoop, view: StackedTrainer, facts: Callable[[list[Row], int], dict[str, set[Any]]]
+    ) -> None:
+        self._loop = loop
+        self._view = view
+        self._facts = facts
+        #: It sees the weights of its step, so that it cannot be called before that is due.
+        self._in_step = loop.overridden("on_train_batch_start")
+        self.needed = self._in_step or any(map(loop.move.hooks, loop.processes.hosted))
+
+    def next_batch(self, weights: StackedWeights, row: Row, place: int, num_rows: int) -> Any:
+        """A client's next batch, as its hooks leave it.
+
+        Args:
+            weights: of the group.
+            row: the client's.
+            place: its row of the weights.
+            num_rows: how many clients share the memory for batches.
+        """
+        if not row.ready:
+            self._visit(weights, row, place, _AHEAD // num_rows)
+        return row.ready.popleft()
+
+    def _visit(self, weights: StackedWeights, row: Row, place: int, memory: float) -> None:
+        """The client's next batches, at least one and as many as the memory has bytes for."""
+        loop = self._loop
+        if row.draws is None:
+            seed_default_generators(*loop.path(row.turn.client, "train"))
+        else:
+            _set_rng_states(row.draws)
+            row.draws = None
+        for step, batch in row.pending:
+            moved = self._seen_by_hooks(weights, row, place, step, batch)
+            row.ready.append(moved)
+            size = sum(part.nbytes for part in tree_iter(moved) if isinstance(part, Tensor))
+            memory -= size
+            if self._in_step or memory < size:
+                row.draws = _collect_rng_states(include_cuda=loop.processes.device.type == "cuda")
+                return
+
+    def _seen_by_hooks(self, weights: StackedWeights, row: Row, place: int, step: int, batch: RowBatch) -> Any:
+        loop = self._loop
+        last = {batch.index == row.total - 1}
+        of_one: dict[str, set[Any]] = {"client": {row.turn.client}, "batch_idx": {batch.index}, "is_last_batch": last}
+        self._view.begin_step(**self._facts([row], step), **of_one)
+        moved = loop.move(row.samples(batch), True, row.turn.client)
+        if self._in_step:
+            weights.give(place)
+            if loop.call("on_train_batch_start", moved, batch.index) == -1:
+                raise ConfigurationError(
+                    f"{type(loop.module).__name__}.on_train_batch_start returned -1: where several clients train at"
+                    " once no turn ends early. Set trainer.stacked_clients=1."
+                )
+            weights.take(place)
+            for entry in self._view.logged:
+                row.collector.log(entry.hook, entry.name, entry.value, **entry.options)
+        return moved
+
+    def stack(self, batches: list[Any]) -> list[Tensor]:
+        """Batches that were changed one by one, as one: tensors [n, size, ...]."""
+        layouts = {
+            tuple((part.shape, part.dtype) if isinstance(part, Tensor) else None for part in batch)
+            if isinstance(batch, list | tuple)
+            else (None,)
+            for batch in batches
+        }
+        if len(layouts) > 1 or None in next(iter(layouts)):
+            hooks = self._loop.move.hooks(self._loop.processes.hosted[0])
+            raise ConfigurationError(
+                f"after {', '.join(hooks)} batches of as many samples are no lists of tensors of the"
+                " same shapes, so that those of several clients cannot be stacked. Set trainer.stacked_clients=1."
+            )
+        return [torch.stack(column) for column in zip(*batches, strict=True)]

@@ -1,0 +1,83 @@
+"""Which backend of torch.distributed carries what: weights go between GPUs by NCCL, and what ranks tell each other by
+Gloo, beside the GPUs' queues."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed
+from lightning.fabric.utilities.distributed import _get_default_process_group_backend_for_device
+from torch.distributed.distributed_c10d import BackendConfig
+
+from lightning_fl.errors import ConfigurationError
+
+__all__ = ["BOTH", "backends_of", "check_shared_devices", "default_backend", "shared_device"]
+
+#: A group with a backend for each kind of device.
+BOTH = "cpu:gloo,cuda:nccl"
+
+
+def default_backend(devices: Sequence[torch.device]) -> str:
+    """The backend of ranks on these devices.
+
+    Args:
+        devices: of the ranks of this machine.
+    """
+    first = devices[0]
+    if first.type != "cuda" or not torch.distributed.is_gloo_available():
+        return _get_default_process_group_backend_for_device(first)
+    if shared_device(devices) is not None:
+        return "gloo"
+    return BOTH if torch.distributed.is_nccl_available() else "gloo"
+
+
+def backends_of(group: torch.distributed.ProcessGroup | str | None = None) -> dict[str, str]:
+    """Kind of device -> what carries its tensors.
+
+    Args:
+        group: of ranks, ``None`` for all; or the name of a backend, such as ``"cpu:gloo,cuda:nccl"``.
+    """
+    name = group if isinstance(group, str) else torch.distributed.get_backend_config(group)
+    return BackendConfig(name).get_device_backend_map()
+
+
+def shared_device(devices: Sequence[torch.device]) -> torch.device | None:
+    """The first GPU that several ranks compute on, if there is one."""
+    gpus = [device for device in devices if device.type != "cpu"]
+    return next((device for place, device in enumerate(gpus) if device in gpus[:place]), None)
+
+
+def check_shared_devices(
+    backend: str | None, accelerator: str, devices: int | str | list[int], processes_per_device: int
+) -> None:
+    """Refuse processes that cannot share a GPU, which NCCL would say late and in words of its own.
+
+    Args:
+        backend: that is asked for, if one is.
+        accelerator: as :class:`~lightning_fl.FederatedTrainer` is given it.
+        devices: likewise.
+        processes_per_device: likewise.
+
+    Raises:
+        ConfigurationError: with the mend.
+    """
+    named = devices if isinstance(devices, list | tuple) else str(devices).strip(" ,").split(",")
+    numbers = [int(number) for number in named if str(number).strip().isdecimal()]
+    twice = next((number for place, number in enumerate(numbers) if number in numbers[:place]), None)
+    if twice is not None:
+        raise ConfigurationError(
+            f"trainer.devices={devices} names GPU {twice} more than once: name every GPU once, and set"
+            f" trainer.processes_per_device={numbers.count(twice)} for so many processes on each."
+        )
+    if processes_per_device == 1:
+        return
+    if accelerator not in ("auto", "cuda", "gpu"):
+        raise ConfigurationError(
+            f"trainer.processes_per_device={processes_per_device} is for processes that share a GPU, and these run on"
+            f" {accelerator}: set trainer.devices to the number of processes."
+        )
+    if backend is not None and backends_of(backend).get("cuda") == "nccl":
+        raise ConfigurationError(
+            f"trainer.processes_per_device={processes_per_device} with process_group_backend={backend!r}: NCCL connects"
+            " no two processes on one GPU. Leave process_group_backend out, which takes Gloo, or set"
+            " trainer.processes_per_device=1."
+        )

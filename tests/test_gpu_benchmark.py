@@ -1,0 +1,98 @@
+"""``benchmarks/gpu.py``: runs on a CPU, keeps what arms found before their time was up, says what is to be carried."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def benchmarks(monkeypatch):
+    if not FOLDER.exists():
+        pytest.skip("the benchmarks are not in this distribution")
+    monkeypatch.syspath_prepend(FOLDER)
+
+
+@pytest.mark.processes
+def test_two_phases_on_a_cpu(benchmarks, tmp_path):
+    command = [sys.executable, str(FOLDER / "gpu.py"), "--device", "cpu", "--tiny", "--out", "report"]
+    command += ["--seconds", "2000", "--phases", "facts", "bits", "--arms", "packages", "mlp"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report" / "gpu.json").read_text())
+    found = {(row["phase"], row["what"]): row["value"] for row in report["rows"]}
+    assert found["bits", "mlp twice, deterministic=False"] == "same"
+    assert found["bits", "mlp twice, deterministic=True"] == "same"
+    assert any(phase == "facts" for phase, _ in found)
+    assert list(report["seconds"]) == ["facts", "bits"]
+    lines = (tmp_path / "report" / "rows.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == report["rows"]
+    assert "| mlp twice, deterministic=False | same | same |" in (tmp_path / "report" / "gpu.md").read_text()
+
+
+@pytest.mark.processes
+def test_phases_on_the_software_device(benchmarks, tmp_path):
+    pytest.importorskip("cuda_standin")
+    command = [sys.executable, str(FOLDER / "gpu.py"), "--device", "stand-in", "--tiny", "--out", "report"]
+    command += ["--seconds", "2000", "--phases", "bits", "waits", "--arms", "options", "captured"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = {row["what"]: row for row in json.loads((tmp_path / "report" / "gpu.json").read_text())["rows"]}
+    assert found["cuda_graphs against plain"]["value"] == "same"
+    assert found["varied, cuda_graphs=True: waits"]["value"] > 0
+    assert "failed" not in {row["value"] for row in found.values()}
+
+
+@pytest.mark.processes
+def test_an_arm_is_ended_with_all_that_it_started_and_keeps_its_rows(benchmarks, monkeypatch, tmp_path):
+    import gpu
+
+    slow = tmp_path / "slow.py"
+    slow.write_text(
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        'print(\'{"what": "so far", "child": %d}\' % child.pid, flush=True)\n'
+        "print('waiting', file=sys.stderr, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setattr(gpu, "SCRIPT", slow)
+    first, second = gpu.in_own_process("speed", "mlp", [], time.monotonic() + 3)
+    assert first["what"] == "so far"
+    assert (second["value"], second["note"]) == ("failed", "ended after 3 s: waiting")
+    for _ in range(50):  # the child is gone, or a zombie of a process that is
+        status = Path(f"/proc/{first['child']}/stat")
+        if not status.exists() or status.read_text().split()[2] == "Z":
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("the arm's child still runs")
+    assert gpu.in_own_process("speed", "mlp", [], time.monotonic())[0]["value"] == "not run"
+
+
+def test_missing_packages_are_named_with_ranges_and_what_comes_with_them(benchmarks, monkeypatch):
+    from gpu_phases import facts
+
+    there = {"torch": "2.11.0", "numpy": "2.5.2", "docstring_parser": "0.18"}
+    monkeypatch.setattr(facts, "_version", there.get)
+    rows = {row.what: row for row in facts.packages(None)}
+    assert (rows["rdkit"].value, rows["rdkit"].aim) == ("missing", ">=2025.3")
+    assert "torch" not in rows
+    said = facts.how_to_carry([Requirement("rdkit>=2025.3"), Requirement("jsonargparse[signatures,shtab]>=4.53")])
+    assert "'rdkit>=2025.3' 'jsonargparse>=4.53' 'typeshed_client' 'importlib_resources' 'shtab'" in said
+    assert "docstring_parser" not in said
+    assert "://" not in said
+
+
+def test_failures_are_counted_by_their_messages(benchmarks):
+    from gpu_phases.suite import message_of
+
+    line = "/some/where/test_x.py:12: RuntimeError: Expected cuda:0 and 17 others\n"
+    assert message_of(line) == "RuntimeError: Expected cuda:# and # others"
+    assert message_of("E   /some/test_y.py:3: ValueError: no") == "ValueError: no"
+    assert message_of("3 passed in 0.2s") is None
