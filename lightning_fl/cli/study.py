@@ -32,7 +32,7 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         "--out", type=str | None, default=None, metavar="DIR", help="Its folder (default: runs/STUDY/SCALE)."
     )
     parser.add_argument(
-        "--workers", type=int | None, default=None, metavar="N", help="Runs at once (default: the cores)."
+        "--workers", type=int | None, default=None, metavar="N", help="Runs at once (default: the GPUs, or the cores)."
     )
     parser.add_argument(
         "--only",
@@ -59,7 +59,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     from lightning_fl.study.report import print_results, write_markdown
     from lightning_fl.study.results import CellResult, StudyResults
     from lightning_fl.study.study_file import load_study
-    from lightning_fl.study.workers import Workers, usable_cores
+    from lightning_fl.study.workers import Workers
 
     study = load_study(find_study(config.study), config.scale)
     if config.seeds:
@@ -74,7 +74,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
         for cell in asked:
             print(f"{CellResult.of(cell, study.metric, out).status:8}{cell.name}")
         return 0
-    workers = Workers(usable_cores() if config.workers is None else config.workers)
+    workers = Workers(config.workers, [cell for cell in asked if cell.finished() is None])
 
     def check_metric(*_: Cell) -> None:
         """Refuse a metric that no run has, as soon as the first has come to its end."""

@@ -96,6 +96,17 @@ class Cell:
         """What the run prints."""
         return self.folder / "log.txt"
 
+    @property
+    def accelerator(self) -> str:
+        """``trainer.accelerator`` as its recipe and its layers set it; "auto" where none does."""
+        found = "auto"
+        for settings in (load_recipe(self.recipe), *self.layers):
+            trainer = settings.get("trainer")
+            if isinstance(trainer, dict):
+                found = trainer.get("accelerator", found)
+            found = settings.get("trainer.accelerator", found)
+        return str(found)
+
     def words(self) -> list[str]:
         """The words after ``lightning-fl``; ``prepare`` has written the files that they name."""
         words = ["fit", "--config", str(self.recipe)]

@@ -17,7 +17,7 @@ from lightning_fl.recipe.instantiate import instantiate
 from lightning_fl.recipe.parser import parse
 from lightning_fl.recipe.run import run
 
-__all__ = ["check_settings", "run_cell", "start_worker"]
+__all__ = ["check_settings", "run_cell", "start_worker", "visible_gpus"]
 
 
 def start_worker(output: Path) -> None:
@@ -40,16 +40,28 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run_cell(words: list[str], log: Path) -> None:
+def visible_gpus() -> list[str]:
+    """The GPUs of this machine that this process may use, each as ``CUDA_VISIBLE_DEVICES`` names it."""
+    import torch
+
+    given = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    count = torch.cuda.device_count()
+    return given[:count] if given else [str(number) for number in range(count)]
+
+
+def run_cell(words: list[str], log: Path, gpu: str | None = None) -> None:
     """Run ``lightning-fl WORDS`` and exit as it does.
 
     Args:
         words: the words.
         log: where its output is added.
+        gpu: the only one that it sees, as ``CUDA_VISIBLE_DEVICES`` names it; ``None`` for those that there are.
     """
     from lightning_fl.study.warm import PARSER
 
     start_worker(log)
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     # Fabric starts the processes of further devices with the words of this one.
     sys.argv = ["lightning-fl", *words]
     sys.modules["__main__"].__spec__ = find_spec("lightning_fl.__main__")

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from lightning_fl.engine.interrupt import ends_with_this_process
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.study.cells import Cell
-from lightning_fl.study.forked import check_settings, run_cell, start_worker
+from lightning_fl.study.forked import check_settings, run_cell, start_worker, visible_gpus
 from lightning_fl.study.schedule import known_seconds, next_cell, seconds_left
 
 __all__ = ["Watcher", "Workers", "usable_cores"]
@@ -52,6 +52,7 @@ class _Job:
     cell: Cell
     process: ForkServerProcess
     began: float
+    slot: int
 
 
 class _Server:
@@ -68,26 +69,36 @@ class _Server:
 class Workers:
     """Processes that run cells.
 
+    Where there are GPUs, and some cell may use one, each of several workers has one of them to itself or shares it with
+    others, in turn; a single worker has all.
+
     Args:
-        num_workers: cells at once.
+        num_workers: cells at once; ``None`` for as many as there are GPUs, or cores where cells use none.
+        cells: what is to be run.
 
     Raises:
         ConfigurationError: ``num_workers`` is below 1, or the system cannot fork.
     """
 
-    def __init__(self, num_workers: int) -> None:
-        if num_workers < 1:
+    def __init__(self, num_workers: int | None, cells: Sequence[Cell] = ()) -> None:
+        if num_workers is not None and num_workers < 1:
             raise ConfigurationError(f"--workers={num_workers}: give a number of at least 1.")
         if "forkserver" not in multiprocessing.get_all_start_methods():
             raise ConfigurationError(
                 "lightning-fl study forks its workers, which this system cannot: use Linux or macOS."
             )
-        self.num_workers = num_workers
         self.interrupted_by: int | None = None
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["lightning_fl.study.warm"])
         self._jobs: list[_Job] = []
         ends_with_this_process(_Server())
+        self._gpus = self._find_gpus() if any(cell.accelerator != "cpu" for cell in cells) else []
+        self.num_workers = num_workers or len(self._gpus) or usable_cores()
+
+    def _find_gpus(self) -> list[str]:
+        """Asked in a process of its own: a GPU that is open here or in the server would be of no use to forks."""
+        with _one_thread_each(), _executor(1, self._context) as executor:
+            return executor.submit(visible_gpus).result()
 
     def check(self, cells: Sequence[Cell]) -> None:
         """Parse and instantiate one cell of every variant: a fault in the last is known before the first is run.
@@ -163,14 +174,16 @@ class Workers:
         cell.prepare()
         resumed = cell.resumable()
         cell.note_start(resumed, commit)
-        process = self._context.Process(target=run_cell, args=(cell.words(), cell.log), name=cell.name)
+        slot = min(set(range(len(self._jobs) + 1)) - {job.slot for job in self._jobs})
+        gpu = self._gpus[slot % len(self._gpus)] if self._gpus and self.num_workers > 1 else None
+        process = self._context.Process(target=run_cell, args=(cell.words(), cell.log, gpu), name=cell.name)
         try:
             process.start()
         except (EOFError, OSError):
             if self.interrupted_by:  # a signal to all processes at once has ended the server
                 return
             raise
-        self._jobs.append(_Job(cell, process, time.monotonic()))
+        self._jobs.append(_Job(cell, process, time.monotonic(), slot))
         if self.interrupted_by:  # meanwhile
             process.terminate()
         watcher.started(cell, resumed)
