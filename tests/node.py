@@ -83,6 +83,15 @@ class FailingModule(TinyModule):
 FailingModule.__name__ = FailingStep.__name__ = TinyModule.__name__
 
 
+def failing_in(hook: str, kind: type[Any]) -> type[Any]:
+    """A class of the same name, of which one method raises."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(GONE)
+
+    return type(kind.__name__, (kind,), {hook: fails})
+
+
 class FailingSilo(FolderSilo):
     """Cannot be opened."""
 
@@ -96,13 +105,19 @@ def silos(number: int, failing: bool = False) -> Silos:
     return Silos([kind(f"silo_{i}.pt") for i in range(number)])
 
 
+def failing(where: str | None) -> Callback:
+    """The callback that all machines have; ``callback:HOOK`` names any hook of it."""
+    owner, _, hook = (where or "").partition(":")
+    return failing_in(hook, Failing)(None) if owner == "callback" else Failing(where)
+
+
 def trainer_of(arguments: argparse.Namespace) -> FederatedTrainer:
     """What all machines agree on, unless they are told otherwise."""
     callbacks: list[Callback] = [
         PersonalLayers(layers=["linear.bias"]),
         LocalReference(),
         FineTuning(steps=2),
-        Failing(arguments.fail),
+        failing(arguments.fail),
     ]
     met = [Meeting(arguments.meet_in_round)] if arguments.meet_in_round else []
     return FederatedTrainer(
@@ -122,7 +137,10 @@ def trainer_of(arguments: argparse.Namespace) -> FederatedTrainer:
 def main(arguments: argparse.Namespace) -> int:
     refuse_objects()
     trainer = trainer_of(arguments)
+    owner, _, hook = (arguments.fail or "").partition(":")
     kind = {"module": FailingModule, "step": FailingStep}.get(arguments.fail, TinyModule)
+    if owner == "module" and hook:
+        kind = failing_in(hook, TinyModule)
     module = kind(dropout=0.2, norm=True, learning_rate=arguments.learning_rate)
     data: Any = silos(arguments.silos, arguments.fail == "data")
     if arguments.sizes:
@@ -154,7 +172,7 @@ if __name__ == "__main__":
     parser.add_argument("--timeout", type=float, default=600.0)
     parser.add_argument("--ckpt-path")
     parser.add_argument("--meet-in-round", type=int)
-    parser.add_argument("--fail", help="'data', 'module', 'step', or a hook of Failing's")
+    parser.add_argument("--fail", help="'data', 'module', 'step', 'module:HOOK', 'callback:HOOK', or one of Failing's")
     parser.add_argument("--sizes", type=int, nargs="*", help="samples of clients whose data all machines have")
     code = exit_code(lambda: main(parser.parse_args()))
     print(os.environ.get("NODE_RANK"), "ends with", code, flush=True)

@@ -216,6 +216,24 @@ def test_an_error_on_one_machine_ends_all_with_it(rank: int, where: str, machine
             assert end.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("rank", "where"),
+    [
+        *[(1, f"module:{hook}") for hook in ("configure_optimizers", "transfer_batch_to_device")],
+        *[(2, f"module:{hook}") for hook in ("validation_step", "on_validation_epoch_end", "on_train_end")],
+        (0, "module:test_step"),
+        *[(1, f"callback:{hook}") for hook in ("on_client_data", "on_client_start", "on_average_end", "state_dict")],
+    ],
+)
+def test_an_error_in_any_hook_of_one_machine_is_the_error_of_all(rank: int, where: str, machines: StartNodes) -> None:
+    """Nobody waits for the time-out, which is half an hour."""
+    with reserved_port() as port:
+        for node, end in enumerate(ends(machines(port, "fit", of={rank: ["--fail", where]}))):
+            assert end.code == 2
+            assert f"OSError: {GONE}" in end.err
+            assert (f"error: rank {rank} (" in end.err) == (node != rank)
+
+
 def test_a_machine_at_work_ends_with_the_error_of_another(machines: StartNodes) -> None:
     with reserved_port() as port:
         nodes = machines(port, "fit", of={2: ["--fail", "busy"]})

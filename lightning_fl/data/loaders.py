@@ -242,11 +242,17 @@ def collate(samples: list[Any]) -> Any:
 
 
 def make_loader(
-    dataset: Any, *, batch_size: int, shuffle: bool, drop_last: bool, collate_fn: Callable[[list[Any]], Any]
+    dataset: Any,
+    *,
+    batch_size: int,
+    shuffle: bool,
+    drop_last: bool,
+    collate_fn: Callable[[list[Any]], Any],
+    pin_memory: bool = False,
 ) -> DataLoader:
     """A loader over a data set, in whose own order a stream comes. Its generator is its own, for the engine to seed.
 
-    ``drop_last`` never leaves out the only batch.
+    ``drop_last`` never leaves out the only batch. ``pin_memory`` lets batches go to a GPU without a wait.
     """
     length = None if isinstance(dataset, IterableDataset) else len(dataset)
     known = length if length is not None else sized_len(dataset)
@@ -256,6 +262,7 @@ def make_loader(
         shuffle=shuffle and bool(length),
         drop_last=drop_last and (known is None or known > batch_size),
         collate_fn=collate_fn,
+        pin_memory=pin_memory,
         generator=torch.Generator(),
     )
 

@@ -150,7 +150,8 @@ class BatchFactory:
 
     def _loader_of(self, data: Any, split: Split) -> DataLoader:
         """The engine's own loader over a data set."""
-        return make_loader(data, collate_fn=collate, **self._options(split))
+        pin = self._device.type == "cuda"
+        return make_loader(data, collate_fn=collate, pin_memory=pin, **self._options(split))
 
     def _loaders_of(self, data: Any, split: Split) -> Any:
         """A list, tuple or dict with a loader in place of every data set."""

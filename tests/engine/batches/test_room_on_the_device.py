@@ -1,0 +1,79 @@
+"""Data that are too large for a GPU: they stay on the host, and results are the same."""
+
+import pytest
+import torch
+from cuda_standin.device import StandIn
+from tiny import TinyClients, TinyModule
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.engine.batches.factory import BatchFactory
+from lightning_fl.engine.batches.packs import Room
+
+GPU = torch.device("cuda", 0)
+
+
+def trainer(accelerator: str, **settings: object) -> FederatedTrainer:
+    return FederatedTrainer(
+        accelerator=accelerator,
+        devices=1,
+        max_rounds=2,
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        seed=2,
+        **settings,
+    )
+
+
+def test_half_of_what_is_free_is_for_data(monkeypatch):
+    free = 1000
+
+    def taken(device: torch.device) -> tuple[int, int]:
+        assert device == GPU
+        return free, 10_000
+
+    monkeypatch.setattr("torch.cuda.mem_get_info", taken)
+    room = Room(GPU)
+    assert not room.take(501)
+    assert room.take(300)
+    free -= 300  # they are there now
+    assert not room.take(201)
+    assert room.take(200)
+    free -= 200
+    assert not room.take(1)
+    assert all(Room(torch.device("cpu")).take(10**15) for _ in range(2))
+
+
+@pytest.mark.parametrize("stacked", [1, 2])
+def test_data_that_do_not_fit_give_the_same_results_from_the_host(cuda_standin: StandIn, stacked):
+    found = {}
+    for free in (2**36, 100):
+        cuda_standin.free_memory = free
+        run, module, seen = trainer("cuda", stacked_clients=stacked), TinyModule(), []
+        data = TinyClients((40, 32, 48), batch_size=8)
+        module.on_train_batch_start = lambda batch, batch_idx, seen=seen: seen.append(batch[0].device)
+        if stacked > 1:
+            del module.on_train_batch_start  # which would be called for each client
+        run.fit(module, data)
+        pack = run.batch_factory.batches(0, "train").pack
+        assert (pack.held_on.type, pack.device.type) == (("cuda", "cuda") if free > 100 else ("cpu", "cuda"))
+        assert {device.type for device in seen} <= {"cuda"}
+        found[free] = run.models[0]
+    assert found[100].equal(found[2**36])
+
+
+def test_it_is_said_once(cuda_standin: StandIn, monkeypatch):
+    cuda_standin.free_memory = 10
+    said: list[str] = []
+    monkeypatch.setattr("lightning_fl.engine.batches.factory.rank_zero_info", said.append)
+    trainer("cuda").fit(TinyModule(), TinyClients())
+    assert len(said) == 1
+    assert "would take more than half of the memory that is free on cuda:0: they stay on the host" in said[0]
+
+
+def test_loaders_that_are_made_for_a_gpu_pin_their_batches():
+    """A data set that is not packed: its samples are texts beside numbers."""
+    samples = [(f"sample {i}", float(i)) for i in range(4)]
+    for device, pinned in ((torch.device("cpu"), False), (GPU, True)):
+        loader = BatchFactory(TinyClients(), device)._loader_of(samples, "train")
+        assert loader.pin_memory == pinned
