@@ -35,8 +35,8 @@ from lightning_fl.seeding import generator
 
 NUM_CLASSES = 10
 
-#: Makes one round of a network from both clients' training samples and the learning rate.
-Step = Callable[[nn.Module, tuple[Tensor, Tensor], float], Callable[[], None]]
+#: Makes a round of a network, given both clients' batches, from the learning rate.
+Step = Callable[[nn.Module, float], Callable[[Tensor, Tensor], None]]
 
 
 def pool(num_samples: int) -> tuple[Tensor, Tensor, str]:
@@ -82,63 +82,68 @@ def one_by_one(
     distances, total = torch.zeros(count, count, dtype=torch.float64), 0
     for i in range(count):
         for j in range(i + 1, count):
-            accuracy, rounds = one_pair(ordered[i], ordered[j], first, settings, step)
-            distances[i, j] = distances[j, i] = distance(accuracy)
-            total += rounds
+            pair = ordered[i], ordered[j]
+            folds = [one_pair(*pair, first, settings, step)]
+            folds.append(one_pair(*(x.flip(0) for x in pair), first, settings, step))
+            distances[i, j] = distances[j, i] = statistics.fmean(distance(accuracies) for accuracies, _ in folds)
+            total += sum(rounds for _, rounds in folds)
     return distances, total
 
 
-def one_pair(x: Tensor, y: Tensor, first: Tensor, settings: DiscriminatorSettings, step: Step) -> tuple[float, int]:
-    """Balanced accuracy in the round with the lowest validation loss, and the rounds trained."""
+def one_pair(
+    x: Tensor, y: Tensor, first: Tensor, settings: DiscriminatorSettings, step: Step
+) -> tuple[tuple[float, float], int]:
+    """Both clients' accuracies in the round with the lowest validation loss, and the rounds trained."""
     network = nn.Sequential(nn.Linear(x.shape[1], settings.hidden), nn.ReLU(), nn.Linear(settings.hidden, 1))
     inner, output, bias = (part[0] for part in layers(first.unsqueeze(0), settings.hidden))
     for parameter, value in zip(network.parameters(), (inner[:-1].T, inner[-1], output, bias), strict=True):
         parameter.data.copy_(value)
     m = training_size((len(x), len(y)), settings.max_train)
-    one_round = step(network, (x[:m], y[:m]), settings.learning_rate)
+    size = min(m, settings.batch_size)
+    one_round = step(network, settings.learning_rate)
     held = [part[m : m + settings.max_validation] for part in (x, y)]
     validation = torch.cat(held)
-    lowest, best, stale = float("inf"), 0.0, 0
+    lowest, best, stale = float("inf"), (0.0, 0.0), 0
     for number in range(1, settings.max_rounds + 1):
-        one_round()
+        rows = torch.arange((number - 1) * size, number * size) % m
+        one_round(x[rows], y[rows])
         if number % settings.eval_every:
             continue
         with torch.no_grad():
             first_logits, second_logits = network(validation).squeeze(1).split([len(part) for part in held])
         loss = float(F.softplus(-first_logits).mean() + F.softplus(second_logits).mean())
-        accuracy = float((first_logits > 0).double().mean() + (second_logits <= 0).double().mean()) / 2
+        accuracies = float((first_logits > 0).double().mean()), float((second_logits <= 0).double().mean())
         stale += 1
-        if loss < lowest or accuracy == 1:
-            lowest, best, stale = loss, accuracy, 0
-        if accuracy == 1 or stale == settings.patience:
+        if loss < lowest or min(accuracies) == 1:
+            lowest, best, stale = loss, accuracies, 0
+        if min(accuracies) == 1 or stale == settings.patience:
             break
     return best, number
 
 
-def joint_step(network: nn.Module, samples: tuple[Tensor, Tensor], learning_rate: float) -> Callable[[], None]:
+def joint_step(network: nn.Module, learning_rate: float) -> Callable[[Tensor, Tensor], None]:
     """A round as one step on both clients' samples."""
-    inputs = torch.cat(samples)
-    targets = torch.cat([torch.ones(len(samples[0])), torch.zeros(len(samples[1]))])
     optimizer = torch.optim.SGD(network.parameters(), lr=learning_rate)
 
-    def one_round() -> None:
+    def one_round(first: Tensor, second: Tensor) -> None:
+        targets = torch.cat([torch.ones(len(first)), torch.zeros(len(second))])
         optimizer.zero_grad()
-        F.binary_cross_entropy_with_logits(network(inputs).squeeze(1), targets).backward()
+        F.binary_cross_entropy_with_logits(network(torch.cat([first, second])).squeeze(1), targets).backward()
         optimizer.step()
 
     return one_round
 
 
-def clients_averaged(network: nn.Module, samples: tuple[Tensor, Tensor], learning_rate: float) -> Callable[[], None]:
+def clients_averaged(network: nn.Module, learning_rate: float) -> Callable[[Tensor, Tensor], None]:
     """A round as a step of each client on its own copy of the network, and their average."""
-    copies = [copy.deepcopy(network) for _ in samples]
+    copies = [copy.deepcopy(network) for _ in range(2)]
     optimizers = [torch.optim.SGD(local.parameters(), lr=learning_rate) for local in copies]
-    targets = [torch.ones(len(samples[0])), torch.zeros(len(samples[1]))]
 
-    def one_round() -> None:
-        for local, optimizer, inputs, target in zip(copies, optimizers, samples, targets, strict=True):
+    def one_round(*batches: Tensor) -> None:
+        for local, optimizer, inputs, label in zip(copies, optimizers, batches, (1.0, 0.0), strict=True):
             local.load_state_dict(network.state_dict())
             optimizer.zero_grad()
+            target = torch.full((len(inputs),), label)
             F.binary_cross_entropy_with_logits(local(inputs).squeeze(1), target).backward()
             optimizer.step()
         with torch.no_grad():
@@ -152,7 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--max-train", type=int, default=DiscriminatorSettings.max_train, help="m_train at most")
+    parser.add_argument("--max-train", type=int, default=None, help="m_train at most")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     count, settings = arguments.clients, DiscriminatorSettings(max_train=arguments.max_train)

@@ -181,8 +181,13 @@ class Survey:
         for side in sides:
             held_out = side.held_out(self.settings.max_validation)
             local = weights.index_select(0, side.rows)
-            found = evaluate(local, side.samples, side.labels, held_out, self.settings.hidden)
-            table[side.rows, 1 - side.labels.long()] = found
+            for fold in side.folds.unique().tolist():  # the other half trains
+                own = (side.folds == fold).nonzero().squeeze(1)
+                used = held_out[own].any(0).nonzero().squeeze(1).tolist()
+                span = slice(used[0], used[-1] + 1)
+                labels = side.labels[own]
+                found = evaluate(local[own], side.samples[span], labels, held_out[own, span], self.settings.hidden)
+                table[side.rows[own], 1 - labels.long()] = found
         if self.reduce is not None:
             table = self.reduce(table)
         judged = []
