@@ -113,15 +113,21 @@ class LocalLoop(TrainingLoop):
         own = "evaluation_weights" in self.own_steps
         if not (own or adapters) or client in final or client not in self.processes.hosted:
             return model
+        device, home = self.processes.device, self.flat.device
+        if home != device:  # a run has ended, and all is on the host
+            self.flat.to(device)
+            model = model.clone().to_(device)
         present, self.federation = self.federation, federation  # draws are those of its round
         try:
             if own:
                 model = self.learner.evaluation_weights(self._turn(client, None, model, ClientState(), federation))
             for adapt in adapters:
                 model = adapt(client, model)
+            return model if home == device else model.clone().to_(home)
         finally:
             self.federation = present
-        return model
+            if home != device:
+                self.flat.to(home)
 
     @property
     def evaluates_own_weights(self) -> bool:

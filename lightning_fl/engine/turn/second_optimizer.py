@@ -65,7 +65,10 @@ class SecondOptimizer:
             self._groups.append([(place, nn.Parameter(_part(weights, place, shape))) for place, shape in parts])
         self._parameters = [parameter for own in self._groups for _, parameter in own]
         self._twin = copy.copy(self._first)  # of its class, with the settings that its constructor left in it
-        self._twin.state = defaultdict(dict, zip(self._parameters, state, strict=False))
+        beside = [
+            _beside(parameter, kept, self._first) for parameter, kept in zip(self._parameters, state, strict=False)
+        ]
+        self._twin.state = defaultdict(dict, zip(self._parameters, beside, strict=False))
         self._twin.param_groups = [{"params": [parameter for _, parameter in own]} for own in self._groups]
 
     def step(self, gradient: Weights) -> None:
@@ -84,6 +87,15 @@ class SecondOptimizer:
     def state(self) -> list[dict[str, Any]]:
         """What a later turn goes on from: the optimiser's state of every parameter."""
         return [dict(self._twin.state[parameter]) for parameter in self._parameters]
+
+
+def _beside(parameter: nn.Parameter, kept: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """A parameter's state, kept on the host, where the parameter is; plain optimisers count steps on the host."""
+    counts_there = any(group.get("capturable") or group.get("fused") for group in optimizer.param_groups)
+    return {
+        name: value.to(parameter.device) if isinstance(value, Tensor) and (name != "step" or counts_there) else value
+        for name, value in kept.items()
+    }
 
 
 def _part(weights: Weights, place: Place, shape: torch.Size | None) -> Tensor:

@@ -280,6 +280,11 @@ class FlatModule:
                     slot.owner[slot.key] = slot.tensor
         return self.weights
 
+    @property
+    def device(self) -> torch.device:
+        """Where the vectors are."""
+        return next((vector.device for vector in self.weights.vectors.values()), torch.device("cpu"))
+
     def to(self, device: torch.device) -> None:
         """Move the vectors, which the module views as before, and all else that the module holds."""
         self.collect()
