@@ -15,6 +15,8 @@ from lightning_fl.cli import main
 __all__ = ["data_root", "elsewhere", "quick_pictures"]
 
 _MOLECULES = ("--model.hidden_dim", "4", "--data.source", "real")
+#: As those of graphs, networks that on a CPU take a faster path of our own, which adds in another order.
+_ANOTHER_PATH = {"fedbn_digit_domains", "fedavg_cifar10"}
 #: Recipe and what else is asked for; the first few are run everywhere, the others with the slow tests.
 QUICK: tuple[tuple[str, ...], ...] = (
     ("fedavg_digits",),
@@ -85,7 +87,7 @@ def test_a_recipe_has_the_results_of_the_cpu(
     assert not standin.refusals
     assert standin.waits  # it did run there
     assert list(of_device) == list(of_host)
-    if "model.hidden_dim" in "".join(more):  # networks of graphs add in another order there
+    if "model.hidden_dim" in "".join(more) or name in _ANOTHER_PATH:
         assert _numbers(on_device) == pytest.approx(_numbers(on_host), rel=1e-3, abs=1e-4, nan_ok=True)
         return
     assert on_device == on_host

@@ -568,7 +568,7 @@ def test_rows_of_a_graph_are_scaled() -> None:
 
     class Look(Callback):
         def on_client_end(self, run: FederatedTrainer, client: int) -> None:
-            learned[client] = run.client_weights().vectors[torch.float32].clone()
+            learned[client] = run.client_weights().vectors[torch.float32].cpu().clone()
 
     run = trainer(CollaborationGraph(graph="full"), Look(), strategy=Scales(), max_rounds=1)
     run.fit(TinyModule(), TinyClients())
