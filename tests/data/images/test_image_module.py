@@ -165,7 +165,7 @@ def test_training_batches_are_augmented_and_evaluation_batches_are_not(npz, tmp_
     module, trainer = fit(data, tmp_path)
     bytes_of = {split: samples(data, 0, split)[0] for split in SPLITS}
     for split in ("val", "test"):
-        seen = torch.cat(module.seen[split])[: len(bytes_of[split])]
+        seen = torch.cat(module.seen[split]).cpu()[: len(bytes_of[split])]
         torch.testing.assert_close(seen, bytes_of[split] / 255)
     # every training image is some crop, mirrored or not, of some image of the client's
     places = [torch.full((2, len(bytes_of["train"])), 0) for _ in range(81)]
@@ -174,7 +174,7 @@ def test_training_batches_are_augmented_and_evaluation_batches_are_not(npz, tmp_
     crops = torch.cat([crop_at(bytes_of["train"], offsets) for offsets in places])
     everything = torch.cat([crops, flip_where(crops, torch.ones(len(crops), dtype=torch.bool))]).flatten(1)
     known = {row.numpy().tobytes() for row in everything}
-    seen = torch.cat(module.seen["train"]).mul(255).round().to(torch.uint8).flatten(1)
+    seen = torch.cat(module.seen["train"]).cpu().mul(255).round().to(torch.uint8).flatten(1)
     assert all(row.numpy().tobytes() in known for row in seen)
     unchanged = {row.numpy().tobytes() for row in bytes_of["train"].flatten(1)}
     assert sum(row.numpy().tobytes() in unchanged for row in seen) < len(seen) / 4
