@@ -118,7 +118,7 @@ def test_what_is_made_is_averaged_exported_and_tested(tmp_path: Path) -> None:
 
     class Watches(Teacher):
         def on_train_epoch_end(self) -> None:
-            ends[self.trainer.client] = self.teacher.weight.clone()
+            ends[self.trainer.client] = self.teacher.weight.cpu().clone()
 
     module, data = make(Watches), Clients((8, 8))
     trainer = federated_trainer(tmp_path, max_rounds=1, enable_checkpointing=True)

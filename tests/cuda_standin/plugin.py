@@ -32,6 +32,36 @@ _LEFT_ON_THE_CPU: dict[str, str] = {
         "autocast of recurrent cells is not stood in for"
     ),
     "tests/recipe/test_choose_processes.py": "it is about processes on CPUs",
+    **{
+        f"tests/compatibility/{test}": why
+        for why, tests in {
+            "it names the CPU": (
+                "test_data.py::test_transfer_hooks_of",
+                "test_hooks.py::test_values_in_training",
+                "test_module_trainer.py::test_an_error_of_the_module_names_its_place",
+            ),
+            "its module makes tensors, layers or metrics on the host, which fails on any GPU": (
+                "test_late_modules.py::test_as_under_lightnings_trainer[Replaced]",
+                "test_loaders.py::test_a_loader_s_metrics_stand_for_its_samples",
+                "test_loaders.py::test_batches_without_tensors",
+                "test_loaders.py::test_a_batch_whose_size_nobody_tells_counts_as_one",
+                "test_logging.py::test_metric_objects",
+                "test_module_trainer.py::test_loaders_are_those_of_the_client_whose_turn_it_is",
+                "test_module_trainer.py::test_the_data_module_is_the_silos",
+                "test_python_attributes.py::test_what_a_turn_changes_is_named_once",
+                "test_python_attributes.py::test_no_false_alarm[Cached]",
+                "test_state.py::test_tensors_that_change_their_shape_are_refused",
+            ),
+            "a copy shares nothing": (
+                "test_state.py::test_layers[Shares",
+                "test_state.py::test_memory_that_parameters_share_stays_shared",
+                "test_state.py::test_parameters_that_share_a_part_of_their_memory_are_refused",
+            ),
+            "recurrent cells of cuDNN are not stood in for": ("test_state.py::test_layers[Recurrent]",),
+            "parameters without a shape are not stood in for": ("test_state.py::test_lazy_layers",),
+        }.items()
+        for test in tests
+    },
 }
 
 
