@@ -400,11 +400,13 @@ def _judge_failures(loop: LocalLoop, cohort: Cohort, reports: dict[int, ClientRe
     if not failed:
         return
     turns = Counter(participant.client for participant in cohort.participants)
+    several_draws = any(participant.draw for participant in cohort.participants)
 
     def turn(place: int) -> tuple[str, str]:
         """The client, and which of its turns where it has several."""
-        client, model = cohort.participants[place].client, cohort.participants[place].model
-        return loop.name_of(client), f"model {model} in " if turns[client] > 1 else ""
+        one = cohort.participants[place]
+        draw = f"draw {one.draw} of " if several_draws else ""
+        return loop.name_of(one.client), f"{draw}model {one.model} in " if turns[one.client] > 1 else ""
 
     done = loop.federation.current_round + 1
     place, reason = next(iter(failed.items()))

@@ -133,7 +133,7 @@ class StackedLoop:
             assert isinstance(batches, PackedBatches)
             assert isinstance(batches.pack, TensorPack)
             length = loop.turn_length(batches, None)
-            path = loop.path(turn.client, "train")
+            path = loop.path(turn.client, turn.purpose)
             layout = tuple((tensor.shape[1:], tensor.dtype) for tensor in batches.pack.tensors)
             steps: list[list[_Batch]] = []
             begins = True
@@ -153,7 +153,7 @@ class StackedLoop:
         """A fresh optimiser for all, and a row of weights for each."""
         loop = self._loop
         # The module draws nothing in its steps; whatever else does, it is the same on any number of processes.
-        seed_default_generators(*loop.path(rows[0].turn.client, "train"))
+        seed_default_generators(*loop.path(rows[0].turn.client, rows[0].turn.purpose))
         self._view.begin_step(**self._facts(rows, 0))
         (optimizer, *_), _ = loop.optimization.configure()
         self._shim.take_optimizers([optimizer], [])
@@ -227,7 +227,7 @@ class StackedLoop:
         """One client's batch after the hooks that see it: those of its transfer, and ``on_train_batch_start``."""
         loop = self._loop
         if row.draws is None:
-            seed_default_generators(*loop.path(row.turn.client, "train"))
+            seed_default_generators(*loop.path(row.turn.client, row.turn.purpose))
         else:
             _set_rng_states(row.draws)
         last = {batch.index == row.total - 1}
