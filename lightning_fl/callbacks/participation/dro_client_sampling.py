@@ -27,8 +27,8 @@ and are asked for their losses. With ``step_size`` 0 that is the mean over clien
 sizes: what DRFA and DRFLM must be better than.
 
 The unit of ``step_size`` is 1 / loss, and the loss that of the module's ``training_step``. ``MoleculeModel`` with
-``standardize_targets`` has the squared error over the targets' variance: on ESOL (variance 4.4) a step of 0.1 is 0.1 / 4.4
-= 0.023 in the paper's unit.
+``standardize_targets`` has the squared error over the targets' variance: on ESOL (variance 4.4) a step of 0.1 is
+0.1 / 4.4 = 0.023 in the paper's unit.
 
 AFL draws nobody: all clients take one step each from w_t, count with lambda_t in the average w_{t+1}, and lambda
 ascends their losses at w_t in the same round, ``lambda_{t+1} = Π(lambda_t + eta F(w_t))``. Its answer is the average of
