@@ -75,13 +75,9 @@ class LastRounds(Callback):
         higher = self._higher[name]
         rounds = {number: of[name] for number, of in sorted(self._rounds.items()) if name in of}
         of_rounds = [MetricSummary.of(clients, higher_is_better=higher) for clients in rounds.values()]
-        means = {
-            part: _mean([getattr(one, part) for one in of_rounds]) for part in ("mean", "worst", "best", "std")
-        }
+        means = {part: _mean([getattr(one, part) for one in of_rounds]) for part in ("mean", "worst", "best", "std")}
         present = sorted({client for clients in rounds.values() for client in clients})
-        clients = {
-            names[client]: _mean([of[client] for of in rounds.values() if client in of]) for client in present
-        }
+        clients = {names[client]: _mean([of[client] for of in rounds.values() if client in of]) for client in present}
         return {**means, "higher_is_better": higher, "clients": clients, "rounds": list(rounds)}
 
     def state_dict(self) -> dict[str, Any]:

@@ -205,9 +205,7 @@ class LocalLoop(TrainingLoop):
             turn.kept[_training_for(purpose)], start = state.state_dict(), None
         with self._frozen_but(last.trained):
             correct_ = self._correction(turn)
-            return self.train(
-                turn.client, start, turn.state, purpose=turn.purpose, work=last.work, correct_=correct_
-            )
+            return self.train(turn.client, start, turn.state, purpose=turn.purpose, work=last.work, correct_=correct_)
 
     @contextmanager
     def _frozen_but(self, trained: str) -> Iterator[None]:
