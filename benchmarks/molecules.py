@@ -4,7 +4,7 @@
 
 Arms run one after another inside every repeat, in one process with one thread; ratios are taken within a repeat and
 their median is printed. ``rounds``: 3 clients of ESOL-like stand-ins, 5 steps of 32, loggers and checkpoints as by
-default. ``recipe``: the round of ``drflm_esol`` with its sampling, mixup and validation. ``layers``: forward and
+default. ``recipe``: the round of ``drflm_esol_paper`` with its sampling, mixup and validation. ``layers``: forward and
 backward passes alone, over batch sizes and sizes of molecules. ``smiles``: a text file with a SMILES a line, by 1, 2
 and more processes. The arm "PyG's layers" is the same model whose encoder and readout are PyG's.
 """
@@ -208,7 +208,7 @@ def main() -> None:
     if arguments.task == "rounds":
         measure("3 clients, 5 steps of 32", rounds_arms(arguments.rounds), arguments.repeats)
     elif arguments.task == "recipe":
-        measure("The round of drflm_esol", recipe_arms(arguments.rounds), arguments.repeats)
+        measure("The round of drflm_esol_paper", recipe_arms(arguments.rounds), arguments.repeats)
     elif arguments.task == "layers":
         layers(arguments.repeats)
     elif arguments.file is None:

@@ -29,6 +29,10 @@ DRFLM = [
     for name in RECIPES
     if name.endswith(("_esol", "_freesolv", "_lipophilicity", "_chembl_ic50")) and not name.startswith("shapley")
 ]
+#: drflm_esol with the paper's settings, and with clients of unequal size.
+DRFLM += ["drflm_esol_paper", "drflm_esol_unequal"]
+#: A model that is trained, in the place of the paper's settings.
+TRAINED = ["drflm_esol", "drflm_esol_unequal"]
 #: Of molecules, each on a card of its own: with the classes of 0 and 1, or by measured values.
 CLASSES = [f"fedavg_{name}" for name in ("bace", "bbbp", "hiv", "sider", "tox21", "toxcast")]
 VALUES = [f"fedavg_{name}" for name in ("biogen_adme", "chembl_by_year", "moonshot", "tdc_caco2")]
@@ -98,6 +102,7 @@ PAPER = {  # DRFLM, Table 1, GCN: average and worst-client RMSE
     "fedavg_esol": ("0.976", "1.232"),
     "drfa_esol": ("1.204", "1.357"),
     "drflm_esol": ("1.086", "1.121"),
+    "drflm_esol_paper": ("1.086", "1.121"),
     "fedavg_freesolv": ("3.011", "3.863"),
     "drfa_freesolv": ("3.465", "3.928"),
     "drflm_freesolv": ("3.123", "3.532"),
@@ -279,7 +284,7 @@ def test_the_recipes_are_found_from_any_folder():
     folder = Path(__file__).parents[1] / "recipes"
     names = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
     assert [name for name in names if not name.startswith("studies/")] == list(RECIPES)
-    assert len(DRFLM) == 12
+    assert len(DRFLM) == 14
     assert len(COALITIONS) >= 20
     assert set(PAPER) < set(RECIPES)
     for name, path in RECIPES.items():
@@ -400,9 +405,10 @@ def test_it_is_what_its_name_says(name, parser):
     assert ("LocalMixup" in callbacks) == (algorithm == "drflm")
     assert callbacks["ModelCheckpoint"].monitor == "val/rmse"
     assert (made.trainer.max_rounds, made.trainer.local_steps) == (100, 5)
-    assert (made.model.hparams.optimizer, made.model.hparams.learning_rate) == ("sgd", 0.01)
+    settings = ("adam", 0.003) if name in TRAINED else ("sgd", 0.01)
+    assert (made.model.hparams.optimizer, made.model.hparams.learning_rate) == settings
     assert (made.data.batch_size, tuple(made.data.split), made.data.num_clients) == (32, (0.8, 0.1, 0.1), 3)
-    assert made.data.card.name == data
+    assert made.data.card.name == data.removesuffix("_paper").removesuffix("_unequal")
     assert type(made.data.partitioner).__name__ == ("GroupBy" if data == "chembl_ic50" else "Scaffold")
 
 

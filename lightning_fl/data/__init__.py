@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 _EXPORTS = {
+    "BoundaryNoise": "tables.boundary_noise",
     "ColumnDivision": "division",
     "Dirichlet": "partition",
     "Division": "division",
@@ -47,6 +48,7 @@ _EXPORTS = {
 
 __all__ = [
     "IID",
+    "BoundaryNoise",
     "ColumnDivision",
     "Dirichlet",
     "Division",
@@ -123,6 +125,7 @@ if TYPE_CHECKING:
     from lightning_fl.data.partitioned import Partitioned
     from lightning_fl.data.shifts import FedCollabConceptShift, Inversion, LabelPermutation, Rotation, Shift
     from lightning_fl.data.silos import Silos
+    from lightning_fl.data.tables.boundary_noise import BoundaryNoise
     from lightning_fl.data.tables.module import TableData
     from lightning_fl.data.tables.synthetic_mixture import SyntheticMixture
 

@@ -194,6 +194,7 @@ class ClientTurn:
             train the same model as this one.
         report: once it has trained.
         optimizers: that it trains with, from its first step on.
+        purpose: of the draws of its training: those of the batches are others in a further turn of the same round.
         steps: whose gradients :meth:`Learner.correct_gradient_` has been given before the present one.
     """
 
@@ -209,6 +210,7 @@ class ClientTurn:
     measured: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     report: ClientReport | None = None
     optimizers: list[Optimizer] = field(default_factory=list)
+    purpose: str = "train"
     steps: int = 0
 
     def combine(self, *terms: tuple[float, Weights], elsewhere: Weights | None = None) -> Weights:

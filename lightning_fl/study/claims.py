@@ -45,7 +45,7 @@ __all__ = [
 
 #: What a run has of a metric over its clients: ``mean``, ``worst``, ``best`` and ``std`` of the metric itself;
 #: ``gain`` (mean), ``rsd``, ``ipr`` and ``harmed`` of the gains over local training.
-STATISTICS = ("mean", "worst", "best", "std", "gain", "rsd", "ipr", "harmed")
+STATISTICS = ("mean", "worst", "best", "std", "last_mean", "last_worst", "gain", "rsd", "ipr", "harmed")
 #: Of these, shares of clients.
 SHARES = ("ipr", "harmed")
 #: A name of an arm, an axis or a value of an axis.

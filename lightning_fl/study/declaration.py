@@ -171,10 +171,13 @@ class Study:
                     yield arm, place
 
     def layers(self, arm: str, place: Mapping[str, str]) -> list[Overrides]:
-        """What changes the recipe, the later over the earlier: the study's, each axis's, the arm's, the scale's."""
+        """What changes the recipe, the later over the earlier: the study's, each axis's, the arm's, the scale's.
+
+        What an axis adds to a list (``trainer.callbacks+``) is added to the one that a later layer gives in its place.
+        """
         of_axes = [self.grid[axis][label] for axis, label in place.items()]
         layers = [self.overrides, *of_axes, self.arms[arm].overrides, self.scales[self.scale].overrides]
-        return [layer for layer in layers if layer]
+        return [layer for layer in _additions_last(layers) if layer]
 
     def with_seeds(self, seeds: Sequence[int]) -> "Study":
         """The same with other seeds."""
@@ -224,3 +227,14 @@ def _scale_dict(scale: Scale) -> dict[str, Any]:
     content |= {"arms": list(scale.arms)} if scale.arms is not None else {}
     content |= {"grid": {axis: list(labels) for axis, labels in scale.grid.items()}} if scale.grid else {}
     return content
+
+
+def _additions_last(layers: Sequence[Overrides]) -> list[Overrides]:
+    """Layers in which no addition to a list (a dotted key with a "+") comes before what replaces that list."""
+    kept, moved = [], []
+    for number, layer in enumerate(layers):
+        replaced = {key for later in layers[number + 1 :] for key in later}
+        late = {key: value for key, value in layer.items() if key.endswith("+") and key[:-1] in replaced}
+        kept.append({key: value for key, value in layer.items() if key not in late})
+        moved.append(late)
+    return [*kept, *moved]

@@ -26,6 +26,7 @@ _MORE = {
     "callbacks": list,
     "communication": dict,
     "gains_over_local_training": dict,
+    "last_rounds": dict,
     "interrupted": bool,
     "rounds": int,
     "wall_time_seconds": int | float,
@@ -275,7 +276,8 @@ def _read_record(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is no run's record, but a {type(summary).__name__}: {_MEND}")
     wrong = [key for key, kind in _RECORD.items() if not isinstance(summary.get(key), kind)]
     wrong += [key for key, kind in _MORE.items() if not isinstance(summary.get(key), kind | None)]
-    for key, inner in (("metrics", "higher_is_better"), ("gains_over_local_training", "clients")):
+    inner_of = dict.fromkeys(("metrics", "last_rounds"), "higher_is_better") | {"gains_over_local_training": "clients"}
+    for key, inner in inner_of.items():
         if key not in wrong and not all(map(partial(_is_split, inner=inner), (summary.get(key) or {}).values())):
             wrong.append(key)
     if wrong:

@@ -37,6 +37,8 @@ _STATISTICS = {
     "worst": "the client that is worst off",
     "best": "the client that is best off",
     "std": "the standard deviation over clients",
+    "last_mean": "the mean over clients, averaged over the last rounds (LastRounds) instead of the best round's",
+    "last_worst": "the client that is worst off in each of the last rounds, averaged over them",
     "gain": "the mean gain over the clients' own local training",
     "rsd": "the standard deviation of these gains over clients",
     "ipr": "the share of clients that gain over local training",

@@ -22,6 +22,7 @@ __all__ = ["CellResult", "Status", "StudyResults"]
 #: "cut off": it was begun and is not at its end; "open": it was never begun.
 Status = Literal["done", "failed", "cut off", "open"]
 
+_LAST = {"last_mean": "mean", "last_worst": "worst"}
 _GAINS = {"gain": "mean", "rsd": "rsd", "ipr": "ipr", "harmed": "harmed"}
 
 
@@ -85,6 +86,8 @@ class CellResult:
         else:
             higher = found.higher_is_better
             values |= {name: getattr(found, name) for name in ("mean", "worst", "best", "std")}
+            last = run.summary.get("last_rounds", {}).get(cell.split, {}).get(metric, {})
+            values |= {name: _number(last.get(part)) for name, part in _LAST.items()}
             gains = run.summary.get("gains_over_local_training", {}).get(cell.split, {}).get(metric, {})
             values |= {name: _number(gains.get(part)) for name, part in _GAINS.items()}
         return cls(
@@ -233,7 +236,7 @@ def _cell_of(row: dict[str, str], axes: Sequence[str]) -> CellResult:
         place={axis: row[axis] for axis in axes},
         seed=int(row["seed"]),
         status=status,
-        values={name: float(row[name] or "nan") for name in STATISTICS},
+        values={name: float(row.get(name) or "nan") for name in STATISTICS},
         higher_is_better={"True": True, "False": False}.get(row["higher_is_better"]),
         data_source=row["data_source"],
         rounds=int(row["rounds"]) if row["rounds"] else None,

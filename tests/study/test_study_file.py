@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from study_tiny import write_study
 
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.study.study_file import load_study
@@ -208,3 +209,22 @@ def test_no_study_at_all(write, text, message):
         load_study(write(text))
     with pytest.raises(ConfigurationError, match="cannot be read"):
         load_study(Path("nowhere.yaml"))
+
+
+def test_what_an_axis_adds_to_a_list_is_added_to_the_arms(tmp_path):
+    """An arm's list comes after the axis in the order of layers, and would take the addition away."""
+    noise, sampling = {"class_path": "LabelNoise"}, {"class_path": "UniformSampling"}
+    study = write_study(
+        tmp_path,
+        arms={
+            "plain": {"recipe": "r.yaml"},
+            "own": {"recipe": "r.yaml", "overrides": {"trainer.callbacks": [sampling]}},
+        },
+        grid={"noise": {"none": {}, "some": {"trainer.callbacks+": noise, "data.x": 1}}},
+    )
+    assert study.layers("own", {"noise": "some"}) == [
+        {"data.x": 1},
+        {"trainer.callbacks": [sampling]},
+        {"trainer.callbacks+": noise},
+    ]
+    assert study.layers("plain", {"noise": "some"}) == [{"trainer.callbacks+": noise, "data.x": 1}]

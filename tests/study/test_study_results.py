@@ -1,3 +1,4 @@
+import json
 import math
 from pathlib import Path
 
@@ -37,10 +38,30 @@ def test_a_cell_gives_what_its_run_recorded(tmp_path):
     cell = results_of(tmp_path).cells[7]
     assert (cell.arm, cell.place, cell.seed, cell.status) == ("b", {"data": "left"}, 1, "done")
     metric = {"mean": 0.621, "worst": 0.521, "best": 0.721, "std": 0.1}
-    assert cell.values == metric | {"gain": 0.2, "rsd": 0.05, "ipr": 0.75, "harmed": 0.25}
+    gains = {"gain": 0.2, "rsd": 0.05, "ipr": 0.75, "harmed": 0.25}
+    assert {name: value for name, value in cell.values.items() if not math.isnan(value)} == metric | gains
     assert (cell.higher_is_better, cell.data_source, cell.rounds, cell.seconds) == (True, "measured", 9, 10.0)
     assert (tmp_path / "out" / cell.run_folder / "summary.json").is_file()
     assert cell.commit == "abc"
+
+
+def test_the_last_rounds_stand_beside_the_best_one(tmp_path):
+    study, cells = tiny_cells(
+        tmp_path, claims=["last_worst(b) > worst(a)"], table={"statistics": ["mean", "last_mean"]}
+    )
+    for cell in cells:
+        finish(cell, 0.5)
+        (file,) = cell.folder.glob("version_*/summary.json")
+        record = json.loads(file.read_text())
+        metrics = record["metrics"]["test"]["acc"]
+        record["last_rounds"] = {"test": {"acc": metrics | {"mean": 0.3, "worst": 0.45 + 0.01 * cell.seed}}}
+        file.write_text(json.dumps(record))
+    results = StudyResults.of(study, cells, tmp_path / "out", {})
+    assert (results.cells[0].values["last_mean"], results.cells[0].values["mean"]) == (0.3, 0.5)
+    assert results.answers[0].verdict == "holds"  # 0.45, 0.46, 0.47 against 0.4
+    assert make_pivot(results).rows[0][1:3] == ["0.500 ± 0.000", "0.300 ± 0.000"]
+    results.write(tmp_path / "out")
+    assert StudyResults.read(tmp_path / "out").cells[0].values["last_worst"] == 0.45
 
 
 def test_how_far_a_cell_is(tmp_path):

@@ -9,9 +9,14 @@ Wu et al.: DRFLM, 2022 (https://arxiv.org/abs/2204.07742), section 2.2: ``x~ = g
 paper        here                                           shape
 ===========  =============================================  =====================
 g            identity, or the module up to ``layer``        [B, ...] -> [B, ...]
-gamma        one draw from Beta(alpha, alpha) per batch     number in [0, 1]
+gamma        draws from Beta(alpha, alpha), one per batch   number in [0, 1], or
+             or one per sample                              [B] of them
 j, k         the batch and a permutation of it              [B]
 ===========  =============================================  =====================
+
+One gamma for a batch is what Zhang et al. train with. A loss that clients are compared by (``DROClientSampling``)
+wants one per sample: a mixture's targets have ``gamma^2 + (1 - gamma)^2`` of the variance, so that of two equal clients
+the one whose batch drew 0.5 looks easier than the one whose batch drew 0.99.
 
 Differs from the paper: partners come from the same batch instead of the whole data set of the client, as in Zhang et
 al.; integer class labels, which cannot be mixed, give the gamma-weighted sum of two losses, which for the
@@ -46,17 +51,28 @@ class LocalMixup(Callback):
         alpha: both parameters of the Beta distribution of gamma; larger mixes more. 0 never mixes.
         layer: the submodule whose output is mixed, one row per sample ("readout" for a graph network's embedding);
             ``None`` mixes the input of a batch ``(x, y)`` of tensors.
+        per_sample: draw gamma for every sample instead of once for a batch. For targets that are numbers or one-hot
+            vectors; numbers of classes have a loss for the whole batch.
         target_key: where a batch's targets are, if not the last entry of a tuple, ``y`` of a graph batch, or one of
             the usual keys of a dict.
 
     Raises:
-        ConfigurationError: ``alpha`` is negative, the layer does not exist, or its output has not one row per sample.
+        ConfigurationError: ``alpha`` is negative, the layer does not exist, or its output has not one row per sample;
+            ``per_sample`` with numbers of classes.
     """
 
-    def __init__(self, *, alpha: float = 0.2, layer: str | None = None, target_key: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        alpha: float = 0.2,
+        layer: str | None = None,
+        per_sample: bool = False,
+        target_key: str | None = None,
+    ) -> None:
         check_numbers(self, alpha=alpha, at_least=0, mend=" (0 turns mixing off)")
         self.alpha = alpha
         self.layer = layer
+        self.per_sample = per_sample
         self.target_key = target_key
 
     def around_training_step(
@@ -68,14 +84,21 @@ class LocalMixup(Callback):
     ) -> STEP_OUTPUT:
         """The training step on a mixed batch."""
         targets = batch_targets(batch, self.target_key)
-        gamma = float(sample_gamma(self.alpha, generator))
+        classes = not targets.is_floating_point() or getattr(trainer.module, "task", None) == "multiclass"
+        if self.per_sample and classes:
+            raise ConfigurationError(
+                "LocalMixup.per_sample=true: the targets are numbers of classes, whose loss is the batch's; set"
+                " per_sample to false, or give one-hot targets."
+            )
+        drawn = sample_gamma(self.alpha, generator, (len(targets),) if self.per_sample else ())
+        gamma = to_device(drawn, targets.device) if self.per_sample else float(drawn)
         partners = to_device(torch.randperm(len(targets), generator=generator), targets.device)
-        if gamma == 1.0:
+        if bool((drawn == 1.0).all()):
             return compute(batch)
         mixing = _OutputMixing(self._submodule(trainer), partners, gamma) if self.layer else None
         if mixing is None:
             batch = self._mix_input(batch, partners, gamma)
-        if targets.is_floating_point() and getattr(trainer.module, "task", None) != "multiclass":
+        if not classes:
             mixed = with_batch_targets(batch, mix(targets, partners, gamma), self.target_key)
             if is_graph(batch) and "y_bound" in batch:
                 mixed = _with_bounds(mixed, partners, self.target_key)
@@ -84,7 +107,7 @@ class LocalMixup(Callback):
         for labels in (targets, targets.index_select(0, partners)):
             labelled = with_batch_targets(batch, labels, self.target_key)
             outputs.append(compute(labelled) if mixing is None else mixing.run(compute, labelled))
-        return _weighted(outputs[0], outputs[1], gamma)
+        return _weighted(outputs[0], outputs[1], float(gamma))
 
     def _submodule(self, trainer: TrainerSurface) -> nn.Module:
         assert trainer.module is not None
@@ -98,7 +121,7 @@ class LocalMixup(Callback):
                 f" {', '.join(names)}."
             ) from error
 
-    def _mix_input(self, batch: Any, partners: Tensor, gamma: float) -> Any:
+    def _mix_input(self, batch: Any, partners: Tensor, gamma: float | Tensor) -> Any:
         if isinstance(batch, list | tuple) and all(isinstance(part, Tensor) for part in batch):
             return type(batch)([mix(part, partners, gamma) for part in batch[:-1]] + [batch[-1]])
         raise ConfigurationError(
@@ -110,7 +133,7 @@ class LocalMixup(Callback):
 class _OutputMixing:
     """Mixes the output of a submodule while a training step runs."""
 
-    def __init__(self, submodule: nn.Module, partners: Tensor, gamma: float) -> None:
+    def __init__(self, submodule: nn.Module, partners: Tensor, gamma: float | Tensor) -> None:
         self._submodule = submodule
         self._partners = partners
         self._gamma = gamma

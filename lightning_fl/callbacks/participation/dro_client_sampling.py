@@ -17,9 +17,18 @@ eta (of lambda)    ``step_size``                         1 / loss
 tau                ``FederatedTrainer.local_steps``      steps
 =================  ====================================  ========
 
-Differs from the papers: a client drawn k times trains once and counts k times in both averages (its k trainings would
-differ in their batches only); t' is drawn from 1..tau (the text of DRFLM has 0..tau, its algorithm box 1..tau);
-weights may have a floor.
+A client drawn k times trains k times, each time with batches of its own, as in both papers: a round of N draws costs
+what a round of all N clients does. Differs from them: t' is drawn from 1..tau (the text of DRFLM has 0..tau, its
+algorithm box 1..tau); weights may have a floor; the losses that move lambda are taken over ``num_loss_batches``
+batches, where the papers take one, whose noise is of the size of the differences between clients.
+
+``cohort="all"`` is the same without the draws of C_s and U_s: all clients train, count with lambda in both averages,
+and are asked for their losses. With ``step_size`` 0 that is the mean over clients with equal weights, whatever their
+sizes: what DRFA and DRFLM must be better than.
+
+The unit of ``step_size`` is 1 / loss, and the loss that of the module's ``training_step``. ``MoleculeModel`` with
+``standardize_targets`` has the squared error over the targets' variance: on ESOL (variance 4.4) a step of 0.1 is
+0.1 / 4.4 = 0.023 in the paper's unit.
 
 AFL draws nobody: all clients take one step each from w_t, count with lambda_t in the average w_{t+1}, and lambda
 ascends their losses at w_t in the same round, ``lambda_{t+1} = Π(lambda_t + eta F(w_t))``. Its answer is the average of
@@ -54,11 +63,12 @@ class DROClientSampling(Callback):
 
     Args:
         method: "drfa", or "afl" with ``local_steps`` 1: all clients with their weights, and the average over rounds.
-        cohort_size: draws per round, with replacement; default N. Not for "afl".
+        cohort: "draws" from lambda with replacement, each trained; or "all" clients, averaged by lambda. Of "drfa".
+        cohort_size: draws per round; default N. Only for "draws".
         step_size: eta_lambda of the weights' ascent.
         floor: least weight of a client, between 0 and 1/N.
-        num_loss_batches: batches over which a client's loss (at the averaged snapshot; of "afl" at the model that it
-            receives) is taken; the papers use one.
+        num_loss_batches: batches of training data over which a client's loss (at the averaged snapshot; of "afl" at the
+            model that it receives) is taken, at most all of them; the papers use one.
 
     Raises:
         ConfigurationError: a value is out of range; the run counts epochs instead of steps (``local_steps``), or with
@@ -72,21 +82,26 @@ class DROClientSampling(Callback):
         self,
         *,
         method: Literal["drfa", "afl"] = "drfa",
+        cohort: Literal["draws", "all"] = "draws",
         cohort_size: int | None = None,
         step_size: float = 0.01,
         floor: float = 0.0,
-        num_loss_batches: int = 1,
+        num_loss_batches: int = 10,
     ) -> None:
         check_counts(self, cohort_size=cohort_size, num_loss_batches=num_loss_batches)
         check_numbers(self, step_size=step_size, at_least=0)
         check_numbers(self, floor=floor, at_least=0, at_most=1)
         if method not in ("drfa", "afl"):
             raise ConfigurationError(f"DROClientSampling.method={method!r}: give drfa or afl.")
-        if method == "afl" and cohort_size is not None:
+        if cohort not in ("draws", "all"):
+            raise ConfigurationError(f"DROClientSampling.cohort={cohort!r}: give draws or all.")
+        everybody = "method=afl" if method == "afl" else "cohort=all" if cohort == "all" else None
+        if everybody and cohort_size is not None:
             raise ConfigurationError(
-                f"DROClientSampling.cohort_size={cohort_size}: with method=afl all clients take part; leave it out."
+                f"DROClientSampling.cohort_size={cohort_size}: with {everybody} all clients take part; leave it out."
             )
         self.method = method
+        self.cohort = cohort
         self.cohort_size = cohort_size
         self.step_size = step_size
         self.floor = floor
@@ -94,9 +109,11 @@ class DROClientSampling(Callback):
         #: lambda, float64, shape [N].
         self.weights: Tensor = torch.empty(0, dtype=torch.float64)
         self.snapshot_step = 0
-        self._counts: dict[int, int] = {}
         self._loss_clients: list[int] = []
         self._snapshot: Weights | None = None
+        self._steps = 0
+        #: Hosted client -> the weights of its turns that ended, and how many of these went on after step t'.
+        self._done: dict[int, tuple[float, int]] = {}
         self._snapshots: WeightedSum | None = None
         self._losses: dict[int, float] = {}
         #: Of AFL: w_t, while the average stands in its place; the average, while clients train; t.
@@ -140,36 +157,41 @@ class DROClientSampling(Callback):
         return f"{model}, averaged over the rounds" if self.method == "afl" else model
 
     def select_clients(self, trainer: TrainerSurface) -> Cohort:
-        """``c`` draws from lambda; a client's weight is the number of its draws, or of AFL its lambda."""
+        """``c`` draws from lambda, each of them a turn of weight 1; or all clients, each with its lambda."""
         if trainer.collaboration.num_models != 1:
             raise ConfigurationError(
                 f"DROClientSampling needs one shared model, the collaboration has {trainer.collaboration.num_models}:"
                 " leave out either it or the callback that sets the collaboration."
             )
         assert trainer.local_steps is not None
-        size = self.cohort_size or trainer.num_clients
         present = trainer.present_clients
         there = self.weights
         if len(present) < trainer.num_clients:  # who has not arrived is not drawn, and keeps its weight
             there = torch.zeros_like(self.weights)
             there[present] = self.weights[present] / self.weights[present].sum()
+        everybody = Cohort(tuple(Participant(i, 0, weight) for i, weight in enumerate(there.tolist()) if weight))
         if self.method == "afl":
             self._ask(trainer, present, trainer.models[0], sent=trainer.models[0])
-            return Cohort(tuple(Participant(i, 0, weight) for i, weight in enumerate(there.tolist()) if weight))
-        counts = draw_cohort(there, size, trainer.generator("cohort"))
-        self._counts = {client: count for client, count in enumerate(counts.tolist()) if count}
+            return everybody
+        size = len(present) if self.cohort == "all" else self.cohort_size or trainer.num_clients
         self.snapshot_step = int(torch.randint(1, trainer.local_steps + 1, (), generator=trainer.generator("snapshot")))
         asked = draw_subset(len(present), min(size, len(present)), trainer.generator("loss clients"))
         self._loss_clients = [present[position] for position in asked.tolist()]
-        self._snapshots = WeightedSum(trainer.models[0])
-        return Cohort(tuple(Participant(client, 0, float(count)) for client, count in self._counts.items()))
+        self._snapshots, self._done = WeightedSum(trainer.models[0]), {}
+        if self.cohort == "all":
+            return everybody
+        counts = draw_cohort(there, size, trainer.generator("cohort")).tolist()
+        return Cohort(
+            tuple(Participant(i, 0, 1.0, draw=draw) for i, count in enumerate(counts) for draw in range(count))
+        )
 
     def on_client_start(self, trainer: TrainerSurface, client: int) -> None:
-        """No snapshot of this client yet."""
-        self._snapshot = None
+        """No snapshot of this turn yet."""
+        self._snapshot, self._steps = None, 0
 
     def on_client_step_end(self, trainer: TrainerSurface, client: int, num_steps: int) -> None:
         """Keep the client's weights after step t'."""
+        self._steps = num_steps
         if self.method == "drfa" and num_steps == self.snapshot_step:
             self._snapshot = trainer.client_weights().clone()
 
@@ -178,7 +200,12 @@ class DROClientSampling(Callback):
         if self.method == "afl":
             return
         assert self._snapshots is not None
-        self._snapshots.add_(self._snapshot or trainer.client_weights(), float(self._counts[client]))
+        assert trainer.participant is not None
+        assert trainer.participant.weight is not None
+        weight = trainer.participant.weight
+        self._snapshots.add_(trainer.client_weights() if self._snapshot is None else self._snapshot, weight)
+        total, later = self._done.get(client, (0.0, 0))
+        self._done[client] = total + weight, later + (self._steps > self.snapshot_step)
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Ascend the losses, of ``U_s`` at the averaged snapshot or AFL's; where nobody took part, there are none."""
@@ -214,11 +241,11 @@ class DROClientSampling(Callback):
         assert self._snapshots is not None
         if trainer.fabric.world_size > 1:
             self._snapshots.reduce_(trainer.strategy)
-        snapshot = self._snapshots.value(float(sum(self._counts[client] for client in trainer.survivors)))
+        done = trainer.on_hosts(trainer.survivors, self._done.__getitem__, "DROClientSampling averages snapshots")
+        snapshot = self._snapshots.value(math.fsum(weight for weight, _ in done.values()))
         self._snapshots = self._snapshot = None
-        # Who trained on after step t' sends two models; where nobody did, the average of the snapshots is the new one.
-        steps = {client: trainer.client_reports[client].num_steps for client in sorted(trainer.survivors)}
-        twice = [client for client, taken in steps.items() if taken > self.snapshot_step]
+        # A turn that went on after step t' sends two models; where none did, the snapshots' average is the new one.
+        twice = [client for client, (_, later) in done.items() for _ in range(later)]
         trainer.communication.send(twice)
         self._ask(trainer, self._loss_clients, snapshot, sent=snapshot if twice else trainer.models[0])
 

@@ -116,6 +116,8 @@ class ShapleyRewards(Callback):
         #: In each valued round, model -> client -> psi.
         self.by_model: list[dict[int, dict[int, float]]] = []
         self._kept: dict[tuple[int, int | None], Weights] = {}
+        #: Turns whose mean is kept.
+        self._turns: dict[tuple[int, int | None], int] = {}
 
     @property
     def values(self) -> list[dict[int, float]]:
@@ -184,8 +186,17 @@ class ShapleyRewards(Callback):
     def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
         """Keep what the client learned until the models are averaged."""
         if self._due(trainer):
-            assert trainer.participant is not None
-            self._kept[client, trainer.participant.model] = trainer.client_weights().clone()
+            part = trainer.participant
+            assert part is not None
+            learned, key = trainer.client_weights().clone(), (client, part.model)
+            if part.draw and key in self._kept:  # of a client drawn several times: the mean of its turns
+                turns = self._turns[key] = self._turns[key] + 1
+                for dtype, vector in learned.floating():
+                    before = self._kept[key].vectors[dtype]
+                    vector.sub_(before).div_(turns).add_(before)
+            else:
+                self._turns[key] = 1
+            self._kept[key] = learned
 
     def on_average_end(
         self, trainer: TrainerSurface, starts: Sequence[Weights], shares: Mapping[int, Mapping[int, float]]

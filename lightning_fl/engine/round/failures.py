@@ -95,8 +95,9 @@ def _said(loop: LocalLoop, cohort: Cohort, place: int, reason: str) -> str:
 def _turn(loop: LocalLoop, cohort: Cohort, place: int) -> tuple[str, str]:
     """The client, and which of its turns where it has several."""
     turns = Counter(participant.client for participant in cohort.participants)
-    client, model = cohort.participants[place].client, cohort.participants[place].model
-    return loop.name_of(client), f"model {model} in " if turns[client] > 1 else ""
+    one = cohort.participants[place]
+    draw = f"draw {one.draw} of " if any(participant.draw for participant in cohort.participants) else ""
+    return loop.name_of(one.client), f"{draw}model {one.model} in " if turns[one.client] > 1 else ""
 
 
 def _in_words(loop: LocalLoop, error: Exception) -> str:

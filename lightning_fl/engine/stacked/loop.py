@@ -103,7 +103,7 @@ class StackedLoop:
             assert isinstance(batches, PackedBatches)
             assert isinstance(batches.pack, TensorPack)
             length = loop.turn_length(batches, None)
-            path = loop.path(turn.client, "train")
+            path = loop.path(turn.client, turn.purpose)
             layout = tuple((tensor.shape[1:], tensor.dtype) for tensor in batches.pack.tensors)
             steps: list[list[RowBatch]] = []
             begins = True
@@ -123,7 +123,7 @@ class StackedLoop:
         """A fresh optimiser for all, and a row of weights for each."""
         loop = self._loop
         # The module draws nothing in its steps; whatever else does, it is the same on any number of processes.
-        seed_default_generators(*loop.path(rows[0].turn.client, "train"))
+        seed_default_generators(*loop.path(rows[0].turn.client, rows[0].turn.purpose))
         self._view.begin_step(**self._facts(rows, 0))
         (optimizer, *_), _ = loop.optimization.configure()
         self._shim.take_optimizers([optimizer], [])

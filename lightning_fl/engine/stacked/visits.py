@@ -64,7 +64,7 @@ class Visits:
         """The client's next batches, at least one and as many as the memory has bytes for."""
         loop = self._loop
         if row.draws is None:
-            seed_default_generators(*loop.path(row.turn.client, "train"))
+            seed_default_generators(*loop.path(row.turn.client, row.turn.purpose))
         else:
             _set_rng_states(row.draws)
             row.draws = None

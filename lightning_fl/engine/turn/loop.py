@@ -72,6 +72,8 @@ class LocalLoop(TrainingLoop):
         for hook in watchers:
             hook(client)
         turn = self._turn(client, given, start, state, federation)
+        if participant.draw:
+            turn.purpose = f"train, draw {participant.draw}"
         if "begin_client" in self.own_steps:
             self.learner.begin_client(turn)
         return turn
@@ -166,7 +168,8 @@ class LocalLoop(TrainingLoop):
         if phases:
             report = self._train_in_phases(turn, phases)
         else:
-            report = self.train(turn.client, turn.start, turn.state, correct_=self._correction(turn))
+            correct_ = self._correction(turn)
+            report = self.train(turn.client, turn.start, turn.state, purpose=turn.purpose, correct_=correct_)
         for name, second in self._second.items():
             if self.settings.optimizer_state == "keep":
                 turn.kept[_state_of(name)] = second.state()
@@ -201,12 +204,14 @@ class LocalLoop(TrainingLoop):
         start: Weights | None = turn.start
         for phase in before:
             purpose = f"the {phase.trained} part"
+            draws = purpose if turn.purpose == "train" else f"{purpose}, {turn.purpose}"
             state = ClientState(**turn.kept.get(_training_for(purpose), {}))
             with self._frozen_but(phase.trained):
-                self.train(turn.client, start, state, purpose=purpose, work=phase.work)
+                self.train(turn.client, start, state, purpose=draws, work=phase.work)
             turn.kept[_training_for(purpose)], start = state.state_dict(), None
         with self._frozen_but(last.trained):
-            return self.train(turn.client, start, turn.state, work=last.work, correct_=self._correction(turn))
+            correct_ = self._correction(turn)
+            return self.train(turn.client, start, turn.state, purpose=turn.purpose, work=last.work, correct_=correct_)
 
     @contextmanager
     def _frozen_but(self, trained: str) -> Iterator[None]:

@@ -51,6 +51,44 @@ def test_inputs_and_real_targets_are_mixed_alike() -> None:
     torch.testing.assert_close(seen[0][1], gamma * y + (1 - gamma) * y[partners])
 
 
+def test_a_gamma_for_every_sample() -> None:
+    x, y = torch.randn(6, 3), torch.randn(6, 1)
+    seen: list[list[Tensor]] = []
+    around(LocalMixup(alpha=1.0, per_sample=True), TinyModule(), [x, y], lambda batch: seen.append(batch))
+    same = draws()
+    gamma = sample_gamma(1.0, same, (6,))[:, None]
+    partners = torch.randperm(6, generator=same)
+    assert len(set(gamma.flatten().tolist())) == 6
+    torch.testing.assert_close(seen[0][0], gamma * x + (1 - gamma) * x[partners])
+    torch.testing.assert_close(seen[0][1], gamma * y + (1 - gamma) * y[partners])
+
+
+def test_a_gamma_for_every_graph_is_mixed_before_the_head() -> None:
+    module, batch = GraphModule(), graphs()
+    loss = around(LocalMixup(alpha=1.0, layer="readout", per_sample=True), module, batch)
+    same = draws()
+    gamma = sample_gamma(1.0, same, (4,))[:, None]
+    partners = torch.randperm(4, generator=same)
+    embeddings = module.readout(batch)
+    embeddings = gamma * embeddings + (1 - gamma) * embeddings[partners]
+    torch.testing.assert_close(
+        loss, mse_loss(module.head(embeddings), gamma * batch.y + (1 - gamma) * batch.y[partners])
+    )
+
+
+def test_without_mixing_a_gamma_for_every_sample_changes_nothing() -> None:
+    batch = [torch.randn(6, 3), torch.randn(6, 1)]
+    seen: list[Any] = []
+    around(LocalMixup(alpha=0.0, per_sample=True), TinyModule(), batch, lambda same: seen.append(same))
+    assert seen[0] is batch
+
+
+def test_numbers_of_classes_have_no_gamma_for_every_sample() -> None:
+    batch = (torch.randn(4, 3), torch.tensor([0, 1, 2, 0]))
+    with pytest.raises(ConfigurationError, match="LocalMixup.per_sample=true: the targets are numbers of classes"):
+        around(LocalMixup(per_sample=True), Classifier(), batch)
+
+
 def test_a_linear_layers_output_mixes_like_its_input() -> None:
     module = TinyModule()
     batch = [torch.randn(5, 3), torch.randn(5, 1)]

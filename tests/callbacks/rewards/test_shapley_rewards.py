@@ -66,7 +66,10 @@ class Watched(Callback):
         self.learned.append({})
 
     def on_client_end(self, trainer: FederatedTrainer, client: int) -> None:
-        self.learned[-1][client] = vector(trainer, trainer.client_weights())
+        learned, part = vector(trainer, trainer.client_weights()), trainer.participant
+        if part is not None and part.draw:  # the mean of the turns of a client that was drawn several times
+            learned = (self.learned[-1][client] * part.draw + learned) / (part.draw + 1)
+        self.learned[-1][client] = learned
 
     def on_average_end(self, trainer, starts, shares) -> None:
         self.starts.append([vector(trainer, model) for model in starts])

@@ -1,0 +1,98 @@
+"""What the models of the last rounds are worth on average: a result that no choice of a round has a part in."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.data.module import Split
+from lightning_fl.errors import CheckpointError
+from lightning_fl.metrics import MetricSummary, metric_name, summarize
+from lightning_fl.options import check_counts
+from lightning_fl.surface import TrainerSurface
+
+__all__ = ["LastRounds"]
+
+_SPLIT: Split = "test"
+
+
+class LastRounds(Callback):
+    """Evaluates clients on their test data after each of the last rounds, and keeps the mean over those rounds.
+
+    The best round is chosen by validation, which has noise of its own and may hide that a model jumps from round to
+    round; algorithms on paper end with their last model. ``summary.json`` has both: ``metrics`` of the best round, and
+    ``last_rounds`` with, for every metric, the mean over the last rounds of the mean over clients, of the worst
+    client's value in each round and of each client's. A study has them as ``last_mean`` and ``last_worst``.
+
+    Nothing is trained or chosen by it. A run that ends before its last rounds has no such figures.
+
+    Args:
+        num: how many rounds; of a shorter run all.
+    """
+
+    only_shows = True
+
+    def __init__(self, *, num: int = 10) -> None:
+        check_counts(self, num=num)
+        self.num = num
+        #: Round -> metric -> client -> value.
+        self._rounds: dict[int, dict[str, dict[int, float]]] = {}
+        self._higher: dict[str, bool] = {}
+
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
+        """A new fit starts without any."""
+        self._rounds, self._higher = {}, {}
+
+    def on_round_end(self, trainer: TrainerSurface) -> None:
+        """Evaluate the round, if it is one of the last."""
+        if trainer.current_round <= trainer.max_rounds - self.num or not trainer.loop.evaluates(_SPLIT):
+            return
+        assert trainer.datamodule is not None
+        reports = {}
+        for client in trainer.hosted_clients:
+            if client in trainer.absent_clients:
+                continue
+            weights = trainer.client_model(client)
+            with trainer.around_evaluation(client, weights):
+                report = trainer.loop.evaluate(client, weights, _SPLIT)
+            if report is not None:
+                reports[client] = report.metrics
+        found = summarize(trainer.strategy.exchange(reports), trainer.datamodule.client_names())
+        named = {metric_name(name, _SPLIT): metric for name, metric in found.items()}
+        self._higher |= {name: metric.higher_is_better for name, metric in named.items()}
+        self._rounds[trainer.current_round] = {name: dict(metric.clients) for name, metric in named.items()}
+
+    def on_fit_end(self, trainer: TrainerSurface) -> None:
+        """Write the means into the summary."""
+        assert trainer.datamodule is not None
+        names = trainer.datamodule.client_names()
+        if self._rounds:
+            trainer.run_log.summary["last_rounds"] = {
+                _SPLIT: {name: self._record(name, names) for name in sorted(self._higher)}
+            }
+
+    def _record(self, name: str, names: Sequence[str]) -> dict[str, Any]:
+        higher = self._higher[name]
+        rounds = {number: of[name] for number, of in sorted(self._rounds.items()) if name in of}
+        of_rounds = [MetricSummary.of(clients, higher_is_better=higher) for clients in rounds.values()]
+        means = {part: _mean([getattr(one, part) for one in of_rounds]) for part in ("mean", "worst", "best", "std")}
+        present = sorted({client for clients in rounds.values() for client in clients})
+        clients = {names[client]: _mean([of[client] for of in rounds.values() if client in of]) for client in present}
+        return {**means, "higher_is_better": higher, "clients": clients, "rounds": list(rounds)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rounds evaluated so far."""
+        return {"rounds": self._rounds, "higher_is_better": self._higher}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take them up."""
+        rounds, higher = state.get("rounds"), state.get("higher_is_better")
+        if not isinstance(rounds, dict) or not isinstance(higher, dict):
+            raise CheckpointError("it does not say which rounds LastRounds had evaluated: train again without it.")
+        self._rounds, self._higher = rounds, higher
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """``None``, which JSON has for it, where a value is no finite number."""
+    mean = math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.nan
+    return mean if math.isfinite(mean) else None

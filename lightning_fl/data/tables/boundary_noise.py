@@ -1,0 +1,151 @@
+"""Two clients with the same samples but for labels that are wrong near the boundary, at one of them.
+
+Example 1 of Wu et al., DRFLM: Distributionally Robust Federated Learning with Inter-client Noise via Local Mixup, 2022
+(https://arxiv.org/abs/2204.07742), section 3.1, in which the worst client is the one whose labels are wrong:
+
+    x ~ Uniform([-2, -1]^d ∪ ([1, 2] × [-2, -1]^(d-1))),    y = 1 where x_1 > 0, else 0
+
+The first client has these labels. At the second those with x_1 in I = [-1 - p2, -1] are flipped with probability p1 >
+1/2. Test samples have the right labels at both, as the paper's claim is about the distribution without noise: with the
+0-1 loss and many samples, what minimises the larger of the clients' losses has an error there, what minimises their
+mean has none, and neither has what minimises the larger loss on mixed samples.
+
+============  ====================  ======================================  ===========
+paper         here                  what                                    shape
+============  ====================  ======================================  ===========
+p_1           ``flip_probability``  of a label in I to be wrong             number
+p_2           ``width``             of I                                    number
+d             ``num_features``      of x                                    count
+Ñ             ``train_samples``     of each client                          count
+x, y          a sample              features, class 0 or 1 (the paper: ±1)  [d], []
+============  ====================  ======================================  ===========
+
+Differs from the paper: it minimises the 0-1 loss, which no gradient does. With a logistic loss, FedAvg has an error too
+where I is wide or most of its labels are wrong.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from lightning_fl.data.module import FederatedDataModule, Split
+from lightning_fl.options import check_counts, check_numbers
+from lightning_fl.seeding import generator, run_seed
+
+__all__ = ["BoundaryNoise", "boundary_samples"]
+
+
+def boundary_samples(
+    count: int, num_features: int, flip_probability: float, width: float, rng: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Samples of Example 1.
+
+    Args:
+        count: n.
+        num_features: d >= 1.
+        flip_probability: p_1 of a label with x_1 in I to be wrong; 0 for the distribution without noise.
+        width: p_2 of I = [-1 - p_2, -1].
+        rng: generator of the draws.
+
+    Returns:
+        Features, float32, shape [n, d], and classes 0 or 1, int64, shape [n].
+    """
+    x = torch.rand(count, num_features, generator=rng) - 2
+    x[:, 0] += 3 * (torch.rand(count, generator=rng) < 0.5)
+    wrong = (x[:, 0] <= -1) & (x[:, 0] >= -1 - width) & (torch.rand(count, generator=rng) < flip_probability)
+    return x, ((x[:, 0] > 0) ^ wrong).long()
+
+
+class BoundaryNoise(FederatedDataModule):
+    """Two clients of Wu et al.'s Example 1: batches ``(x, y)``, float32 [B, d] and int64 [B].
+
+    Args:
+        num_features: d.
+        flip_probability: p_1, of the second client's labels near the boundary to be wrong.
+        width: p_2, of the strip in which they are.
+        train_samples: of each client.
+        val_samples: of each client, with wrong labels at the second, 0 for none.
+        test_samples: of each client, with right labels, 0 for none.
+        data_seed: seed of everything drawn; ``None`` for the run's seed.
+        **kwargs: ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
+            :class:`~lightning_fl.data.module.FederatedDataModule`.
+
+    Raises:
+        ConfigurationError: if an argument is not allowed.
+    """
+
+    source = "synthetic"
+
+    def __init__(
+        self,
+        *,
+        num_features: int = 2,
+        flip_probability: float = 0.6,
+        width: float = 0.5,
+        train_samples: int = 1000,
+        val_samples: int = 200,
+        test_samples: int = 2000,
+        data_seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_counts(self, num_features=num_features, train_samples=train_samples)
+        check_counts(self, val_samples=val_samples, test_samples=test_samples, at_least=0)
+        check_counts(self, data_seed=data_seed, at_least=0, at_most=2**64 - 1)
+        check_numbers(self, flip_probability=flip_probability, width=width, at_least=0, at_most=1)
+        self.num_features = num_features
+        self.flip_probability = flip_probability
+        self.width = width
+        self.sizes: dict[Split, int] = {"train": train_samples, "val": val_samples, "test": test_samples}
+        self.data_seed = data_seed
+
+    @property
+    def num_clients(self) -> int:
+        """Two."""
+        return 2
+
+    @property
+    def num_classes(self) -> int:
+        """Two."""
+        return 2
+
+    @property
+    def seed(self) -> int:
+        """Seed of everything drawn."""
+        return run_seed() if self.data_seed is None else self.data_seed
+
+    def client_names(self) -> list[str]:
+        """Whose labels are right, and whose are not."""
+        return ["clean", "noisy"]
+
+    def client_sizes(self) -> Sequence[int]:
+        """Training samples per client."""
+        return [self.sizes["train"]] * 2
+
+    def client_data(self, client: int, split: Split) -> TensorDataset | None:
+        """The client's samples, drawn anew at every call, the same each time; ``None`` where there are none."""
+        if not self.sizes[split]:
+            return None
+        noisy = client == 1 and split != "test"
+        rng = generator(self.seed, "boundary noise", client, split)
+        probability = self.flip_probability if noisy else 0.0
+        return TensorDataset(*boundary_samples(self.sizes[split], self.num_features, probability, self.width, rng))
+
+    def data_digests(self, client: int, stage: str) -> dict[Split, str]:
+        """None: the arguments say all, and samples are drawn anew whenever they are asked for."""
+        return {}
+
+    def describe(self) -> Mapping[str, Any]:
+        """Every argument that changes the samples, and the seed."""
+        return {
+            **super().describe(),
+            "title": "Wrong labels near the boundary at one of two clients",
+            "num_features": self.num_features,
+            "flip_probability": self.flip_probability,
+            "width": self.width,
+            "samples": dict(self.sizes),
+            "data_seed": self.seed,
+        }
