@@ -21,6 +21,7 @@ from lightning_fl.functional.hcct import (
     Partition,
     hierarchical_partition,
     join_group,
+    least_merged_cosine,
     most_telling_layer,
     partition_from_gram,
 )
@@ -99,6 +100,7 @@ __all__ = [
     "importance_weights",
     "join_coalitions",
     "join_group",
+    "least_merged_cosine",
     "join_most_similar",
     "kmeans_from_gram",
     "loss_estimate",
