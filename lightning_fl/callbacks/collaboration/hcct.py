@@ -17,11 +17,12 @@ HCCT-P              ``PersonalLayers`` beside this callback
 ==================  ============================================  =====
 
 Differs from the paper: lambda, which means nothing without the clients' data counts, is given as a multiple of the root
-of their mean (``appetite``), so that one value fits tasks of any size; it is told in the log. Cosines come from the Gram matrix of the updates, exactly and at the cost of one product; HCCT-E
-remains as an option. Every client keeps the weights it ends a round with: a group's model is the average of its
-members' weights, also when they come from different groups. Clients that took no part in a round stay with those of
-their group that took no part either; who has never taken part uses the average of the groups. The paper does not say
-where a newcomer's first update starts from: here from that average.
+of their mean (``appetite``), so that one value fits tasks of any size; it is told in the log. Cosines come from the
+Gram matrix of the updates, exactly and at the cost of one product; HCCT-E remains as an option. Every client keeps the
+weights it ends a round with: a group's model is the average of its members' weights, also when they come from different
+groups. Clients that took no part in a round stay with those of their group that took no part either; who has never
+taken part uses the average of the groups. The paper does not say where a newcomer's first update starts from: here from
+that average.
 """
 
 import math
@@ -55,9 +56,9 @@ class HCCT(ClientClusters):
         appetite: appetite for data, at least 0: lambda over the root of the clients' mean number of samples. 0 leaves
             clients alone. Of two average clients those whose updates have a cosine above
             :func:`~lightning_fl.functional.least_merged_cosine` come together: 0.92 at 0.07, 0.17 at 0.8, -0.95 at
-            2.9; above 3.41 even exactly opposed updates do. Groups of many are harder to bring together than two clients.
-            A run says where it stands, and warns where what the clients learn hardly decides. The default is read off
-            the updates of three tasks (digit domains, IID images, shards), not chosen by validation.
+            2.9; above 3.41 even exactly opposed updates do. Groups of many are harder to bring together than two
+            clients. A run says where it stands, and warns where what the clients learn hardly decides. The default is
+            read off the updates of three tasks (digit domains, IID images, shards), not chosen by validation.
         every_n_rounds: rounds between two partitions. Between them clients stay together; newcomers join where the
             total utility gains most, or found a group of their own.
         layer: compare the updates of one layer only: its name, or "auto" for the one that tells clients apart best in
