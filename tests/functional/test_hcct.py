@@ -332,7 +332,7 @@ def test_beyond_its_range_an_appetite_settles_the_answer():
     assert least_merged_cosine(3.42) == -1 < least_merged_cosine(3.41)
     assert hierarchical_partition(opposed[[0, 10]], [120] * 2, 3.42 * math.sqrt(120)) == [0, 0]
     assert hierarchical_partition(opposed, [120] * 20, 3.42 * math.sqrt(120)) == [0] * 10 + [1] * 10  # many hold out
-    # ten against ten share everything when 20 c (1 / sqrt 10 - 1 / sqrt 20) is above the 20 that their cosines lose
+    # ten against ten merge at the latest when 20 c (1 / sqrt 10 - 1 / sqrt 20) is above the 20 their cosines lose
     limit = 1 / (1 / math.sqrt(10) - 1 / math.sqrt(20))
     assert set(hierarchical_partition(opposed, [120] * 20, 1.001 * limit * math.sqrt(120))) == {0}
     assert hierarchical_partition(opposed[[0, 10]], [120] * 2, 3.41 * math.sqrt(120)) == [0, 1]
