@@ -27,7 +27,6 @@ _GIVEN: dict[str, dict[str, Any]] = {
     "FeSEM": {"num_clusters": 2},
     "FedSoft": {"num_models": 2, "lam": 0.1},
     "GroupBy": {"column": "group", "num_clients": 2},
-    "HCCT": {"tradeoff": 1.0},
     "IFCA": {"num_clusters": 2},
     "IID": {"num_clients": 3},
     "ImageDomains": {"domains": ["mnist", "usps"]},

@@ -126,7 +126,7 @@ def _recipe_value(lab: Laboratory, seed: int, draws: random.Random, folder: Path
 
 def _diverges(path: Path_, value: Any) -> bool:
     """Numbers that are allowed and let training diverge."""
-    return (isinstance(value, float) and abs(value) > 1e20) or path[-1] in ("learning_rate", "step_size", "tradeoff")
+    return (isinstance(value, float) and abs(value) > 1e20) or path[-1] in ("learning_rate", "step_size", "appetite")
 
 
 def judge_accepted(

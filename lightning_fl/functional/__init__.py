@@ -21,6 +21,7 @@ from lightning_fl.functional.hcct import (
     Partition,
     hierarchical_partition,
     join_group,
+    least_merged_cosine,
     most_telling_layer,
     partition_from_gram,
 )
@@ -101,6 +102,7 @@ __all__ = [
     "join_group",
     "join_most_similar",
     "kmeans_from_gram",
+    "least_merged_cosine",
     "loss_estimate",
     "mean_cosine",
     "mix",

@@ -39,6 +39,7 @@ __all__ = [
     "Partition",
     "hierarchical_partition",
     "join_group",
+    "least_merged_cosine",
     "most_telling_layer",
     "partition_from_gram",
 ]
@@ -138,6 +139,26 @@ def partition_from_gram(gram: Tensor, num_samples: Sequence[int] | Tensor, trade
         for client in group:
             labels[client] = label
     return Partition(labels, merges, float(utilities.sum()))
+
+
+def least_merged_cosine(appetite: float) -> float:
+    """Cosine above which two clients of equal weight and equal length of update come together.
+
+    With c = λ / √m and cosine ρ both have s = √((1 + ρ) / 2) together and 1 alone, so that they merge if
+    1 − s < c (1 − 1/√2). From c = 3.414 on they do whatever ρ is.
+
+    Args:
+        appetite: c >= 0.
+
+    Returns:
+        ρ from -1 (even exactly opposed updates merge) to 1 (none do).
+
+    Raises:
+        ConfigurationError: ``appetite`` is negative or not finite.
+    """
+    if not 0 <= appetite < math.inf:
+        raise ConfigurationError(f"appetite={appetite}: give a finite number of at least 0.")
+    return 2 * max(0.0, 1 - appetite * (1 - math.sqrt(0.5))) ** 2 - 1
 
 
 def join_group(

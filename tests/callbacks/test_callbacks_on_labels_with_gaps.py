@@ -72,7 +72,7 @@ def fitted(folder, task, *names, **arguments):
 ALGORITHMS = [
     ("FedCollab", {}),
     ("FedCollab", {"layer": "readout", "warm_up_rounds": 1}),
-    ("HCCT", {"tradeoff": 1.0}),
+    ("HCCT", {"appetite": 0.3}),
     ("CollaborationGraph", {"budget": 1}),
     ("TierBidding", {"num_tiers": 2}),
     ("ShapleyRewards", {}),

@@ -12,6 +12,7 @@ from lightning_fl.functional import (
     gram_matrix,
     hierarchical_partition,
     join_group,
+    least_merged_cosine,
     most_telling_layer,
     partition_from_gram,
 )
@@ -311,3 +312,30 @@ def test_joining_and_layers_refuse():
         most_telling_layer({"a": torch.ones(2, 1)}, [1, -1])
     with pytest.raises(DataError, match="layer 'a' has an update that is not finite"):
         most_telling_layer({"a": torch.tensor([[math.nan], [1.0]])})
+
+
+@pytest.mark.parametrize("cosine", [-0.9, -0.5, 0.0, 0.2, 0.7, 0.95])
+def test_two_clients_merge_above_the_cosine_that_is_told(cosine):
+    # the appetite at which just this cosine is the least, from 1 - sqrt((1 + rho) / 2) = c (1 - 1 / sqrt 2)
+    appetite = (1 - math.sqrt((1 + cosine) / 2)) / (1 - 1 / math.sqrt(2))
+    assert least_merged_cosine(appetite) == pytest.approx(cosine)
+    for samples in (10, 2_000):
+        for change, expected in ((1e-6, [0, 0]), (-1e-6, [0, 1])):
+            angle = cosine + change
+            updates = torch.tensor([[1.0, 0.0], [angle, math.sqrt(1 - angle**2)]], dtype=torch.float64)
+            assert hierarchical_partition(updates, [samples] * 2, appetite * math.sqrt(samples)) == expected
+
+
+def test_beyond_its_range_an_appetite_settles_the_answer():
+    opposed = torch.tensor([[1.0, 0.0]] * 10 + [[-1.0, 0.0]] * 10)
+    assert least_merged_cosine(0.0) == 1
+    assert least_merged_cosine(3.42) == -1 < least_merged_cosine(3.41)
+    assert hierarchical_partition(opposed[[0, 10]], [120] * 2, 3.42 * math.sqrt(120)) == [0, 0]
+    assert hierarchical_partition(opposed, [120] * 20, 3.42 * math.sqrt(120)) == [0] * 10 + [1] * 10  # many hold out
+    # ten against ten merge at the latest when 20 c (1 / sqrt 10 - 1 / sqrt 20) is above the 20 their cosines lose
+    limit = 1 / (1 / math.sqrt(10) - 1 / math.sqrt(20))
+    assert set(hierarchical_partition(opposed, [120] * 20, 1.001 * limit * math.sqrt(120))) == {0}
+    assert hierarchical_partition(opposed[[0, 10]], [120] * 2, 3.41 * math.sqrt(120)) == [0, 1]
+    for appetite in (-0.1, math.nan, math.inf):
+        with pytest.raises(ConfigurationError, match="appetite="):
+            least_merged_cosine(appetite)

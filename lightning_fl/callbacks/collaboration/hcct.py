@@ -9,34 +9,41 @@ paper               here                                          shape
 g_n                 a client's update, weights after minus        [P]
                     weights before its turn
 m_n                 ``trainer.num_samples``                       [N]
-lambda              ``tradeoff``, in sqrt(samples)
+lambda              ``appetite * sqrt(mean of m_n)``
 u_n(k), delta U     :mod:`lightning_fl.functional.hcct`
 k(n), epoch t       ``assignments``                               [N]
 HCCT-E              ``layer="auto"``
 HCCT-P              ``PersonalLayers`` beside this callback
 ==================  ============================================  =====
 
-Differs from the paper: cosines come from the Gram matrix of the updates, exactly and at the cost of one product; HCCT-E
-remains as an option. Every client keeps the weights it ends a round with: a group's model is the average of its
-members' weights, also when they come from different groups. Clients that took no part in a round stay with those of
-their group that took no part either; who has never taken part uses the average of the groups. The paper does not say
-where a newcomer's first update starts from: here from that average.
+Differs from the paper: lambda, which means nothing without the clients' data counts, is given as a multiple of the root
+of their mean (``appetite``), so that one value fits tasks of any size; it is told in the log. Cosines come from the
+Gram matrix of the updates, exactly and at the cost of one product; HCCT-E remains as an option. Every client keeps the
+weights it ends a round with: a group's model is the average of its members' weights, also when they come from different
+groups. Clients that took no part in a round stay with those of their group that took no part either; who has never
+taken part uses the average of the groups. The paper does not say where a newcomer's first update starts from: here from
+that average.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.engine.probes.updates import update_blocks
 from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.functional.hcct import Merge, join_group, most_telling_layer, partition_from_gram
+from lightning_fl.functional.hcct import Merge, join_group, least_merged_cosine, most_telling_layer, partition_from_gram
 from lightning_fl.options import check_counts, check_numbers, warn_beyond_end
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["HCCT"]
+
+# A least cosine above which hardly any two clients are: those of real tasks are below 0.7 even on IID data.
+_HIGH_COSINE = 0.9
 
 
 class HCCT(ClientClusters):
@@ -46,8 +53,12 @@ class HCCT(ClientClusters):
     logged as ``hcct/groups``. For the rest see :class:`ClientClusters`: groups are its clusters.
 
     Args:
-        tradeoff: lambda >= 0, the appetite for data: 0 leaves clients alone, a large value brings all together. With
-            m samples a client alone lacks ``lambda / sqrt(m)``, to be compared with cosines between -1 and 1.
+        appetite: appetite for data, at least 0: lambda over the root of the clients' mean number of samples. 0 leaves
+            clients alone. Of two average clients those whose updates have a cosine above
+            :func:`~lightning_fl.functional.least_merged_cosine` come together: 0.92 at 0.07, 0.17 at 0.8, -0.95 at
+            2.9; above 3.41 even exactly opposed updates do. Groups of many are harder to bring together than two
+            clients. A run says where it stands, and warns where what the clients learn hardly decides. The default is
+            read off the updates of three tasks (digit domains, IID images, shards), not chosen by validation.
         every_n_rounds: rounds between two partitions. Between them clients stay together; newcomers join where the
             total utility gains most, or found a group of their own.
         layer: compare the updates of one layer only: its name, or "auto" for the one that tells clients apart best in
@@ -59,11 +70,10 @@ class HCCT(ClientClusters):
 
     _curve = "groups"
 
-    def __init__(self, *, tradeoff: float, every_n_rounds: int = 1, layer: str | None = None) -> None:
-        size = ", of the size of the square root of a client's samples"
-        check_numbers(self, tradeoff=tradeoff, at_least=0, mend=size)
+    def __init__(self, *, appetite: float = 0.8, every_n_rounds: int = 1, layer: str | None = None) -> None:
+        check_numbers(self, appetite=appetite, at_least=0, mend=", 0.8 unless validation data say otherwise")
         check_counts(self, every_n_rounds=every_n_rounds)
-        self.tradeoff = tradeoff
+        self.appetite = appetite
         self.every_n_rounds = every_n_rounds
         self.layer = layer
         super().__init__()
@@ -86,9 +96,30 @@ class HCCT(ClientClusters):
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Forget an earlier run; check the layer's name."""
         super().on_fit_start(trainer)
+        #: lambda of the paper, in sqrt(samples), from the counts of all clients.
+        self.tradeoff = self.appetite * math.sqrt(sum(trainer.num_samples) / trainer.num_clients)
+        self._tell_range(trainer)
         warn_beyond_end(self, trainer.max_rounds, every_n_rounds=self.every_n_rounds)
         if self.compared_layer is not None:
             self._spans(trainer)
+
+    def _tell_range(self, trainer: TrainerSurface) -> None:
+        """Say once which cosines bring clients together, and warn where that hardly depends on the data."""
+        least = least_merged_cosine(self.appetite)
+        rank_zero_info(
+            f"HCCT: appetite={self.appetite:g} is lambda={self.tradeoff:.4g}; two average clients come together above"
+            f" a cosine of {least:.3f}"
+        )
+        if least <= -1:
+            rank_zero_warn(
+                f"HCCT.appetite={self.appetite:g} brings even two average clients with exactly opposed updates"
+                " together: what the clients learn hardly decides. Lower it, to 0.8 say."
+            )
+        elif least >= _HIGH_COSINE:
+            rank_zero_warn(
+                f"HCCT.appetite={self.appetite:g} brings average clients together only above a cosine of {least:.3f},"
+                " which updates of different clients hardly reach: this is training alone. Raise it, to 0.8 say."
+            )
 
     def assign(
         self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]

@@ -2,6 +2,8 @@
 
 import copy
 import math
+import re
+import warnings
 
 import pytest
 import torch
@@ -15,9 +17,10 @@ from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.hcct import hierarchical_partition
 
 
-def plain_hcct(rounds: int, tradeoff: float) -> tuple[list[torch.Tensor], list[list[int]]]:
+def plain_hcct(rounds: int, appetite: float) -> tuple[list[torch.Tensor], list[list[int]]]:
     """Algorithm 1 and 2, one client after another, with torch alone."""
     data, module = TwoKinds(), TinyModule()
+    tradeoff = appetite * math.sqrt(sum(SIZES) / len(SIZES))
     models = [copy.deepcopy(module) for _ in SIZES]
     history = []
     for _ in range(rounds):
@@ -42,10 +45,10 @@ def plain_hcct(rounds: int, tradeoff: float) -> tuple[list[torch.Tensor], list[l
     return [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models], history
 
 
-@pytest.mark.parametrize("tradeoff", [0.0, 0.5, 2.0, 50.0])
-def test_a_run_is_the_papers_algorithm(tradeoff):
-    expected, history = plain_hcct(4, tradeoff)
-    hcct = HCCT(tradeoff=tradeoff)
+@pytest.mark.parametrize("appetite", [0.0, 0.13, 0.5, 13.0])
+def test_a_run_is_the_papers_algorithm(appetite):
+    expected, history = plain_hcct(4, appetite)
+    hcct = HCCT(appetite=appetite)
     run = trainer(hcct, rounds=4)
     module = TinyModule()
     run.fit(module, TwoKinds())
@@ -58,14 +61,14 @@ def test_a_run_is_the_papers_algorithm(tradeoff):
 
 
 def test_it_separates_what_differs_and_joins_what_is_alike():
-    hcct = HCCT(tradeoff=3.0)
+    hcct = HCCT(appetite=0.8)
     trainer(hcct, rounds=2).fit(TinyModule(), TwoKinds())
     assert hcct.assignments[-1] == [0, 0, 0, 1, 1]
     assert {tuple(sorted(merge.first + merge.second)) for merge in hcct.merges} >= {(0, 1, 2), (3, 4)}
 
 
 def test_without_appetite_for_data_it_is_local_training_to_the_last_bit():
-    runs = [trainer(callback) for callback in (HCCT(tradeoff=0.0), LocalTraining())]
+    runs = [trainer(callback) for callback in (HCCT(appetite=0.0), LocalTraining())]
     for run in runs:
         run.fit(TinyModule(), TwoKinds())
     for client in range(len(SIZES)):
@@ -73,7 +76,7 @@ def test_without_appetite_for_data_it_is_local_training_to_the_last_bit():
 
 
 def test_with_a_large_appetite_it_is_fedavg():
-    runs = [trainer(HCCT(tradeoff=1e6)), trainer()]
+    runs = [trainer(HCCT(appetite=1e6)), trainer()]
     for run in runs:
         run.fit(TinyModule(), TwoKinds())
     assert runs[0].collaboration.num_models == 1
@@ -81,7 +84,7 @@ def test_with_a_large_appetite_it_is_fedavg():
 
 
 def test_between_partitions_the_groups_stay():
-    hcct, partitions = HCCT(tradeoff=3.0, every_n_rounds=3), []
+    hcct, partitions = HCCT(appetite=0.8, every_n_rounds=3), []
 
     class Watch(Callback):
         def on_round_end(self, run):
@@ -93,7 +96,7 @@ def test_between_partitions_the_groups_stay():
 
 
 def test_the_compared_layer_is_chosen_or_given():
-    automatic, given = HCCT(tradeoff=3.0, layer="auto"), HCCT(tradeoff=3.0, layer="linear")
+    automatic, given = HCCT(appetite=0.8, layer="auto"), HCCT(appetite=0.8, layer="linear")
     for hcct in (automatic, given):
         trainer(hcct, rounds=2).fit(TinyModule(norm=True), TwoKinds())
     assert automatic.compared_layer in ("linear", "before.0")
@@ -101,7 +104,7 @@ def test_the_compared_layer_is_chosen_or_given():
 
 
 def test_personal_layers_are_not_compared_and_not_shared():
-    hcct = HCCT(tradeoff=1e6)
+    hcct = HCCT(appetite=1e6)
     run = trainer(hcct, PersonalLayers(layers=["linear.bias"]), rounds=2)
     run.fit(TinyModule(), TwoKinds())
     span = next(span for span in run.loop.flat.spans() if span.name == "linear.bias")
@@ -112,7 +115,7 @@ def test_personal_layers_are_not_compared_and_not_shared():
     others = [torch.cat([vector[: span.begin], vector[span.end :]]) for vector in vectors]
     assert all(torch.equal(other, others[0]) for other in others)
     with pytest.raises(ConfigurationError, match=r"HCCT\.layer='linear\.bias'|HCCT\.layer='nothing'"):
-        trainer(HCCT(tradeoff=3.0, layer="nothing")).fit(TinyModule(), TwoKinds())
+        trainer(HCCT(appetite=0.8, layer="nothing")).fit(TinyModule(), TwoKinds())
 
 
 class Without(Callback):
@@ -128,7 +131,7 @@ class Without(Callback):
 
 
 def test_who_took_no_part_keeps_its_model():
-    whole, without = (HCCT(tradeoff=3.0) for _ in range(2))
+    whole, without = (HCCT(appetite=0.8) for _ in range(2))
     first, second = trainer(whole, rounds=1), trainer(without, Without(2), rounds=2)
     for run in (first, second):
         run.fit(TinyModule(), TwoKinds())
@@ -137,7 +140,7 @@ def test_who_took_no_part_keeps_its_model():
 
 
 def test_who_has_never_taken_part_uses_the_average_of_the_groups():
-    hcct = HCCT(tradeoff=3.0)
+    hcct = HCCT(appetite=0.8)
     run = trainer(hcct, Without(1, 2), rounds=2)
     run.fit(TinyModule(), TwoKinds())
     assert hcct.assignments == [[0, 0, -1, 1, 1]] * 2
@@ -145,14 +148,14 @@ def test_who_has_never_taken_part_uses_the_average_of_the_groups():
     samples = [run.num_samples[client] for client in (0, 1, 3, 4)]
     shares = [sum(samples[:2]) / sum(samples), sum(samples[2:]) / sum(samples)]
     assert run.collaboration.personalisation[2].tolist() == pytest.approx(shares)
-    hcct = HCCT(tradeoff=3.0)
+    hcct = HCCT(appetite=0.8)
     trainer(hcct, Without(1, 2), rounds=3).fit(TinyModule(), TwoKinds())
     assert hcct.assignments[-1] == [0, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("every", [1, 10])
 def test_a_client_that_arrives_finds_its_group(every):
-    hcct = HCCT(tradeoff=3.0, every_n_rounds=every)
+    hcct = HCCT(appetite=0.8, every_n_rounds=every)
     run = trainer(hcct, ClientArrivals(rounds={"client_2": 3, "4": 4}), rounds=5, log_per_client=True)
     run.fit(TinyModule(), TwoKinds())
     assert hcct.assignments[-1] == [0, 0, 0, 1, 1]
@@ -161,7 +164,7 @@ def test_a_client_that_arrives_finds_its_group(every):
 
 
 def test_the_absent_neither_train_nor_are_evaluated():
-    run = trainer(HCCT(tradeoff=3.0), ClientArrivals(rounds={"client_2": 9}), rounds=2)
+    run = trainer(HCCT(appetite=0.8), ClientArrivals(rounds={"client_2": 9}), rounds=2)
     run.fit(TinyModule(), TwoKinds())
     assert set(run.client_reports) == {0, 1, 3, 4}
     assert set(run.metrics["val"]["val_loss"].clients) == {0, 1, 3, 4}
@@ -173,7 +176,7 @@ def test_a_run_that_stops_goes_on_to_the_same_result(tmp_path):
         callbacks = [hcct, ClientArrivals(rounds={"2": 3}), PersonalLayers(layers=["linear.bias"])]
         return trainer(*callbacks, rounds=rounds, root=tmp_path / root, enable_checkpointing=True)
 
-    whole, first, second = (HCCT(tradeoff=3.0, every_n_rounds=2) for _ in range(3))
+    whole, first, second = (HCCT(appetite=0.8, every_n_rounds=2) for _ in range(3))
     run = make("whole", 5, whole)
     run.fit(TinyModule(), TwoKinds())
     make("parts", 3, first).fit(TinyModule(), TwoKinds())
@@ -185,11 +188,39 @@ def test_a_run_that_stops_goes_on_to_the_same_result(tmp_path):
 
 
 def test_bad_settings_are_named():
-    with pytest.raises(ConfigurationError, match=r"HCCT\.tradeoff=-1"):
-        HCCT(tradeoff=-1.0)
-    with pytest.raises(ConfigurationError, match=r"HCCT\.tradeoff=nan"):
-        HCCT(tradeoff=math.nan)
+    with pytest.raises(ConfigurationError, match=r"HCCT\.appetite=-1"):
+        HCCT(appetite=-1.0)
+    with pytest.raises(ConfigurationError, match=r"HCCT\.appetite=nan"):
+        HCCT(appetite=math.nan)
     with pytest.raises(ConfigurationError, match=r"HCCT\.every_n_rounds=0"):
-        HCCT(tradeoff=3.0, every_n_rounds=0)
+        HCCT(appetite=0.8, every_n_rounds=0)
     with pytest.raises(ConfigurationError, match="HCCT and LocalTraining both decide the collaboration"):
-        trainer(HCCT(tradeoff=3.0), LocalTraining())
+        trainer(HCCT(appetite=0.8), LocalTraining())
+
+
+@pytest.mark.parametrize(
+    ("appetite", "said"),
+    [
+        (3.5, r"HCCT\.appetite=3\.5 brings even two average clients with exactly opposed updates together"),
+        (0.05, r"HCCT\.appetite=0\.05 brings average clients together only above a cosine of 0\.942"),
+        (0.8, None),
+    ],
+)
+def test_a_setting_that_settles_the_answer_is_warned_of(appetite, said):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer(HCCT(appetite=appetite), rounds=1).fit(TinyModule(), TwoKinds())
+    messages = [str(warning.message) for warning in caught if "HCCT" in str(warning.message)]
+    assert len(messages) == (said is not None)
+    assert all(re.search(said, message) for message in messages)
+
+
+def test_the_same_appetite_means_the_same_for_any_number_of_samples():
+    histories = []
+    for times in (1, 4):
+        hcct = HCCT(appetite=0.8)
+        run = trainer(hcct, rounds=1)
+        run.fit(TinyModule(), TwoKinds(tuple(times * size for size in SIZES)))
+        assert hcct.tradeoff == pytest.approx(0.8 * math.sqrt(times * sum(SIZES) / len(SIZES)))
+        histories.append(hcct.assignments)
+    assert histories[0] == histories[1] == [[0, 0, 0, 1, 1]]
