@@ -32,6 +32,14 @@ _LEFT_ON_THE_CPU: dict[str, str] = {
         "autocast of recurrent cells is not stood in for"
     ),
     "tests/recipe/test_choose_processes.py": "it is about processes on CPUs",
+    "tests/callbacks/test_callbacks_on_the_device.py": "it has a stand-in of its own",
+    "tests/test_recipes_on_the_device.py": "it has a stand-in of its own",
+    "tests/test_processes_per_device.py": "it is about GPUs of its own making",
+    "tests/test_devices_of_a_run.py": "it is about GPUs of its own making",
+    "tests/test_options.py::test_an_option_refuses_what_is_no_number_of_its_range[FederatedTrainer.devices]": (
+        "it is about a machine without GPUs"
+    ),
+    "tests/test_trainer.py::test_a_device_that_is_not_there_is_named": "it is about a machine without GPUs",
     **{
         f"tests/compatibility/{test}": why
         for why, tests in {
