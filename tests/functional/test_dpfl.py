@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -91,6 +92,18 @@ def test_a_coin_decides_where_both_sides_gain():
     # 0 first: a = 1, b = 3, kept with 1/4; then 1 has a = 0, b = 1 and goes, or stays. 1 first: a = 3, b = 1.
     assert set(found) == {(0,), (1,)}
     assert found.count((0,)) / len(found) == pytest.approx(1 / 4, abs=4 * math.sqrt(3 / 16 / 2000))
+
+
+def test_remark_3_of_the_paper_fails_in_a_sixth_of_random_games():
+    """Sets of four candidates with independent uniform rewards; which of them is worse than nobody is drawn, too."""
+    worse = 0
+    for game in range(400):
+        draws = random.Random(game)
+        rewards = {frozenset(s): draws.random() for k in range(5) for s in itertools.combinations(range(4), k)}
+        found = greedy_collaborators(rewards.__getitem__, list(range(4)), None, generator(game, "game"))
+        worse += found.reward < found.reward_alone
+        assert rewards[frozenset(found.never_worse)] >= found.reward_alone
+    assert worse == pytest.approx(400 / 6, abs=4 * math.sqrt(400 * 5 / 36))
 
 
 def test_the_rule_may_choose_to_a_clients_loss_and_nobody_is_never_worse():

@@ -63,8 +63,9 @@ class CollaborationGraph(Callback):
         monitor: validation metric that the greedy choice improves; default the first one with "loss" in its name,
             else the first.
         never_worse: a client whose choice does worse on its validation data than its own model alone chooses nobody
-            in that round. The paper's rule does not see to it: averages of models that trained apart are worse at
-            first, and better after the next local training.
+            in that round, the first one included; its candidates stay. The paper's rule does not see to it, though its
+            remark 3 says so: averages of models that trained apart are worse at first, and better after the next
+            local training.
         loners: numbers of clients that choose nobody and keep their own models, while others may choose them.
         watched: numbers of clients (of doubtful data, say) whose share of the other clients' edges is logged as
             ``graph/watched_share``.
@@ -183,7 +184,8 @@ class CollaborationGraph(Callback):
             if client in newcomers:
                 others = [other for other in clients if other != client]
                 result, asked = self._choose(trainer, client, others, total)
-                return result.chosen, result.chosen, [*others, *asked]
+                chosen = result.never_worse if self.never_worse else result.chosen
+                return chosen, result.chosen, [*others, *asked]
             if not due:
                 return None
             possible = [other for other in self.candidates[client] if other in trainer.survivors]

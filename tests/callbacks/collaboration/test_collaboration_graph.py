@@ -86,11 +86,11 @@ def plain_dpfl(rounds: int, budget: int | None, init_epochs: int, every: int = 1
                     lambda v, k=k: -validation_loss(data, k, v[0]), [ends[k]], others, dict(enumerate(SIZES)),
                     SIZES[k], lambda batch, ends=ends: [[ends[i]] for i in batch], budget, draws,
                 )  # fmt: skip
-                candidates[k] = chosen[k] = result.chosen
+                candidates[k] = result.chosen
             else:
                 result = greedy_collaborators(reward, others, budget, draws)
-                chosen[k] = result.never_worse if never_worse else result.chosen
-                assert not never_worse or reward(frozenset(chosen[k])) >= reward(frozenset())
+            chosen[k] = result.never_worse if never_worse else result.chosen
+            assert not never_worse or reward(frozenset(chosen[k])) >= reward(frozenset())
         history.append(chosen)
         for k, model in enumerate(models):
             nn.utils.vector_to_parameters(average([k, *chosen[k]]).clone(), model.parameters())
