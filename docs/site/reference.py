@@ -1,0 +1,263 @@
+"""The reference: what the package says of itself, from its signatures, docstrings, recipes and commands."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import textwrap
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import docstring_parser
+import yaml
+
+import lightning_fl
+from docstring_roles import as_markdown
+from lightning_fl import callbacks, data, functional, metrics, models, strategies
+from lightning_fl.callbacks import Callback
+from lightning_fl.cli import COMMANDS, make_parser
+
+__all__ = ["pages"]
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = {"callbacks": callbacks, "strategies": strategies, "data": data, "models": models}
+
+
+def pages() -> dict[str, str]:
+    """Path in the site -> Markdown."""
+    made = {
+        "reference/api/lightning_fl.md": _api("lightning_fl", _exported(lightning_fl)),
+        "reference/api/functional.md": _functional(),
+        "reference/api/metrics.md": "# lightning_fl.metrics\n\n::: lightning_fl.metrics\n",
+        "reference/keys/trainer.md": _keys(
+            "Recipe keys of the trainer",
+            "Under `trainer:` in a recipe, `--trainer.KEY` on the command line, arguments in Python.",
+            [lightning_fl.FederatedTrainer],
+        ),
+        "reference/hooks.md": _hooks(),
+        "reference/commands.md": _commands(),
+        "reference/recipes.md": _recipes(),
+    }
+    where = {
+        "callbacks": "Under `trainer.callbacks:` in a recipe, as `{class_path: NAME, init_args: {KEY: VALUE}}`.",
+        "strategies": "Under `trainer.strategy:` in a recipe, as `{class_path: NAME, init_args: {KEY: VALUE}}`.",
+        "data": "Under `data:` in a recipe; partitioners under `data.partitioner`, divisions under `data.split`, shifts"
+        " under `data.shifts`.",
+        "models": "Under `model:` in a recipe.",
+    }
+    for room, module in ROOMS.items():
+        objects = _exported(module)
+        made[f"reference/api/{room}.md"] = _api(f"lightning_fl.{room}", objects)
+        classes = [one for one in objects if inspect.isclass(one)]
+        made[f"reference/keys/{room}.md"] = _keys(f"Recipe keys of {room}", where[room], classes)
+    return made
+
+
+def _exported(module: Any) -> list[Any]:
+    """The classes and functions that a package exports, by name."""
+    names = sorted(module.__all__, key=str.lower)
+    return [one for one in (getattr(module, name) for name in names) if inspect.isclass(one) or inspect.isfunction(one)]
+
+
+def _api(name: str, objects: list[Any]) -> str:
+    heads = [f"# {name}", f"`from {name} import ...`"]
+    return "\n\n".join([*heads, *(f"::: {one.__module__}.{one.__qualname__}" for one in objects)]) + "\n"
+
+
+def _functional() -> str:
+    parts = ["# lightning_fl.functional", "The mathematics, without training: functions of tensors and numbers."]
+    for module in pkgutil.iter_modules(functional.__path__):
+        parts.append(
+            f"::: lightning_fl.functional.{module.name}\n    options:\n      heading_level: 2\n"
+            "      show_root_full_path: true"
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _keys(title: str, where: str, classes: list[type]) -> str:
+    parts = [f"# {title}", where]
+    for one in sorted(classes, key=lambda each: each.__name__.lower()):
+        rows = list(_rows(one))
+        summary = as_markdown((inspect.getdoc(one) or "").split("\n\n")[0]).replace("\n", " ")
+        parts.append(f"## {one.__name__}\n\n{summary}")
+        if rows:
+            head = "| key | type | default | range | what |\n|---|---|---|---|---|\n"
+            parts.append(head + "\n".join("| " + " | ".join(row) + " |" for row in rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def _rows(one: type) -> Iterator[tuple[str, ...]]:
+    """Key, type, default, range and meaning of every argument of a class, those of its bases last."""
+    said = _said(one)
+    ranges = _ranges(one)
+    for parameter in _parameters(one):
+        default = "**required**" if parameter.default is parameter.empty else f"`{parameter.default!r}`"
+        kind = _kind(parameter.annotation)
+        yield tuple(
+            _cell(text)
+            for text in (
+                f"`{parameter.name}`",
+                f"`{kind}`" if kind else "",
+                default,
+                ranges.get(parameter.name, ""),
+                said.get(parameter.name, ""),
+            )
+        )
+
+
+def _parameters(one: type) -> Iterator[inspect.Parameter]:
+    """The arguments of a class; where it hands ``**settings`` on, those of the next class as well."""
+    seen = set()
+    for base in one.__mro__:
+        if "__init__" not in vars(base) or base is object:
+            continue
+        try:
+            signature = inspect.signature(base.__init__)
+        except ValueError:
+            return
+        hands_on = False
+        for parameter in list(signature.parameters.values())[1:]:
+            if parameter.kind is parameter.VAR_KEYWORD:
+                hands_on = True
+            elif parameter.kind is not parameter.VAR_POSITIONAL and parameter.name not in seen:
+                seen.add(parameter.name)
+                yield parameter
+        if not hands_on:
+            return
+
+
+def _said(one: type) -> dict[str, str]:
+    """Argument -> what docstrings say of it, the class's own first."""
+    said: dict[str, str] = {}
+    for base in one.__mro__:
+        for text in (vars(base).get("__doc__"), getattr(vars(base).get("__init__"), "__doc__", None)):
+            if text and base is not object:
+                parsed = docstring_parser.parse(text, docstring_parser.DocstringStyle.GOOGLE)
+                for parameter in parsed.params:
+                    said.setdefault(parameter.arg_name, as_markdown(parameter.description or ""))
+    return said
+
+
+def _kind(annotation: Any) -> str:
+    if annotation is inspect.Parameter.empty:
+        return ""
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.sub(r"(?:\w+\.)+(\w+)", r"\1", text)
+
+
+def _ranges(one: type) -> dict[str, str]:
+    """Argument -> its range, as the checks in the class's constructor have it."""
+    ranges: dict[str, str] = {}
+    for base in reversed(one.__mro__[:-1]):
+        if base.__module__.startswith("lightning_fl"):
+            ranges |= _checked(base)
+    for parameter in _parameters(one):
+        choices = [value for value in get_args(parameter.annotation) if isinstance(value, str)]
+        if choices:
+            ranges[parameter.name] = ", ".join(f"`{value}`" for value in choices)
+    return ranges
+
+
+@cache
+def _checked(base: type) -> dict[str, str]:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+    except (OSError, TypeError):
+        return {}
+    ranges = {}
+    for call in ast.walk(tree):
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+            continue
+        if call.func.id not in ("check_numbers", "check_counts"):
+            continue
+        bounds = {word.arg: _constant(word.value) for word in call.keywords if word.arg in _BOUNDS}
+        if call.func.id == "check_counts":
+            bounds.setdefault("at_least", "1")
+        whole = "whole, " if call.func.id == "check_counts" else ""
+        words = [f"{_BOUNDS[name]} {value}" for name, value in bounds.items() if value]
+        for word in call.keywords:
+            if word.arg not in _BOUNDS and word.arg not in ("mend", None):
+                ranges[word.arg] = whole + ", ".join(words) if words else whole.strip(", ")
+    return ranges
+
+
+_BOUNDS = {"at_least": "≥", "above": ">", "at_most": "≤", "below": "<"}
+
+
+def _constant(node: ast.expr) -> str:
+    return str(node.value) if isinstance(node, ast.Constant) and node.value is not None else ""
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("|", "\\|").strip()
+
+
+def _hooks() -> str:
+    """What each callback does at which hook, and what it excludes."""
+    hooks = [name for name, value in vars(Callback).items() if inspect.isfunction(value) and not name.startswith("_")]
+    rows = []
+    for one in sorted((one for one in _exported(callbacks) if inspect.isclass(one)), key=lambda one: one.__name__.lower()):
+        if not issubclass(one, Callback) or one is Callback:
+            continue
+        defined = [name for name in hooks if getattr(one, name) is not getattr(Callback, name)]
+        role = getattr(one, "role", None) or ""
+        shows = "yes" if getattr(one, "only_shows", False) else ""
+        names = ", ".join(f"`{name}`" for name in defined)
+        rows.append(f"| [`{one.__name__}`](api/callbacks.md#{one.__module__}.{one.__name__}) | {role} | {shows} | {names} |")
+    said = "\n".join(
+        f"| `{name}` | {_cell(as_markdown((inspect.getdoc(getattr(Callback, name)) or '').split(chr(10) * 2)[0]))} |"
+        for name in hooks
+    )
+    return (
+        "# Hooks of callbacks\n\nTwo callbacks of one role exclude each other; one that only shows changes no model, so"
+        " that a run with it has the same bits.\n\n| callback | role | only shows | hooks |\n|---|---|---|---|\n"
+        + "\n".join(rows)
+        + "\n\n## The hooks\n\nIn which order they are called is told in [an algorithm of your own](../extending.md).\n\n"
+        "| hook or attribute of `Callback` | what it is for |\n|---|---|\n" + said + "\n"
+    )
+
+
+def _commands() -> str:
+    parts = ["# Commands", "`lightning-fl COMMAND --help` prints the same."]
+    for name, command in COMMANDS.items():
+        parts.append(f"## {name}\n\n{command.help}")
+        text = re.sub(re.escape(str(Path.home())), "~", make_parser(name).format_help())
+        parts.append(f"```text\n{text.rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _recipes() -> str:
+    parts = [
+        "# Recipes",
+        "What ships with the package. `lightning-fl recipes NAME --copy` writes one to edit;"
+        " [the keys](keys/trainer.md) may be changed on the command line.",
+    ]
+    for title, folder in (("Runs", ROOT / "recipes"), ("Studies", ROOT / "recipes" / "studies")):
+        parts.append(f"## {title}")
+        for path in sorted(folder.glob("*.yaml")):
+            text = path.read_text(encoding="utf-8")
+            head, body = _header(text)
+            yaml.safe_load(body)
+            indented = textwrap.indent(body.strip(), "        ")
+            parts.append(f"### {path.stem}\n\n{head}\n\n??? note \"{path.name}\"\n\n    ```yaml\n{textwrap.indent(body.strip(), '    ')}\n    ```")
+            del indented
+    return "\n\n".join(parts) + "\n"
+
+
+def _header(text: str) -> tuple[str, str]:
+    """A recipe's comment at its top, as paragraphs, and the rest."""
+    lines = text.split("\n")
+    count = next(place for place, line in enumerate(lines) if not line.startswith("#"))
+    words = [line.lstrip("#").rstrip() for line in lines[:count]]
+    title = words[0].strip() if words else ""
+    fields: list[str] = []
+    for line in words[1:]:
+        if re.match(r"^ [A-Z]\w+: ", line):
+            key, _, rest = line.strip().partition(":")
+            fields.append(f"- **{key}**: {rest.strip()}")
+        elif fields and line.strip():
+            fields[-1] += f" {line.strip()}"
+    return "\n".join([title, "", *fields]), "\n".join(lines[count:])
