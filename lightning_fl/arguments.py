@@ -23,7 +23,7 @@ from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.hooks import overrides
 from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.turn.compilation import compile_faults
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.errors import ConfigurationError, page
 from lightning_fl.lightning_types import AnyModule, is_overridden
 from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.strategies.backends import check_shared_devices
@@ -193,14 +193,14 @@ def complete_callbacks(
         if not isinstance(callback, Callback):
             raise ConfigurationError(
                 f"trainer.callbacks: {type(callback).__name__} is not a lightning_fl.callbacks.Callback. Callbacks of"
-                " Lightning's Trainer do not run in a federated round; see docs/lightning-support.md."
+                f" Lightning's Trainer do not run in a federated round; see {page('lightning-support')}."
             )
         known = [name for name, value in vars(Callback).items() if callable(value)]
         for name in dir(type(callback)):
             if name.startswith("on_") and name not in known and callable(getattr(callback, name)):
                 rank_zero_warn(
                     f"{type(callback).__name__}.{name} is no hook and is never called{did_you_mean(name, known)}."
-                    " docs/extending.md lists those that there are."
+                    f" {page('extending#which-hook')} lists those that there are."
                 )
     for role in {callback.role for callback in given if callback.role}:
         same = [type(callback).__name__ for callback in given if callback.role == role]

@@ -11,7 +11,11 @@ __all__ = [
     "LostPeerError",
     "TrainingError",
     "cut",
+    "page",
 ]
+
+#: Where the documentation is read, the pages of ``docs/`` under their own names.
+_SITE = "https://lightning-fl.readthedocs.io/en/latest"
 
 
 class FederatedError(Exception):
@@ -42,3 +46,13 @@ def cut(text: object, most: int = 60) -> str:
     """A text for a message, or its beginning where it has more than so many signs."""
     text = str(text)
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def page(name: str) -> str:
+    """The address of a page of the documentation, for a message.
+
+    Args:
+        name: the page's path in ``docs/`` without its ending, with an anchor or without: "extending#which-hook".
+    """
+    path, _, anchor = name.partition("#")
+    return f"{_SITE}/{path}.html" + (f"#{anchor}" if anchor else "")

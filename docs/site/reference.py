@@ -1,7 +1,6 @@
 """The reference: what the package says of itself, from its signatures, docstrings, recipes and commands."""
 
 import ast
-import importlib
 import inspect
 import pkgutil
 import re
@@ -12,11 +11,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import docstring_parser
-import yaml
+from docstring_roles import as_markdown
 
 import lightning_fl
-from docstring_roles import as_markdown
-from lightning_fl import callbacks, data, functional, metrics, models, strategies
+from lightning_fl import callbacks, data, functional, models, strategies
 from lightning_fl.callbacks import Callback
 from lightning_fl.cli import COMMANDS, make_parser
 
@@ -81,7 +79,7 @@ def _keys(title: str, where: str, classes: list[type]) -> str:
     parts = [f"# {title}", where]
     for one in sorted(classes, key=lambda each: each.__name__.lower()):
         rows = list(_rows(one))
-        summary = as_markdown((inspect.getdoc(one) or "").split("\n\n")[0]).replace("\n", " ")
+        summary = _summary(one).replace("\n", " ")
         parts.append(f"## {one.__name__}\n\n{summary}")
         if rows:
             head = "| key | type | default | range | what |\n|---|---|---|---|---|\n"
@@ -145,6 +143,8 @@ def _kind(annotation: Any) -> str:
     if annotation is inspect.Parameter.empty:
         return ""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    if text.startswith("Literal"):
+        return "choice"
     return re.sub(r"(?:\w+\.)+(\w+)", r"\1", text)
 
 
@@ -192,32 +192,43 @@ def _constant(node: ast.expr) -> str:
 
 
 def _cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("|", "\\|").strip()
+    """A text in one line, with its bars as such, but for those in code."""
+    parts = re.split(r"(`[^`]*`)", re.sub(r"\s+", " ", text))
+    return "".join(part if part.startswith("`") else part.replace("|", "\\|") for part in parts).strip()
 
 
 def _hooks() -> str:
     """What each callback does at which hook, and what it excludes."""
     hooks = [name for name, value in vars(Callback).items() if inspect.isfunction(value) and not name.startswith("_")]
     rows = []
-    for one in sorted((one for one in _exported(callbacks) if inspect.isclass(one)), key=lambda one: one.__name__.lower()):
-        if not issubclass(one, Callback) or one is Callback:
+    for one in _exported(callbacks):
+        if not inspect.isclass(one) or not issubclass(one, Callback) or one is Callback:
             continue
-        defined = [name for name in hooks if getattr(one, name) is not getattr(Callback, name)]
-        role = getattr(one, "role", None) or ""
-        shows = "yes" if getattr(one, "only_shows", False) else ""
-        names = ", ".join(f"`{name}`" for name in defined)
-        rows.append(f"| [`{one.__name__}`](api/callbacks.md#{one.__module__}.{one.__name__}) | {role} | {shows} | {names} |")
-    said = "\n".join(
-        f"| `{name}` | {_cell(as_markdown((inspect.getdoc(getattr(Callback, name)) or '').split(chr(10) * 2)[0]))} |"
-        for name in hooks
+        link = f"[`{one.__name__}`](api/callbacks.md#{one.__module__}.{one.__name__})"
+        defined = [f"`{name}`" for name in hooks if getattr(one, name) is not getattr(Callback, name)]
+        rows.append(f"| {link} | {one.role or ''} | {'yes' if one.only_shows else ''} | {', '.join(defined)} |")
+    said = [f"| `{name}` | {_cell(_summary(getattr(Callback, name)))} |" for name in hooks]
+    return "\n".join(
+        [
+            "# Hooks of callbacks\n",
+            "Two callbacks of one role exclude each other; one that only shows changes no model, so that a run with it",
+            "has the same bits.\n",
+            "| callback | role | only shows | hooks |",
+            "|---|---|---|---|",
+            *rows,
+            "\n## The hooks\n",
+            "In which order they are called is told in [an algorithm of your own](../extending.md#a-round).\n",
+            "| method of `Callback` | what it is for |",
+            "|---|---|",
+            *said,
+            "",
+        ]
     )
-    return (
-        "# Hooks of callbacks\n\nTwo callbacks of one role exclude each other; one that only shows changes no model, so"
-        " that a run with it has the same bits.\n\n| callback | role | only shows | hooks |\n|---|---|---|---|\n"
-        + "\n".join(rows)
-        + "\n\n## The hooks\n\nIn which order they are called is told in [an algorithm of your own](../extending.md).\n\n"
-        "| hook or attribute of `Callback` | what it is for |\n|---|---|\n" + said + "\n"
-    )
+
+
+def _summary(one: Any) -> str:
+    """The first paragraph of a docstring."""
+    return as_markdown((inspect.getdoc(one) or "").split("\n\n")[0])
 
 
 def _commands() -> str:
@@ -238,12 +249,9 @@ def _recipes() -> str:
     for title, folder in (("Runs", ROOT / "recipes"), ("Studies", ROOT / "recipes" / "studies")):
         parts.append(f"## {title}")
         for path in sorted(folder.glob("*.yaml")):
-            text = path.read_text(encoding="utf-8")
-            head, body = _header(text)
-            yaml.safe_load(body)
-            indented = textwrap.indent(body.strip(), "        ")
-            parts.append(f"### {path.stem}\n\n{head}\n\n??? note \"{path.name}\"\n\n    ```yaml\n{textwrap.indent(body.strip(), '    ')}\n    ```")
-            del indented
+            head, body = _header(path.read_text(encoding="utf-8"))
+            block = textwrap.indent(f"```yaml\n{body.strip()}\n```", "    ")
+            parts.append(f'### {path.stem}\n\n{head}\n\n??? note "{path.name}"\n\n{block}')
     return "\n\n".join(parts) + "\n"
 
 

@@ -13,7 +13,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.data.molecules.module import MoleculeDataModule
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, place_of
-from lightning_fl.errors import DataError
+from lightning_fl.errors import DataError, page
 from lightning_fl.options import check_counts
 from lightning_fl.prediction.columns import Naming, free_name, mean_outputs, model_columns
 from lightning_fl.prediction.forward import Outputs, Predictor
@@ -105,7 +105,7 @@ class RunPredictor:
         if "KNNPer" in self.run.summary.get("callbacks", ()):
             rank_zero_warn(
                 f"{self.run.folder}: the run evaluated models with their clients' neighbours (KNNPer), which are in no"
-                " file; these predictions are the models' own. docs/predict.md tells how to mix them in."
+                f" file; these predictions are the models' own. {page('predict#neighbours')} tells how to mix them in."
             )
         self._data = made.data
         self._reading = Reading(rows=rows, workers=workers, smiles_column=smiles_column)

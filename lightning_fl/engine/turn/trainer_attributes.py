@@ -7,7 +7,7 @@ The public attributes of Lightning's Trainer are either attributes of
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.errors import ConfigurationError, page
 
 __all__ = ["REFUSED", "FixedList", "Setting", "refusal", "refuse_outside_of_a_turn"]
 
@@ -39,13 +39,13 @@ def refusal(name: str, federated: object = None) -> str:
     if name.startswith(_LOOPS):
         return (
             f"{text}: clients' turns take the place of Lightning's loops, of which a module may read where it is, but"
-            " neither run nor change them. docs/lightning-support.md lists what it may read."
+            f" neither run nor change them. {page('lightning-support#selftrainer')} lists what it may read."
         )
     if not name.startswith("_") and hasattr(type(federated), name):
         return f"{text}: {type(federated).__name__}'s own is self.trainer.federated.{name}."
     return (
-        f"{text}, and it is no public part of Lightning's Trainer. docs/lightning-support.md lists what a module, data"
-        " module or logger may read; another version of the package that reads it may do without."
+        f"{text}, and it is no public part of Lightning's Trainer. {page('lightning-support#selftrainer')} lists what a"
+        " module, data module or logger may read; another version of the package that reads it may do without."
     )
 
 
