@@ -41,6 +41,7 @@ from lightning_fl.functional.pifl import (
     importance_weights,
     mixture_weights,
     schedule,
+    standings,
 )
 from lightning_fl.functional.probability_calibration import (
     apply_isotonic,
@@ -132,6 +133,7 @@ __all__ = [
     "split_cluster",
     "split_units",
     "squared_distances",
+    "standings",
     "thresholded_cosines",
     "to_units",
     "update_norms",

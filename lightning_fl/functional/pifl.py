@@ -10,7 +10,8 @@ paper                              here                                         
 υ_ck, importance weight            :func:`importance_weights`                          [K]
 P_c (equation 4)                   :func:`mixture_weights`                             [K]
 T_h                                ``threshold`` of the importance weight              number in [0, 1]
-ψ_ki                               ``contributions``, client -> Shapley value          numbers
+ψ_ki                               ``contributions``, :func:`standings`                numbers
+θ_i, S_c                           ``bidders``, client -> place of the tier            [n]
 N_p, N_r                           ``num_best``, ``num_random``                        counts
 =================================  ==================================================  ===============
 
@@ -20,6 +21,9 @@ Differs from the paper:
   its range [0, 1] and the weighted average of equation 4 need a division by the client's samples (importance weights,
   which the threshold is about) and weights that sum to 1 over the tiers (mixture weights).
 - The paper does not say in which order a client prefers its tiers, nor how ties are broken; both are stated below.
+- A contribution shrinks with the loss, so that one of an early round would outrank all of later ones; and it is known
+  only of rounds in which a client trained. Contributions are therefore compared within a round, and fade
+  (:func:`standings`).
 """
 
 import math
@@ -32,7 +36,7 @@ from torch import Tensor
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.dpfl import shuffled
 
-__all__ = ["TierCohort", "choose_bids", "importance_weights", "mixture_weights", "schedule"]
+__all__ = ["TierCohort", "choose_bids", "importance_weights", "mixture_weights", "schedule", "standings"]
 
 
 #: A mean over batches of a share that is 1 in each may be off in its last digit.
@@ -43,7 +47,7 @@ class TierCohort(NamedTuple):
     """Who trains a tier model in a round; nobody twice."""
 
     best: list[int]
-    """Bidders with the largest contributions, largest first."""
+    """Bidders by preference and contribution, the first one first."""
     random: list[int]
     """Clients drawn at random, ascending."""
 
@@ -141,8 +145,45 @@ def choose_bids(importance: Sequence[float], past_rewards: Sequence[float], thre
     return sorted(wanted, key=lambda tier: (-past_rewards[tier], -importance[tier], tier))
 
 
+def standings(history: Sequence[tuple[int, Mapping[int, float]]], now: int, decay: float) -> dict[int, float]:
+    """Where each client stands in a tier by its contributions, whichever rounds it trained in.
+
+    In a round with n providers the one with the largest contribution gets 1, the one with the least -1, and those
+    between them values at equal distances; of equal ones each the mean of theirs; who trained alone gets 0. A client
+    has the value of its last round times ``decay`` for every round since, so that good and bad ones are forgotten.
+
+    Args:
+        history: rounds, counted from 1, ascending, each with client -> ψ of those whose updates arrived.
+        now: the round that is to come.
+        decay: in [0, 1]; 1 forgets nothing.
+
+    Returns:
+        Client -> standing in [-1, 1]. Who never trained is not named; :func:`schedule` counts it as 0.
+
+    Raises:
+        ConfigurationError: if a contribution is NaN or the decay is out of range.
+
+    Example:
+        >>> standings([(1, {0: 5.0, 1: 9.0}), (2, {1: 0.1, 2: 0.3, 3: 0.2})], now=3, decay=0.5)
+        {0: -0.5, 1: -1.0, 2: 1.0, 3: 0.0}
+    """
+    if not 0 <= decay <= 1:
+        raise ConfigurationError(f"decay={decay}: give a number from 0 to 1.")
+    from scipy.stats import rankdata  # takes long to import
+
+    found: dict[int, float] = {}
+    for round, contributions in history:
+        if any(map(math.isnan, contributions.values())):
+            raise ConfigurationError(f"contributions={dict(contributions)}: leave out providers whose updates failed.")
+        ranks = rankdata(list(contributions.values())).tolist()
+        most = len(ranks) - 1
+        for client, rank in zip(contributions, ranks, strict=True):
+            found[client] = (2 * (rank - 1) / most - 1 if most else 0.0) * decay ** (now - round - 1)
+    return dict(sorted(found.items()))
+
+
 def schedule(
-    bidders: Sequence[int],
+    bidders: Mapping[int, int],
     contributions: Mapping[int, float],
     num_best: int,
     num_random: int,
@@ -150,16 +191,18 @@ def schedule(
     *,
     available: Sequence[int] | None = None,
 ) -> TierCohort:
-    """Who trains a tier (algorithm 3): N_p bidders by contribution, and N_r clients at random.
+    """Who trains a tier (algorithm 3): N_p bidders by preference and contribution, and N_r clients at random.
 
-    Equal contributions are put in a random order, so that no client is favoured for its number. The result depends on
-    the generator, not on the order in which clients are given. Without contributions and with ``num_best=0`` this is
-    FedAvg's sampling, as in the first round.
+    ``S_c = sort(θ_i, ψ_ki)``: bidders that prefer the tier to all others come first, then those for whom it is the
+    second choice, and so on; among those with the same preference the larger contribution counts. Equal ones are put in
+    a random order, so that no client is favoured for its number. The result depends on the generator, not on the order
+    in which clients are given. Without contributions and with ``num_best=0`` this is FedAvg's sampling, as in the first
+    round.
 
     Args:
-        bidders: clients that bid for the tier.
-        contributions: ψ of clients in this tier, larger is better; a client without one counts as 0, which is the
-            average of normalised contributions.
+        bidders: client that bids for the tier -> the tier's place among its bids, 1 for the one it prefers.
+        contributions: ψ of clients in this tier, or their :func:`standings`, larger is better; a client without one
+            counts as 0, which is the average of both.
         num_best: N_p >= 0; all bidders if there are fewer.
         num_random: N_r >= 0; as many as there are left if they are fewer.
         generator: of ties and of the draw, on the CPU.
@@ -171,12 +214,12 @@ def schedule(
     """
     if num_best < 0 or num_random < 0:
         raise ConfigurationError(f"num_best={num_best}, num_random={num_random}: give numbers of at least 0.")
-    for name, clients in (("bidders", bidders), ("available", available or ())):
-        if len(set(clients)) != len(clients):
-            raise ConfigurationError(f"{name}={list(clients)}: name each client once.")
+    if len(set(available or ())) != len(available or ()):
+        raise ConfigurationError(f"available={list(available or ())}: name each client once.")
     psi = {client: contributions.get(client, 0.0) for client in bidders}
     if any(map(math.isnan, psi.values())):
         raise ConfigurationError(f"contributions={psi}: leave out clients whose contribution is not known.")
-    best = sorted(shuffled(bidders, generator), key=lambda client: -psi[client])[:num_best]
+    order = shuffled(list(bidders), generator)
+    best = sorted(order, key=lambda client: (bidders[client], -psi[client]))[:num_best]
     others = {*bidders, *(available or ())}.difference(best)
     return TierCohort(best, sorted(shuffled(list(others), generator)[:num_random]))

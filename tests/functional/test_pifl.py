@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.functional import choose_bids, importance_weights, mixture_weights, schedule
+from lightning_fl.functional import choose_bids, importance_weights, mixture_weights, schedule, standings
 from lightning_fl.seeding import generator
 
 
@@ -102,7 +102,7 @@ class TestSchedule:
     PSI = {0: 0.1, 1: -0.3, 2: 0.7, 3: 0.2, 4: 0.4, 5: 0.9}  # noqa: RUF012
 
     def test_best_first_then_at_random_from_the_other_bidders(self):
-        found = schedule([0, 1, 2, 3, 4], self.PSI, 2, 2, generator(0))
+        found = schedule(dict.fromkeys([0, 1, 2, 3, 4], 1), self.PSI, 2, 2, generator(0))
         assert found.best == [2, 4]  # 5 is worth more, but did not bid
         assert len(found.random) == 2
         assert set(found.random) < {0, 1, 3}
@@ -111,7 +111,7 @@ class TestSchedule:
     def test_at_random_from_all_available(self):
         drawn: set[int] = set()
         for seed in range(50):
-            found = schedule([0, 1, 2], self.PSI, 2, 2, generator(seed), available=range(6))
+            found = schedule(dict.fromkeys([0, 1, 2], 1), self.PSI, 2, 2, generator(seed), available=range(6))
             assert found.best == [2, 0]
             assert len(set(found.clients)) == 4
             drawn.update(found.random)
@@ -121,42 +121,92 @@ class TestSchedule:
         """500 draws of 1 from 4, a client's count has mean 125 and standard deviation 9.7."""
         counts = np.zeros(6)
         for seed in range(500):
-            counts[schedule(range(6), self.PSI, 2, 1, generator(seed)).random] += 1
+            counts[schedule(dict.fromkeys(range(6), 1), self.PSI, 2, 1, generator(seed)).random] += 1
         assert set(np.flatnonzero(counts)) == {0, 1, 3, 4}
         assert (np.abs(counts[[0, 1, 3, 4]] - 125) < 40).all()
 
     def test_fewer_than_asked_for(self):
-        assert schedule([4, 1], self.PSI, 3, 3, generator(0)) == ([4, 1], [])
-        assert schedule([4, 1], self.PSI, 1, 3, generator(0)) == ([4], [1])
-        assert schedule([], self.PSI, 3, 3, generator(0)) == ([], [])
-        assert schedule([], {}, 3, 2, generator(0), available=[8]) == ([], [8])
+        assert schedule(dict.fromkeys([4, 1], 1), self.PSI, 3, 3, generator(0)) == ([4, 1], [])
+        assert schedule(dict.fromkeys([4, 1], 1), self.PSI, 1, 3, generator(0)) == ([4], [1])
+        assert schedule({}, self.PSI, 3, 3, generator(0)) == ([], [])
+        assert schedule({}, {}, 3, 2, generator(0), available=[8]) == ([], [8])
+
+    def test_who_prefers_the_tier_comes_before_who_contributes_more(self):
+        """S_c = sort(theta, psi): by the place of the tier among the bids, then by contribution."""
+        bidders = {0: 2, 1: 1, 2: 2, 3: 1, 4: 3}
+        assert schedule(bidders, self.PSI, 5, 0, generator(0)).best == [3, 1, 2, 0, 4]
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_against_the_sort_in_plain_words(self, seed):
+        draw = generator(seed)
+        places = dict(enumerate((torch.randint(1, 4, (12,), generator=draw)).tolist()))
+        psi = dict(enumerate(torch.rand(12, generator=draw).tolist()))
+        expected = []
+        for place in (1, 2, 3):
+            group = [client for client in places if places[client] == place]
+            while group:
+                largest = max(group, key=psi.__getitem__)
+                group.remove(largest)
+                expected.append(largest)
+        assert schedule(places, psi, 7, 0, draw).best == expected[:7]
 
     def test_a_client_never_seen_counts_as_average(self):
-        assert schedule([1, 0, 9], self.PSI, 3, 0, generator(0)).best == [0, 9, 1]
+        assert schedule(dict.fromkeys([1, 0, 9], 1), self.PSI, 3, 0, generator(0)).best == [0, 9, 1]
 
     def test_ties_are_broken_by_the_generator(self):
-        firsts = [schedule(range(4), {}, 1, 0, generator(seed)).best[0] for seed in range(100)]
+        firsts = [schedule(dict.fromkeys(range(4), 1), {}, 1, 0, generator(seed)).best[0] for seed in range(100)]
         assert set(firsts) == {0, 1, 2, 3}
 
     def test_the_generator_decides_and_the_order_of_clients_does_not(self):
-        one = schedule([0, 1, 2, 3, 4], {}, 2, 1, generator(3), available=[6, 5])
-        same = schedule([3, 1, 4, 0, 2], {}, 2, 1, generator(3), available=[5, 6])
+        one = schedule(dict.fromkeys([0, 1, 2, 3, 4], 1), {}, 2, 1, generator(3), available=[6, 5])
+        same = schedule(dict.fromkeys([3, 1, 4, 0, 2], 1), {}, 2, 1, generator(3), available=[5, 6])
         assert one == same
-        assert len({tuple(schedule(range(8), {}, 2, 2, generator(s)).clients) for s in range(10)}) > 1
+        assert len({tuple(schedule(dict.fromkeys(range(8), 1), {}, 2, 2, generator(s)).clients) for s in range(10)}) > 1
 
     @pytest.mark.parametrize("seed", range(3))
     def test_numbers_of_clients_mean_nothing_to_the_best(self, seed):
         names = torch.randperm(6, generator=generator(seed)).tolist()
         psi = {names[client]: value for client, value in self.PSI.items()}
-        best = schedule([names[client] for client in range(5)], psi, 3, 0, generator(0)).best
+        best = schedule({names[client]: 1 for client in range(5)}, psi, 3, 0, generator(0)).best
         assert best == [names[client] for client in (2, 4, 3)]
 
     def test_refusals(self):
         with pytest.raises(ConfigurationError, match="num_best=-1, num_random=2: give numbers of at least 0"):
-            schedule([0], {}, -1, 2, generator(0))
-        with pytest.raises(ConfigurationError, match=r"bidders=\[1, 1\]: name each client once"):
-            schedule([1, 1], {}, 1, 1, generator(0))
+            schedule(dict.fromkeys([0], 1), {}, -1, 2, generator(0))
         with pytest.raises(ConfigurationError, match=r"available=\[2, 2\]: name each client once"):
-            schedule([1], {}, 1, 1, generator(0), available=[2, 2])
+            schedule(dict.fromkeys([1], 1), {}, 1, 1, generator(0), available=[2, 2])
         with pytest.raises(ConfigurationError, match="leave out clients whose contribution is not known"):
-            schedule([1], {1: math.nan}, 1, 1, generator(0))
+            schedule(dict.fromkeys([1], 1), {1: math.nan}, 1, 1, generator(0))
+
+
+class TestStandings:
+    def test_by_rank_within_the_round_whatever_the_size_of_the_values(self):
+        """An early round has large values; the client that is best in a late one still stands higher."""
+        history = [(2, {0: 900.0, 1: 100.0, 2: 500.0}), (20, {3: 0.003, 4: 0.001})]
+        assert standings(history, 21, 1.0) == {0: 1.0, 1: -1.0, 2: 0.0, 3: 1.0, 4: -1.0}
+
+    def test_they_fade_by_rounds_since(self):
+        assert standings([(3, {7: 1.0, 5: 0.0})], 4, 0.5) == {5: -1.0, 7: 1.0}
+        assert standings([(3, {7: 1.0, 5: 0.0})], 6, 0.5) == {5: -0.25, 7: 0.25}
+        assert standings([(3, {7: 1.0, 5: 0.0})], 4, 0.0) == {5: -1.0, 7: 1.0}
+        assert standings([(3, {7: 1.0, 5: 0.0})], 5, 0.0) == {5: 0.0, 7: 0.0}
+
+    def test_equal_ones_share_and_who_is_alone_is_average(self):
+        assert standings([(1, {0: 2.0, 1: 2.0, 2: 1.0})], 2, 1.0) == {0: 0.5, 1: 0.5, 2: -1.0}
+        assert standings([(1, {4: -3.0})], 2, 1.0) == {4: 0.0}
+        assert standings([], 2, 1.0) == {}
+
+    def test_only_the_last_round_of_a_client_counts(self):
+        assert standings([(1, {0: 1.0, 1: 0.0}), (2, {0: -1.0, 2: 0.0})], 3, 1.0) == {0: -1.0, 1: -1.0, 2: 1.0}
+
+    def test_the_scale_of_a_round_means_nothing(self):
+        draw = generator(1)
+        values = torch.randn(6, generator=draw, dtype=torch.float64)
+        one, other = (dict(enumerate((values * scale - 7).tolist())) for scale in (1.0, 1e-3))
+        assert standings([(1, one)], 2, 0.9) == standings([(1, other)], 2, 0.9)
+
+    def test_refusals(self):
+        with pytest.raises(ConfigurationError, match="decay=1.5: give a number from 0 to 1"):
+            standings([], 1, 1.5)
+        with pytest.raises(ConfigurationError, match="leave out providers whose updates failed"):
+            standings([(1, {0: math.nan})], 2, 1.0)

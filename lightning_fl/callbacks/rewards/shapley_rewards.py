@@ -61,8 +61,11 @@ class ShapleyRewards(Callback):
             client that learned nothing, ``-<∇L, lambda_i (W_i - W_start)>``, which sum to the drop of the loss to first
             order. Exact and permuted values sum to the drop in both cases: a coalition's model is its members' average
             with lambda normalised within it, or the start plus their shares of the update.
-        split: held-out samples are those of "val"; "train" for data without validation samples, where a client that
-            fits its own errors is flattered.
+        split: held-out samples are those of "val"; "train" for data without validation samples, or with some of
+            another kind, where a client that fits its own errors is flattered unless ``leave_own_out``.
+        leave_own_out: judge each client by the samples of the model's other participants only, so that who fits its own
+            errors is not flattered, also with ``split: train``. With "first_order" only. Values then sum neither to 0
+            nor to the drop of the loss. Who is alone is judged by its own.
         num_samples: of each client, by which a round is judged, drawn anew in every round: the loss and its gradient
             are estimates of those on all held-out samples. ``None`` for all.
         num_permutations: of "permutations", even, at least 4; default 100.
@@ -84,6 +87,7 @@ class ShapleyRewards(Callback):
         method: Literal["first_order", "exact", "permutations"] = "first_order",
         normalized: bool = True,
         split: Literal["val", "train"] = "val",
+        leave_own_out: bool = False,
         num_samples: int | None = 256,
         num_permutations: int | None = None,
         every_n_rounds: int = 1,
@@ -98,6 +102,11 @@ class ShapleyRewards(Callback):
                 f"ShapleyRewards.num_permutations={num_permutations} has no meaning for method={method!r}: leave it"
                 " out, or set method=permutations."
             )
+        if leave_own_out and method != "first_order":
+            raise ConfigurationError(
+                f"ShapleyRewards.leave_own_out=True has no meaning for method={method!r}, whose coalitions are judged"
+                " by all participants: leave it out, or set method=first_order."
+            )
         if num_permutations is not None and (num_permutations < 4 or num_permutations % 2):
             raise ConfigurationError(
                 f"ShapleyRewards.num_permutations={num_permutations}: they come in pairs, give an even number >= 4."
@@ -105,6 +114,7 @@ class ShapleyRewards(Callback):
         self.method = method
         self.normalized = normalized
         self.split = split
+        self.leave_own_out = leave_own_out
         self.num_samples = num_samples
         self.num_permutations = num_permutations
         self.every_n_rounds = every_n_rounds
@@ -132,15 +142,6 @@ class ShapleyRewards(Callback):
             for client, value in values.items():
                 totals[client] = totals.get(client, 0.0) + value
         return dict(sorted(totals.items()))
-
-    @property
-    def last(self) -> dict[int, dict[int, float]]:
-        """Model -> client -> its value there in the last round in which it had one."""
-        found: dict[int, dict[int, float]] = {}
-        for models in self.by_model:
-            for model, values in models.items():
-                found.setdefault(model, {}).update(values)
-        return found
 
     # -- a run ---------------------------------------------------------------------------------------------------
 
@@ -258,7 +259,7 @@ class ShapleyRewards(Callback):
     def _value(self, trainer: TrainerSurface, model: int, valuation: ModelValuation) -> dict[int, float]:
         """Client -> psi in one model."""
         if self.method == "first_order":
-            return valuation.first_order(self.normalized)
+            return valuation.first_order(self.normalized, self.leave_own_out)
         clients = list(valuation.shares)
         value = valuation.coalition_value(self.normalized)
         if self.method == "exact":

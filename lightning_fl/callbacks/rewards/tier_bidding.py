@@ -13,16 +13,20 @@ P_ck (equation 4)       ``trainer.client_model(c)``, its row of the             
                         personalisation, on ``personal_split`` samples
 T_h, N_p, N_r           ``threshold``, ``num_best``, ``num_random``
 θ_i, a client's bids    ``TierRound.bids``
+ψ_ki                    ``standings`` of ``ShapleyRewards``' values              [N, K]
 ζ_k, who trains         ``TierRound.cohorts``
 Ω_ki                    rounds with the client in ``TierRound.shares[k]``
 Acc_kr                  ``TierRound.accuracies``, mean υ over who trained it     [K]
 ======================  =======================================================  ========
 
 Differs from the paper: an honest client that no tier is worth the threshold bids for the best one, unless its policy
-says otherwise (``HonestBidding``). Whoever is drawn at random comes from all clients, and pays only if it bid; in the
-first round, before there is anything to bid by, nobody pays. A client's personal model goes by samples of its own
-choice, which may be of another kind than those it trains on. The first tiers are random ones, as in all the paper's
-evaluations; its equation 5, which forms them by F1 scores, is left out.
+says otherwise (``HonestBidding``). Whoever is drawn at random comes from all clients, and pays only if it bid, while
+equation 7 charges all who train: a client without tokens can earn again in no other way. That rewards keeping silent
+and waiting to be drawn, N_r turns among N clients in each round. In the first round, before there is anything to bid
+by, nobody pays. Contributions are compared within a round and fade (``contribution_decay``), as they shrink with the
+loss. Acc_kmax is the largest of estimates on drawn samples, whose noise alone keeps it up. A client's personal model
+goes by samples of its own choice, which may be of another kind than those it trains on. The first tiers are random
+ones, as in all the paper's evaluations; its equation 5, which forms them by F1 scores, is left out.
 """
 
 from collections import Counter
@@ -30,6 +34,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
@@ -47,7 +52,7 @@ from lightning_fl.engine.probes.on_hosts import check_samples, check_split
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.functional.dpfl import shuffled
-from lightning_fl.functional.pifl import schedule
+from lightning_fl.functional.pifl import schedule, standings
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN
 from lightning_fl.options import check_counts, check_numbers, warn_beyond_end
 from lightning_fl.surface import TrainerSurface
@@ -58,28 +63,34 @@ __all__ = ["TierBidding"]
 class TierBidding(Callback):
     """K tier models; every round clients bid for tiers by how well the models serve their data.
 
-    Of a tier's bidders those with the largest contributions train it (by ``ShapleyRewards``, where it is among the
-    callbacks; at random otherwise), with some drawn from all clients; a client may train several tiers in a round, with
-    the same batches. A tier that nobody trains stays as it is. What a client uses is the average of the tier models by
-    its importance weights. Works with any strategy, with ``PersonalLayers`` (which have no part in tiers),
-    ``ClientArrivals`` and failed clients. With ``optimizer_state="keep"`` a client has one optimiser for all its tiers.
+    Of a tier's bidders those train it who prefer it most, and of these the ones with the largest contributions (by
+    ``ShapleyRewards``, where it is among the callbacks; at random otherwise), with some drawn from all clients; a
+    client may train several tiers in a round, with the same batches. A tier that nobody trains stays as it is. What a
+    client uses is the average of the tier models by its importance weights. Works with any strategy, with
+    ``PersonalLayers`` (which have no part in tiers), ``ClientArrivals`` and failed clients. With
+    ``optimizer_state="keep"`` a client has one optimiser for all its tiers.
 
     Writes ``tiers.csv``: each client's importance and share of every tier after the round, the place of the tier among
-    its bids (0 for none), and whether it trained it as one of the "best" or at "random". With ``tokens`` also
-    ``tokens.csv``, every transaction in units of a millionth of a token, from which all balances follow; logged are
-    ``tokens/pool/TIER``, ``tokens/balance/mean``, ``/min`` and ``/max``, and ``tokens/balance/CLIENT`` where clients
-    have curves of their own (``trainer.log_per_client``).
+    its bids (0 for none), whether it wanted to bid for it and had no token left ("unaffordable"), and whether it
+    trained it as one of the "best" or at "random". With ``tokens`` also ``tokens.csv``, every transaction in units of a
+    millionth of a token, from which all balances follow; logged are ``tokens/unaffordable``, the bids that clients
+    could not pay for, ``tokens/pool/TIER``, ``tokens/balance/mean``, ``/min`` and ``/max``, and
+    ``tokens/balance/CLIENT`` where clients have curves of their own (``trainer.log_per_client``).
 
     Args:
         num_tiers: K, at most the number of clients. 1 is FedAvg with bids.
-        num_best: N_p, bidders with the largest contributions that train a tier.
+        num_best: N_p, bidders that train a tier, by preference and contribution.
         num_random: N_r, clients drawn at random that train a tier besides.
         threshold: T_h, between 0 and 1: an honest client bids for tiers with a larger importance weight, or for the
             best if there is none.
         policy: how clients bid; default ``HonestBidding``.
         policies: client's number -> its policy, for those that bid otherwise.
         tokens: what clients have, pay to bid and earn by contributing, by the values of ``ShapleyRewards``; ``None``
-            for bids that cost nothing.
+            for bids that cost nothing. They act where a client cannot pay for all tiers that it wants: a run in which
+            everybody always could warns. With an initial balance of ``num_tiers`` prices clients live by what they
+            earn from their second turns on.
+        contribution_decay: in [0, 1], what is left of a client's standing in a tier after each round in which it did
+            not train it.
         initial_rounds: rounds, at least 1, for which clients stay in the tiers that they are dealt out to at first,
             before they bid; N_p + N_r of each train in turn: what the models are worth is known only when they have
             learned something. Who arrives meanwhile gets a tier at random.
@@ -114,6 +125,7 @@ class TierBidding(Callback):
         policy: BiddingPolicy | None = None,
         policies: dict[int, BiddingPolicy] | None = None,
         tokens: Tokens | None = None,
+        contribution_decay: float = 0.9,
         initial_rounds: int = 1,
         monitor: str | None = None,
         bid_split: Literal["train", "val"] = "train",
@@ -128,6 +140,7 @@ class TierBidding(Callback):
                 " least 1."
             )
         check_numbers(self, threshold=threshold, at_least=0, at_most=1, mend=", between which importance weights lie")
+        check_numbers(self, contribution_decay=contribution_decay, at_least=0, at_most=1)
         check_split("TierBidding.bid_split", bid_split)
         check_split("TierBidding.personal_split", personal_split)
         self.num_tiers = num_tiers
@@ -137,6 +150,7 @@ class TierBidding(Callback):
         self.policy = policy or HonestBidding()
         self.policies = policies or {}
         self.tokens = tokens
+        self.contribution_decay = contribution_decay
         self.initial_rounds = initial_rounds
         self.monitor = monitor
         self.bid_split: Split = bid_split
@@ -151,6 +165,7 @@ class TierBidding(Callback):
         self._mixtures = PersonalMixtures(self.bid_split, self.personal_split, self._mixture_weights)
         # Of the present round, until it is over.
         self._bids: dict[int, list[int]] = {}
+        self._unaffordable: dict[int, list[int]] = {}
         self._cohorts: dict[int, dict[str, list[int]]] = {}
         self._shares: dict[int, dict[int, float]] = {}
 
@@ -202,18 +217,19 @@ class TierBidding(Callback):
             self.ledger.open(trainer.current_round + 1, trainer.present_clients)
         if trainer.current_round < self.initial_rounds:
             self._place(trainer, present)
-            self._bids, best, drawn = {}, 0, self.num_best + self.num_random
+            self._bids, self._unaffordable, best, drawn = {}, {}, 0, self.num_best + self.num_random
             available = [[client for client in present if client in self.first_tiers[tier]] for tier in tiers]
         else:
-            self._bids, best, drawn = self._collect_bids(trainer, present), self.num_best, self.num_random
-            available = [present] * self.num_tiers
-        bidders = {tier: [client for client, wanted in self._bids.items() if tier in wanted] for tier in tiers}
-        rewards = trainer.callback(ShapleyRewards)
-        contributions = {} if rewards is None else rewards.last
+            self._collect_bids(trainer, present)
+            best, drawn, available = self.num_best, self.num_random, [present] * self.num_tiers
+        bidders = {
+            tier: {client: wanted.index(tier) + 1 for client, wanted in self._bids.items() if tier in wanted}
+            for tier in tiers
+        }
         cohorts = {
             tier: schedule(
                 bidders[tier],
-                contributions.get(tier, {}),
+                self._standings(trainer, tier),
                 best,
                 drawn,
                 trainer.generator("cohort", tier),
@@ -258,6 +274,7 @@ class TierBidding(Callback):
         for tier in self._shares:
             trainer.log(f"tier/{tier}/accuracy", accuracies[tier])
         if self.ledger is not None:
+            trainer.log("tokens/unaffordable", sum(map(len, self._unaffordable.values())))
             self._settle(trainer, self.ledger, accuracies)
         aggregation = trainer.collaboration.aggregation.clone()
         for tier, of_tier in self._shares.items():
@@ -275,6 +292,7 @@ class TierBidding(Callback):
                 accuracies=accuracies,
                 personalisation=trainer.collaboration.personalisation.clone(),
                 balances={} if self.ledger is None else dict(self.ledger.balances),
+                unaffordable={client: tiers for client, tiers in self._unaffordable.items() if tiers},
             )
         )
 
@@ -284,12 +302,20 @@ class TierBidding(Callback):
             return
         self._mixtures.set_at_the_end(trainer, lambda: self._mixture_weights(trainer, self.bid_split))
         self.rounds[-1].personalisation = trainer.collaboration.personalisation.clone()
+        bidding = [one for one in self.rounds if one.number > self.initial_rounds]
+        if self.tokens is not None and bidding and not any(one.unaffordable for one in bidding):
+            rank_zero_warn(
+                f"TierBidding.tokens kept no client from any bid in {len(bidding)} rounds: Tokens.initial_balance="
+                f"{self.tokens.initial_balance:g} at a price of {self.tokens.price:g} ordered bids at most. Let clients"
+                f" live by what they earn, with a balance of {self.num_tiers * self.tokens.price:g}, or set tokens to"
+                " null."
+            )
         if not trainer.is_global_zero or trainer.datamodule is None:
             return
         import pandas as pd  # takes a second to import
 
         names = trainer.datamodule.client_names()
-        columns = ["round", "client", "tier", "importance", "share", "bid", "role"]
+        columns = ["round", "client", "tier", "importance", "share", "bid", "unaffordable", "role"]
         tiers = pd.DataFrame(tier_rows(self.rounds, names), columns=columns)
         trainer.run_log.write("tiers.csv", tiers.to_csv(index=False))
         trainer.run_log.summary["tiers"] = tier_summary(self.rounds, names)
@@ -297,7 +323,13 @@ class TierBidding(Callback):
             columns = ["number", "round", "kind", "tier", "sender", "recipient", "units"]
             table = pd.DataFrame(self.ledger.rows(names), columns=columns).astype({"tier": "Int64"})
             trainer.run_log.write("tokens.csv", table.to_csv(index=False))
-            trainer.run_log.summary["tokens"] = self.ledger.summary(names)
+            refused = sum(len(tiers) for one in self.rounds for tiers in one.unaffordable.values())
+            placed = sum(len(tiers) for one in self.rounds for tiers in one.bids.values())
+            trainer.run_log.summary["tokens"] = {
+                "bids": placed,
+                "unaffordable_bids": refused,
+                **self.ledger.summary(names),
+            }
 
     def state_dict(self) -> dict[str, Any]:
         """All rounds."""
@@ -328,8 +360,19 @@ class TierBidding(Callback):
             tier = shuffled(range(self.num_tiers), trainer.generator("first tier", client))[0]
             self.first_tiers[tier] = sorted([*self.first_tiers[tier], client])
 
-    def _collect_bids(self, trainer: TrainerSurface, present: list[int]) -> dict[int, list[int]]:
-        """client -> tiers, as its policy says where its data are."""
+    def _standings(self, trainer: TrainerSurface, tier: int) -> dict[int, float]:
+        rewards = trainer.callback(ShapleyRewards)
+        if rewards is None:
+            return {}
+        history = [
+            (done, models[tier])
+            for done, models in zip(rewards.rounds, rewards.by_model, strict=True)
+            if models.get(tier)
+        ]
+        return standings(history, trainer.current_round + 1, self.contribution_decay)
+
+    def _collect_bids(self, trainer: TrainerSurface, present: list[int]) -> None:
+        """Tiers that clients bid for, as their policies say where their data are, and those that they cannot pay."""
         importance = self.rounds[-1].importance
         newcomers = [client for client in present if importance[client].isnan().any()]
         if newcomers:
@@ -337,7 +380,7 @@ class TierBidding(Callback):
             importance[newcomers] = self._importance(trainer, newcomers, self.bid_split)[0][newcomers]
         earned: Mapping[tuple[int, int], int] = Counter() if self.ledger is None else self.ledger.earned
 
-        def bid(client: int) -> list[int]:
+        def bid(client: int) -> tuple[list[int], int]:
             policy = self.policies.get(client, self.policy)
             view = BidView(
                 client=client,
@@ -354,9 +397,11 @@ class TierBidding(Callback):
                     f"{type(policy).__name__} bids for the tiers {list(tiers)}: let it name distinct ones of"
                     f" 0..{self.num_tiers - 1}."
                 )
-            return [int(tier) for tier in tiers][: view.num_affordable]
+            return [int(tier) for tier in tiers], view.num_affordable
 
-        return trainer.on_hosts(present, bid, "bidding failed")
+        wanted = trainer.on_hosts(present, bid, "bidding failed")
+        self._bids = {client: tiers[:most] for client, (tiers, most) in wanted.items()}
+        self._unaffordable = {client: tiers[most:] for client, (tiers, most) in wanted.items()}
 
     # -- importance, payments ------------------------------------------------------------------------------------
 

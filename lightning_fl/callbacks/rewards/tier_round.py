@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -24,6 +24,7 @@ class TierRound:
         accuracies: of each tier's new model, mean υ over those who trained it; NaN where nobody did.
         personalisation: P after the round, float64 [N, K].
         balances: units of tokens of every client with an account, after the round; empty where nothing is paid.
+        unaffordable: client -> tiers that it wanted to bid for and could not pay, only clients with any.
     """
 
     number: int
@@ -34,10 +35,14 @@ class TierRound:
     accuracies: list[float]
     personalisation: Tensor
     balances: dict[int, int]
+    unaffordable: dict[int, list[int]] = field(default_factory=dict)
 
 
-def tier_rows(rounds: Sequence[TierRound], names: Sequence[str]) -> list[tuple[int, str, int, float, float, int, str]]:
-    """``tiers.csv``: round, client, tier, importance, share of the tier in what the client uses, bid, role."""
+def tier_rows(rounds: Sequence[TierRound], names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """``tiers.csv``: round, client, tier, importance, share of the tier in what the client uses, bid, ..., role.
+
+    Before the role, 1 for a tier that the client wanted to bid for and could not pay, else 0.
+    """
     rows = []
     for one in rounds:
         importance, personalisation = one.importance.tolist(), one.personalisation.tolist()
@@ -46,8 +51,9 @@ def tier_rows(rounds: Sequence[TierRound], names: Sequence[str]) -> list[tuple[i
             for tier, cohort in one.cohorts.items():
                 role = next((role for role, clients in cohort.items() if client in clients), "")
                 bid = tiers.index(tier) + 1 if tier in tiers else 0
+                missed = int(tier in one.unaffordable.get(client, []))
                 worth, share = importance[client][tier], personalisation[client][tier]
-                rows.append((one.number, name, tier, worth, share, bid, role))
+                rows.append((one.number, name, tier, worth, share, bid, missed, role))
     return rows
 
 

@@ -59,11 +59,13 @@ class ModelValuation:
         total = math.fsum(members.values())
         self.shares = {client: share / total for client, share in members.items()}
 
-    def first_order(self, normalized: bool) -> dict[int, float]:
+    def first_order(self, normalized: bool, leave_own_out: bool = False) -> dict[int, float]:
         """First-order Shapley values: one gradient, and one inner product a client.
 
         Args:
             normalized: ``-<∇L, lambda_i (W_i - W_M)>``, else ``-<∇L, lambda_i (W_i - W_start)>``.
+            leave_own_out: L of a client is the mean over the others. Each hosted client's gradient, float64 [P], is
+                kept meanwhile.
         """
         if normalized and len(self.shares) == 1:
             return dict.fromkeys(self.shares, 0.0)
@@ -71,6 +73,8 @@ class ModelValuation:
         self._communication.receive(self.shares, [self._average])
         if len(self.shares) > 1:  # a lone client has all that is to be multiplied
             self._communication.send(self.shares, span_bytes(spans))
+        if leave_own_out and len(self.shares) > 1:
+            return self._without_own(spans, normalized)
         gradient = self._gradient(spans).split([span.end - span.begin for span in spans])
         slopes = FirstOrderShapley(gradient, normalized=False)
         for client in self._hosted():
@@ -80,6 +84,20 @@ class ModelValuation:
         for client, slope in self._processes.exchange(slopes.values()).items():
             values.add(client, self.shares[client], torch.tensor([slope], dtype=torch.float64))
         return values.values()
+
+    def _without_own(self, spans: list[Span], normalized: bool) -> dict[int, float]:
+        """First-order values of which each is by the gradient of the other clients' mean loss."""
+        own: dict[int, Tensor] = {}
+        count = len(self.shares)
+        total = self._gradient(spans, own) * count
+        aggregate = torch.cat(self._difference(self._average, spans)) if normalized else None
+        values = {}
+        for client in self._hosted():
+            update = torch.cat(self._update(client, spans))
+            others = (total - own.pop(client)) / (count - 1)
+            slope = torch.dot(others, update if aggregate is None else update - aggregate)
+            values[client] = -self.shares[client] * float(slope)
+        return self._processes.exchange(values)
 
     def coalition_value(self, normalized: bool) -> Callable[[frozenset[int]], float]:
         """v(C) = -L of the model that a coalition of clients makes; of nobody, the model before the average.
@@ -114,14 +132,17 @@ class ModelValuation:
             total.reduce_(self._processes.transport)
         return total.value(math.fsum(self.shares[client] for client in coalition) if normalized else 1.0)
 
-    def _gradient(self, spans: list[Span]) -> Tensor:
-        """∇L at the average, float64, shape [P]."""
+    def _gradient(self, spans: list[Span], own: dict[int, Tensor] | None = None) -> Tensor:
+        """∇L at the average, float64, shape [P]; ``own`` gets each hosted client's."""
         length = sum(span.end - span.begin for span in spans)
         zero = torch.zeros(length, dtype=torch.float64, device=self._processes.device)
         total = WeightedSum(Weights({torch.float64: zero}))
 
         def add(client: int) -> None:
-            total.add_(Weights({torch.float64: self._loss.gradient(client, self._average, spans)}), 1.0)
+            gradient = self._loss.gradient(client, self._average, spans)
+            total.add_(Weights({torch.float64: gradient}), 1.0)
+            if own is not None:
+                own[client] = gradient
 
         count = len(self._of_hosted(add))
         if self._processes.several:
@@ -129,9 +150,12 @@ class ModelValuation:
         return total.value(float(count)).vectors[torch.float64]
 
     def _update(self, client: int, spans: list[Span]) -> list[Tensor]:
-        learned = self._learned[client]
+        return self._difference(self._learned[client], spans)
+
+    def _difference(self, weights: Weights, spans: list[Span]) -> list[Tensor]:
+        """Less the model before the average, float64, a vector for each span."""
         return [
-            learned.vectors[span.dtype][span.begin : span.end].double()
+            weights.vectors[span.dtype][span.begin : span.end].double()
             - self._start.vectors[span.dtype][span.begin : span.end].double()
             for span in spans
         ]

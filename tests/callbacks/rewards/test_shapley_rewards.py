@@ -128,10 +128,42 @@ def test_first_order_is_the_papers_algorithm(normalized: bool, split: Any) -> No
             assert values[client] == pytest.approx(expected, rel=1e-4, abs=1e-6)
         if normalized:
             assert sum(values.values()) == pytest.approx(0, abs=1e-12)
+
         else:  # the loss's drop to first order
             assert sum(values.values()) == pytest.approx(float(slope @ (starts[0] - models[0])), rel=1e-4)
     totals = {client: sum(values[client] for values in rewards.values) for client in range(3)}
     assert rewards.cumulated == pytest.approx(totals)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_without_its_own_samples_a_client_is_judged_by_the_others(normalized: bool) -> None:
+    data, watched = TinyClients(), Watched()
+    rewards = ShapleyRewards(normalized=normalized, split="train", leave_own_out=True)
+    fit(rewards, watched, data=data, rounds=2)
+    for values, learned, starts, models in zip(
+        rewards.values, watched.learned, watched.starts, watched.models, strict=True
+    ):
+        reference = models[0] if normalized else starts[0]
+        for client in range(3):
+            slope = gradient(data, [other for other in range(3) if other != client], models[0], "train")
+            expected = -float(slope @ (SIZES[client] / sum(SIZES) * (learned[client] - reference)))
+            assert values[client] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_who_fits_its_own_errors_is_flattered_by_its_own_samples_only() -> None:
+    """Judged by training samples, the client with wrong targets stands further below the others without its own."""
+    gaps = []
+    for leave_own_out in (False, True):
+        rewards = ShapleyRewards(split="train", leave_own_out=leave_own_out, num_samples=None)
+        fit(rewards, data=OneWrong(2, seed=0), rounds=3)
+        total = rewards.cumulated
+        gaps.append(min(value for client, value in total.items() if client != 2) - total[2])
+    assert gaps[1] > gaps[0] > 0
+
+
+def test_leaving_own_samples_out_is_of_first_order_only() -> None:
+    with pytest.raises(ConfigurationError, match="leave_own_out=True has no meaning for method='exact'"):
+        ShapleyRewards(method="exact", leave_own_out=True)
 
 
 @pytest.mark.parametrize("normalized", [True, False])

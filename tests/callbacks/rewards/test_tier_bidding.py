@@ -121,7 +121,7 @@ class Drawn(Callback):
 
     def select_clients(self, trainer: FederatedTrainer) -> Cohort:
         everybody = list(range(trainer.num_clients))
-        bidders = everybody if trainer.current_round else []
+        bidders = dict.fromkeys(everybody, 1) if trainer.current_round else {}
         drawn = schedule(bidders, {}, 0, self.number, trainer.generator("cohort", 0), available=everybody)
         return Cohort(tuple(Participant(client) for client in drawn.clients))
 
@@ -156,19 +156,25 @@ def test_tiers_of_one_kind_of_clients_each_stay_apart() -> None:
 
 
 @pytest.mark.slow
-def test_bidders_with_the_largest_contributions_train() -> None:
+def test_bidders_who_prefer_a_tier_train_it_and_of_these_the_ones_that_stand_highest() -> None:
+    """First the place of the tier among the bids, then ranks of contributions in their rounds, times 0.8 a round."""
     rewards = ShapleyRewards(split="train", num_samples=None)
-    tiers = TierBidding(num_tiers=2, num_best=1, num_random=2, threshold=0.0, **ALL)
+    tiers = TierBidding(num_tiers=2, num_best=1, num_random=2, threshold=0.0, contribution_decay=0.8, **ALL)
     fit(tiers, rewards, max_rounds=6)
+    chosen_by_standing = 0
     for turn in range(1, 6):
-        latest: dict[int, dict[int, float]] = {0: {}, 1: {}}
-        for models in rewards.by_model[:turn]:
-            for k, values in models.items():
-                latest[k].update(values)
         for k in (0, 1):
-            bidders = [i for i, of in tiers.rounds[turn].bids.items() if k in of]
+            standing: dict[int, float] = {}
+            for done, models in enumerate(rewards.by_model[:turn], start=1):
+                order = sorted(models.get(k, {}), key=lambda i: models[k][i])
+                for rank, i in enumerate(order):
+                    of_round = 2 * rank / (len(order) - 1) - 1 if len(order) > 1 else 0.0
+                    standing[i] = of_round * 0.8 ** (turn - done)
+            keys = {i: (of.index(k), -standing.get(i, 0.0)) for i, of in tiers.rounds[turn].bids.items() if k in of}
             (best,) = tiers.rounds[turn].cohorts[k]["best"]
-            assert latest[k].get(best, 0.0) == max(latest[k].get(i, 0.0) for i in bidders)
+            assert keys[best] == pytest.approx(min(keys.values()))
+            chosen_by_standing += len({key[0] for key in keys.values()}) < len(keys)
+    assert chosen_by_standing
 
 
 class Watching(BiddingPolicy):
@@ -362,7 +368,8 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     tiers = TierBidding(num_tiers=2, num_best=1, num_random=1, threshold=0.2)
     run = fit(tiers, max_rounds=3, default_root_dir=tmp_path, logger=True)
     table = pd.read_csv(Path(run.log_dir) / "tiers.csv", keep_default_na=False)
-    assert list(table) == ["round", "client", "tier", "importance", "share", "bid", "role"]
+    assert list(table) == ["round", "client", "tier", "importance", "share", "bid", "unaffordable", "role"]
+    assert not table["unaffordable"].any()  # nothing is paid
     assert len(table) == 3 * 6 * 2
     for _, row in table.iterrows():
         turn, client, tier = row["round"] - 1, int(row["client"].removeprefix("client_")), row["tier"]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tier_tiny import FailingTurns, Greedy, Leaving, fit
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import (
+    BiddingPolicy,
     ClientArrivals,
     ModelCheckpoint,
     RandomBidding,
@@ -22,6 +25,7 @@ from lightning_fl.callbacks import (
     TierBidding,
     Tokens,
 )
+from lightning_fl.callbacks.rewards.bidding import BidView
 from lightning_fl.callbacks.rewards.tokens import Ledger
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional import Transaction, choose_bids, reimbursement_share, reward_ranks, schedule, split_units
@@ -118,7 +122,7 @@ def test_nothing_is_lost_in_500_rounds(seed: int, num_tiers: int, price: int, et
         }
         cohorts = []
         for tier in range(num_tiers):
-            bidders = [client for client, tiers in bids.items() if tier in tiers]
+            bidders = {client: tiers.index(tier) + 1 for client, tiers in bids.items() if tier in tiers}
             cohort = schedule(bidders, {}, 3, 1, generator(seed, number, tier), available=list(bids))
             ledger.pay(number, tier, set(bidders).intersection(cohort.clients))
             cohorts.append(cohort.clients)
@@ -200,6 +204,47 @@ def test_bids_that_a_client_cannot_pay_for_are_left_out() -> None:
         for client in range(6):
             affordable = tiers.rounds[turn - 1].balances[client] // UNIT
             assert len(tiers.rounds[turn].bids.get(client, [])) == min(3, affordable)
+            missed = tiers.rounds[turn].unaffordable.get(client, [])
+            assert sorted([*tiers.rounds[turn].bids.get(client, []), *missed]) == [0, 1, 2]
+
+
+def test_what_tokens_keep_clients_from_is_counted_and_nothing_is_warned_of(tmp_path: Path) -> None:
+    tokens = Tokens(initial_balance=2, price=1, eta=0.0, gamma=1.0)
+    tiers = TierBidding(num_tiers=3, num_best=6, num_random=0, policy=Greedy(), tokens=tokens)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="TierBidding.tokens kept")
+        run = fit(tiers, ShapleyRewards(**REWARDS), max_rounds=4, default_root_dir=tmp_path, logger=True)
+    missed = [sum(map(len, one.unaffordable.values())) for one in tiers.rounds]
+    assert missed[:2] == [0, 6]  # everybody wants three tiers and can pay for two
+    metrics = pd.read_csv(Path(run.log_dir) / "metrics.csv")
+    assert metrics["tokens/unaffordable"].dropna().tolist() == missed
+    summary = json.loads((Path(run.log_dir) / "summary.json").read_text())["tokens"]
+    assert summary["unaffordable_bids"] == sum(missed)
+    assert summary["bids"] + summary["unaffordable_bids"] == 3 * 6 * 3  # in three rounds with bids
+    table = pd.read_csv(Path(run.log_dir) / "tiers.csv")
+    assert table.groupby("round")["unaffordable"].sum().tolist() == missed
+
+
+def test_tokens_that_decided_nothing_are_warned_of() -> None:
+    tokens = Tokens(initial_balance=100, price=1)
+    tiers = TierBidding(num_tiers=2, num_best=2, num_random=0, policy=Greedy(), tokens=tokens)
+    with pytest.warns(UserWarning, match="kept no client from any bid in 3 rounds: .*=100 at a price of 1 .* of 2,"):
+        fit(tiers, ShapleyRewards(**REWARDS), max_rounds=4)
+
+
+class Steady(BiddingPolicy):
+    """Bids for both tiers in one order, whatever they brought."""
+
+    def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
+        return [1, 0]
+
+
+def test_with_enough_for_all_bids_in_the_same_order_tokens_change_no_bit() -> None:
+    runs = []
+    for tokens in (None, Tokens(initial_balance=100, price=1)):
+        tiers = TierBidding(num_tiers=2, num_best=2, num_random=1, policy=Steady(), tokens=tokens, num_samples=6)
+        runs.append(fit(tiers, ShapleyRewards(**REWARDS), max_rounds=4))
+    assert all(one.equal(other) for one, other in zip(runs[0].models, runs[1].models, strict=True))
 
 
 # -- whatever happens, no token is lost --------------------------------------------------------------------------------
