@@ -1,20 +1,54 @@
 """The program ``lightning-fl``, and ``python -m lightning_fl``, where its script is not on the path."""
 
+import os
 import sys
+from collections.abc import Sequence
 
 from lightning_fl.engine.interrupt import ends_at_once
 
-__all__ = ["main"]
+__all__ = ["first_words", "main"]
+
+#: Commands that load torch before they say anything.
+_SLOW = ("fit", "validate", "test", "predict", "explain", "personalize", "study")
+_QUIET = ("-h", "--help", "--print_config", "--print_shtab", "--dry-run")
+_RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "NODE_RANK")
 
 
 def main() -> int:
     """Run a command; a signal while modules are imported, or after the command, needs no answer."""
     ends_at_once()
+    words = first_words(sys.argv[1:])
+    if words and all(os.environ.get(name, "0") == "0" for name in _RANKS):
+        print(words, file=sys.stderr, flush=True)
     from lightning_fl.cli import main as run_command
 
     code = run_command()
     ends_at_once(code)
     return code
+
+
+def first_words(words: Sequence[str]) -> str:
+    """What a command begins with, said before the seconds that importing torch and Lightning takes; "" for nothing.
+
+    Args:
+        words: after ``lightning-fl``.
+    """
+    if len(words) < 2 or words[0] not in _SLOW or any(word.split("=")[0] in _QUIET for word in words):
+        return ""
+    named: list[str] = []
+    settings: list[list[str]] = []
+    for word in words[1:]:
+        if word.startswith("--"):
+            settings.append(word.split("=", 1))
+        elif settings:
+            settings[-1].append(word)
+        else:
+            named.append(word)
+    named += [value for key, *values in settings if key == "--config" for value in values]
+    if not named:
+        return ""
+    others = ", ".join(" ".join(one) for one in settings if one[0] != "--config")
+    return f"{words[0]}: reading {', '.join(named)}{f' with {others}' if others else ''} ..."
 
 
 if __name__ == "__main__":

@@ -1,25 +1,34 @@
-"""``metrics.csv``, the table of a run's curves: whole at any moment, and read again by a run that goes on."""
+"""What a run's curves are written to.
+
+``metrics.csv`` is whole at any moment and read again by a run that goes on; TensorBoard has one file, with an order of
+its own.
+"""
 
 import contextlib
 import csv
 import io
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from lightning_fl.atomic import whole_file
 
-__all__ = ["WholeCSVLogger", "read_rows"]
+__all__ = ["OneFileTensorBoardLogger", "WholeCSVLogger", "curve_layout", "read_rows"]
 
 #: Rows that wait to be written: so many, or a share of those in the file where it is long, since all are written anew.
 _FEWEST = 10
 _SHARE = 0.05
 #: Bytes of a file that is written anew for every checkpoint.
 _SMALL = 1 << 20
+
+#: Curves beside a metric's own that are no client's.
+_OF_ALL = "(?:worst|std|gain|ipr|rsd|harmed)$|step/"
 
 Row = dict[str, Any]
 
@@ -54,6 +63,66 @@ class WholeCSVLogger(CSVLogger):
         if self._table.is_small():
             self.save()
         return [dict(row) for row in self._table.metrics]
+
+
+class OneFileTensorBoardLogger(TensorBoardLogger):
+    """Lightning's ``TensorBoardLogger`` whose file stays open after a fit, for the test that follows.
+
+    Its tab "Custom Scalars" has the average beside the worst client, and all clients in one chart, for each metric.
+
+    Args:
+        save_dir: root of the runs.
+        version: the run's folder.
+    """
+
+    def __init__(self, save_dir: str | Path, version: str) -> None:
+        super().__init__(save_dir, name="", version=version, default_hp_metric=False)
+        self._names: set[str] = set()
+        self._laid_out = False
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Write curves; with the first evaluation, which names all of them, their order."""
+        self._names |= set(metrics)
+        if any(name.startswith("val") for name in metrics):
+            self._lay_out()
+        super().log_metrics(metrics, step)
+
+    def finalize(self, status: str) -> None:
+        """All is in the file; it is closed with the logger."""
+        if self._experiment is not None:
+            self._lay_out()
+            self.experiment.flush()
+            if not hasattr(self, "_closing"):
+                self._closing = weakref.finalize(self, self.experiment.close)
+
+    def _lay_out(self) -> None:
+        # TensorBoard takes the first layout of a file.
+        if not self._laid_out and (layout := curve_layout(self._names)):
+            self.experiment.add_custom_scalars(layout)
+            self._laid_out = True
+
+
+def curve_layout(names: Iterable[str]) -> dict[str, dict[str, list[object]]]:
+    """What TensorBoard's custom scalars show: category -> chart -> its kind and the curves' names, as expressions.
+
+    Args:
+        names: of curves; a metric is what has a curve ``NAME/worst`` beside it.
+    """
+    known = set(names)
+    # Validation first: it is what one watches.
+    metrics = sorted((name for name in known if f"{name}/worst" in known), key=lambda name: (name[:3] != "val", name))
+    own = {name: re.compile(f"{re.escape(name)}/(?!{_OF_ALL}).+") for name in metrics}
+    charts: dict[str, dict[str, list[object]]] = {
+        "average and worst client": {
+            name: ["Multiline", [f"^{re.escape(name)}$", f"^{re.escape(name)}/worst$"]] for name in metrics
+        },
+        "every client": {
+            name: ["Multiline", [f"^{own[name].pattern}$"]]
+            for name in metrics
+            if any(own[name].fullmatch(other) for other in known)
+        },
+    }
+    return {category: of_category for category, of_category in charts.items() if of_category}
 
 
 class _Table(ExperimentWriter):

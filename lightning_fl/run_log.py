@@ -22,7 +22,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.atomic import remove_leftovers, write_whole
 from lightning_fl.client_names import curve_names
-from lightning_fl.curve_table import Row, WholeCSVLogger, read_rows
+from lightning_fl.curve_table import OneFileTensorBoardLogger, Row, WholeCSVLogger, read_rows
 from lightning_fl.data.module import Split
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.federation import Federation
@@ -106,12 +106,9 @@ class RunLog:
         if isinstance(self._logger, bool):
             if not self._logger:
                 return []
-            from lightning.pytorch.loggers import TensorBoardLogger
-
             _quiet_writers()
             version = self.directory.name
-            board = TensorBoardLogger(self._root, name="", version=version, default_hp_metric=False)
-            return [board, WholeCSVLogger(self._root, version)]
+            return [OneFileTensorBoardLogger(self._root, version), WholeCSVLogger(self._root, version)]
         return self._logger if isinstance(self._logger, list) else [self._logger]
 
     # -- curves --------------------------------------------------------------------------------------------------
