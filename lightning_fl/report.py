@@ -1,7 +1,8 @@
 """The table that ends a run: every client's metrics, their average, the worst client by name, the spread."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "breakable",
     "client_table",
+    "constant_line",
     "gain_line",
     "of_all_targets",
     "print_report",
@@ -158,13 +160,56 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None) ->
             console.print(Text("mean over clients of each target", "bold"))
             order = curve_names(getattr(trainer.datamodule, "target_names", None) or [], "target")
             console.print(table_that_fits(lambda shown: target_table(shown, order), single, console, _RECORD))
+        line = constant_line(metrics, getattr(trainer.datamodule, "target_units", None) or [])
+        if line:
+            console.print(Text(line))
         for name, gain in trainer.gains.get(split, {}).items():
             # Not of every target; and the error of a constant is the same for all models.
             if metric_name(name, split) not in single and any(gain.clients.values()):
                 console.print(Text(gain_line(metric_name(name, split), gain, names)))
     else:
         console.print("nothing was evaluated: the model defines no test or validation step, or no client has such data")
-    console.print(Text(f"run: {trainer.log_dir}"), soft_wrap=True)
+    for line in _ways_on(trainer):
+        console.print(Text(line), soft_wrap=True)
+
+
+def constant_line(metrics: Mapping[str, MetricSummary], units: Sequence[str]) -> str:
+    """The first error beside that of predicting the training data's mean for all: "rmse 0.89 mol/L on average, ...".
+
+    Args:
+        metrics: name, without its split -> summary over clients.
+        units: of the targets.
+
+    Returns:
+        A line, or "" where no error has such a metric beside it (``NAME_of_mean``).
+    """
+    for name, metric in metrics.items():
+        constant = metrics.get(f"{name}_of_mean")
+        if constant is not None:
+            unit = f" {units[0]}" if len(units) == 1 and units[0] != "not given" else ""
+            return f"{name} {_number(metric.mean)}{unit} on average; the training data's mean, for all, has " + (
+                _number(constant.mean)
+            )
+    return ""
+
+
+def _ways_on(trainer: "FederatedTrainer") -> Iterator[str]:
+    """Where the run is, which round it is of, and what can be done with it next, a line each."""
+    checkpoint = trainer.checkpoint_callback
+    if checkpoint is not None and checkpoint.best_round is not None and checkpoint.best_value is not None:
+        monitor = f" by {checkpoint.monitor}" if checkpoint.monitor else ""
+        yield f"best round: {checkpoint.best_round} of {trainer.current_round}{monitor}, {checkpoint.best_value:.4g}"
+    folder = Path(trainer.log_dir)
+    yield f"run: {folder}"
+    pictures = len(list(folder.glob("figures/*.png")))
+    if pictures:
+        yield f"pictures: {folder / 'figures'} ({pictures})"
+    if any(folder.glob("events.out.tfevents.*")):
+        yield f"curves: tensorboard --logdir {folder}"
+    if (folder / "config.yaml").is_file() and any(folder.glob("models/*.ckpt")):
+        yield f"predict: lightning-fl predict {folder} FILE"
+    if (folder / "summary.json").is_file():
+        yield f"compare: lightning-fl compare {folder} OTHER_RUN"
 
 
 def _widths(table: Table, console: Console) -> Measurement:

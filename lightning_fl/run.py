@@ -14,6 +14,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 from lightning_fl.arguments import check_arguments
+from lightning_fl.callbacks.callback import method_of
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.checkpoint import load_checkpoint, load_state, resolve_checkpoint, with_client_files
 from lightning_fl.client_names import check_distinct
@@ -434,6 +435,7 @@ def _about(trainer: TrainerSurface, stage: str) -> dict[str, Any]:
         "title": title,
         "data_source": source,
         "data": dict(trainer.datamodule.describe()),
+        "method": method_of(type(trainer.strategy).__name__, trainer.callbacks),
         "strategy": type(trainer.strategy).__name__,
         "evaluated": trainer.evaluated_model,
         "callbacks": [type(callback).__name__ for callback in trainer.callbacks],

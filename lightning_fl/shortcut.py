@@ -15,6 +15,7 @@ from lightning_fl.data.partitioned import Partitioned
 from lightning_fl.data.silos import Silos, are_silos, is_splits
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.lightning_types import AnyDataModule, is_overridden
+from lightning_fl.report import print_report
 from lightning_fl.strategies.fork_launcher import ForkLauncher, forks_end_here
 from lightning_fl.trainer import FederatedTrainer
 
@@ -68,6 +69,9 @@ def federate(
         trainer.fit(module, federated, ckpt_path=ckpt_path)
         if trainer.interrupted_by is None and is_overridden("test_step", trainer.module):
             trainer.test(module, federated, ckpt_path=trainer.trained_checkpoint)
+    # In a notebook the trainer shows its tables itself, as a cell's value.
+    if trainer_arguments.get("enable_progress_bar", True) and trainer.interrupted_by is None and not _IS_INTERACTIVE:
+        print_report(trainer)
     return trainer
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from lightning_fl import FederatedDataModule, FederatedTrainer
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.metrics import LoggedValue, summarize, summarize_gains
-from lightning_fl.report import client_table, print_report, target_table
+from lightning_fl.report import _ways_on, client_table, constant_line, print_report, target_table
 
 
 def metrics_of(**columns: list[float]):
@@ -156,7 +156,13 @@ class TestReport:
         assert ["client_2", "4", "3"] in numbers  # 4 test samples; the model says 3, this client 6
         assert ["average", "2"] in numbers
         assert ["worst", "3"] in numbers
-        assert output.splitlines()[-1] == f"run: {trainer.log_dir}"
+        lines = output.splitlines()
+        folder = trainer.log_dir
+        assert lines[lines.index(f"run: {folder}") :] == [
+            f"run: {folder}",
+            f"compare: lightning-fl compare {folder} OTHER_RUN",
+        ]
+        assert not any(line.startswith("best round") for line in lines)  # nothing was validated
 
     def test_samples_stand_beside_every_client_wherever_it_is_hosted(self, trainer, monkeypatch):
         module, data = Mean(), Constants([1.0, 2.0, 6.0], "measured")
@@ -186,6 +192,7 @@ def printed(width, metrics, names=("a", "b"), gains=()):
     trainer = SimpleNamespace(
         evaluated_model="the shared model",
         is_global_zero=True, metrics={"test": metrics}, module=None, datamodule=datamodule, log_dir="here",
+        checkpoint_callback=None,
         gains={"test": dict(gains)},
         evaluated_samples={"test": dict.fromkeys(range(len(names)), 5)},
     )  # fmt: skip
@@ -278,3 +285,38 @@ class TestWidth:
         line = next(line for line in said.splitlines() if "too narrow for" in line)
         assert "calibration_error: see summary.json" in line
         assert "too narrow" not in printed(140, of_targets(CLASSIFICATION))
+
+
+class TestWaysOn:
+    """What stands below the table."""
+
+    def test_the_best_round_and_what_to_do_next(self, tmp_path):
+        folder = tmp_path / "version_0"
+        names = (
+            "figures/a.png",
+            "figures/b.png",
+            "models/a.ckpt",
+            "config.yaml",
+            "summary.json",
+            "events.out.tfevents.1",
+        )
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).touch()
+        checkpoint = SimpleNamespace(best_round=7, best_value=0.25, monitor="val/rmse")
+        trainer = SimpleNamespace(log_dir=str(folder), checkpoint_callback=checkpoint, current_round=10)
+        assert list(_ways_on(trainer)) == [
+            "best round: 7 of 10 by val/rmse, 0.25",
+            f"run: {folder}",
+            f"pictures: {folder / 'figures'} (2)",
+            f"curves: tensorboard --logdir {folder}",
+            f"predict: lightning-fl predict {folder} FILE",
+            f"compare: lightning-fl compare {folder} OTHER_RUN",
+        ]
+
+    def test_an_error_stands_beside_that_of_a_constant_with_its_unit(self):
+        metrics = metrics_of(rmse=[0.5, 0.7], rmse_of_mean=[2.0, 3.0])
+        line = constant_line(metrics, ["logD"])
+        assert line == "rmse 0.6 logD on average; the training data's mean, for all, has 2.5"
+        assert constant_line(metrics_of(acc=[0.5, 0.7]), []) == ""
+        assert "rmse 0.6 on average" in constant_line(metrics, ["a", "b"])

@@ -26,8 +26,9 @@ ROOMS = {"callbacks": callbacks, "strategies": strategies, "data": data, "models
 
 def pages() -> dict[str, str]:
     """Path in the site -> Markdown."""
+    elsewhere = {one for module in ROOMS.values() for one in _exported(module)}
     made = {
-        "reference/api/lightning_fl.md": _api("lightning_fl", _exported(lightning_fl)),
+        "reference/api/lightning_fl.md": _api("lightning_fl", _exported(lightning_fl), elsewhere),
         "reference/api/functional.md": _functional(),
         "reference/api/metrics.md": "# lightning_fl.metrics\n\n::: lightning_fl.metrics\n",
         "reference/keys/trainer.md": _keys(
@@ -48,7 +49,8 @@ def pages() -> dict[str, str]:
     }
     for room, module in ROOMS.items():
         objects = _exported(module)
-        made[f"reference/api/{room}.md"] = _api(f"lightning_fl.{room}", objects)
+        mathematics = {one for one in objects if one.__module__.startswith(functional.__name__)}
+        made[f"reference/api/{room}.md"] = _api(f"lightning_fl.{room}", objects, mathematics)
         classes = [one for one in objects if inspect.isclass(one)]
         made[f"reference/keys/{room}.md"] = _keys(f"Recipe keys of {room}", where[room], classes)
     return made
@@ -60,9 +62,13 @@ def _exported(module: Any) -> list[Any]:
     return [one for one in (getattr(module, name) for name in names) if inspect.isclass(one) or inspect.isfunction(one)]
 
 
-def _api(name: str, objects: list[Any]) -> str:
-    heads = [f"# {name}", f"`from {name} import ...`"]
-    return "\n\n".join([*heads, *(f"::: {one.__module__}.{one.__qualname__}" for one in objects)]) + "\n"
+def _api(name: str, objects: list[Any], elsewhere: set[Any]) -> str:
+    """A page of a package; what another page has is named with a link."""
+    parts = [f"# {name}", f"`from {name} import ...`"]
+    for one in objects:
+        path = f"{one.__module__}.{one.__qualname__}"
+        parts.append(f"## {one.__name__}\n\n[`{one.__name__}`][{path}]" if one in elsewhere else f"::: {path}")
+    return "\n\n".join(parts) + "\n"
 
 
 def _functional() -> str:

@@ -1,6 +1,6 @@
 """The hooks of a federated run."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,7 +14,7 @@ from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.metrics import ClientMetrics
 
-__all__ = ["Callback"]
+__all__ = ["Callback", "method_of"]
 
 #: What hooks are given: a ``FederatedTrainer``. A callback says how much of it it goes by, mostly a ``TrainerSurface``.
 _Trainer = Any
@@ -59,6 +59,8 @@ class Callback:
     #: Where it defines :meth:`select_collaborators`: a server makes the clients' models, so that a client sends its
     #: model once and receives its next one; else clients send their models to one another.
     by_server = False
+    #: What a run with it is called in place of FedAvg, such as "DPFL"; with "+ " before it, beside its other names.
+    method_name: str | None = None
     #: Several of one class, with different settings, go together; else a run has one, as what is done twice misleads.
     several = False
 
@@ -214,3 +216,23 @@ class Callback:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what :meth:`state_dict` returned."""
+
+
+def method_of(strategy: str, callbacks: Iterable[Callback]) -> str:
+    """What a run is called: "DRFLM", "FedProx + FedCollab", "FedAvg + fine-tuning".
+
+    Args:
+        strategy: its class's name; FedAvg's is left out where a callback has a name for the whole.
+        callbacks: of the run, each with its ``method_name``.
+
+    Example:
+        >>> method_of("FedAvg", [])
+        'FedAvg'
+    """
+    names = [callback.method_name for callback in callbacks if callback.method_name]
+    whole = [name for name in names if not name.startswith("+ ")]
+    besides = [name.removeprefix("+ ") for name in names if name.startswith("+ ")]
+    if "DRFA" in whole and "local mixup" in besides:  # the one algorithm that is two callbacks
+        whole[whole.index("DRFA")] = "DRFLM"
+        besides.remove("local mixup")
+    return " + ".join([*([] if whole and strategy == "FedAvg" else [strategy]), *whole, *besides])

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.callback import Callback, method_of
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.metrics import MetricSummary, curve_name, default_metric
@@ -297,8 +297,9 @@ def leading_metric(metrics: Mapping[str, MetricSummary], monitor: str | None = N
 
 def _title(trainer: TrainerSurface) -> str:
     assert trainer.datamodule is not None
-    strategy, data = type(trainer.strategy).__name__, trainer.datamodule
-    return f"{type(trainer.module).__name__} by {strategy} on {trainer.num_clients} clients, data: {data.source}"
+    method = method_of(type(trainer.strategy).__name__, trainer.callbacks)
+    source = trainer.datamodule.source
+    return f"{type(trainer.module).__name__} by {method} on {trainer.num_clients} clients, data: {source}"
 
 
 def _duration(seconds: float) -> str:

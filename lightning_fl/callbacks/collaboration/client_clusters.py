@@ -58,6 +58,7 @@ class ClientClusters(Callback):
 
     def __init__(self, *, num_clusters: int | None = None) -> None:
         check_counts(self, num_clusters=num_clusters)
+        self.method_name = type(self).__name__
         self.num_clusters = num_clusters
         self.reset(0)
 

@@ -74,6 +74,7 @@ class CollaborationGraph(Callback):
         ConfigurationError: a value is out of range, the file does not fit, or a client has no validation data.
     """
 
+    method_name = "DPFL"
     role = "collaboration"
     traits = ("model_per_client",)
 

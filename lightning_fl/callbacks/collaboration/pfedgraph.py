@@ -56,6 +56,7 @@ class PFedGraph(Callback):
         ConfigurationError: a value is out of range; at the start of a run, a layer matches nothing.
     """
 
+    method_name = "pFedGraph"
     role = "collaboration"
     traits = ("model_per_client",)
     by_server = True

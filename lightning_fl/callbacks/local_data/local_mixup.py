@@ -61,6 +61,8 @@ class LocalMixup(Callback):
             ``per_sample`` with numbers of classes.
     """
 
+    method_name = "+ local mixup"
+
     def __init__(
         self,
         *,

@@ -106,6 +106,7 @@ class DROClientSampling(Callback):
         self.step_size = step_size
         self.floor = floor
         self.num_loss_batches = num_loss_batches
+        self.method_name = method.upper() if step_size else "equal weights" if everybody else "uniform draws"
         #: lambda, float64, shape [N].
         self.weights: Tensor = torch.empty(0, dtype=torch.float64)
         self.snapshot_step = 0

@@ -24,6 +24,7 @@ class PooledTraining(Callback):
         ConfigurationError: at the start of a run: the data cannot be put together.
     """
 
+    method_name = "pooled training"
     role = "collaboration"
 
     def setup(self, trainer: Any, stage: str) -> None:

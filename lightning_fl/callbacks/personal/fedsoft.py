@@ -68,6 +68,8 @@ class FedSoft(OwnModels):
         TrainingError: the loss of a sample is not finite.
     """
 
+    method_name = "FedSoft"
+
     traits = ("soft_assignment",)
     _curve = "fedsoft"
 

@@ -34,6 +34,7 @@ class FineTuning(Callback):
         ConfigurationError: a number is less than 1, or both are given.
     """
 
+    method_name = "+ fine-tuning"
     role = "fine-tuning"
 
     def __init__(self, *, epochs: int | None = None, steps: int | None = None, every_evaluation: bool = False) -> None:

@@ -61,6 +61,8 @@ class KNNPer(Callback):
             to choose its share by.
     """
 
+    method_name = "kNN-Per"
+
     def __init__(
         self,
         *,

@@ -13,6 +13,7 @@ class LocalTraining(Callback):
     For a reference inside another algorithm's run see ``LocalReference``.
     """
 
+    method_name = "training alone"
     role = "collaboration"
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:

@@ -34,12 +34,16 @@ class PersonalLayers(Callback):
             has no layer of normalisation.
     """
 
+    method_name = "+ personal layers"
+
     traits = ("personal_layers",)
 
     def __init__(self, *, layers: list[str] | Literal["normalization"]) -> None:
         if not layers:
             raise ConfigurationError("PersonalLayers.layers=[]: name at least one layer, such as 'classifier'.")
         self.layers = layers
+        if layers == "normalization":
+            self.method_name = "FedBN"
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Lay the layers aside."""

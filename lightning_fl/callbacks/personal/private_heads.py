@@ -37,6 +37,8 @@ class PrivateHeads(PersonalLayers):
             clients; or ``LocalReference`` is named before it.
     """
 
+    method_name = "+ private heads"
+
     def __init__(self, *, layers: list[str] | None = None) -> None:
         super().__init__(layers=["head"] if layers is None else layers)
 

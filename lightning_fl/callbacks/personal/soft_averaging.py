@@ -77,6 +77,7 @@ class SoftAveraging(Callback):
         TrainingError: the loss of a sample is not finite.
     """
 
+    method_name = "soft averaging"
     role = "collaboration"
     traits = ("soft_assignment",)
     #: What curves are logged under.

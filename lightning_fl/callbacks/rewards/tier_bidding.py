@@ -112,6 +112,7 @@ class TierBidding(Callback):
         TrainingError: nobody trains any tier.
     """
 
+    method_name = "PI-FL"
     role = "collaboration"
     traits = ("soft_assignment",)
 
