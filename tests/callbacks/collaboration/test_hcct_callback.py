@@ -48,7 +48,7 @@ def plain_hcct(rounds: int, appetite: float) -> tuple[list[torch.Tensor], list[l
 @pytest.mark.parametrize("appetite", [0.0, 0.13, 0.5, 13.0])
 def test_a_run_is_the_papers_algorithm(appetite):
     expected, history = plain_hcct(4, appetite)
-    hcct = HCCT(appetite=appetite)
+    hcct = HCCT(appetite=appetite, memory=0.0, hysteresis=0.0)
     run = trainer(hcct, rounds=4)
     module = TinyModule()
     run.fit(module, TwoKinds())
@@ -84,7 +84,7 @@ def test_with_a_large_appetite_it_is_fedavg():
 
 
 def test_between_partitions_the_groups_stay():
-    hcct, partitions = HCCT(appetite=0.8, every_n_rounds=3), []
+    hcct, partitions = HCCT(appetite=0.8, hysteresis=0.0, every_n_rounds=3), []
 
     class Watch(Callback):
         def on_round_end(self, run):
@@ -131,7 +131,7 @@ class Without(Callback):
 
 
 def test_who_took_no_part_keeps_its_model():
-    whole, without = (HCCT(appetite=0.8) for _ in range(2))
+    whole, without = (HCCT(appetite=0.8, hysteresis=0.0) for _ in range(2))
     first, second = trainer(whole, rounds=1), trainer(without, Without(2), rounds=2)
     for run in (first, second):
         run.fit(TinyModule(), TwoKinds())
