@@ -3,9 +3,7 @@
 import math
 from typing import Any
 
-import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
-from torchmetrics.functional.clustering import adjusted_rand_score
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.coalition_tracking import coalition_of
@@ -62,11 +60,11 @@ class GroupAgreement(Callback):
         """Compare the round's coalitions."""
         if self._known is None:
             return
-        names = sorted(set(self._known))
+        from sklearn.metrics import adjusted_rand_score  # type: ignore[import-untyped]  # takes seconds to import
+
         present = trainer.present_clients
-        found = torch.tensor([coalition_of(trainer, client) for client in present])
-        known = torch.tensor([names.index(self._known[client]) for client in present])
-        self.history.append(float(adjusted_rand_score(found, known)))
+        found = [coalition_of(trainer, client) for client in present]
+        self.history.append(float(adjusted_rand_score([self._known[client] for client in present], found)))
         trainer.log("coalitions/ari", self.history[-1])
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:

@@ -68,7 +68,8 @@ class HCCT(ClientClusters):
             2.9; above 3.41 even exactly opposed updates do. Groups of many are harder to bring together than two
             clients. A run says where it stands, and warns where what the clients learn hardly decides.
         memory: weight of a round against the next one in the mean of cosines, from 0 (the last round alone, as in the
-            paper) to 1 (all rounds alike). Every pair of clients has its own mean, over the rounds both took part in.
+            paper) to 1 (all rounds alike). Every pair of clients has its own mean, over the rounds with a partition
+            that both took part in.
         hysteresis: at least 0; the old partition stays unless a new one raises the utility by more than this, per
             client and so in units of a cosine. 0 takes the new one always, as the paper does. Newcomers join the old
             one before the two are compared.
@@ -158,15 +159,12 @@ class HCCT(ClientClusters):
         self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]
     ) -> dict[int, int] | None:
         """Partition those who took part, if that is due: their groups are new ones, or stay the old ones."""
-        due = trainer.current_round - self._partition_tried >= self.every_n_rounds
-        if not due and not self.memory:
+        if trainer.current_round - self._partition_tried < self.every_n_rounds:
             return None
         if self.layer == "auto" and self.compared_layer is None:
             self.compared_layer = self._choose_layer(trainer, weights, clients)
         gram = self.gram(trainer, weights, clients, self._spans(trainer))
         self._remember(gram, clients)
-        if not due:
-            return None
         self._partition_tried = trainer.current_round
         gram = self._over_rounds(gram, clients)
         samples = [trainer.num_samples[client] for client in clients]
@@ -221,11 +219,12 @@ class HCCT(ClientClusters):
             )
 
     def _over_rounds(self, gram: Tensor, clients: Sequence[int]) -> Tensor:
-        """The round's inner products with the mean of the cosines over rounds [n, n]."""
+        """The round's inner products with the mean of the cosines over rounds [n, n]; its own for pairs without one."""
         if not self.memory:
             return gram
         at = torch.meshgrid(torch.tensor(clients), torch.tensor(clients), indexing="ij")
-        return with_cosines(gram, self._cosines[at])
+        known = self._weights[at] > 0
+        return with_cosines(gram, torch.where(known, self._cosines[at], cosine_similarities(gram)))
 
     def _spans(self, trainer: TrainerSurface) -> list[Span]:
         """The entries that are compared."""
