@@ -174,7 +174,7 @@ class HCCT(ClientClusters):
             old = self._joined(gram, samples, old)
             kept = partition_utility(gram, samples, self.tradeoff, old, leave_one_out=self.leave_one_out)
             stays = partition.utility - kept <= self.hysteresis * len(clients)
-            trainer.log("hcct/kept", stays)
+            trainer.log("hcct/kept", int(stays))
             if stays:
                 trainer.log("hcct/utility", kept)
                 return dict(zip(clients, old, strict=True))
