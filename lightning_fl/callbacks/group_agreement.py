@@ -56,7 +56,7 @@ class GroupAgreement(Callback):
                 " each, in their order."
             )
 
-    def on_round_end(self, trainer: TrainerSurface) -> None:
+    def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Compare the round's coalitions."""
         if self._known is None:
             return

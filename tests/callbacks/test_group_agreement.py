@@ -1,5 +1,7 @@
 """Coalitions against known groups: values known beforehand, the mean over rounds, resumption, refusals."""
 
+import csv
+
 import pytest
 from sklearn.metrics import adjusted_rand_score
 from tiny import TinyModule
@@ -39,6 +41,13 @@ def test_every_round_is_compared_and_the_last_ones_averaged():
     assert found.history == pytest.approx(expected, abs=1e-6)
     assert summary(run)["adjusted_rand_index"] == pytest.approx(sum(expected[-4:]) / 4, abs=1e-6)
     assert summary(run)["rounds"] == 4
+
+
+def test_the_index_is_among_the_curves_of_the_run(tmp_path):
+    found, run = agreement(HCCT(appetite=0.3, memory=0.0, hysteresis=0.0), rounds=4, root=tmp_path, logger=True)
+    with open(f"{run.log_dir}/metrics.csv", newline="", encoding="utf-8") as file:
+        curve = [float(row["coalitions/ari"]) for row in csv.DictReader(file) if row["coalitions/ari"]]
+    assert curve == pytest.approx(found.history)
 
 
 def test_who_is_not_there_is_not_compared():
