@@ -4,7 +4,8 @@
 
 FedCollab: median time of ``solve_coalitions`` with 20 restarts, and its objective against the paper's algorithm 2
 (single moves from all alone) run 100 times, over random instances of four kinds. HCCT: the Gram matrix and the merging
-for 100 clients and a million parameters against one float32 product of that size; the arms alternate within a repeat,
+for 100 clients and a million parameters against one float32 product of that size, and beside it what the mean of
+cosines, hysteresis and leaving a client out of its group cost; the arms alternate within a repeat,
 and the medians of their times and of the ratios within a repeat are printed. One thread.
 """
 
@@ -23,10 +24,14 @@ from numpy.typing import NDArray
 
 from lightning_fl.functional import (
     coalition_objective,
+    cosine_similarities,
     gram_matrix,
     hierarchical_partition,
     partition_from_gram,
+    partition_utility,
+    remembered_cosines,
     solve_coalitions,
+    with_cosines,
 )
 
 KINDS = ("points in space", "unrelated", "blocks", "noisy blocks")
@@ -126,10 +131,19 @@ def hcct(repeats: int, num_clients: int = 100, num_parameters: int = 1_000_000) 
     updates = centres[torch.arange(num_clients) % 8].add_(torch.randn(num_clients, num_parameters, generator=draws))
     counts = [500] * num_clients
     gram = gram_matrix(updates)
+    cosines, labels = cosine_similarities(gram), hierarchical_partition(updates, counts, 15.0)
+    weight = torch.ones_like(cosines)
+
+    def averaged() -> float:
+        mean, _ = remembered_cosines(cosines, weight, cosine_similarities(gram), 1.0)
+        return partition_utility(with_cosines(gram, mean), counts, 15.0, labels)
+
     arms: dict[str, Callable[[], object]] = {
         "float32 product": lambda: updates @ updates.T,
         "HCCT: Gram and merging": lambda: hierarchical_partition(updates, counts, 15.0),
         "of which merging": lambda: partition_from_gram(gram, counts, 15.0),
+        "merging, each compared with the others": lambda: partition_from_gram(gram, counts, 60.0, leave_one_out=True),
+        "mean of cosines over rounds, old partition": averaged,
     }
     times: dict[str, list[float]] = {name: [] for name in arms}
     for repeat in range(repeats + 1):
@@ -138,7 +152,7 @@ def hcct(repeats: int, num_clients: int = 100, num_parameters: int = 1_000_000) 
             arm()
             if repeat:  # the first one warms up
                 times[name].append(clock() - start)
-    groups = max(hierarchical_partition(updates, counts, 15.0)) + 1
+    groups = max(labels) + 1
     print(f"\n### HCCT: {num_clients} clients x {num_parameters:,} parameters, {groups} groups found\n")
     print("| arm | ms | x product |\n|---|---|---|")
     for name, measured in times.items():

@@ -23,6 +23,7 @@ from lightning_fl.callbacks.figures.learning_curves import LearningCurves
 from lightning_fl.callbacks.figures.parity import ParityFigure
 from lightning_fl.callbacks.figures.sampling_weights import SamplingWeightsFigure
 from lightning_fl.callbacks.figures.tier import TierFigures
+from lightning_fl.callbacks.group_agreement import GroupAgreement
 from lightning_fl.callbacks.last_rounds import LastRounds
 from lightning_fl.callbacks.local_data.label_noise import LabelNoise
 from lightning_fl.callbacks.local_data.local_mixup import LocalMixup
@@ -75,6 +76,7 @@ __all__ = [
     "ForestReference",
     "GainFigure",
     "GraphFigure",
+    "GroupAgreement",
     "HonestBidding",
     "KMeans",
     "KNNPer",

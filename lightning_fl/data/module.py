@@ -93,6 +93,10 @@ class FederatedDataModule(LightningDataModule, ABC):
         """A short name for each client, for tables and pictures."""
         return default_names(self.num_clients)
 
+    def client_groups(self) -> list[str] | None:
+        """What each client is known to belong to, such as the domain of its images; ``None`` where that is unknown."""
+        return None
+
     def client_sizes(self) -> Sequence[int] | None:
         """Training samples per client where known without opening a silo, to balance the ranks; else ``None``."""
         return None

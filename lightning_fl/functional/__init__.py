@@ -15,15 +15,22 @@ from lightning_fl.functional.drflm import (
 )
 from lightning_fl.functional.fedcollab import coalition_objective, join_coalitions, solve_coalitions
 from lightning_fl.functional.fedsoft import contribution_weights, draw_contributors, floored_importance
-from lightning_fl.functional.gram import cosine_similarities, gram_matrix, join_most_similar, squared_distances
+from lightning_fl.functional.gram import (
+    cosine_similarities,
+    gram_matrix,
+    join_most_similar,
+    remembered_cosines,
+    squared_distances,
+    with_cosines,
+)
 from lightning_fl.functional.hcct import (
     Merge,
     Partition,
     hierarchical_partition,
     join_group,
     least_merged_cosine,
-    most_telling_layer,
     partition_from_gram,
+    partition_utility,
 )
 from lightning_fl.functional.ifca import perturbed
 from lightning_fl.functional.kmeans import kmeans_from_gram
@@ -58,6 +65,7 @@ from lightning_fl.functional.shapley import (
     shapley_first_order,
     shapley_permutations,
 )
+from lightning_fl.functional.telling_layer import most_telling_layer
 from lightning_fl.functional.tokens import (
     UNITS_PER_TOKEN,
     Transaction,
@@ -111,6 +119,7 @@ __all__ = [
     "most_telling_layer",
     "optimal_bipartition",
     "partition_from_gram",
+    "partition_utility",
     "perturbed",
     "placed_rows",
     "platt_sums",
@@ -119,6 +128,7 @@ __all__ = [
     "project_simplex",
     "pull_terms",
     "reimbursement_share",
+    "remembered_cosines",
     "reward_ranks",
     "sample_dirichlet",
     "sample_gamma",
@@ -137,4 +147,5 @@ __all__ = [
     "thresholded_cosines",
     "to_units",
     "update_norms",
+    "with_cosines",
 ]

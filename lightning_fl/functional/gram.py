@@ -27,7 +27,9 @@ __all__ = [
     "gram_matrix",
     "inverse_roots",
     "join_most_similar",
+    "remembered_cosines",
     "squared_distances",
+    "with_cosines",
 ]
 
 _Array = npt.NDArray[np.float64]
@@ -153,6 +155,55 @@ def cosine_similarities(gram: Tensor) -> Tensor:
     similarities = np.clip(inner * scale[:, None] * scale, -1, 1)
     np.fill_diagonal(similarities, 1)
     return torch.from_numpy((similarities + similarities.T) / 2)
+
+
+def remembered_cosines(mean: Tensor, weight: Tensor, cosines: Tensor, memory: float) -> tuple[Tensor, Tensor]:
+    """Take one more round into the mean of cosines over rounds: C̄ ← (β w C̄ + C) / (β w + 1), w ← β w + 1.
+
+    A round's weight is memory to the power of its age, so that the weights of a pair's rounds are β^0, β^1, ...: with
+    β = 0 the last round alone counts, with β = 1 all do alike. Ages are counted in the rounds that are taken in.
+
+    Args:
+        mean: C̄, float64, any shape; not read where ``weight`` is 0.
+        weight: w >= 0, the sum of the weights so far, the same shape; 0 before the first round.
+        cosines: C of this round, the same shape.
+        memory: β from 0 to 1.
+
+    Returns:
+        The new C̄ and w.
+
+    Raises:
+        ConfigurationError: shapes differ, or ``memory`` is out of range.
+    """
+    if not mean.shape == weight.shape == cosines.shape or not 0 <= memory <= 1:
+        raise ConfigurationError(
+            f"a mean {list(mean.shape)}, weights {list(weight.shape)}, cosines {list(cosines.shape)} and"
+            f" memory={memory}: give one shape, and a memory from 0 to 1."
+        )
+    before = memory * weight
+    return (torch.where(before > 0, before * mean, 0) + cosines) / (before + 1), before + 1
+
+
+def with_cosines(gram: Tensor, cosines: Tensor) -> Tensor:
+    """The Gram matrix of updates of the same lengths with other cosines: ‖g_n‖ C_nj ‖g_j‖.
+
+    Args:
+        gram: G = g gᵀ, shape [N, N].
+        cosines: C, shape [N, N]; its diagonal is not read.
+
+    Returns:
+        float64, shape [N, N], with the diagonal of G.
+
+    Raises:
+        ConfigurationError: a matrix is not square, G is not one of inner products, or shapes differ.
+    """
+    inner = check_gram(gram)
+    if cosines.shape != gram.shape:
+        raise ConfigurationError(f"cosines of shape {list(cosines.shape)} for a Gram matrix {list(gram.shape)}.")
+    norms = np.sqrt(inner.diagonal())
+    changed = cosines.detach().to("cpu", torch.float64).numpy() * norms[:, None] * norms
+    np.fill_diagonal(changed, inner.diagonal())
+    return torch.from_numpy(changed)
 
 
 def join_most_similar(gram: Tensor, num_samples: Sequence[int] | Tensor, labels: Sequence[int]) -> list[int]:

@@ -11,28 +11,31 @@ Learning", IEEE Transactions on Mobile Computing 2024, https://arxiv.org/abs/240
 | λ >= 0, appetite for data | ``tradeoff`` | number, in sqrt(samples) |
 | g_k = Σ_{n in k} (m_n / m_k) g_n, update of group k | never formed | [P] |
 | s(g_n, g_k), cosine similarity | from ``gram`` = g gᵀ | [N, N] |
-| u_n(k) = U_0 − λ / √m_k + s(g_n, g_k), utility of client n in group k | summed in ``utility`` | number |
+| u_n(k) = U_0 − λ / √m_k + s(g_n, g_k), utility of client n in group k | :func:`partition_utility` sums it | number |
 
 Every cosine follows from the Gram matrix, since ⟨g_n, g_k⟩ = Σ_j (m_j / m_k) G_nj and ‖g_k‖² is a weighted sum of
 entries of G. One product of cost N² P a round is all that depends on P; the merging after it costs O(N²) memory and
-O(N³) time and gives the partition of the paper's algorithm exactly, where HCCT-E (:func:`most_telling_layer`)
+O(N³) time and gives the partition of the paper's algorithm exactly, where HCCT-E
+(:func:`~lightning_fl.functional.most_telling_layer`)
 approximates it.
 
 Differs from the paper: U_0 is 0, as it cancels in every comparison. The cosine with a zero vector is 0 (the paper
-leaves it undefined); a client alone has s = 1 even if its update is zero.
+leaves it undefined); a client alone has s = 1 even if its update is zero. Not in the paper: ``leave_one_out`` takes
+s(g_n, g_{k∖n}) instead, the cosine with the update of the group's other clients. g_k contains g_n, so that s(g_n, g_k)
+is at least about 1/√|k| though nothing is shared; without its own part a client is compared with others only. A client
+alone has no others and keeps s = 1.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.functional.gram import check_counts, check_gram, float64_columns, gram_matrix, inverse_roots
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.functional.gram import check_counts, check_gram, gram_matrix, inverse_roots
 
 __all__ = [
     "Merge",
@@ -40,8 +43,8 @@ __all__ = [
     "hierarchical_partition",
     "join_group",
     "least_merged_cosine",
-    "most_telling_layer",
     "partition_from_gram",
+    "partition_utility",
 ]
 
 _Array = npt.NDArray[np.float64]
@@ -72,13 +75,16 @@ class Partition(NamedTuple):
     """Total utility of the partition with U_0 = 0."""
 
 
-def hierarchical_partition(updates: Tensor, num_samples: Sequence[int] | Tensor, tradeoff: float) -> list[int]:
+def hierarchical_partition(
+    updates: Tensor, num_samples: Sequence[int] | Tensor, tradeoff: float, *, leave_one_out: bool = False
+) -> list[int]:
     """HCCT's partition of the clients (algorithm 2); see :func:`partition_from_gram`.
 
     Args:
         updates: g, floating, shape [N, P].
         num_samples: m, positive, length N.
         tradeoff: λ >= 0.
+        leave_one_out: compare a client with the others of its group only.
 
     Returns:
         Group of each client, labels 0..K-1 in order of first appearance.
@@ -91,10 +97,12 @@ def hierarchical_partition(updates: Tensor, num_samples: Sequence[int] | Tensor,
         >>> hierarchical_partition(torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.1]]), [50, 50, 50], tradeoff=1.0)
         [0, 1, 0]
     """
-    return partition_from_gram(gram_matrix(updates), num_samples, tradeoff).labels
+    return partition_from_gram(gram_matrix(updates), num_samples, tradeoff, leave_one_out=leave_one_out).labels
 
 
-def partition_from_gram(gram: Tensor, num_samples: Sequence[int] | Tensor, tradeoff: float) -> Partition:
+def partition_from_gram(
+    gram: Tensor, num_samples: Sequence[int] | Tensor, tradeoff: float, *, leave_one_out: bool = False
+) -> Partition:
     """Merge the two groups with the largest gain in utility until no merge gains.
 
     Starts with every client alone. Of equal gains the pair with the smallest clients is merged, where a group is
@@ -104,6 +112,7 @@ def partition_from_gram(gram: Tensor, num_samples: Sequence[int] | Tensor, trade
         gram: G = g gᵀ, shape [N, N]; see :func:`lightning_fl.functional.gram_matrix`.
         num_samples: m, positive, length N.
         tradeoff: λ >= 0; 0 leaves clients with distinct directions alone, a large value brings all together.
+        leave_one_out: compare a client with the others of its group only.
 
     Returns:
         Labels, merges and the total utility.
@@ -115,6 +124,7 @@ def partition_from_gram(gram: Tensor, num_samples: Sequence[int] | Tensor, trade
     cosines = _weighted_cosines(inner, samples)
     inner = inner * samples[:, None] * samples
     scales = inner.diagonal().copy()
+    own, reach, place = inner.diagonal().copy(), inner.copy(), np.arange(len(samples))
     # Groups are kept in the order of their smallest client, so that the first of equal gains is the one to take.
     members: list[tuple[int, ...]] = [(client,) for client in range(len(samples))]
     counts = np.ones(len(samples))
@@ -122,7 +132,12 @@ def partition_from_gram(gram: Tensor, num_samples: Sequence[int] | Tensor, trade
     slack = _slack(samples, tradeoff)
     merges: list[Merge] = []
     while len(members) > 1:
-        merged = _merged_utilities(counts, samples, cosines, inner, scales, tradeoff)
+        if leave_one_out:
+            similarity = _others_similarity(reach, inner, own, scales, place)
+        else:
+            similarity = _similarity(counts, cosines, inner, scales)
+        sizes = counts[:, None] + counts
+        merged = similarity - tradeoff * sizes / np.sqrt(samples[:, None] + samples)
         gains = np.where(np.tri(len(members), dtype=bool), -np.inf, merged - utilities[:, None] - utilities)
         best = gains.max()
         if best <= slack:
@@ -134,21 +149,55 @@ def partition_from_gram(gram: Tensor, num_samples: Sequence[int] | Tensor, trade
         utilities = np.delete(utilities, second)
         counts, samples, scales = (_absorb(sums, first, second) for sums in (counts, samples, scales))
         cosines, inner = (_absorb(_absorb(sums, first, second).T, first, second).T for sums in (cosines, inner))
-    labels = [0] * gram.shape[0]
-    for label, group in enumerate(members):
-        for client in group:
-            labels[client] = label
-    return Partition(labels, merges, float(utilities.sum()))
+        reach = _absorb(reach.T, first, second).T
+        place = np.where(place == second, first, place - (place > second))
+    return Partition(place.tolist(), merges, float(utilities.sum()))
 
 
-def least_merged_cosine(appetite: float) -> float:
+def partition_utility(
+    gram: Tensor,
+    num_samples: Sequence[int] | Tensor,
+    tradeoff: float,
+    labels: Sequence[int],
+    *,
+    leave_one_out: bool = False,
+) -> float:
+    """Σ_n u_n(k(n)) of a given partition, with U_0 = 0.
+
+    Args:
+        gram: G = g gᵀ, shape [N, N].
+        num_samples: m, positive, length N.
+        tradeoff: λ >= 0.
+        labels: group of each client, any numbers, length N.
+        leave_one_out: compare a client with the others of its group only.
+
+    Raises:
+        ConfigurationError: if a shape does not fit or an argument is out of range.
+    """
+    inner, samples = _check(gram, num_samples, tradeoff)
+    if len(labels) != len(samples):
+        raise ConfigurationError(f"{len(labels)} labels for a Gram matrix of {len(samples)} clients: give one each.")
+    place = np.unique(np.asarray(labels), return_inverse=True)[1].reshape(-1)
+    member = np.equal.outer(np.arange(place.max() + 1), place).astype(float)
+    inner = inner * samples[:, None] * samples
+    own, reach = inner.diagonal().copy(), inner @ member.T
+    mine, squared = reach[np.arange(len(place)), place], (member @ reach).diagonal()[place]
+    scales = (member @ own)[place]
+    if leave_one_out:
+        mine, squared = mine - own, squared - 2 * mine + own
+    similarity = np.where(member.sum(1)[place] > 1, _cosines(mine, own, squared, scales), 1)
+    return float((similarity - tradeoff / np.sqrt(member @ samples)[place]).sum())
+
+
+def least_merged_cosine(appetite: float, *, leave_one_out: bool = False) -> float:
     """Cosine above which two clients of equal weight and equal length of update come together.
 
-    With c = λ / √m and cosine ρ both have s = √((1 + ρ) / 2) together and 1 alone, so that they merge if
-    1 − s < c (1 − 1/√2). From c = 3.414 on they do whatever ρ is.
+    With c = λ / √m and cosine ρ both have s = √((1 + ρ) / 2) together, or s = ρ where each is compared with the other
+    only, and 1 alone, so that they merge if 1 − s < c (1 − 1/√2). From c = 3.414 on, or 6.828, they do whatever ρ is.
 
     Args:
         appetite: c >= 0.
+        leave_one_out: compare a client with the others of its group only.
 
     Returns:
         ρ from -1 (even exactly opposed updates merge) to 1 (none do).
@@ -158,11 +207,18 @@ def least_merged_cosine(appetite: float) -> float:
     """
     if not 0 <= appetite < math.inf:
         raise ConfigurationError(f"appetite={appetite}: give a finite number of at least 0.")
-    return 2 * max(0.0, 1 - appetite * (1 - math.sqrt(0.5))) ** 2 - 1
+    least = 1 - appetite * (1 - math.sqrt(0.5))
+    return max(-1.0, least) if leave_one_out else 2 * max(0.0, least) ** 2 - 1
 
 
 def join_group(
-    gram: Tensor, num_samples: Sequence[int] | Tensor, tradeoff: float, labels: Sequence[int], newcomer: int
+    gram: Tensor,
+    num_samples: Sequence[int] | Tensor,
+    tradeoff: float,
+    labels: Sequence[int],
+    newcomer: int,
+    *,
+    leave_one_out: bool = False,
 ) -> list[int]:
     """Put a new client where the total utility gains most; nobody else moves.
 
@@ -172,6 +228,7 @@ def join_group(
         tradeoff: λ >= 0.
         labels: groups of the clients, length N; the newcomer's own entry is not read.
         newcomer: index of the new client.
+        leave_one_out: compare a client with the others of its group only.
 
     Returns:
         Labels of all clients, length N: the others keep theirs; the newcomer gets the label of the group with the
@@ -180,87 +237,31 @@ def join_group(
     Raises:
         ConfigurationError: if a shape does not fit or an argument is out of range.
     """
-    inner, samples = _check(gram, num_samples, tradeoff)
+    _, samples = _check(gram, num_samples, tradeoff)
     if len(labels) != len(samples) or not 0 <= newcomer < len(samples):
         raise ConfigurationError(
             f"{len(labels)} labels and newcomer={newcomer} for a Gram matrix of {len(samples)} clients: give one label"
             f" per client (the newcomer's is not read) and a newcomer from 0 to {len(samples) - 1}."
         )
     used = sorted({labels[client] for client in range(len(samples)) if client != newcomer})
-    member = np.array([[label == other for label in labels] for other in used] + [[False] * len(labels)], dtype=float)
-    member[:, newcomer] = 0
-    member[-1, newcomer] = 1
-    cosines = member @ _weighted_cosines(inner, samples) @ member.T
-    inner = inner * samples[:, None] * samples
-    counts, masses, scales = member.sum(1), member @ samples, member @ inner.diagonal()
-    inner = member @ inner @ member.T
-    similarity = np.where(counts > 1, _cosine_sum(cosines.diagonal(), inner.diagonal(), scales, counts), 1)
-    utilities = similarity - tradeoff * counts / np.sqrt(masses)
-    merged = _merged_utilities(counts, masses, cosines, inner, scales, tradeoff)
-    gains = merged[-1, :-1] - utilities[:-1] - utilities[-1]
+    found = list(labels)
+    found[newcomer] = max(used, default=-1) + 1
+    # Of what the newcomer could join only its group changes: that is what is compared.
+    gains = []
+    for label in used:
+        rows = [client for client in range(len(samples)) if client == newcomer or labels[client] == label]
+        part, counts = gram[rows][:, rows], samples[rows].tolist()
+        apart = [int(client == newcomer) for client in rows]
+        together, without = (
+            partition_utility(part, counts, tradeoff, groups, leave_one_out=leave_one_out)
+            for groups in ([0] * len(rows), apart)
+        )
+        gains.append(together - without)
     slack = _slack(samples, tradeoff)
-    if gains.max(initial=0) > slack:
-        chosen = used[int((gains >= gains.max() - slack).argmax())]
-    else:
-        chosen = max(used, default=-1) + 1
-    joined = list(labels)
-    joined[newcomer] = chosen
-    return joined
-
-
-def most_telling_layer(
-    updates_by_layer: Mapping[str, Tensor], num_samples: Sequence[int] | Tensor | None = None
-) -> str:
-    """HCCT-E's layer (equation 19): the one with the largest relative variance Σ_n ‖g_n − ḡ‖² / ‖ḡ‖².
-
-    A layer in which all updates are equal has 0, also where they are all zero; a layer whose updates differ but
-    cancel in the mean has infinite relative variance. Of equal layers the first is taken.
-
-    Args:
-        updates_by_layer: update of every client in each layer, floating, shape [N, P_l].
-        num_samples: with counts m (positive, length N) ḡ is the mean weighted by them, the update that FedAvg would
-            make; without, the plain mean over clients. The sum over clients is unweighted in both cases.
-
-    Returns:
-        Name of the layer.
-
-    Raises:
-        ConfigurationError: if there is no layer, a layer is not a floating matrix, layers differ in their number of
-            clients, or ``num_samples`` does not fit.
-        DataError: if an update has an entry that is not finite.
-    """
-    if not updates_by_layer:
-        raise ConfigurationError("updates_by_layer is empty: give at least one layer [N, P_l].")
-    num_clients = next(iter(updates_by_layer.values())).shape[:1]
-    scores: dict[str, float] = {}
-    for name, updates in updates_by_layer.items():
-        if updates.shape[:1] != num_clients:
-            raise ConfigurationError(
-                f"layer {name!r} has shape {list(updates.shape)}, but the first layer has {list(num_clients)} rows:"
-                " give one row per client in every layer."
-            )
-        shares = torch.ones(updates.shape[:1], dtype=torch.float64)
-        if num_samples is not None:
-            shares = torch.from_numpy(check_counts(num_samples, len(updates)))
-        shares = (shares / shares.sum()).to(updates.device)
-        deviation = total = torch.zeros((), dtype=torch.float64, device=updates.device)
-        for columns in float64_columns(updates):
-            mean = shares @ columns
-            total = total + mean.square().sum()
-            deviation = deviation + (columns - mean).square_().sum()
-        if not torch.isfinite(deviation):
-            raise DataError(
-                f"layer {name!r} has an update that is not finite: drop the client from the round or lower its"
-                " learning rate."
-            )
-        scores[name] = _ratio(float(deviation), float(total))
-    return max(scores, key=scores.__getitem__)
-
-
-def _ratio(deviation: float, total: float) -> float:
-    if deviation == 0:
-        return 0.0
-    return deviation / total if total > 0 else math.inf
+    best = max(gains, default=0.0)
+    if best > slack:
+        found[newcomer] = next(label for label, gain in zip(used, gains, strict=True) if gain >= best - slack)
+    return found
 
 
 def _check(gram: Tensor, num_samples: Sequence[int] | Tensor, tradeoff: float) -> tuple[_Array, _Array]:
@@ -289,17 +290,44 @@ def _cosine_sum(directional: _Array, squared_norm: _Array, scale: _Array, counts
     return np.where(nonzero, np.clip(cosines, -counts, counts), 0)
 
 
-def _merged_utilities(
-    counts: _Array, samples: _Array, cosines: _Array, inner: _Array, scales: _Array, tradeoff: float
-) -> _Array:
-    """U(a ∪ b) for all pairs of groups, shape [K, K]; the diagonal means nothing."""
+def _similarity(counts: _Array, cosines: _Array, inner: _Array, scales: _Array) -> _Array:
+    """Σ_n s(g_n, g_{a ∪ b}) over the members of both, for all pairs of groups, [K, K]; the diagonal means nothing."""
     sizes = counts[:, None] + counts
     own = inner.diagonal()
     squared_norm = own[:, None] + own + 2 * inner
     alone = cosines.diagonal()
     directional = alone[:, None] + alone + cosines + cosines.T
-    similarity = _cosine_sum(directional, squared_norm, scales[:, None] + scales, sizes)
-    return similarity - tradeoff * sizes / np.sqrt(samples[:, None] + samples)
+    return _cosine_sum(directional, squared_norm, scales[:, None] + scales, sizes)
+
+
+def _others_similarity(
+    reach: _Array, inner: _Array, own: _Array, scales: _Array, place: npt.NDArray[np.intp]
+) -> _Array:
+    """The same with the cosines of clients with the others of both groups.
+
+    Args:
+        reach: ⟨m_n g_n, Σ_{j in b} m_j g_j⟩, shape [N, K].
+        inner: ⟨Σ_a m_i g_i, Σ_b m_j g_j⟩, shape [K, K].
+        own: ‖m_n g_n‖², shape [N].
+        scales: Σ_{j in b} ‖m_j g_j‖², shape [K].
+        place: a client's group, shape [N].
+    """
+    squares = inner.diagonal()
+    home = reach[np.arange(len(place)), place]
+    # A client's own part is taken out of the inner product, and by ‖x − y‖² = ‖x‖² − 2⟨x, y⟩ + ‖y‖² out of the norm.
+    mine = home[:, None] + reach - own[:, None]
+    squared = squares[place][:, None] + squares + 2 * inner[place] - 2 * (home[:, None] + reach) + own[:, None]
+    cosines = _cosines(mine, own[:, None], squared, scales[place][:, None] + scales)
+    half: _Array = np.zeros_like(inner)
+    np.add.at(half, place, cosines)
+    return half + half.T
+
+
+def _cosines(mine: _Array, own: _Array, squared: _Array, scale: _Array) -> _Array:
+    """⟨x, y⟩ / ‖x‖ ‖y‖: 0 where x is zero, or y next to the parts that it is a sum or a difference of (``scale``)."""
+    nonzero = (own > 0) & (squared > _ROUNDING * scale)
+    norms = np.sqrt(np.where(nonzero, own, 1)) * np.sqrt(np.where(nonzero, squared, 1))
+    return np.where(nonzero, np.clip(mine / norms, -1, 1), 0)
 
 
 def _absorb(values: _Array, first: int, second: int) -> _Array:

@@ -44,8 +44,8 @@ __all__ = [
 ]
 
 #: What a run has of a metric over its clients: ``mean``, ``worst``, ``best`` and ``std`` of the metric itself;
-#: ``gain`` (mean), ``rsd``, ``ipr`` and ``harmed`` of the gains over local training.
-STATISTICS = ("mean", "worst", "best", "std", "last_mean", "last_worst", "gain", "rsd", "ipr", "harmed")
+#: ``gain`` (mean), ``rsd``, ``ipr`` and ``harmed`` of the gains over local training; ``ari`` of its coalitions.
+STATISTICS = ("mean", "worst", "best", "std", "last_mean", "last_worst", "gain", "rsd", "ipr", "harmed", "ari")
 #: Of these, shares of clients.
 SHARES = ("ipr", "harmed")
 #: A name of an arm, an axis or a value of an axis.

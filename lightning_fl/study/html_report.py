@@ -43,6 +43,7 @@ _STATISTICS = {
     "rsd": "the standard deviation of these gains over clients",
     "ipr": "the share of clients that gain over local training",
     "harmed": "the share of clients that lose against local training",
+    "ari": "the adjusted Rand index of the coalitions against the clients' known groups (GroupAgreement)",
 }
 
 

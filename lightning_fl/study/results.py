@@ -88,6 +88,7 @@ class CellResult:
             values |= {name: getattr(found, name) for name in ("mean", "worst", "best", "std")}
             last = run.summary.get("last_rounds", {}).get(cell.split, {}).get(metric, {})
             values |= {name: _number(last.get(part)) for name, part in _LAST.items()}
+            values["ari"] = _number(run.summary.get("group_agreement", {}).get("adjusted_rand_index"))
             gains = run.summary.get("gains_over_local_training", {}).get(cell.split, {}).get(metric, {})
             values |= {name: _number(gains.get(part)) for name, part in _GAINS.items()}
         return cls(

@@ -228,7 +228,7 @@ def _value_label(results: StudyResults, statistic: str) -> str:
     direction = {True: "higher is better", False: "lower is better", None: ""}[results.higher_is_better]
     if statistic in ("std", "rsd"):
         direction = ""
-    if statistic in ("gain", "ipr"):
+    if statistic in ("gain", "ipr", "ari"):
         direction = "higher is better"
     if statistic == "harmed":
         direction = "lower is better"

@@ -44,7 +44,9 @@ _PERCENT = ("ipr", "harmed")
 #: Numbers of more places before the point are written with an exponent.
 _MOST_PLACES = 7
 #: Whether more is better, where that does not depend on the metric. Times of different machines do not compare.
-DIRECTIONS = {"std": False, "gain": True, "ipr": True, "rsd": False, "harmed": False} | dict.fromkeys(_MEGABYTES, False)
+DIRECTIONS = {"std": False, "gain": True, "ipr": True, "rsd": False, "harmed": False, "ari": True} | dict.fromkeys(
+    _MEGABYTES, False
+)
 
 
 @dataclass(frozen=True)

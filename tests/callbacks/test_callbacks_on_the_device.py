@@ -37,6 +37,7 @@ SETTINGS: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "FineTuning": (lambda: {"steps": 2}, ()),
     "GainFigure": (dict, ("LocalReference",)),
     "GraphFigure": (dict, ("CollaborationGraph",)),
+    "GroupAgreement": (lambda: {"groups": None}, ()),
     "HCCT": (lambda: {"appetite": 0.5}, ()),
     "IFCA": (lambda: {"num_clusters": 2, "initial_noise": 0.1}, ()),
     "KMeans": (lambda: {"num_clusters": 2}, ()),

@@ -26,11 +26,10 @@ def trainer(*callbacks, rounds=3, root=None, **settings):
         callbacks=list(callbacks),
         max_rounds=rounds,
         local_epochs=1,
-        logger=False,
         enable_progress_bar=False,
         seed=3,
         default_root_dir=root,
-        **{"enable_checkpointing": False, **settings},
+        **{"enable_checkpointing": False, "logger": False, **settings},
     )
 
 

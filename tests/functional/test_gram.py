@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.functional import cosine_similarities, gram_matrix, join_most_similar, squared_distances
+from lightning_fl.functional import (
+    cosine_similarities,
+    gram_matrix,
+    join_most_similar,
+    remembered_cosines,
+    squared_distances,
+    with_cosines,
+)
 
 
 def points(count: int, seed: int, width: int = 5) -> torch.Tensor:
@@ -126,3 +133,34 @@ def test_wrong_shapes_and_values_are_named():
         squared_distances([])
     with pytest.raises(DataError, match="the distance from a centre is not finite"):
         squared_distances([(torch.tensor([math.nan]), torch.zeros(2, 1))])
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.3, 0.9, 1.0])
+def test_remembered_cosines_are_the_weighted_mean_of_the_rounds(memory):
+    rounds = [cosine_similarities(gram_matrix(points(4, seed))) for seed in range(6)]
+    mean, weight = torch.full((4, 4), math.nan, dtype=torch.float64), torch.zeros(4, 4, dtype=torch.float64)
+    for number, cosines in enumerate(rounds, 1):
+        mean, weight = remembered_cosines(mean, weight, cosines, memory)
+        shares = [memory**age for age in reversed(range(number))]
+        expected = sum(share * c for share, c in zip(shares, rounds, strict=False)) / sum(shares)
+        torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(weight, torch.full_like(weight, sum(shares)), rtol=1e-12, atol=0)
+    if not memory:
+        assert torch.equal(mean, rounds[-1])
+
+
+def test_a_mean_of_cosines_refuses():
+    with pytest.raises(ConfigurationError, match=r"a mean \[2, 2\], weights \[2, 2\], cosines \[3, 3\]"):
+        remembered_cosines(torch.eye(2), torch.zeros(2, 2), torch.eye(3), 0.5)
+    with pytest.raises(ConfigurationError, match=r"memory=1\.5: give one shape, and a memory from 0 to 1"):
+        remembered_cosines(torch.eye(2), torch.zeros(2, 2), torch.eye(2), 1.5)
+
+
+def test_other_cosines_keep_the_lengths():
+    gram, other = gram_matrix(points(5, 3)), gram_matrix(points(5, 8))
+    torch.testing.assert_close(with_cosines(gram, cosine_similarities(gram)), gram, rtol=1e-12, atol=1e-12)
+    changed = with_cosines(gram, cosine_similarities(other))
+    assert torch.equal(changed.diagonal(), gram.diagonal())
+    torch.testing.assert_close(cosine_similarities(changed), cosine_similarities(other), rtol=1e-12, atol=1e-12)
+    with pytest.raises(ConfigurationError, match=r"cosines of shape \[2, 2\] for a Gram matrix \[5, 5\]"):
+        with_cosines(gram, torch.eye(2))

@@ -15,29 +15,33 @@ from lightning_fl.functional import (
     least_merged_cosine,
     most_telling_layer,
     partition_from_gram,
+    partition_utility,
 )
 
 
-def _utility(group, updates, counts, tradeoff):
+def _utility(group, updates, counts, tradeoff, leave_one_out=False):
     """U of a group from the vectors themselves (equations 8, 9, 13, 14), U_0 = 0."""
     mass = sum(counts[n] for n in group)
     mean = sum(counts[n] / mass * updates[n] for n in group)
     total = 0.0
     for n in group:
+        if leave_one_out and len(group) > 1:
+            mean = sum(counts[other] * updates[other] for other in group if other != n)
         norms = np.linalg.norm(updates[n]) * np.linalg.norm(mean)
         cosine = 1.0 if len(group) == 1 else updates[n] @ mean / norms if norms > 0 else 0.0
         total += cosine - tradeoff / math.sqrt(mass)
     return total
 
 
-def _algorithm_2(updates, counts, tradeoff):
+def _algorithm_2(updates, counts, tradeoff, leave_one_out=False):
     """The merges as the paper makes them: every pair's gain from scratch, the largest first, until none is above 0."""
     groups = [(n,) for n in range(len(updates))]
     merges = []
     while len(groups) > 1:
         best = 1e-9, None
         for a, b in itertools.combinations(range(len(groups)), 2):
-            value = [_utility(g, updates, counts, tradeoff) for g in (groups[a] + groups[b], groups[a], groups[b])]
+            parts = (groups[a] + groups[b], groups[a], groups[b])
+            value = [_utility(g, updates, counts, tradeoff, leave_one_out) for g in parts]
             gain = value[0] - value[1] - value[2]
             if gain > best[0] + 1e-9 * (best[1] is not None):
                 best = gain, (a, b)
@@ -70,18 +74,78 @@ def _case(seed, num_clients, num_parameters):
     st.integers(1, 12),
     st.sampled_from([1, 2, 3, 10, 200]),
     st.sampled_from([0.0, 0.1, 1.0, 3.0, 10.0, 30.0, 300.0]),
+    st.booleans(),
 )
-@settings(max_examples=120, deadline=None)
-def test_the_gram_form_makes_the_merges_of_algorithm_2(seed, num_clients, num_parameters, tradeoff):
+@settings(max_examples=160, deadline=None)
+def test_the_gram_form_makes_the_merges_of_algorithm_2(seed, num_clients, num_parameters, tradeoff, leave_one_out):
     updates, counts = _case(seed, num_clients, num_parameters)
-    groups, merges = _algorithm_2(updates, counts, tradeoff)
-    partition = partition_from_gram(gram_matrix(torch.from_numpy(updates)), counts, tradeoff)
+    groups, merges = _algorithm_2(updates, counts, tradeoff, leave_one_out)
+    gram = gram_matrix(torch.from_numpy(updates))
+    partition = partition_from_gram(gram, counts, tradeoff, leave_one_out=leave_one_out)
     assert [merge[:2] for merge in partition.merges] == [merge[:2] for merge in merges]
     np.testing.assert_allclose([m.gain for m in partition.merges], [m[2] for m in merges], rtol=1e-6, atol=1e-9)
     assert partition.labels == _labels(groups)
-    assert partition.labels == hierarchical_partition(torch.from_numpy(updates), counts, tradeoff)
-    utility = sum(_utility(group, updates, counts, tradeoff) for group in groups)
+    vectors = torch.from_numpy(updates)
+    assert partition.labels == hierarchical_partition(vectors, counts, tradeoff, leave_one_out=leave_one_out)
+    utility = sum(_utility(group, updates, counts, tradeoff, leave_one_out) for group in groups)
     assert partition.utility == pytest.approx(utility, rel=1e-9, abs=1e-9)
+
+
+@given(st.integers(0, 100_000), st.integers(1, 9), st.floats(0, 40), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_the_utility_of_any_partition(seed, num_clients, tradeoff, leave_one_out):
+    """From the vectors; scaling all updates, renaming groups or another order of the clients changes nothing."""
+    updates, counts = _case(seed, num_clients, 6)
+    labels = np.random.default_rng(seed).integers(-3, 3, size=num_clients)
+    groups = [tuple(np.flatnonzero(labels == label)) for label in set(labels)]
+    expected = sum(_utility(group, updates, counts, tradeoff, leave_one_out) for group in groups)
+    order = np.random.default_rng(seed).permutation(num_clients)
+    for scale, names, rows in ((1.0, labels, np.arange(num_clients)), (1e-3, 10 * labels, order)):
+        gram = gram_matrix(torch.from_numpy(scale * updates[rows]))
+        found = partition_utility(
+            gram, [counts[n] for n in rows], tradeoff, names[rows].tolist(), leave_one_out=leave_one_out
+        )
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_without_its_own_part_a_client_is_compared_with_the_others():
+    """Alone s = 1; of two s is their cosine: equal ones have 1, orthogonal ones 0."""
+    updates = torch.tensor([[2.0, 0.0], [5.0, 0.0], [0.0, 3.0]], dtype=torch.float64)
+    gram = gram_matrix(updates)
+
+    def similarity(labels, counts=(4, 4, 4)):
+        return partition_utility(gram, counts, 0.0, labels, leave_one_out=True)
+
+    assert similarity([0, 1, 2]) == pytest.approx(3)
+    assert similarity([0, 0, 1]) == pytest.approx(3)
+    assert similarity([0, 1, 0]) == pytest.approx(1)
+    # Together: (1, 0) with (5, 3), (1, 0) with (2, 3), (0, 1) with (7, 0).
+    assert similarity([0, 0, 0]) == pytest.approx(5 / math.hypot(5, 3) + 2 / math.hypot(2, 3))
+    # Counts weigh the others: (1, 0) with 10 (5, 0) + (0, 3), and so on.
+    assert similarity([0, 0, 0], (1, 10, 1)) == pytest.approx(50 / math.hypot(50, 3) + 2 / math.hypot(2, 3))
+    # A zero update, and others that cancel, have no direction.
+    cancelling = gram_matrix(torch.tensor([[0.0, 0.0], [1.0, 0.1], [-1.0, -0.1]], dtype=torch.float64))
+    assert partition_utility(cancelling, [1, 1, 1], 0.0, [0, 0, 0], leave_one_out=True) == pytest.approx(-2)
+    assert partition_utility(cancelling, [1, 1, 1], 0.0, [0, 0, 1], leave_one_out=True) == pytest.approx(1)
+
+
+def test_noise_resembles_a_group_only_with_its_own_part_in_it():
+    """Of N orthogonal updates every one has the cosine 1/√N with their mean, and 0 with the mean of the others."""
+    for number in (2, 5, 40):
+        gram, counts, together = torch.eye(number), [10] * number, [0] * number
+        assert partition_utility(gram, counts, 0.0, together) == pytest.approx(math.sqrt(number))
+        assert partition_utility(gram, counts, 0.0, together, leave_one_out=True) == 0
+
+
+@pytest.mark.parametrize("leave_one_out", [False, True])
+def test_the_least_merged_cosine_is_where_two_merge(leave_one_out):
+    for appetite in (0.3, 0.8, 2.0, 3.0):
+        least = least_merged_cosine(appetite, leave_one_out=leave_one_out)
+        for cosine, merges in ((least - 1e-6, False), (least + 1e-6, True)):
+            gram = torch.tensor([[1.0, cosine], [cosine, 1.0]], dtype=torch.float64)
+            found = partition_from_gram(gram, [25, 25], 5 * appetite, leave_one_out=leave_one_out)
+            assert (found.labels == [0, 0]) == merges
+    assert least_merged_cosine(100.0, leave_one_out=leave_one_out) == -1
 
 
 @given(st.integers(0, 100_000), st.integers(1, 20), st.floats(0, 100))
@@ -198,8 +262,9 @@ def test_million_float32_parameters():
     assert partition_from_gram(gram, counts, 0.1).labels == types.tolist()
 
 
+@pytest.mark.parametrize("leave_one_out", [False, True])
 @pytest.mark.parametrize("tradeoff", [0.0, 0.5, 3.0, 20.0, 1e6])
-def test_a_newcomer_joins_the_group_with_the_largest_gain(tradeoff):
+def test_a_newcomer_joins_the_group_with_the_largest_gain(tradeoff, leave_one_out):
     for seed in range(10):
         updates, counts = _case(seed, 8, 6)
         gram = gram_matrix(torch.from_numpy(updates))
@@ -208,12 +273,13 @@ def test_a_newcomer_joins_the_group_with_the_largest_gain(tradeoff):
         gains = {}
         for label in sorted(set(labels) - {-9}):
             group = tuple(n for n in range(8) if labels[n] == label)
-            values = [_utility(g, updates, counts, tradeoff) for g in ((*group, newcomer), group, (newcomer,))]
+            parts = ((*group, newcomer), group, (newcomer,))
+            values = [_utility(g, updates, counts, tradeoff, leave_one_out) for g in parts]
             gains[label] = values[0] - values[1] - values[2]
         best = max(gains, key=gains.get)
         expected = list(labels)
         expected[newcomer] = best if gains[best] > 0 else 6
-        assert join_group(gram, counts, tradeoff, labels, newcomer) == expected
+        assert join_group(gram, counts, tradeoff, labels, newcomer, leave_one_out=leave_one_out) == expected
         assert labels[newcomer] == -9
 
 
@@ -296,6 +362,8 @@ def test_partition_refuses(gram, counts, tradeoff, message):
         partition_from_gram(gram, counts, tradeoff)
     with pytest.raises(ConfigurationError, match=message):
         join_group(gram, counts, tradeoff, [0] * len(gram), 0)
+    with pytest.raises(ConfigurationError, match=message):
+        partition_utility(gram, counts, tradeoff, [0] * len(gram))
 
 
 def test_joining_and_layers_refuse():
@@ -339,3 +407,8 @@ def test_beyond_its_range_an_appetite_settles_the_answer():
     for appetite in (-0.1, math.nan, math.inf):
         with pytest.raises(ConfigurationError, match="appetite="):
             least_merged_cosine(appetite)
+
+
+def test_a_partition_of_other_clients_has_no_utility():
+    with pytest.raises(ConfigurationError, match="3 labels for a Gram matrix of 2 clients"):
+        partition_utility(torch.eye(2), [1, 1], 1.0, [0, 0, 0])

@@ -45,6 +45,22 @@ def test_a_cell_gives_what_its_run_recorded(tmp_path):
     assert cell.commit == "abc"
 
 
+def test_the_agreement_with_known_groups_is_a_statistic(tmp_path):
+    study, cells = tiny_cells(tmp_path, claims=["ari(b) > 0.5"], table={"statistics": ["mean", "ari"]})
+    for cell in cells:
+        finish(cell, 0.5)
+        (file,) = cell.folder.glob("version_*/summary.json")
+        if cell.arm == "b":
+            record = json.loads(file.read_text())
+            record["group_agreement"] = {"adjusted_rand_index": 0.8 + 0.01 * cell.seed, "rounds": 3}
+            file.write_text(json.dumps(record))
+    results = StudyResults.of(study, cells, tmp_path / "out", {})
+    found = {cell.arm: cell.values["ari"] for cell in results.cells if cell.seed == 1}
+    assert found["b"] == 0.81
+    assert math.isnan(found["a"])
+    assert {answer.verdict for answer in results.answers} == {"holds"}
+
+
 def test_the_last_rounds_stand_beside_the_best_one(tmp_path):
     study, cells = tiny_cells(
         tmp_path, claims=["last_worst(b) > worst(a)"], table={"statistics": ["mean", "last_mean"]}

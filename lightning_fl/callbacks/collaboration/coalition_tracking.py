@@ -7,7 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-__all__ = ["coalitions", "track_coalitions"]
+from lightning_fl.surface import TrainerSurface
+
+__all__ = ["coalition_of", "coalitions", "track_coalitions"]
+
+
+def coalition_of(trainer: TrainerSurface, client: int) -> int:
+    """A client's coalition: the model that it uses, or the one that it uses most; who counts in none is alone."""
+    if not trainer.collaboration.aggregation[:, client].any():
+        return trainer.collaboration.num_models + client
+    return int(trainer.collaboration.personalisation[client].argmax())
 
 
 def coalitions(labels: Sequence[int]) -> dict[int, set[int]]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lightning_fl.callbacks.collaboration.coalition_tracking import coalition_of
 from lightning_fl.callbacks.collaboration.hcct import HCCT
 from lightning_fl.callbacks.figures.plots.coalitions import draw_distances, draw_merge_tree, draw_partition
 from lightning_fl.callbacks.figures.round_figure import RoundFigure
@@ -53,7 +54,7 @@ class CoalitionFigure(RoundFigure):
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
         """Keep the round's coalitions; draw what is due."""
-        labels = [_label(trainer, client) for client in range(trainer.num_clients)]
+        labels = [coalition_of(trainer, client) for client in range(trainer.num_clients)]
         self.rounds.append(trainer.current_round)
         self.assignments.append(labels)
         super().on_round_end(trainer)
@@ -108,19 +109,12 @@ class CoalitionFigure(RoundFigure):
         with drawing("distances"):
             figure = draw_distances(
                 distances[present][:, present],
-                [_label(trainer, client) for client in present],
+                [coalition_of(trainer, client) for client in present],
                 [names[client] for client in present],
                 title="Distances between clients, by coalition",
                 source=trainer.datamodule.source,
             )
             trainer.run_log.log_figure("distances", figure, trainer.current_round)
-
-
-def _label(trainer: TrainerSurface, client: int) -> int:
-    """A client's coalition: the model that it uses, or the one that it uses most; who counts in none is alone."""
-    if not trainer.collaboration.aggregation[:, client].any():
-        return trainer.collaboration.num_models + client
-    return int(trainer.collaboration.personalisation[client].argmax())
 
 
 def _final_labels(hcct: HCCT) -> Sequence[int]:

@@ -142,6 +142,10 @@ class ImageDomains(SharedImages):
         self.missing = missing
         self.source_choice: Source = source
 
+    def client_groups(self) -> list[str]:
+        """The domain of each client."""
+        return [name.rpartition("_")[0] for name in self.client_names()]
+
     def _open(self, *, allow_download: bool) -> OpenedData:
         images, source, records = self._read(allow_download)
         classes = max((part.classes for part in images.values()), key=len)

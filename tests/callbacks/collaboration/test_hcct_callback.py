@@ -14,7 +14,7 @@ from two_kinds import SIZES, TwoKinds, trainer, weights_of
 from lightning_fl.callbacks import HCCT, Callback, ClientArrivals, LocalTraining, PersonalLayers
 from lightning_fl.cohort import Cohort
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.functional.hcct import hierarchical_partition
+from lightning_fl.functional.hcct import hierarchical_partition, partition_from_gram, partition_utility
 
 
 def plain_hcct(rounds: int, appetite: float) -> tuple[list[torch.Tensor], list[list[int]]]:
@@ -48,7 +48,7 @@ def plain_hcct(rounds: int, appetite: float) -> tuple[list[torch.Tensor], list[l
 @pytest.mark.parametrize("appetite", [0.0, 0.13, 0.5, 13.0])
 def test_a_run_is_the_papers_algorithm(appetite):
     expected, history = plain_hcct(4, appetite)
-    hcct = HCCT(appetite=appetite)
+    hcct = HCCT(appetite=appetite, memory=0.0, hysteresis=0.0)
     run = trainer(hcct, rounds=4)
     module = TinyModule()
     run.fit(module, TwoKinds())
@@ -84,7 +84,7 @@ def test_with_a_large_appetite_it_is_fedavg():
 
 
 def test_between_partitions_the_groups_stay():
-    hcct, partitions = HCCT(appetite=0.8, every_n_rounds=3), []
+    hcct, partitions = HCCT(appetite=0.8, hysteresis=0.0, every_n_rounds=3), []
 
     class Watch(Callback):
         def on_round_end(self, run):
@@ -131,7 +131,7 @@ class Without(Callback):
 
 
 def test_who_took_no_part_keeps_its_model():
-    whole, without = (HCCT(appetite=0.8) for _ in range(2))
+    whole, without = (HCCT(appetite=0.8, hysteresis=0.0) for _ in range(2))
     first, second = trainer(whole, rounds=1), trainer(without, Without(2), rounds=2)
     for run in (first, second):
         run.fit(TinyModule(), TwoKinds())
@@ -224,3 +224,104 @@ def test_the_same_appetite_means_the_same_for_any_number_of_samples():
         assert hcct.tradeoff == pytest.approx(0.8 * math.sqrt(times * sum(SIZES) / len(SIZES)))
         histories.append(hcct.assignments)
     assert histories[0] == histories[1] == [[0, 0, 0, 1, 1]]
+
+
+class Grams(Callback):
+    """Inner products of the updates of every round, taken beside HCCT."""
+
+    def __init__(self, hcct):
+        self.hcct, self.rounds, self.labels = hcct, [], []
+        original = hcct.gram
+
+        def gram(*arguments):
+            self.rounds.append(original(*arguments))
+            return self.rounds[-1]
+
+        hcct.gram = gram
+
+    def on_round_end(self, run):
+        self.labels.append(list(self.hcct.assignment))
+
+
+@pytest.mark.parametrize("leave_one_out", [False, True])
+@pytest.mark.parametrize(("memory", "hysteresis"), [(1.0, 0.0), (0.5, 0.0), (0.0, 0.3), (1.0, 0.3), (1.0, 0.001)])
+def test_the_mean_of_cosines_is_partitioned_and_the_old_partition_kept(memory, hysteresis, leave_one_out):
+    """By hand from the rounds' inner products."""
+    hcct = HCCT(appetite=0.9, memory=memory, hysteresis=hysteresis, leave_one_out=leave_one_out)
+    grams = Grams(hcct)
+    run = trainer(hcct, grams, rounds=6)
+    run.fit(TinyModule(), TwoKinds())
+    assert len(grams.rounds) == 6  # one product a round
+    cosines, old = [], None
+    for number, gram in enumerate(grams.rounds):
+        lengths = gram.diagonal().sqrt()
+        cosines.append(gram / torch.outer(lengths, lengths))
+        shares = [memory ** (number - age) for age in range(number + 1)]
+        mean = sum(share * c for share, c in zip(shares, cosines, strict=True)) / sum(shares)
+        combined = mean * torch.outer(lengths, lengths)
+        new = partition_from_gram(combined, SIZES, hcct.tradeoff, leave_one_out=leave_one_out)
+        if old is not None:
+            kept = partition_utility(combined, SIZES, hcct.tradeoff, old, leave_one_out=leave_one_out)
+        if old is None or not hysteresis or new.utility - kept > hysteresis * len(SIZES):
+            old = new.labels
+        assert grams.labels[number] == old
+
+
+def test_a_partition_that_is_hardly_better_is_not_taken():
+    free, held = HCCT(appetite=0.3, memory=0.0, hysteresis=0.0), HCCT(appetite=0.3, memory=0.0, hysteresis=2.0)
+    for hcct in (free, held):
+        run = trainer(hcct, rounds=6)
+        run.fit(TinyModule(), TwoKinds())
+    assert len({tuple(labels) for labels in free.assignments}) > 1
+    assert held.assignments == [free.assignments[0]] * 6
+    assert held.partition_round == 1
+
+
+def test_a_client_that_was_away_has_a_mean_of_its_own_rounds():
+    hcct = HCCT(appetite=0.8)
+    grams = Grams(hcct)
+    trainer(hcct, Without(2), grams, rounds=3).fit(TinyModule(), TwoKinds())
+
+    def cosine(number, first, second):
+        gram = grams.rounds[number]
+        return float(gram[first, second] / (gram[first, first] * gram[second, second]).sqrt())
+
+    assert float(hcct._cosines[0, 2]) == pytest.approx((cosine(0, 0, 2) + cosine(2, 0, 2)) / 2)
+    everywhere = (cosine(0, 0, 1) + cosine(1, 0, 1) + cosine(2, 0, 1)) / 3
+    assert float(hcct._cosines[0, 1]) == pytest.approx(everywhere)
+    assert hcct._weights[0].tolist() == [3, 3, 2, 3, 3]
+
+
+def test_a_newcomer_joins_the_partition_that_is_kept():
+    hcct = HCCT(appetite=0.8, hysteresis=2.0)
+    trainer(hcct, Without(1, 2), rounds=4).fit(TinyModule(), TwoKinds())
+    assert hcct.assignments[1] == [0, 0, -1, 1, 1]
+    assert hcct.assignments[-1] == [0, 0, 0, 1, 1]
+    assert hcct.partition_round == 1
+
+
+@pytest.mark.parametrize("layer", [None, "auto"])
+def test_the_mean_of_cosines_is_the_same_after_a_stop(tmp_path, layer):
+    def make(root, rounds):
+        hcct = HCCT(appetite=0.5, memory=0.7, every_n_rounds=2, layer=layer)
+        return hcct, trainer(hcct, Without(2), rounds=rounds, root=tmp_path / root, enable_checkpointing=True)
+
+    whole, run = make("whole", 5)
+    run.fit(TinyModule(), TwoKinds())
+    make("parts", 3)[1].fit(TinyModule(), TwoKinds())
+    second, resumed = make("parts", 5)
+    resumed.fit(TinyModule(), TwoKinds(), ckpt_path="last")
+    assert torch.equal(second._cosines, whole._cosines)
+    assert torch.equal(second._weights, whole._weights)
+    assert second.state_dict() == whole.state_dict()
+    for client in range(len(SIZES)):
+        assert torch.equal(weights_of(run, client), weights_of(resumed, client))
+
+
+def test_bad_settings_of_the_mean_are_named():
+    with pytest.raises(ConfigurationError, match=r"HCCT\.memory=1\.5"):
+        HCCT(memory=1.5)
+    with pytest.raises(ConfigurationError, match=r"HCCT\.memory=-0\.1"):
+        HCCT(memory=-0.1)
+    with pytest.raises(ConfigurationError, match=r"HCCT\.hysteresis=-1"):
+        HCCT(hysteresis=-1.0)

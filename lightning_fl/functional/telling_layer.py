@@ -1,0 +1,67 @@
+"""The layer whose updates tell clients apart best: HCCT-E of arXiv:2401.13236, equation 19."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.functional.gram import check_counts, float64_columns
+
+__all__ = ["most_telling_layer"]
+
+
+def most_telling_layer(
+    updates_by_layer: Mapping[str, Tensor], num_samples: Sequence[int] | Tensor | None = None
+) -> str:
+    """HCCT-E's layer (equation 19): the one with the largest relative variance Σ_n ‖g_n − ḡ‖² / ‖ḡ‖².
+
+    A layer in which all updates are equal has 0, also where they are all zero; a layer whose updates differ but
+    cancel in the mean has infinite relative variance. Of equal layers the first is taken.
+
+    Args:
+        updates_by_layer: update of every client in each layer, floating, shape [N, P_l].
+        num_samples: with counts m (positive, length N) ḡ is the mean weighted by them, the update that FedAvg would
+            make; without, the plain mean over clients. The sum over clients is unweighted in both cases.
+
+    Returns:
+        Name of the layer.
+
+    Raises:
+        ConfigurationError: if there is no layer, a layer is not a floating matrix, layers differ in their number of
+            clients, or ``num_samples`` does not fit.
+        DataError: if an update has an entry that is not finite.
+    """
+    if not updates_by_layer:
+        raise ConfigurationError("updates_by_layer is empty: give at least one layer [N, P_l].")
+    num_clients = next(iter(updates_by_layer.values())).shape[:1]
+    scores: dict[str, float] = {}
+    for name, updates in updates_by_layer.items():
+        if updates.shape[:1] != num_clients:
+            raise ConfigurationError(
+                f"layer {name!r} has shape {list(updates.shape)}, but the first layer has {list(num_clients)} rows:"
+                " give one row per client in every layer."
+            )
+        shares = torch.ones(updates.shape[:1], dtype=torch.float64)
+        if num_samples is not None:
+            shares = torch.from_numpy(check_counts(num_samples, len(updates)))
+        shares = (shares / shares.sum()).to(updates.device)
+        deviation = total = torch.zeros((), dtype=torch.float64, device=updates.device)
+        for columns in float64_columns(updates):
+            mean = shares @ columns
+            total = total + mean.square().sum()
+            deviation = deviation + (columns - mean).square_().sum()
+        if not torch.isfinite(deviation):
+            raise DataError(
+                f"layer {name!r} has an update that is not finite: drop the client from the round or lower its"
+                " learning rate."
+            )
+        scores[name] = _ratio(float(deviation), float(total))
+    return max(scores, key=scores.__getitem__)
+
+
+def _ratio(deviation: float, total: float) -> float:
+    if deviation == 0:
+        return 0.0
+    return deviation / total if total > 0 else math.inf
