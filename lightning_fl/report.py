@@ -209,6 +209,7 @@ def _ways_on(trainer: "FederatedTrainer") -> Iterator[str]:
     if (folder / "config.yaml").is_file() and any(folder.glob("models/*.ckpt")):
         yield f"predict: lightning-fl predict {folder} FILE"
     if (folder / "summary.json").is_file():
+        yield f"report: lightning-fl show {folder}"
         yield f"compare: lightning-fl compare {folder} OTHER_RUN"
 
 

@@ -160,6 +160,7 @@ class TestReport:
         folder = trainer.log_dir
         assert lines[lines.index(f"run: {folder}") :] == [
             f"run: {folder}",
+            f"report: lightning-fl show {folder}",
             f"compare: lightning-fl compare {folder} OTHER_RUN",
         ]
         assert not any(line.startswith("best round") for line in lines)  # nothing was validated
@@ -311,6 +312,7 @@ class TestWaysOn:
             f"pictures: {folder / 'figures'} (2)",
             f"curves: tensorboard --logdir {folder}",
             f"predict: lightning-fl predict {folder} FILE",
+            f"report: lightning-fl show {folder}",
             f"compare: lightning-fl compare {folder} OTHER_RUN",
         ]
 

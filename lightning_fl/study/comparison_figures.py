@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from lightning_fl.data.source import STAND_IN, STAND_IN_LABEL
+from lightning_fl.drawing import PALETTE
 from lightning_fl.study.comparison_table import known_direction
 from lightning_fl.study.finished_run import FinishedRun
 
@@ -20,11 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_client_distribution", "draw_client_values", "draw_comparison_curves"]
 
-#: Told apart on white, also by lightness; rows beyond them repeat the colours with another dash.
-ROW_COLORS = (
-    *("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive"),
-    *("tab:cyan", "black"),
-)
+#: Rows beyond them repeat the colours with another dash.
+ROW_COLORS = PALETTE
 _LABEL_WIDTH = 28
 
 

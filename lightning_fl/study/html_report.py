@@ -27,7 +27,7 @@ from lightning_fl.study.results import CellResult, StudyResults
 from lightning_fl.study.study_figures import Runs, draw_claims, draw_curves, draw_distributions, draw_results
 from lightning_fl.user_yaml import dump_yaml
 
-__all__ = ["write_html"]
+__all__ = ["images_of", "write_html"]
 
 #: Inches from which on a picture takes the whole width of the page.
 _WIDE = 8.0
@@ -116,10 +116,10 @@ def _figures(results: StudyResults, runs: Runs) -> list[dict[str, Any]]:
     curves = "learning curves on validation data, with the range over seeds"
     found.append((curves, partial(draw_curves, results, runs)))
     found.append(("distribution over clients", partial(draw_distributions, results, runs)))
-    return [image for title, draw in found for image in _images(title, draw)]
+    return [image for title, draw in found for image in images_of(title, draw)]
 
 
-def _images(title: str, draw: Callable[[], Figure | None]) -> list[dict[str, Any]]:
+def images_of(title: str, draw: Callable[[], Figure | None]) -> list[dict[str, Any]]:
     """A picture, or none where there is nothing to draw or it cannot be drawn."""
     images: list[dict[str, Any]] = []
     with drawing(title):

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from lightning_fl.drawing import BAD, GOOD, marked
 from lightning_fl.study.claims import Answer
 from lightning_fl.study.comparison_figures import ROW_COLORS
 from lightning_fl.study.finished_run import FinishedRun
@@ -19,7 +20,8 @@ from lightning_fl.study.results import CellResult, StudyResults
 
 __all__ = ["VERDICT_COLORS", "draw_claims", "draw_curves", "draw_distributions", "draw_results", "panels"]
 
-VERDICT_COLORS = {"holds": "tab:green", "does not hold": "tab:red", "undecided": "tab:olive"}
+VERDICT_COLORS = {"holds": GOOD, "does not hold": BAD, "undecided": "#999933"}
+_VERDICT_MARKERS = {"holds": "o", "does not hold": "X", "undecided": "D"}
 _PUBLISHED = "0.35"
 _PANELS_ACROSS = 3
 _LABEL_LENGTH = 60
@@ -81,7 +83,7 @@ def draw_results(results: StudyResults, statistic: str) -> Figure:
 
 
 def draw_claims(answers: Sequence[Answer], unit: str) -> Figure:
-    """The difference behind every claim with its 95 % interval; green holds, red does not.
+    """The difference behind every claim with its 95 % interval; blue holds, orange does not.
 
     Args:
         answers: at least one.
@@ -93,7 +95,7 @@ def draw_claims(answers: Sequence[Answer], unit: str) -> Figure:
         interval, color = answer.interval, VERDICT_COLORS[answer.verdict]
         if not math.isnan(interval.low):
             axes.plot([interval.low, interval.high], [place, place], color=color, linewidth=2)
-        axes.plot(interval.mean, place, "o", color=color)
+        axes.plot(interval.mean, place, _VERDICT_MARKERS[answer.verdict], color=color)
     axes.axvline(0.0, color="0.4", linewidth=1)
     axes.set_yticks(range(len(answers)), [_short(_claim_label(answer)) for answer in answers], fontsize=9)
     axes.set_ylim(len(answers) - 0.5, -0.5)
@@ -132,7 +134,8 @@ def draw_curves(results: StudyResults, runs: Runs) -> Figure | None:
         for row, of_seeds in rows.items():
             table = pd.concat(of_seeds, axis=1).interpolate(method="index", limit_area="inside") * unit
             steps = table.index.to_numpy()
-            axes.plot(steps, table.mean(axis=1), color=colors[row], label=_short(", ".join(row)))
+            marks = marked(list(colors).index(row), len(steps))
+            axes.plot(steps, table.mean(axis=1), label=_short(", ".join(row)), **marks)
             if len(of_seeds) > 1:
                 axes.fill_between(
                     steps, table.min(axis=1), table.max(axis=1), color=colors[row], alpha=0.15, linewidth=0
@@ -213,7 +216,10 @@ def _row_colors(found: Mapping[Labels, Mapping[Labels, object]]) -> dict[Labels,
 
 
 def _legend(figure: Figure, colors: Mapping[Labels, str]) -> None:
-    handles = [Line2D([], [], color=color, label=_short(", ".join(row))) for row, color in colors.items()]
+    handles = [
+        Line2D([], [], label=_short(", ".join(row)), **(marked(number, 1) | {"color": color}))
+        for number, (row, color) in enumerate(colors.items())
+    ]
     figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 5), frameon=False, fontsize=9)
 
 

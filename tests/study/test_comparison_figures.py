@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from lightning_fl.data.source import STAND_IN_LABEL
+from lightning_fl.drawing import PALETTE
 from lightning_fl.study.comparison_figures import draw_client_distribution, draw_client_values, draw_comparison_curves
 from lightning_fl.study.comparison_table import client_table
 
@@ -58,7 +59,7 @@ class TestCurves:
         with_curves = make_run("b", [1.0], curves=curves([0.5], [0.25]))
         figure = draw_comparison_curves({"a": [run], "b": [with_curves]}, "acc")
         assert legend(figure)[0] == "b"
-        assert figure.axes[0].lines[0].get_color() == "tab:orange"  # the row's own in all pictures
+        assert figure.axes[0].lines[0].get_color() == PALETTE[1]  # the row's own in all pictures
 
     def test_stand_ins_have_their_label(self, make_run):
         run = make_run("a", [1.0], data_source="stand-in", curves=curves([0.5], [0.25]))

@@ -110,7 +110,9 @@ def test_a_scale_is_part_of_the_command(tmp_path):
 @pytest.mark.slow
 def test_it_loads_nothing_and_runs_no_script(tmp_path):
     page, text, _ = page_of(tmp_path)
-    assert page.loads == []
+    # Links to the runs' folders, below the study's; nothing is loaded.
+    assert page.loads
+    assert all(re.fullmatch(r"cells/[^:]+", link) for link in page.loads)
     assert "script" not in page.tags
     assert all(source.startswith("data:image/svg+xml;base64,") for source in page.images)
     assert "default-src 'none'" in text
@@ -178,6 +180,6 @@ def test_a_browser_without_a_network_shows_it(tmp_path):
     ended = run(*command, "--window-size=1200,3000", f"--screenshot={shot}", url)
     assert ended.code == 0, ended.err
     pixels = (imread(shot)[..., :3] * 255).round().astype(int)
-    for color in ((31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40)):  # of two arms and two verdicts
+    for color in ((0, 114, 178), (255, 127, 14), (44, 160, 44), (214, 39, 40)):  # of two arms and two verdicts
         assert (np.abs(pixels - color).max(-1) < 3).sum() > 20, color
     assert (pixels[:, -5:] == 255).all()  # nothing runs over the right edge

@@ -17,6 +17,7 @@ from lightning_fl.callbacks.figures.plots.coalitions import (
     draw_partition,
 )
 from lightning_fl.data.source import STAND_IN_LABEL
+from lightning_fl.drawing import BAD, GOOD
 from lightning_fl.errors import ConfigurationError
 
 ALONE = to_rgb("0.72")
@@ -264,8 +265,8 @@ class TestGains:
         figure = self.draw({0: 0.5, 1: 0.75, 3: 0.5}, {0: 0.75, 1: 0.5, 3: 0.5})
         upper, lower = figure.axes
         assert [bar.get_height() for bar in lower.patches] == [-0.25, 0.25, 0.0]
-        assert same_color(lower.patches[0].get_facecolor(), "tab:red")
-        assert same_color(lower.patches[1].get_facecolor(), "tab:blue")
+        assert same_color(lower.patches[0].get_facecolor(), BAD)
+        assert same_color(lower.patches[1].get_facecolor(), GOOD)
         assert texts_of(lower.get_xticklabels()) == ["silo 0", "silo 1", "silo 3"]
         had, has = (dots.get_offsets()[:, 1] for dots in upper.collections[1:])
         assert (had.tolist(), has.tolist()) == ([0.75, 0.5, 0.5], [0.5, 0.75, 0.5])

@@ -151,9 +151,19 @@ class TestCollaborationFigure:
         np.testing.assert_allclose(shown[-1][1].axes[0].images[0].get_array(), expected)
         assert shown[0][1].get_suptitle() == "Collaboration after round 2"
 
+    def test_one_average_for_all_is_not_drawn(self, make_trainer, line_clients, line_module, shown):
+        trainer = make_trainer(CollaborationFigure(), max_rounds=1)
+        trainer.fit(line_module(), line_clients([1.0, 2.0]))
+        assert shown == []
+        assert not (trainer.run_log.directory / "figures").exists()
+
     @pytest.mark.slow
     def test_is_kept_as_a_file(self, make_trainer, line_clients, line_module):
-        trainer = make_trainer(CollaborationFigure(), max_rounds=1)
+        class Alone(Callback):
+            def on_fit_start(self, trainer):
+                trainer.collaboration = Collaboration.coalitions([0, 1], [1, 1])
+
+        trainer = make_trainer(Alone(), CollaborationFigure(), max_rounds=1)
         trainer.fit(line_module(), line_clients([1.0, 2.0]))
         picture = trainer.run_log.directory / "figures" / "collaboration.png"
         assert picture.read_bytes().startswith(b"\x89PNG")

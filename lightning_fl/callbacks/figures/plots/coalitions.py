@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lightning_fl.callbacks.collaboration.coalition_tracking import coalitions, track_coalitions
 from lightning_fl.callbacks.figures.plots.run import MOST_VALUES, make_figure
+from lightning_fl.drawing import BAD, GOOD, PALETTE
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import summarize_gains
 
@@ -31,12 +32,9 @@ MergeStep = tuple[Sequence[int], Sequence[int], float]
 _MOST_TICKS = 60
 _MOST_NAMED = 20
 _ALONE = "0.72"
-_BETTER, _HARMED = "tab:blue", "tab:red"
+_BETTER, _HARMED = GOOD, BAD
 #: Told apart by hue and lightness; no grey, which is for clients alone.
-_COLORS = (
-    *("tab:blue", "tab:orange", "tab:green", "tab:purple", "tab:brown", "tab:pink", "tab:olive", "tab:cyan"),
-    *("navy", "darkgoldenrod", "darkgreen", "crimson"),
-)
+_COLORS = tuple(color for color in PALETTE if color not in (BAD, "#000000"))
 
 
 def draw_distances(distances: Tensor, labels: Sequence[int], names: Sequence[str], title: str, source: str) -> Figure:

@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from lightning_fl.data.source import STAND_IN_LABEL
+from lightning_fl.drawing import BAD, GOOD, PALETTE, marked
 
 __all__ = [
     "Curve",
@@ -32,11 +33,7 @@ MOST_PANELS = 30
 MOST_VALUES = 12
 _MOST_TICKS = 60
 GREY = "0.75"
-#: Twelve that differ on white and are not the grey of the unnamed clients.
-COLORS = (
-    *("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive"),
-    *("tab:cyan", "black", "gold", "navy"),
-)
+COLORS = PALETTE
 
 #: One quantity over rounds for one client: rounds and values, equally long.
 Curve = tuple[Sequence[int], Sequence[float]]
@@ -99,8 +96,8 @@ def draw_client_curves(
     figure = make_figure(title, source, (7.5, 4.5))
     axes = figure.add_subplot()
     named = sorted(np.argsort(-table.mean(0), kind="stable")[:MOST_NAMES].tolist())
-    for client, color in zip(named, COLORS, strict=False):
-        axes.plot(rounds, table[:, client], color=color, linewidth=1.5, label=names[client], zorder=2)
+    for number, client in enumerate(named):
+        axes.plot(rounds, table[:, client], linewidth=1.5, label=names[client], zorder=2, **marked(number, len(rounds)))
     others = [client for client in range(len(names)) if client not in named]
     for client in others:
         axes.plot(rounds, table[:, client], color=GREY, linewidth=0.7, zorder=1)
@@ -135,18 +132,17 @@ def draw_contributions(
     order = sorted(clients, key=lambda client: (-table[-1, client], client))
     half = MOST_NAMES // 2
     named = order if len(order) <= MOST_NAMES else [*order[:half], *order[-half:]]
-    colors = dict(zip(sorted(named), COLORS, strict=False))
+    numbers = {client: number for number, client in enumerate(sorted(named))}
+    colors = {client: COLORS[number] for client, number in numbers.items()}
     height = min(max(4.5, 1.5 + 0.22 * len(order)), 14.0)
     figure = make_figure(title, source, (10.0, height))
     lines, bars = figure.subplots(1, 2, width_ratios=[1.6, 1])
     for client in order:
-        of_names = client in colors
-        style: dict[str, Any] = {"color": colors.get(client, GREY), "zorder": 2 if of_names else 1}
-        width = 1.5 if of_names else 0.7
-        label = names[client] if of_names else None
-        lines.plot(
-            rounds, table[:, client], linewidth=width, marker="." if len(rounds) == 1 else "", label=label, **style
-        )
+        if client in numbers:
+            style = marked(numbers[client], len(rounds)) | {"linewidth": 1.5, "label": names[client], "zorder": 2}
+        else:
+            style = {"color": GREY, "linewidth": 0.7, "marker": "." if len(rounds) == 1 else "", "zorder": 1}
+        lines.plot(rounds, table[:, client], **style)
     if len(named) < len(order):
         lines.plot([], [], color=GREY, linewidth=0.7, label=f"{len(order) - len(named)} more")
     lines.axhline(0, color="black", linewidth=0.8, linestyle=":")
@@ -181,8 +177,8 @@ def draw_learning_curves(
         for curve in clients.values():
             axes.plot(*curve, color=GREY, linewidth=0.7, zorder=1)
         axes.plot([], [], color=GREY, linewidth=0.7, label="each client")
-        axes.plot(*worst[metric], color="tab:red", linewidth=1.8, label="worst client")
-        axes.plot(*averages[metric], color="tab:blue", linewidth=1.8, label="average")
+        axes.plot(*worst[metric], color=BAD, linewidth=1.8, linestyle="--", label="worst client")
+        axes.plot(*averages[metric], color=GOOD, linewidth=1.8, label="average")
         axes.set_xlabel("round")
         axes.set_ylabel(metric)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -258,7 +254,7 @@ def draw_parities(
         axes = figure.add_subplot(rows, columns, position)
         predictions = torch.cat([prediction for prediction, _ in points.values()])
         targets = torch.cat([measured for _, measured in points.values()])
-        axes.scatter(targets.numpy(), predictions.numpy(), s=5, linewidths=0, alpha=0.6, color="tab:blue")
+        axes.scatter(targets.numpy(), predictions.numpy(), s=5, linewidths=0, alpha=0.6, color=GOOD)
         both = torch.cat([predictions, targets])
         both = both[both.isfinite()]
         limits = (float(both.min()), float(both.max())) if len(both) else (0.0, 1.0)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lightning_fl.callbacks.figures.plots.coalitions import _label_rounds, _name_clients, _palette
 from lightning_fl.callbacks.figures.plots.run import COLORS, GREY, MOST_NAMES, MOST_VALUES, _legend, make_figure
+from lightning_fl.drawing import marked
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Transaction
 
@@ -66,8 +67,9 @@ def draw_balances(
     marker = "." if len(rounds) == 1 else ""
     for client in set(order).difference(named):
         lines.plot(rounds, table[:, client], color=GREY, linewidth=0.6, marker=marker, zorder=1)
-    for client, color in zip(named, COLORS, strict=False):
-        lines.plot(rounds, table[:, client], color=color, linewidth=1.1, marker=marker, label=names[client], zorder=2)
+    for number, client in enumerate(named):
+        style = marked(number, len(rounds))
+        lines.plot(rounds, table[:, client], linewidth=1.1, label=names[client], zorder=2, **style)
     if len(named) < len(order):
         lines.plot([], [], color=GREY, linewidth=0.7, label=f"{len(order) - len(named)} more")
     present = known.sum(1)

@@ -1,0 +1,184 @@
+"""A run as one HTML page, in the style of a study's: tables, curves, pictures, settings, how to repeat it."""
+
+import base64
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from lightning_fl.atomic import write_whole
+from lightning_fl.data.source import STAND_IN_LABEL
+from lightning_fl.drawing import GOOD
+from lightning_fl.study.finished_run import FinishedRun, RunMetric
+from lightning_fl.study.html_report import images_of
+from lightning_fl.user_yaml import dump_yaml
+
+__all__ = ["write_run_page"]
+
+#: Columns of a table.
+_MOST_METRICS = 12
+#: Charts of curves.
+_MOST_CURVES = 4
+_SPLITS = {"test": "Test", "val": "Validation", "train": "Training"}
+#: Files and folders of a run that are worth a link, in this order.
+_FILES = ("config.yaml", "summary.json", "metrics.csv", "splits.json", "*.csv", "figures/*.png", "models/*.ckpt")
+
+
+def write_run_page(folder: str | Path, out: Path | None = None) -> Path:
+    """Write a run's page: one file, readable without a network; its links lead to the run's other files.
+
+    Args:
+        folder: of a run, or one that holds runs, of which the last finished fit is taken.
+        out: the file; default ``report.html`` in the run's folder.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigurationError: there is no such folder, or no finished run in it.
+        CheckpointError: its files are damaged.
+    """
+    run = FinishedRun.read(folder)
+    environment = Environment(
+        loader=PackageLoader("lightning_fl.study", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    summary = run.summary
+    method = summary.get("method", run.algorithm)
+    page = environment.get_template("run.html.j2").render(
+        title=f"{method}: {summary.get('title', run.folder.name)}",
+        subtitle=f"{len(run.clients)} clients, seed {run.seed} · {run.folder}",
+        source=run.data_source,
+        stand_in_label=STAND_IN_LABEL,
+        interrupted=run.interrupted,
+        rounds=run.rounds,
+        best_round=summary.get("best_round"),
+        evaluated=summary.get("evaluated", "the shared model"),
+        tables=[_table(run, split) for split in run.splits() if split != "train"],
+        figures=[*images_of("curves on validation data", lambda: _draw_curves(run)), *_pictures(run.folder)],
+        facts=_facts(run),
+        recipe=dump_yaml(run.config, width=110) if run.config else "",
+        versions=summary.get("versions", {}),
+        repeat=_repeat(run),
+        files=_files(run.folder),
+    )
+    path = out or run.folder / "report.html"
+    write_whole(path, page)
+    return path
+
+
+def _table(run: FinishedRun, split: str) -> dict[str, Any]:
+    names = run.metric_names(split)[:_MOST_METRICS]
+    metrics = [run.metric(name, split) for name in names]
+    best = [max(of.clients.values(), key=_sort_key(of), default=math.nan) for of in metrics]
+    rows: list[dict[str, Any]] = []
+    for client in run.clients:
+        values = [metric.clients.get(client, math.nan) for metric in metrics]
+        cells = [_cell(value, value == top) for value, top in zip(values, best, strict=True)]
+        rows.append({"name": client, "cells": cells})
+    for part in ("mean", "worst", "best", "std"):
+        rows.append({"name": _PARTS[part], "cells": [_cell(getattr(metric, part), False) for metric in metrics]})
+    arrows = [f"{metric.name} {'↑' if metric.higher_is_better else '↓'}" for metric in metrics]
+    return {"split": split, "title": _SPLITS[split], "header": arrows, "rows": rows}
+
+
+_PARTS = {"mean": "average", "worst": "worst", "best": "best", "std": "standard deviation"}
+
+
+def _sort_key(metric: RunMetric) -> Any:
+    sign = 1 if metric.higher_is_better else -1
+    return lambda value: -math.inf if math.isnan(value) else sign * value
+
+
+def _cell(value: float, best: bool) -> dict[str, Any]:
+    if math.isnan(value):
+        return {"text": "-", "exact": "not measured", "best": False}
+    return {"text": f"{value:.4g}", "exact": repr(value), "best": best}
+
+
+def _draw_curves(run: FinishedRun) -> Figure | None:
+    """The first validation metrics over rounds, the average and the worst client; ``None`` without any."""
+    curves = {name: run.curve(name) for name in run.metric_names("val")[:_MOST_CURVES]}
+    curves = {name: curve for name, curve in curves.items() if len(curve) > 1}
+    if not curves:
+        return None
+    figure = Figure(figsize=(4.2 * len(curves), 3.0), layout="constrained")
+    for axes, (name, curve) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
+        mark = max(1, len(curve) // 10)
+        axes.plot(curve["round"], curve["mean"], color=GOOD, marker="o", markevery=mark, label="average")
+        if curve["worst"].notna().any():
+            axes.plot(
+                curve["round"],
+                curve["worst"],
+                color="#D55E00",
+                linestyle="--",
+                marker="s",
+                markevery=mark,
+                label="worst",
+            )
+        if run.summary.get("best_round"):
+            axes.axvline(run.summary["best_round"], color="0.6", linewidth=0.8)
+        axes.set(title=name, xlabel="round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    return figure
+
+
+def _pictures(folder: Path) -> list[dict[str, Any]]:
+    found = []
+    for path in sorted(folder.glob("figures/*.png")):
+        data = base64.b64encode(path.read_bytes()).decode("ascii")
+        found.append({"title": path.stem.replace("_", " "), "source": f"data:image/png;base64,{data}", "wide": False})
+    return found
+
+
+def _facts(run: FinishedRun) -> dict[str, str]:
+    """What one asks of a run first."""
+    summary = run.summary
+    facts = {
+        "method": summary.get("method", run.algorithm),
+        "strategy": summary["strategy"],
+        "callbacks": ", ".join(summary.get("callbacks") or []),
+        "data": ", ".join(str(run.data[key]) for key in ("title", "name", "source") if run.data.get(key)),
+        "partition": str(run.data.get("partition", "")),
+        "seed": str(run.seed),
+        "device": f"{summary.get('device', '')}, {summary.get('num_processes', 1)} process(es)",
+        "wall time": "" if run.seconds is None else f"{run.seconds:.1f} s",
+        "sent and received by all clients": ""
+        if run.bytes_sent is None or run.bytes_received is None
+        else f"{run.bytes_sent / 1e6:.1f} MB and {run.bytes_received / 1e6:.1f} MB",
+        "goes on from": str(summary.get("resumed_from") or ""),
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _repeat(run: FinishedRun) -> list[str]:
+    if not run.config:
+        return ["# started from Python: run the script again, with the seed above"]
+    lines = [shlex.join(["lightning-fl", "fit", "--config", "config.yaml"])]
+    if run.interrupted:
+        lines.append(
+            shlex.join(["lightning-fl", "fit", "--config", "config.yaml", "--ckpt_path", "checkpoints/last.ckpt"])
+        )
+    folder = str(run.folder)
+    return [
+        *lines,
+        shlex.join(["lightning-fl", "predict", folder, "FILE"]),
+        shlex.join(["lightning-fl", "compare", folder, "OTHER_RUN"]),
+        shlex.join(["tensorboard", "--logdir", folder]),
+    ]
+
+
+def _files(folder: Path) -> list[str]:
+    found: dict[str, None] = {}
+    for pattern in _FILES:
+        found.update(dict.fromkeys(path.relative_to(folder).as_posix() for path in sorted(folder.glob(pattern))))
+    return list(found)
