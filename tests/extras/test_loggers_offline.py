@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 pytest.importorskip("wandb")
 pytest.importorskip("mlflow")
@@ -212,3 +213,13 @@ def test_weights_and_biases_without_a_key(capsys: pytest.CaptureFixture[str], mo
     said = capsys.readouterr().err
     assert "error: WandbLogger cannot begin: No API key configured" in said
     assert "set WANDB_MODE=offline." in said
+
+
+def test_the_run_as_safetensors(folder: Path, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    run_folder = folder / "runs" / "version_0"
+    assert main(["export", str(run_folder), "--to-folder", str(tmp_path / "out")]) == 0
+    saved = torch.load(run_folder / "models" / "shared_0.ckpt", weights_only=True)["state_dict"]
+    found = safetensors.load_file(tmp_path / "out" / "model.safetensors")
+    assert found.keys() == saved.keys()
+    assert all(torch.equal(found[name], saved[name]) for name in saved)
