@@ -10,7 +10,6 @@ import platform
 import re
 import secrets
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -29,9 +28,11 @@ from lightning_fl.engine.federation import Federation
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.file_names import client_files, file_names
 from lightning_fl.lightning_types import AnyLogger
+from lightning_fl.loggers import Outlet, outlet_of
 from lightning_fl.metrics import MetricSummary, metric_name
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 __all__ = ["RunLog", "versions"]
@@ -52,12 +53,12 @@ class RunLog:
     does every further fit of a trainer.
 
     Args:
-        logger: True for TensorBoard and CSV, False for none, or loggers.
+        logger: True for TensorBoard and CSV, False for none, or loggers; True among several stands for those two.
         root: where run folders are made.
     """
 
-    def __init__(self, logger: bool | AnyLogger | list[AnyLogger], root: str) -> None:
-        self._logger = logger
+    def __init__(self, logger: bool | AnyLogger | list[bool | AnyLogger], root: str) -> None:
+        self._logger = _checked(logger)
         self._root = Path(root)
         self._directory: Path | None = None
         self._writes = False
@@ -65,6 +66,7 @@ class RunLog:
         self._problem: OSError | None = None
         self._held: list[Callable[[], None]] | None = None
         self.loggers: list[Any] = []
+        self._outlets: list[Outlet] = []
         self.summary: dict[str, Any] = {}
         #: The same on all ranks of a run and of no other; empty where one process needs none.
         self.token = ""
@@ -90,7 +92,8 @@ class RunLog:
             fits: a fit begins, which does not write over an earlier one.
 
         Raises:
-            ConfigurationError: the folder cannot be written, seen before anything is trained.
+            ConfigurationError: the folder cannot be written, or a logger not be reached, seen before anything is
+                trained.
         """
         before, self._fitted = self._fitted, self._fitted or fits
         if self.started and not (fits and before):
@@ -101,15 +104,24 @@ class RunLog:
         self._directory, self.token = _make_folders(self._root, fabric)
         self._writes = fabric.is_global_zero
         self.loggers = self._make_loggers() if self._writes else []
+        self._outlets = [outlet_of(logger) for logger in self.loggers]
+        try:
+            for outlet in self._outlets:
+                outlet.begin({"strategy": type(fabric.strategy).__name__, **self.hyperparameters})
+        except ConfigurationError:
+            self.discard()
+            raise
 
     def _make_loggers(self) -> list[Any]:
-        if isinstance(self._logger, bool):
-            if not self._logger:
-                return []
-            _quiet_writers()
-            version = self.directory.name
-            return [OneFileTensorBoardLogger(self._root, version), WholeCSVLogger(self._root, version)]
-        return self._logger if isinstance(self._logger, list) else [self._logger]
+        loggers: list[Any] = []
+        for logger in self._logger:
+            loggers += self._own_loggers() if logger is True else [logger]
+        return loggers
+
+    def _own_loggers(self) -> list[Any]:
+        _quiet_writers()
+        version = self.directory.name
+        return [OneFileTensorBoardLogger(self._root, version), WholeCSVLogger(self._root, version)]
 
     # -- curves --------------------------------------------------------------------------------------------------
 
@@ -148,21 +160,20 @@ class RunLog:
             self._log(_scalars(federation, split, names), federation.current_round)
 
     def log_figure(self, name: str, figure: "Figure", step: int) -> None:
-        """Show a figure in TensorBoard and keep it as ``figures/NAME.png``; see :meth:`write` for a full disk."""
+        """Show a figure in the loggers and keep it as ``figures/NAME.png``; see :meth:`write` for a full disk."""
         if not self._writes:
             return
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=150, bbox_inches="tight")
         (stem,) = file_names([name.replace("/", "_")])
         self.write(f"figures/{stem}.png", picture.getvalue())
-        for logger in self.loggers:
-            if hasattr(getattr(logger, "experiment", None), "add_figure"):
-                self._keep(partial(_show, logger.experiment, name, figure, step))
+        for outlet in self._outlets:
+            self._keep(partial(outlet.log_figure, name, figure, picture.getvalue(), step))
 
     def _log(self, scalars: dict[str, float], step: int) -> None:
         with self._curves():
-            for logger in self.loggers:
-                logger.log_metrics(scalars, step=step)
+            for outlet in self._outlets:
+                outlet.log_metrics(scalars, step)
 
     @contextlib.contextmanager
     def _curves(self) -> Iterator[None]:
@@ -282,9 +293,11 @@ class RunLog:
             self.write("summary.json", json.dumps(self.summary, indent=2, default=str) + "\n")
             if self.hyperparameters or fitted:
                 with self._later():
-                    self._log_hyperparameters()
+                    self._log_hyperparameters(federation.current_round)
         for write in held:
             self._keep(write)
+        if error is None and federation is not None:
+            self._hand_over(federation.current_round, fitted=fitted)
         for logger in self.loggers:
             with self._later():
                 logger.save() if hasattr(logger, "save") else None
@@ -322,7 +335,7 @@ class RunLog:
         if not gains:
             del self.summary["gains_over_local_training"]
 
-    def _log_hyperparameters(self) -> None:
+    def _log_hyperparameters(self, step: int) -> None:
         final = {
             f"final/{split}/{name}/{part}": record[part]
             for split, metrics in self.summary.get("metrics", {}).items()
@@ -331,16 +344,73 @@ class RunLog:
             if record[part] is not None
         }
         values = {"strategy": self.summary["strategy"], "seed": self.summary["seed"], **self.hyperparameters}
-        for logger in self.loggers:
-            if hasattr(getattr(logger, "experiment", None), "add_hparams"):
-                logger.log_hyperparams(values, final)
+        for outlet in self._outlets:
+            outlet.log_final(values, final, step)
+
+    # -- what loggers get besides curves and figures -----------------------------------------------------------------
+
+    def checkpoint_written(self) -> None:
+        """A checkpoint was written: loggers that want every one get it."""
+        if self._writes:
+            for outlet in self._outlets:
+                if outlet.uploads == "all":
+                    self._keep(partial(self._upload, outlet))
+
+    def _upload(self, outlet: Outlet) -> None:
+        outlet.log_files("checkpoints", sorted((self.directory / "checkpoints").glob("*.ckpt")))
+
+    def _hand_over(self, step: int, *, fitted: bool) -> None:
+        """Give the run's tables, its summary and settings, and, after a fit, its checkpoints to loggers that take them.
+
+        Tables are those of the run's folder, less the curves, and ``clients``: a row for each client with its metrics.
+        """
+        if all(type(outlet) is Outlet for outlet in self._outlets):
+            return
+        tables = {path.stem: path for path in sorted(self.directory.glob("*.csv")) if path.name != "metrics.csv"}
+        files = [path for name in ("summary.json", "config.yaml") if (path := self.directory / name).is_file()]
+        for outlet in self._outlets:
+            with self._later():
+                for name, path in tables.items():
+                    outlet.log_table(name, _read_table(path), step)
+                outlet.log_table("clients", _client_table(self.summary), step)
+                outlet.log_files("run", files)
+                if fitted and outlet.uploads is True:
+                    self._upload(outlet)
 
 
-def _show(experiment: Any, name: str, figure: "Figure", step: int) -> None:
-    """Show a figure in TensorBoard, which draws it once more: what there is to warn of was said of its file."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        experiment.add_figure(name, figure, step, close=False)
+def _checked(logger: bool | AnyLogger | list[bool | AnyLogger]) -> list[bool | AnyLogger]:
+    """The loggers as a list, in which True stands for TensorBoard and CSV.
+
+    Raises:
+        ConfigurationError: a list holds False, or True twice.
+    """
+    if not isinstance(logger, list):
+        return [] if logger is False else [logger]
+    if any(one is False for one in logger) or sum(one is True for one in logger) > 1:
+        raise ConfigurationError(
+            f"trainer.logger={logger}: among several, true stands for TensorBoard and CSV, once; leave out false."
+        )
+    return list(logger)
+
+
+def _read_table(path: Path) -> "pd.DataFrame":
+    import pandas as pd
+
+    return pd.read_csv(path)
+
+
+def _client_table(summary: Mapping[str, Any]) -> "pd.DataFrame":
+    """A row for each client: its name, and each of its metrics as ``SPLIT/NAME``."""
+    import pandas as pd
+
+    columns = {
+        f"{split}/{name}": record["clients"]
+        for split, metrics in summary.get("metrics", {}).items()
+        for name, record in metrics.items()
+    }
+    names = summary["client_names"]
+    rows = {column: [values.get(name) for name in names] for column, values in columns.items()}
+    return pd.DataFrame({"client": names, **rows})
 
 
 def _scalars(federation: Federation, split: Split, names: Sequence[str] | None) -> dict[str, float]:

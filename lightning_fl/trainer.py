@@ -67,7 +67,7 @@ class FederatedTrainer(TrainerSurface):
         local_epochs: passes over a client's data per round (E). 1 if neither this nor ``local_steps`` is given.
         local_steps: optimiser steps per client and round (tau), instead of epochs.
         callbacks: who collaborates, who takes part, on what data, for what reward; logging and pictures.
-        logger: True for TensorBoard and CSV, False for none, or loggers of Lightning's.
+        logger: True for TensorBoard and CSV, False for none, or loggers of Lightning's; in a list True adds those two.
         default_root_dir: where runs are written, each in a folder ``version_N`` of its own; default ``./runs``.
         check_val_every_n_rounds: evaluate every client's model on its validation data every n rounds and after the
             last; 0 for never.
@@ -122,7 +122,7 @@ class FederatedTrainer(TrainerSurface):
         local_epochs: int | None = None,
         local_steps: int | None = None,
         callbacks: list[Callback] | Callback | None = None,
-        logger: bool | AnyLogger | list[AnyLogger] = True,
+        logger: bool | AnyLogger | list[bool | AnyLogger] = True,
         default_root_dir: str | os.PathLike[str] | None = None,
         check_val_every_n_rounds: int = 1,
         gradient_clip_val: float | None = None,

@@ -205,6 +205,7 @@ class ModelCheckpoint(Callback):
         self.last_round = trainer.current_round
         if best:
             keep_as(folder / "last.ckpt", saved, folder, "best", trainer.processes)
+        trainer.run_log.checkpoint_written()
 
     @staticmethod
     def _folder(trainer: TrainerSurface) -> Path:

@@ -46,6 +46,9 @@ COMMANDS = {
         "lightning_fl.cli.personalize", "Mix a finished run's shared models for a new client's data, without training."
     ),
     "show": Command("lightning_fl.cli.show", "Write a finished run's page: table, curves, pictures, settings."),
+    "export": Command(
+        "lightning_fl.cli.export", "Write a finished run's model as a folder for the Hugging Face Hub, with a card."
+    ),
     "compare": Command("lightning_fl.cli.compare", "Put finished runs side by side: tables and figures."),
     "study": Command("lightning_fl.cli.study", "Run a grid of recipes, settings and seeds, and judge what is claimed."),
     "recipes": Command("lightning_fl.cli.recipes", "List, print or copy the recipes that come with the package."),

@@ -4,6 +4,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -11,10 +12,14 @@ from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.shipped import available_studies, find_study, recipe_headline
 
+if TYPE_CHECKING:
+    from lightning_fl.study.cells import Cell
+
 __all__ = ["USAGE", "add_arguments", "run"]
 
 USAGE = (
-    "%(prog)s STUDY [--scale NAME] [--out DIR] [--workers N] [--only KEY=VALUE[,VALUE] ...] [--seeds N ...] [--dry-run]"
+    "%(prog)s STUDY [--scale NAME] [--out DIR] [--workers N] [--only KEY=VALUE[,VALUE] ...] [--seeds N ...]"
+    " [--shard I/N] [--dry-run]"
 )
 
 
@@ -43,6 +48,13 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         help="Run these cells only: an arm or labels of the grid, several with commas, as in --only arm=fedavg,local.",
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[], metavar="N", help="Instead of the study's seeds.")
+    parser.add_argument(
+        "--shard",
+        type=str | None,
+        default=None,
+        metavar="I/N",
+        help="Run the i-th of n shares of these cells, as a job of an array; the last one to end writes the results.",
+    )
     parser.add_argument("--dry-run", action="store_true", help="List the cells and how far each is; run nothing.")
 
 
@@ -51,13 +63,14 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     if config.study is None:
         return _list_studies()
     # What follows takes a second to import.
-    from lightning_fl.study.cells import Cell, cells_of
+    from lightning_fl.study.cells import cells_of
     from lightning_fl.study.display import StudyDisplay
     from lightning_fl.study.environment import describe_environment
     from lightning_fl.study.html_report import write_html
     from lightning_fl.study.lock import StudyLock
     from lightning_fl.study.report import print_results, write_markdown
     from lightning_fl.study.results import CellResult, StudyResults
+    from lightning_fl.study.shard import Shard
     from lightning_fl.study.study_file import load_study
     from lightning_fl.study.workers import Workers
 
@@ -70,19 +83,24 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     asked = [cell for cell in cells if all({"arm": cell.arm, **cell.place}[key] in chosen[key] for key in chosen)]
     if not asked:
         raise ConfigurationError(f"--only {' '.join(config.only)}: the study has no such cell; see --dry-run.")
+    shard = None if config.shard is None else Shard.parse(config.shard)
+    all_asked, asked = asked, asked if shard is None else shard.of(asked)
     if config.dry_run:
         for cell in asked:
             print(f"{CellResult.of(cell, study.metric, out).status:8}{cell.name}")
         return 0
     workers = Workers(config.workers, [cell for cell in asked if cell.finished() is None])
 
-    def check_metric(*_: Cell) -> None:
+    def check_metric(*_: "Cell") -> None:
         """Refuse a metric that no run has, as soon as the first has come to its end."""
         done = [finished for other in cells if (finished := other.finished()) is not None]
         if done and not any(study.metric in finished.metric_names(study.split) for finished in done):
             done[0].metric(study.metric, study.split)
 
-    with StudyLock(out):
+    lock = StudyLock(out)
+    if shard is not None:
+        lock = StudyLock(out, shard.lock_name(all_asked), lambda name: shard.is_beside(name, all_asked))
+    with lock:
         check_metric()
         environment = describe_environment()
         waiting = [cell for cell in asked if cell.finished() is None]
@@ -91,15 +109,33 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
             workers.check(waiting)
             with display:
                 workers.run(waiting, display, cells, environment["commit"], check=check_metric)
-        results = StudyResults.of(study, cells, out, environment)
-        results.write(out)
-        write_markdown(results, out)
-        write_html(results, out)
-        print_results(results, out)
+        failed = [cell for cell in (cells if shard is None else asked) if cell.failure() is not None]
+        with lock.moment():
+            open_elsewhere = [cell for cell in all_asked if cell.finished() is None and cell.failure() is None]
+            if shard is None or not open_elsewhere:
+                results = StudyResults.of(study, cells, out, environment)
+                results.write(out)
+                write_markdown(results, out)
+                write_html(results, out)
+                print_results(results, out)
+            else:
+                print(_said_of_share(asked, failed, len(open_elsewhere), out))
     if workers.interrupted_by is not None:
         print(f"To go on: {shlex.join(['lightning-fl', 'study', *arguments])}", file=sys.stderr)
         return 128 + workers.interrupted_by
-    return 1 if results.failed else 0
+    return 1 if failed else 0
+
+
+def _said_of_share(asked: Sequence["Cell"], failed: Sequence["Cell"], num_open: int, out: Path) -> str:
+    """How far a share is, where others are not at their end."""
+    done = sum(cell.finished() is not None for cell in asked)
+    lines = [f"{cell.name}: {cell.failure()}; log: {cell.log}" for cell in failed]
+    more = f", {len(failed)} failed" if failed else ""
+    lines.append(
+        f"{done} of this share's {len(asked)} cells are done{more}; {num_open} of all are open. The share that ends"
+        f" last writes {out}/table.md, or the same command without --shard."
+    )
+    return "\n".join(lines)
 
 
 def _list_studies() -> int:

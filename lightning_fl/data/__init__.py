@@ -13,8 +13,10 @@ _EXPORTS = {
     "FedCollabLabelShift": "partition",
     "FederatedDataModule": "module",
     "FromFile": "partition",
+    "FromFlower": "partition",
     "GroupBy": "partition",
     "GroupDivision": "division",
+    "HFDataset": "hugging_face",
     "HashDivision": "division",
     "IID": "partition",
     "ImageData": "images.module",
@@ -57,8 +59,10 @@ __all__ = [
     "FedCollabLabelShift",
     "FederatedDataModule",
     "FromFile",
+    "FromFlower",
     "GroupBy",
     "GroupDivision",
+    "HFDataset",
     "HashDivision",
     "ImageData",
     "ImageDomains",
@@ -100,6 +104,7 @@ if TYPE_CHECKING:
         RandomDivision,
         ScaffoldDivision,
     )
+    from lightning_fl.data.hugging_face import HFDataset
     from lightning_fl.data.images.domains import ImageDomains
     from lightning_fl.data.images.module import ImageData
     from lightning_fl.data.images.silos import ImageFolders
@@ -111,6 +116,7 @@ if TYPE_CHECKING:
         Dirichlet,
         FedCollabLabelShift,
         FromFile,
+        FromFlower,
         GroupBy,
         LabelTypes,
         Mixture,

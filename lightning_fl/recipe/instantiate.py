@@ -6,6 +6,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lightning_fl.errors import FederatedError
 from lightning_fl.generated_modules import remove_generated_files
+from lightning_fl.loggers import refused_logger
 from lightning_fl.recipe.quoted import plain_texts
 
 __all__ = ["construct", "instantiate"]
@@ -41,6 +42,11 @@ def construct(class_type: type, *args: Any, **kwargs: Any) -> Any:
         joint = "." if text.partition("=")[0].partition("[")[0] in kwargs else ": "
         named = error if name in text or text.startswith("trainer.") else type(error)(f"{name}{joint}{text}")
         raise named from error.__cause__
+    except Exception as error:
+        refused = refused_logger(class_type, error)
+        if refused is None:
+            raise
+        raise refused from error
 
 
 def _construct_for_parser(class_type: type, *args: Any, **kwargs: Any) -> Any:

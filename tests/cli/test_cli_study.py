@@ -158,3 +158,61 @@ def test_a_system_that_cannot_fork(monkeypatch):
     monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
     with pytest.raises(ConfigurationError, match="which this system cannot: use Linux or macOS"):
         Workers(1)
+
+
+# -- shares ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 11])
+@pytest.mark.parametrize("only", [[], ["--only", "arm=b"]])
+def test_shares_are_disjoint_and_together_all(study, command, count, only):
+    def cells(*words):
+        code, out, _ = command("study", study, "--dry-run", *only, *words)
+        assert code == 0
+        return [line.removeprefix("open").strip() for line in out.splitlines()]
+
+    shares = [cells("--shard", f"{number}/{count}") for number in range(1, count + 1)]
+    assert sorted(name for share in shares for name in share) == sorted(cells())
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert shares == [cells("--shard", f"{number}/{count}") for number in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "3", "1/0", "-1/3", "a/b", "1/2/3", ""])
+def test_shares_that_there_are_not(study, command, text):
+    code, _, err = command("study", study, f"--shard={text}")
+    assert code == 2
+    assert err.startswith(f"error: --shard {text}: give i/n with i from 1 to n, such as 2/8 for the second of eight")
+
+
+def test_the_share_that_ends_last_writes_the_results(study, command):
+    finish_all("out")
+    open_one = sorted(Path("out/cells").glob("b,size=large,seed=1-*/version_0"))[0]
+    open_one.rename("kept")
+    code, out, _ = command("study", study, "--out", "out", "--shard", "1/2")
+    assert (code, out) == (
+        0,
+        "4 of this share's 4 cells are done; 1 of all are open. The share that ends last writes out/table.md, or the"
+        " same command without --shard.\n",
+    )
+    assert not Path("out/table.md").exists()
+    Path("kept").rename(open_one)
+    assert command("study", study, "--out", "out", "--shard", "1/2")[0] == 0
+    of_share = Path("out/table.md").read_text()
+    assert command("study", study, "--out", "out")[0] == 0
+    assert Path("out/table.md").read_text() == of_share
+
+
+def test_shares_of_one_split_are_run_beside_each_other_and_beside_nothing_else(tmp_path):
+    def share(number, count=3, cells="x"):
+        return StudyLock(tmp_path, f"{count}-{cells}-{number}", lambda name: name.startswith(f"{count}-{cells}-"))
+
+    with share(1), share(2):
+        for other in (share(1), share(1, count=2), share(3, cells="y"), StudyLock(tmp_path)):
+            with pytest.raises(ConfigurationError, match=f"is in use by the study of process {os.getpid()}: wait"):
+                other.__enter__()
+        with share(3):
+            pass
+    with StudyLock(tmp_path), pytest.raises(ConfigurationError, match="is in use by the study"):
+        share(1).__enter__()
+    with share(1, count=2):
+        pass

@@ -164,3 +164,18 @@ def test_a_signal_while_recipes_are_checked_ends_the_study_and_what_it_started(t
     code, _, err = process.end()  # of the server too, which shares its output
     assert (code, err) == (130, "interrupted\n")
     assert not list(Path("out").glob("cells/*/version_*"))
+
+
+def test_shares_at_the_same_time_get_what_one_study_gets(tiny):
+    path = declare(seeds=[0, 1, 2], arms={"a": "tiny.yaml"})
+    shares = [study(path, "--workers", "1", "--out", "shares", "--shard", f"{number}/2") for number in (1, 2)]
+    ended = [share.end() for share in shares]
+    assert [one.code for one in ended] == [0, 0], ended
+    assert ["2 cells, 0 done, 1 worker" in ended[0].out, "1 cells, 0 done, 1 worker" in ended[1].out] == [True, True]
+    assert [attempts(cell) for cell in cells("shares")] == [[False]] * 3
+    whole = study(path, "--workers", "1", "--out", "whole").end()
+    assert whole.code == 0, whole.err
+    assert [cell.name for cell in cells("shares")] == [cell.name for cell in cells("whole")]
+    assert [metrics_of(cell) for cell in cells("shares")] == [metrics_of(cell) for cell in cells("whole")]
+    assert Path("shares/claims.md").exists() == Path("whole/claims.md").exists()
+    assert "a" in Path("shares/table.md").read_text()

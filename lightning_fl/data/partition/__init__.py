@@ -6,6 +6,7 @@ the same partition in every process.
 """
 
 from lightning_fl.data.partition.from_file import FromFile
+from lightning_fl.data.partition.from_flower import FromFlower
 from lightning_fl.data.partition.group_partitioners import GroupBy, Scaffold
 from lightning_fl.data.partition.groups import (
     by_group,
@@ -56,6 +57,7 @@ __all__ = [
     "Dirichlet",
     "FedCollabLabelShift",
     "FromFile",
+    "FromFlower",
     "GroupBy",
     "LabelTypes",
     "Mixture",

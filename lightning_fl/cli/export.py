@@ -1,0 +1,39 @@
+"""``lightning-fl export``: a finished run's model as a folder for the Hugging Face Hub, with a card."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace
+
+from lightning_fl.trained_run import TrainedRun
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: ArgumentParser, command: str) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("run", type=str, help="Folder of a finished run: the one with config.yaml and summary.json.")
+    parser.add_argument(
+        "--to-folder", type=str, required=True, metavar="DIR", help="A new folder for weights, settings and the card."
+    )
+    parser.add_argument(
+        "--model",
+        type=str | None,
+        default=None,
+        metavar="NAME",
+        help="A client's name; shared or shared_K; best (default: the shared model).",
+    )
+
+
+def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
+    """Write the folder and say what is in it."""
+    run = TrainedRun.read(Path(config.run).expanduser())
+
+    from lightning_fl.export import export_run
+
+    folder = Path(config.to_folder).expanduser()
+    files = export_run(run, folder, model=config.model)
+    print(f"{folder}: {', '.join(files)}")
+    print(f"Read {folder / 'README.md'} before you share it: it names the clients and what each reaches. Then:")
+    print(f"  hf upload USER/NAME {folder}")
+    return 0

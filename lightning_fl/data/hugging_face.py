@@ -1,0 +1,351 @@
+"""Any data set of the Hugging Face libraries as clients: images or tables (the extra ``lightning-fl[hf]``)."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from lightning_fl.data.cards.fields import did_you_mean, listed
+from lightning_fl.data.module import SPLITS, Split
+from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
+from lightning_fl.errors import ConfigurationError, DataError, cut
+from lightning_fl.extras import expect_extra
+from lightning_fl.options import check_counts
+
+__all__ = ["HFDataset"]
+
+#: What data sets call their parts.
+_PARTS: dict[Split, Sequence[str]] = {
+    "train": ("train",),
+    "val": ("validation", "valid", "val", "dev"),
+    "test": ("test",),
+}
+
+
+class HFDataset(SharedDataModule):
+    """A data set of the Hugging Face Hub, or of a folder or file of one's own, shared out among clients.
+
+    Samples are images, if there is a column of such, else rows: their numbers, flattened where a cell holds several,
+    and 0s and 1s for every value of a column of texts or classes. ``GroupBy(column=...)`` makes a client of every value
+    of a column; other partitioners work as on any data. What is read is kept in memory.
+
+    Args:
+        path: a name on the Hub (``ylecun/mnist``), a folder (of ``save_to_disk``, or of files that the library reads:
+            Parquet, CSV, JSON, images in folders), or a ``.parquet``, ``.csv`` or ``.json`` file.
+        config: which of several configurations on the Hub.
+        revision: of the Hub's repository: a commit, for the same data next year.
+        target: the column to predict. Numbers with a point make a regression, float32 [n, 1]; all else makes classes,
+            int64 [n], in the order that the data set declares, or else sorted.
+        image: the column of images; ``None`` for the only one, if any.
+        columns: to learn from; ``None`` for all that are numbers, classes or texts, less the target and ``drop``.
+        drop: columns not to learn from, such as the one that says whose a row is.
+        parts: train, val and test -> what the data set calls them; ``None`` for those of the usual names.
+        pooled: put all parts together before they are shared out.
+        size: height and width that images are scaled to; needed where they differ.
+        channels: 1 for grey, 3 for colour; ``None`` for the images' own.
+        normalize: subtract the mean and divide by the deviation of what clients train on, by channel or by number.
+        **kwargs: ``partitioner``, ``split``, ``split_seed``, ``division``, ``folds``, ``fold``, ``stratified``,
+            ``train_shares``, ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
+            :class:`~lightning_fl.data.shared.SharedDataModule`.
+
+    Raises:
+        ConfigurationError: from the constructor, if ``datasets`` is not installed or an argument is not allowed.
+        DataError: from ``prepare_data`` and ``setup``, if the data are missing, or a column is not there or not what it
+            should be.
+    """
+
+    sample_noun = "sample"
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        target: str,
+        config: str | None = None,
+        revision: str | None = None,
+        image: str | None = None,
+        columns: list[str] | None = None,
+        drop: list[str] | None = None,
+        parts: dict[str, str] | None = None,
+        pooled: bool = False,
+        size: tuple[int, int] | None = None,
+        channels: int | None = None,
+        normalize: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_counts(self, size=size, channels=channels)
+        if channels not in (None, 1, 3):
+            raise ConfigurationError(f"HFDataset.channels={channels}: give 1 for grey or 3 for colour.")
+        if unknown := [name for name in parts or {} if name not in SPLITS]:
+            raise ConfigurationError(f"HFDataset.parts: {unknown[0]!r} is none of train, val, test.")
+        if parts is not None and "train" not in parts:
+            raise ConfigurationError("HFDataset.parts: name the part to train on, such as {train: train}.")
+        if columns is not None and (drop is not None or image is not None or not columns or target in columns):
+            raise ConfigurationError(
+                f"HFDataset.columns={columns}: name columns to learn from, without the target, and neither drop nor"
+                " image."
+            )
+        expect_extra("datasets", "hf", "HFDataset")
+        self.path, self.config, self.revision, self.target = path, config, revision, target
+        self.image, self.columns, self.drop, self.parts = image, columns, drop, parts
+        self.pooled, self.size, self.channels, self.normalize = pooled, size, channels, normalize
+        self._statistics: dict[str, list[float]] = {}
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes 0, 1, ...; empty for a regression. Known once ``prepare_data`` or ``setup`` ran."""
+        return list(self._data.record["classes"])
+
+    @property
+    def class_names(self) -> list[str]:
+        """The same, as every data module of classes calls them."""
+        return self.classes
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def _open(self, *, allow_download: bool) -> OpenedData:
+        from datasets import concatenate_datasets
+
+        found = self._parts_of(self._read(allow_download))
+        if self.pooled:
+            found = {"train": concatenate_datasets(list(found.values()))}
+        first = found["train"]
+        image = self._image_column(first.features)
+        self._expect(first, [self.target, *(self.columns or []), *(self.drop or [])])
+        columns = [image] if image else self._columns(first.features)
+        classes = self._classes(found)
+        encoders = {} if image else {name: _categories(found, name) for name in columns}
+        datasets: dict[Split, Dataset] = {}
+        for split, table in found.items():
+            inputs = (
+                self._images(table, image)
+                if image
+                else torch.cat([_numbers(table, name, encoders[name]) for name in columns], 1)
+            )
+            datasets[split] = _Samples(inputs, self._targets(table, classes), table)
+        inputs = datasets["train"].inputs  # type: ignore[attr-defined]
+        record = {
+            "name": Path(self.path).name if Path(self.path).exists() else self.path,
+            "config": self.config,
+            "revision": self.revision,
+            "licence": first.info.license or None,
+            "citation": first.info.citation or None,
+            "rows": {split: len(table) for split, table in found.items()},
+            "target": self.target,
+            "classes": classes or [],
+            "columns": columns,
+            ("image_shape" if image else "num_features"): list(inputs.shape[1:]) if image else inputs.shape[1],
+        }
+        return OpenedData(datasets, "user" if Path(self.path).exists() else "measured", record)
+
+    def _read(self, allow_download: bool) -> Any:
+        import datasets
+
+        path = Path(self.path).expanduser()
+        options: dict[str, Any] = {}
+        if not allow_download or os.environ.get("LIGHTNING_FL_OFFLINE", "0") not in ("", "0"):
+            options["download_config"] = datasets.DownloadConfig(local_files_only=True)
+        try:
+            if path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
+                return datasets.load_from_disk(str(path))
+            if path.is_file():
+                kind = path.suffix.lstrip(".").replace("jsonl", "json")
+                if kind not in ("parquet", "csv", "json"):
+                    raise ConfigurationError(
+                        f"HFDataset.path={self.path!r}: of files, .parquet, .csv and .json are read."
+                    )
+                return datasets.load_dataset(kind, data_files=str(path))
+            return datasets.load_dataset(str(self.path), self.config, revision=self.revision, **options)
+        except ConfigurationError:
+            raise
+        except Exception as error:  # the library has errors of its own for every way in which data can be missing
+            raise DataError(
+                f"HFDataset.path={self.path!r} cannot be read: {cut(' '.join(str(error).split()), 300)}. Check the"
+                " name, or give a folder or file; LIGHTNING_FL_OFFLINE=1 never downloads."
+            ) from error
+
+    def _parts_of(self, read: Any) -> dict[Split, Any]:
+        there = dict(read) if isinstance(read, dict) else {"train": read}
+        if self.parts is None:
+            wanted = {split: next((name for name in _PARTS[split] if name in there), None) for split in SPLITS}
+            if wanted["train"] is None and len(there) == 1:
+                wanted = {"train": next(iter(there))}
+        else:
+            wanted = {split: self.parts.get(split) for split in SPLITS}
+        missing = [name for name in wanted.values() if name is not None and name not in there]
+        if missing or wanted["train"] is None:
+            raise DataError(
+                f"{self.path} has no part {missing[0] if missing else 'train'!r}: it has {listed(list(there))}; say"
+                " which is what with HFDataset.parts, such as {train: ..., test: ...}."
+            )
+        found = {split: there[name] for split, name in wanted.items() if name is not None}
+        if empty := [split for split, table in found.items() if len(table) == 0]:
+            raise DataError(f"{self.path}: the part for {empty[0]} has no rows.")
+        return found
+
+    def _expect(self, table: Any, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in table.column_names:
+                hint = did_you_mean(name, table.column_names)
+                raise DataError(f"{self.path} has no column {name!r}{hint}; it has {listed(table.column_names)}.")
+
+    def _image_column(self, features: Mapping[str, Any]) -> str | None:
+        from datasets import Image
+
+        images = [name for name, kind in features.items() if isinstance(kind, Image)]
+        if self.image is not None and self.image not in images:
+            raise DataError(
+                f"HFDataset.image={self.image!r}: {self.path} has {listed(images) or 'no'} columns of images."
+            )
+        if self.columns is not None:
+            return None
+        if self.image is None and len(images) > 1:
+            raise DataError(f"{self.path} has the images {listed(images)}: choose one with HFDataset.image.")
+        return self.image or (images[0] if images else None)
+
+    def _columns(self, features: Mapping[str, Any]) -> list[str]:
+        chosen = self.columns or [name for name in features if name != self.target and name not in (self.drop or [])]
+        if not chosen:
+            raise DataError(f"{self.path} has no column to learn from besides the target {self.target!r}: drop fewer.")
+        return chosen
+
+    # -- encoding ------------------------------------------------------------------------------------------------
+
+    def _classes(self, parts: Mapping[Split, Any]) -> list[str] | None:
+        from datasets import ClassLabel
+
+        kind = parts["train"].features[self.target]
+        if isinstance(kind, ClassLabel):
+            return list(kind.names)
+        if str(getattr(kind, "dtype", "")).startswith("float"):
+            return None
+        return _sorted_values(parts, self.target)
+
+    def _targets(self, table: Any, classes: list[str] | None) -> Tensor:
+        from datasets import ClassLabel
+
+        values = list(table[self.target])
+        if any(value is None for value in values) and classes is not None:
+            raise DataError(f"{self.path}: {self.target!r} of row {values.index(None)} is empty: leave such rows out.")
+        if classes is None:
+            return torch.tensor([np.nan if value is None else value for value in values], dtype=torch.float32)[:, None]
+        if isinstance(table.features[self.target], ClassLabel):
+            if values and min(values) < 0:
+                raise DataError(f"{self.path}: {self.target!r} has rows without a class (-1): leave them out.")
+            return torch.tensor(values, dtype=torch.long)
+        place = {name: number for number, name in enumerate(classes)}
+        return torch.tensor([place[str(value)] for value in values], dtype=torch.long)
+
+    def _images(self, table: Any, name: str) -> Tensor:
+        """All images as they are stored, uint8 [n, C, H, W]."""
+        found: list[np.ndarray[Any, Any]] = []
+        for number, image in enumerate(table[name]):
+            if image is None:
+                raise DataError(f"{self.path}: {name!r} of row {number} is empty: leave such rows out.")
+            channels = self.channels or (1 if image.mode in ("L", "1", "I;16", "I") else 3)
+            image = image.convert("L" if channels == 1 else "RGB")
+            if self.size is not None and image.size != (self.size[1], self.size[0]):
+                image = image.resize((self.size[1], self.size[0]))
+            pixels = np.asarray(image, dtype=np.uint8).reshape(image.height, image.width, channels).transpose(2, 0, 1)
+            if found and pixels.shape != found[0].shape:
+                raise DataError(
+                    f"{self.path}: the images have shapes from {list(found[0].shape)} to {list(pixels.shape)}: give"
+                    " HFDataset.size, such as [32, 32], and channels, 1 or 3."
+                )
+            found.append(pixels)
+        return torch.from_numpy(np.stack(found))
+
+    def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
+        """What models see: float32, normalised by the samples that clients train on."""
+        trained = torch.cat([of_client["train"] for of_client in shares])
+        samples = {split: dataset for split, dataset in datasets.items() if isinstance(dataset, _Samples)}
+        inputs = {split: dataset.inputs for split, dataset in samples.items()}
+        scale = 255.0 if inputs["train"].dtype == torch.uint8 else 1.0
+        of_training = inputs["train"][trained].double() / scale
+        if self.normalize:
+            images = of_training.ndim == 4
+            axes = (0, 2, 3) if images else (0,)
+            mean, std = of_training.mean(axes, keepdim=True), of_training.std(axes, correction=0, keepdim=True)
+            std = torch.where(std > 0, std, 1.0)
+            self._statistics = {"mean": mean.flatten().tolist(), "std": std.flatten().tolist()}
+        else:
+            mean, std = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+        return {
+            split: TensorDataset(((values.double() / scale - mean) / std).float(), samples[split].targets)
+            for split, values in inputs.items()
+        }
+
+    def describe(self) -> Mapping[str, Any]:
+        """Origin, columns, normalisation, partition, division and sizes, for the run's record."""
+        return {**super().describe(), "normalization": self._statistics}
+
+
+class _Samples(Dataset):
+    """Inputs [n, ...] and targets, with the columns that partitioners ask for."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor, table: Any) -> None:
+        self.inputs, self.targets, self._table = inputs, targets, table
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], self.targets[index]
+
+    def column(self, name: str) -> list[Any] | None:
+        """One value per sample, classes by their names; ``None`` if there is no such column."""
+        if name not in self._table.column_names:
+            return None
+        kind, values = self._table.features[name], list(self._table[name])
+        return [kind.int2str(value) for value in values] if hasattr(kind, "int2str") else values
+
+
+def _sorted_values(parts: Mapping[Split, Any], name: str) -> list[str]:
+    """All that a column holds, numbers by size, else by letters."""
+    values = {value for table in parts.values() for value in table.unique(name) if value is not None}
+    plain = all(isinstance(value, int) for value in values)
+    return [str(value) for value in (sorted(values) if plain else sorted(map(str, values)))]
+
+
+def _categories(parts: Mapping[Split, Any], name: str) -> list[str] | None:
+    """The values of a column of texts or classes; ``None`` for numbers."""
+    kind = parts["train"].features[name]
+    if hasattr(kind, "int2str"):
+        return list(kind.names)
+    if getattr(kind, "dtype", None) in ("string", "large_string", "bool"):
+        return _sorted_values(parts, name)
+    return None
+
+
+def _numbers(table: Any, name: str, categories: list[str] | None) -> Tensor:
+    """A column as the model sees it before it is normalised, float64 [n, k]."""
+    values = list(table[name])
+    if categories is not None:
+        if hasattr(table.features[name], "int2str"):
+            place = {number: number for number in range(len(categories))}
+            keys = values
+        else:
+            place = {text: number for number, text in enumerate(categories)}  # type: ignore[misc]
+            keys = [None if value is None else str(value) for value in values]
+        found = torch.zeros(len(values), len(categories), dtype=torch.float64)
+        for row, key in enumerate(keys):
+            if key in place:  # an empty cell is none of them
+                found[row, place[key]] = 1
+        return found
+    try:
+        cells = torch.from_numpy(np.asarray(values, dtype=np.float64)).reshape(len(values), -1)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"the column {name!r} holds no numbers of one shape ({table.features[name]}): leave it out with"
+            " HFDataset.drop, or name the columns to learn from with HFDataset.columns."
+        ) from error
+    if not cells.isfinite().all():
+        row = int((~cells.isfinite()).any(1).nonzero()[0])
+        raise DataError(f"{name!r} of row {row} is empty or not finite: fill it, leave the row out or drop the column.")
+    return cells

@@ -1,0 +1,100 @@
+"""Partitioners of Flower's flwr-datasets as ours (the extra ``lightning-fl[flower]``)."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lightning_fl.data.module import Split
+from lightning_fl.data.partition.partitioner import Partitioner, class_labels, read_column
+from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.extras import expect_extra
+
+__all__ = ["FromFlower"]
+
+#: The column of classes, whatever the data call it.
+LABEL = "label"
+_INDEX = "lightning_fl_index"
+
+
+class FromFlower(Partitioner):
+    """A partitioner of ``flwr_datasets.partitioner``, by its name and arguments: it gives every client what it gives
+    there.
+
+    ``partition_by: label`` goes by the classes of the samples, any other column is asked of the data set by name. Where
+    the partitioner draws at random and its ``seed`` is not given, it draws by the run's.
+
+    Args:
+        partitioner: the class, such as ``DirichletPartitioner``.
+        arguments: of its constructor, such as ``{num_partitions: 10, partition_by: label, alpha: 0.5}``.
+
+    Raises:
+        ConfigurationError: flwr-datasets is not installed, has no such partitioner, or that one refuses its arguments.
+    """
+
+    def __init__(self, *, partitioner: str, arguments: dict[str, Any] | None = None) -> None:
+        expect_extra("flwr_datasets", "flower", "FromFlower")
+        self.partitioner = partitioner
+        self.arguments = dict(arguments or {})
+        self._make(0)
+        count = self.arguments.get("num_partitions", None)
+        sizes = self.arguments.get("partition_sizes", None)
+        self.num_clients = len(sizes) if count is None and sizes is not None else count
+
+    def _make(self, seed: int) -> Any:
+        from flwr_datasets import partitioner as flower
+
+        kinds = [name for name in flower.__all__ if name != "Partitioner" and not name.startswith("Vertical")]
+        if self.partitioner not in kinds:
+            raise ConfigurationError(
+                f"FromFlower.partitioner={self.partitioner!r}: there are {', '.join(kinds)}, which divide samples."
+            )
+        kind = getattr(flower, self.partitioner)
+        own = {"seed": seed % 2**32} if "seed" in inspect.signature(kind).parameters else {}
+        try:
+            return kind(**(own | self.arguments))
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"FromFlower.arguments: {self.partitioner} refuses them: {error}") from error
+
+    def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
+        """Each client's samples, as the partitioner gives them, in ascending order."""
+        from datasets import Dataset as Table
+
+        flower = self._make(seed)
+        columns: dict[str, Any] = {_INDEX: list(range(len(dataset)))}  # type: ignore[arg-type]
+        by = self.arguments.get("partition_by")
+        if by is not None:
+            columns[by] = self._column(dataset, str(by))
+        flower.dataset = Table.from_dict(columns)
+        try:
+            parts = [flower.load_partition(client)[_INDEX] for client in range(flower.num_partitions)]
+        except (ValueError, IndexError, KeyError) as error:
+            raise DataError(f"{self.partitioner} of flwr-datasets refuses the data: {error}") from error
+        names = getattr(flower, "partition_id_to_natural_id", None)
+        if names:
+            self.names = [str(names[client]) for client in range(len(parts))]
+        return [torch.tensor(list(part), dtype=torch.long).sort().values for part in parts]
+
+    def _column(self, dataset: Dataset, name: str) -> list[Any]:
+        if name == LABEL:
+            return list(class_labels({"train": dataset}, num_bins=10)["train"].tolist())
+        return list(read_column(dataset, name, "FromFlower"))
+
+    def partition_splits(self, datasets: Any, seed: int) -> dict[Split, list[Tensor]]:
+        """Of one data set: of several, clients' parts would not belong together.
+
+        Raises:
+            DataError: there are several.
+        """
+        if len(datasets) > 1:
+            raise DataError(
+                f"FromFlower shares out one data set, these come in the parts {', '.join(datasets)}: put them together"
+                " (pooled: true), so that every client's samples are divided inside the client."
+            )
+        return super().partition_splits(datasets, seed)
+
+    def describe(self) -> dict[str, Any]:
+        """Name, Flower's partitioner and its arguments."""
+        return {"name": "FromFlower", "partitioner": self.partitioner, "arguments": self.arguments}
