@@ -198,7 +198,9 @@ def _ways_on(trainer: "FederatedTrainer") -> Iterator[str]:
     checkpoint = trainer.checkpoint_callback
     if checkpoint is not None and checkpoint.best_round is not None and checkpoint.best_value is not None:
         monitor = f" by {checkpoint.monitor}" if checkpoint.monitor else ""
-        yield f"best round: {checkpoint.best_round} of {trainer.current_round}{monitor}, {checkpoint.best_value:.4g}"
+        # The test of the best round has gone back to it.
+        rounds = max(trainer.current_round, checkpoint.last_round or 0)
+        yield f"best round: {checkpoint.best_round} of {rounds}{monitor}, {checkpoint.best_value:.4g}"
     folder = Path(trainer.log_dir)
     yield f"run: {folder}"
     pictures = len(list(folder.glob("figures/*.png")))

@@ -304,8 +304,8 @@ class TestWaysOn:
         for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).touch()
-        checkpoint = SimpleNamespace(best_round=7, best_value=0.25, monitor="val/rmse")
-        trainer = SimpleNamespace(log_dir=str(folder), checkpoint_callback=checkpoint, current_round=10)
+        checkpoint = SimpleNamespace(best_round=7, best_value=0.25, monitor="val/rmse", last_round=10)
+        trainer = SimpleNamespace(log_dir=str(folder), checkpoint_callback=checkpoint, current_round=7)
         assert list(_ways_on(trainer)) == [
             "best round: 7 of 10 by val/rmse, 0.25",
             f"run: {folder}",

@@ -17,11 +17,11 @@ from rich.text import Text
 def main() -> None:
     """Run the command and draw."""
     out, head, tail, *command = sys.argv[1:]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "100"})
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "118"})
     lines = ran.stdout.rstrip("\n").split("\n")
     if len(lines) > int(head) + int(tail):
         lines = [*lines[: int(head)], "...", *lines[len(lines) - int(tail) :]]
-    console = Console(record=True, width=100, file=StringIO())
+    console = Console(record=True, width=118, file=StringIO())
     console.print(Text.assemble(("$ ", "bold green"), (" ".join(command), "bold")))
     for line in lines:
         console.print(Text.from_ansi(line), soft_wrap=True)
