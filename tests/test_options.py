@@ -27,6 +27,7 @@ _GIVEN: dict[str, dict[str, Any]] = {
     "FeSEM": {"num_clusters": 2},
     "FedSoft": {"num_models": 2, "lam": 0.1},
     "GroupBy": {"column": "group", "num_clients": 2},
+    "HFDataset": {"path": "a.parquet", "target": "y", "partitioner": data.IID(num_clients=2)},
     "IFCA": {"num_clusters": 2},
     "IID": {"num_clients": 3},
     "ImageDomains": {"domains": ["mnist", "usps"]},

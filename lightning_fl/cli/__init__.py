@@ -51,6 +51,7 @@ COMMANDS = {
     ),
     "compare": Command("lightning_fl.cli.compare", "Put finished runs side by side: tables and figures."),
     "study": Command("lightning_fl.cli.study", "Run a grid of recipes, settings and seeds, and judge what is claimed."),
+    "init": Command("lightning_fl.cli.init", "Ask three questions, write a recipe and a module to start from."),
     "recipes": Command("lightning_fl.cli.recipes", "List, print or copy the recipes that come with the package."),
     "datasets": Command("lightning_fl.cli.datasets", "List data sets, fetch them, check their files."),
     "completion": Command("lightning_fl.cli.completion", "Print the completion script for a shell."),

@@ -19,7 +19,7 @@ __all__ = ["USAGE", "add_arguments", "run"]
 
 USAGE = (
     "%(prog)s STUDY [--scale NAME] [--out DIR] [--workers N] [--only KEY=VALUE[,VALUE] ...] [--seeds N ...]"
-    " [--shard I/N] [--dry-run]"
+    " [--shard I/N] [--ray ADDRESS] [--dry-run]"
 )
 
 
@@ -55,6 +55,13 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         metavar="I/N",
         help="Run the i-th of n shares of these cells, as a job of an array; the last one to end writes the results.",
     )
+    parser.add_argument(
+        "--ray",
+        type=str | None,
+        default=None,
+        metavar="ADDRESS",
+        help="Run on a Ray cluster: its address, auto for the one that is there, local for one on this machine.",
+    )
     parser.add_argument("--dry-run", action="store_true", help="List the cells and how far each is; run nothing.")
 
 
@@ -68,6 +75,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     from lightning_fl.study.environment import describe_environment
     from lightning_fl.study.html_report import write_html
     from lightning_fl.study.lock import StudyLock
+    from lightning_fl.study.ray_workers import RayWorkers
     from lightning_fl.study.report import print_results, write_markdown
     from lightning_fl.study.results import CellResult, StudyResults
     from lightning_fl.study.shard import Shard
@@ -89,7 +97,12 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
         for cell in asked:
             print(f"{CellResult.of(cell, study.metric, out).status:8}{cell.name}")
         return 0
-    workers = Workers(config.workers, [cell for cell in asked if cell.finished() is None])
+    left = [cell for cell in asked if cell.finished() is None]
+    workers: Workers | RayWorkers
+    if config.ray is None:
+        workers = Workers(config.workers, left)
+    else:
+        workers = RayWorkers(config.ray, config.workers, left, out)
 
     def check_metric(*_: "Cell") -> None:
         """Refuse a metric that no run has, as soon as the first has come to its end."""

@@ -1,0 +1,67 @@
+"""``lightning-fl init``: three questions, and a recipe and a module to start from."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace
+
+from lightning_fl.errors import ConfigurationError
+from lightning_fl.starters.start import ALGORITHMS, DATA, TASKS, Answers, starter_files, write_files
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: ArgumentParser, command: str) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--data", type=str | None, default=None, help=f"Question 1, the data: {', '.join(DATA)}.")
+    parser.add_argument(
+        "--task", type=str | None, default=None, help=f"Question 2, what is predicted: {', '.join(TASKS)}."
+    )
+    parser.add_argument(
+        "--algorithm", type=str | None, default=None, help=f"Question 3, how it is learned: {', '.join(ALGORITHMS)}."
+    )
+    parser.add_argument(
+        "--file", type=str | None, default=None, help="Your file, of images the folder (default: made-up data)."
+    )
+    parser.add_argument("--target", type=str | None, default=None, help="The file's column to predict.")
+    parser.add_argument("--clients", type=str | None, default=None, help="The file's column that says whose a row is.")
+    parser.add_argument("--smiles", type=str, default="smiles", help="The file's column of molecules.")
+    parser.add_argument("--to-folder", type=str, default=".", metavar="DIR", help="Where it is written.")
+
+
+def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
+    """Ask what is not said, write, and say how to go on."""
+    data = config.data or _ask("data", "What are your data?", DATA)
+    tasks = {"classification": TASKS["classification"]} if data in ("table", "images") else TASKS
+    task = config.task or _ask("task", "What is to be predicted?", tasks)
+    algorithm = config.algorithm or _ask("algorithm", "What shall clients get?", ALGORITHMS)
+    found = starter_files(Answers(data, task, algorithm, config.file, config.target, config.clients, config.smiles))
+    folder = Path(config.to_folder).expanduser()
+    write_files(found, folder)
+    for name in sorted({name.partition("/")[0] for name in found}):
+        print(folder / name)
+    inside = "" if folder == Path() else f"cd {folder} && "
+    print(f"Now: {inside}lightning-fl fit --config recipe.yaml")
+    return 0
+
+
+def _ask(option: str, question: str, answers: Mapping[str, str]) -> str:
+    """One of the answers, by its number or its name; the first for an empty line."""
+    if not sys.stdin.isatty():
+        raise ConfigurationError(f"nobody is there to be asked: give --{option} {'|'.join(answers)}.")
+    if len(answers) == 1:
+        return next(iter(answers))
+    print(question)
+    for number, (name, meaning) in enumerate(answers.items(), 1):
+        print(f"  {number}  {name}: {meaning}")
+    while True:
+        try:
+            said = input(f"1 to {len(answers)} [1]: ").strip()
+        except EOFError:
+            raise ConfigurationError(f"no answer was given: give --{option} {'|'.join(answers)}.") from None
+        if said in answers:
+            return said
+        if not said or (said.isdigit() and 1 <= int(said) <= len(answers)):
+            return list(answers)[int(said or 1) - 1]
+        print(f"{said!r} is none of them.")

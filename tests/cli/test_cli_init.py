@@ -1,0 +1,154 @@
+"""``lightning-fl init``: what it writes runs at once, and nothing of the user's is touched."""
+
+import builtins
+import json
+import os
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from lightning_fl.starters.start import ALGORITHMS, DATA, TASKS
+
+FITTING = [
+    (data, task)
+    for data, task in product(DATA, TASKS)
+    if (data, task) not in (("table", "regression"), ("images", "regression"))
+]
+
+
+def summary(folder="."):
+    return json.loads(Path(folder, "runs/version_0/summary.json").read_text())
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """Modules of the working directory are imported anew."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", os.getcwd())])
+    for name in ("module", "data"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield
+    for name in ("module", "data"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("data", "task"), FITTING)
+def test_what_is_written_runs_and_learns(data, task, command, fresh):
+    code, out, err = command("init", "--data", data, "--task", task, "--algorithm", "fedavg")
+    assert (code, err) == (0, "")
+    assert out.endswith("Now: lightning-fl fit --config recipe.yaml\n")
+    code, _, err = command("fit", "--config", "recipe.yaml", "--trainer.max_rounds", "5")
+    assert code == 0, err
+    record = summary()
+    assert record["num_clients"] == 3
+    assert set(record["client_names"]) == {"north", "south", "west"}
+    table = Path("runs/version_0/metrics.csv").read_text().splitlines()
+    columns = dict(zip(table[0].split(","), zip(*(line.split(",") for line in table[1:]), strict=True), strict=True))
+    losses = [float(value) for value in columns["val/loss"] if value]
+    assert min(losses) < losses[0]
+    assert ("acc" in record["metrics"]["test"]) == (task == "classification")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", sorted(set(ALGORITHMS) - {"fedavg"}))
+@pytest.mark.parametrize("data", ["own", "molecules"])
+def test_every_algorithm_runs(algorithm, data, command, fresh):
+    assert command("init", "--data", data, "--task", "regression", "--algorithm", algorithm)[0] == 0
+    code, _, err = command("fit", "--config", "recipe.yaml", "--trainer.max_rounds", "2")
+    assert code == 0, err
+    record = summary()
+    words = {"drfa": "DROClientSampling", "ditto": "Ditto", "ifca": "IFCA"}
+    assert words[algorithm] in [*record["callbacks"], record["strategy"]]
+
+
+@pytest.mark.slow
+def test_a_file_of_one_s_own(command, fresh):
+    rows = [f'{number},{"abc"[number % 3]},{("p", "q")[number % 2]},"h, {number % 2}"' for number in range(60)]
+    Path("mine.csv").write_text("\n".join(["size,kind,grade,site", *rows]) + "\n")
+    words = ["--file", "mine.csv", "--target", "kind", "--clients", "site"]
+    code, out, err = command("init", "--data", "table", "--task", "classification", "--algorithm", "fedavg", *words)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[:-1] == ["module.py", "recipe.yaml"]
+    code, _, err = command("fit", "--config", "recipe.yaml", "--trainer.max_rounds", "2")
+    assert code == 0, err
+    assert summary()["client_names"] == ["h, 0", "h, 1"]
+    assert summary()["data"]["classes"] == ["a", "b", "c"]
+
+
+# -- questions -----------------------------------------------------------------------------------------------------
+
+
+def test_three_questions(command, monkeypatch):
+    said = iter(["4", "nothing", "regression", ""])
+    monkeypatch.setattr(builtins, "input", lambda prompt: next(said))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    code, out, err = command("init", "--to-folder", "new/here")
+    assert (code, err) == (0, "")
+    assert [line for line in out.splitlines() if line.endswith("?")] == [
+        "What are your data?",
+        "What is to be predicted?",
+        "What shall clients get?",
+    ]
+    assert "'nothing' is none of them." in out
+    assert out.endswith("Now: cd new/here && lightning-fl fit --config recipe.yaml\n")
+    assert sorted(os.listdir("new/here")) == ["data.py", "module.py", "recipe.yaml"]
+    assert (
+        Path("new/here/recipe.yaml").read_text().startswith("# one shared model, on average good (FedAvg), of PyTorch")
+    )
+
+
+def test_what_is_there_stays_as_it_is(command):
+    Path("module.py").write_text("mine")
+    words = ("init", "--data", "own", "--task", "regression", "--algorithm", "fedavg")
+    code, _, err = command(*words)
+    assert (code, err) == (
+        2,
+        "error: module.py is there already and would be overwritten: move away what is there, or name another folder"
+        " with --to-folder.\n",
+    )
+    assert os.listdir() == ["module.py"]
+    assert Path("module.py").read_text() == "mine"
+
+
+OWN = ["--task", "classification", "--algorithm", "fedavg"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--data", "own", "--task", "regression"],
+            "nobody is there to be asked: give --algorithm fedavg|drfa|ditto|ifca.",
+        ),
+        (["--data", "tabel", *OWN], "--data tabel: there is no such answer (did you mean 'table'?)."),
+        (["--data", "own", "--task", "x", "--algorithm", "ifca"], "--task x: there is no such answer; there are"),
+        (
+            ["--data", "table", "--task", "regression", "--algorithm", "ifca"],
+            "tables and images come with classes only",
+        ),
+        (["--data", "own", *OWN, "--file", "a.csv"], "--file with --data own: read the file in the data.py"),
+        (["--data", "table", *OWN, "--target", "a"], "--target and --clients name columns of a file: give --file too."),
+        (["--data", "table", *OWN, "--file", "a.csv"], "--file a.csv: name the column to predict with --target"),
+        (
+            ["--data", "table", *OWN, "--file", "a.csv", "--target", "a", "--clients", "b"],
+            "--file a.csv: there is no such file.",
+        ),
+        (
+            ["--data", "table", *OWN, "--file", "b.csv", "--target", "kind", "--clients", "sit"],
+            "--clients sit: b.csv has no such column (did you mean 'site'?); it has kind, site.",
+        ),
+        (["--data", "images", *OWN, "--file", "nowhere"], "--file nowhere: there is no such folder."),
+        (
+            ["--data", "images", *OWN, "--file", "x", "--target", "a"],
+            "name columns, and images have none: leave them out.",
+        ),
+    ],
+)
+def test_answers_that_are_none(words, said, command):
+    Path("b.csv").write_text("kind,site\na,x\nb,y\n")
+    code, _, err = command("init", *words)
+    assert code == 2
+    assert said in err
+    assert os.listdir() == ["b.csv"]
