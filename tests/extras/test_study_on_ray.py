@@ -16,7 +16,8 @@ pytest.importorskip("ray")
 
 from lightning_fl.cli import main
 
-pytestmark = [pytest.mark.processes]
+# Not "processes", which looks that none is left after each test: the cluster stays for all.
+pytestmark = [pytest.mark.slow]
 
 TESTS = Path(__file__).parents[1]
 
