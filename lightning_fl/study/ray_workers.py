@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from lightning_fl.study.workers import Watcher, Workers, usable_cores
 __all__ = ["RayWorkers"]
 
 _TICK_SECONDS = 1.0
+_ANSWER_SECONDS = 10.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: Of this process's environment what a run's result or data depend on.
 _PASSED_ON = ("PYTHONPATH", "LIGHTNING_FL_DATA", "LIGHTNING_FL_CACHE", "LIGHTNING_FL_OFFLINE")
@@ -63,6 +65,9 @@ class RayWorkers:
         self._ray = ray
         new = {"num_cpus": usable_cores(), "include_dashboard": False} if address == "local" else {"address": address}
         try:
+            if ":" in address:  # Ray itself waits long for one that does not answer
+                host, _, port = address.removeprefix("ray://").rpartition(":")
+                socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
             ray.init(**new, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
         except Exception as error:  # of several kinds, from a wrong address to another version of Ray there
             raise ConfigurationError(
