@@ -162,7 +162,7 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None) ->
             console.print(table_that_fits(lambda shown: target_table(shown, order), single, console, _RECORD))
         line = constant_line(metrics, getattr(trainer.datamodule, "target_units", None) or [])
         if line:
-            console.print(Text(line))
+            console.print(Text(line), soft_wrap=True)
         for name, gain in trainer.gains.get(split, {}).items():
             # Not of every target; and the error of a constant is the same for all models.
             if metric_name(name, split) not in single and any(gain.clients.values()):

@@ -151,7 +151,7 @@ def _look_at(answers: Answers, path: Path) -> int:
             there = list(map(str, table.columns))
             raise ConfigurationError(
                 f"--{option} {column}: {path} has no such column{did_you_mean(str(column), there)}; it has"
-                f" {', '.join(there)}."
+                f" {', '.join(there)}. Name yours with --{option}."
             )
     return max(2, table[answers.target].dropna().nunique())
 
