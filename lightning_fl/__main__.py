@@ -17,9 +17,8 @@ _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "NODE_RANK")
 def main() -> int:
     """Run a command; a signal while modules are imported, or after the command, needs no answer."""
     ends_at_once()
-    words = first_words(sys.argv[1:])
-    if words and all(os.environ.get(name, "0") == "0" for name in _RANKS):
-        print(words, file=sys.stderr, flush=True)
+    if sys.stderr.isatty() and all(os.environ.get(name, "0") == "0" for name in _RANKS):
+        print(first_words(sys.argv[1:]), end="", file=sys.stderr, flush=True)
     from lightning_fl.cli import main as run_command
 
     code = run_command()
@@ -28,7 +27,7 @@ def main() -> int:
 
 
 def first_words(words: Sequence[str]) -> str:
-    """What a command begins with, said before the seconds that importing torch and Lightning takes; "" for nothing.
+    """What a command tells a person first, in the seconds that importing torch and Lightning takes; "" for nothing.
 
     Args:
         words: after ``lightning-fl``.
@@ -48,7 +47,7 @@ def first_words(words: Sequence[str]) -> str:
     if not named:
         return ""
     others = ", ".join(" ".join(one) for one in settings if one[0] != "--config")
-    return f"{words[0]}: reading {', '.join(named)}{f' with {others}' if others else ''} ..."
+    return f"{words[0]}: reading {', '.join(named)}{f' with {others}' if others else ''} ...\n"
 
 
 if __name__ == "__main__":

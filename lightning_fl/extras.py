@@ -18,7 +18,8 @@ def expect_extra(package: str, extra: str, who: str) -> None:
     Raises:
         ConfigurationError: it is missing.
     """
-    if importlib.util.find_spec(package) is None:
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:  # a mere folder of that name has no origin
         raise ConfigurationError(
             f'{who}: {package} is not installed. Install it with `pip install "lightning-fl[{extra}]"`.'
         )

@@ -42,7 +42,8 @@ def test_every_public_name_is_in_the_reference(site, room):
     for name in room.__all__:
         one = getattr(room, name)
         if inspect.isclass(one) or inspect.isfunction(one):
-            assert f'id="{one.__module__}.{one.__qualname__}"' in text, name
+            path = f'{one.__module__}.{one.__qualname__}"'  # here, or a link to where it is
+            assert f'id="{path}' in text or f"#{path}" in text, name
 
 
 def test_notebooks_show_what_their_cells_print_and_draw(site):

@@ -91,6 +91,7 @@ def test_nothing_is_overwritten(run, command):
     path = run / "models" / "assay_0.ckpt"
     content = torch.load(path, weights_only=True)
     next(iter(content["state_dict"].values())).add_(1)
+    path.unlink()  # it may be the same file as the shared one's
     torch.save(content, path)
     code, _, err = command("export", run, "--to-folder", "two", "--model", "all")
     assert (code, err) == (2, "error: --model all: an export is of one model, not of 2: name one.\n")

@@ -137,7 +137,8 @@ OWN = ["--task", "classification", "--algorithm", "fedavg"]
         ),
         (
             ["--data", "table", *OWN, "--file", "b.csv", "--target", "kind", "--clients", "sit"],
-            "--clients sit: b.csv has no such column (did you mean 'site'?); it has kind, site. Name yours with --clients.",
+            "--clients sit: b.csv has no such column (did you mean 'site'?); it has kind, site. Name yours with"
+            " --clients.",
         ),
         (["--data", "images", *OWN, "--file", "nowhere"], "--file nowhere: there is no such folder."),
         (

@@ -1,6 +1,8 @@
 """What is said before torch is imported."""
 
+import contextlib
 import os
+import pty
 import subprocess
 import sys
 
@@ -30,23 +32,29 @@ from lightning_fl.__main__ import first_words
     ],
 )
 def test_what_is_read_with_which_settings(words, said):
-    assert first_words(words.split()) == said
+    assert first_words(words.split()) == (f"{said}\n" if said else "")
 
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize(("rank", "speaks"), [("0", True), ("1", False)])
-def test_it_is_said_by_rank_zero_before_anything_else_and_not_among_the_results(rank, speaks):
+@pytest.mark.parametrize(("rank", "terminal", "speaks"), [("0", True, True), ("1", True, False), ("0", False, False)])
+def test_rank_zero_says_it_to_a_person_at_once_and_not_among_the_results(rank, terminal, speaks):
+    ours, theirs = pty.openpty() if terminal else os.pipe()
     with subprocess.Popen(
         [sys.executable, "-m", "lightning_fl", "fit", "--config", "no_such_recipe"],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=theirs,
         text=True,
         env={**os.environ, "RANK": rank},
     ) as process:
-        first = process.stderr.readline()
-        out, rest = process.communicate()
+        os.close(theirs)
+        out, _ = process.communicate()
+        said = ""
+        with contextlib.suppress(OSError):  # the terminal's other end is closed
+            while more := os.read(ours, 4096).decode():
+                said += more
+        os.close(ours)
     assert out == ""
-    assert (first == "fit: reading no_such_recipe ...\n") == speaks
-    assert "no_such_recipe" in first + rest
+    assert said.startswith("fit: reading no_such_recipe ...") == speaks
+    assert "error: no recipe 'no_such_recipe'" in said
     assert process.returncode == 2

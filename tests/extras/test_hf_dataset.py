@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-datasets = pytest.importorskip("datasets")
+# The repository has a folder of this name, which Python takes for a package without a version.
+datasets = pytest.importorskip("datasets", minversion="3")
 from PIL import Image  # noqa: E402
 
 from lightning_fl import ConfigurationError, DataError, FederatedTrainer  # noqa: E402
