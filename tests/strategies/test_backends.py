@@ -165,7 +165,7 @@ def check(fabric):
         if backend != "fake":
             assert group._get_backend(torch.device(device)).options._timeout == timedelta(seconds=77), device
     # Whole in one write: of two processes that share a pipe.
-    print(f"agreed on {len(set(federated.backends_of().values()))}\n", end="", flush=True)
+    print(f"agreed on {len(set(federated.backends_of().values()))}\\n", end="", flush=True)
 
 backend = None if sys.argv[1] == "default" else sys.argv[1]
 strategy = FedAvg(start_method="fork", process_group_backend=backend, timeout=77)
