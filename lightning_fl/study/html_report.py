@@ -1,7 +1,5 @@
 """A study as one HTML page that needs nothing but itself: tables, claims, pictures, settings, how to repeat it."""
 
-import base64
-import io
 import math
 import shlex
 from collections import Counter
@@ -11,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from matplotlib import rc_context
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from lightning_fl.atomic import write_whole
@@ -21,6 +19,7 @@ from lightning_fl.shipped import available_studies
 from lightning_fl.study.claims import Answer
 from lightning_fl.study.declaration import FULL
 from lightning_fl.study.finished_run import FinishedRun
+from lightning_fl.study.hover import inline_svg
 from lightning_fl.study.pivot import make_pivot
 from lightning_fl.study.report import CHOSEN_HEADER, chosen_rows
 from lightning_fl.study.results import CellResult, StudyResults
@@ -124,15 +123,10 @@ def images_of(title: str, draw: Callable[[], Figure | None]) -> list[dict[str, A
     images: list[dict[str, Any]] = []
     with drawing(title):
         if (figure := draw()) is not None:
-            images.append({"title": title, "source": _data_uri(figure), "wide": figure.get_figwidth() > _WIDE})
+            images.append(
+                {"title": title, "svg": Markup(inline_svg(figure, title)), "wide": figure.get_figwidth() > _WIDE}
+            )
     return images
-
-
-def _data_uri(figure: Figure) -> str:
-    buffer = io.BytesIO()
-    with rc_context({"svg.fonttype": "path", "svg.hashsalt": "lightning-fl"}):  # the same letters on every machine
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def _answer(answer: Answer, digits: int) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from matplotlib.ticker import MaxNLocator
 
 from lightning_fl.atomic import write_whole
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.drawing import GOOD
+from lightning_fl.drawing import BAD, GOOD
 from lightning_fl.study.finished_run import FinishedRun, RunMetric
+from lightning_fl.study.hover import say_values
 from lightning_fl.study.html_report import images_of
 from lightning_fl.user_yaml import dump_yaml
 
@@ -23,6 +24,13 @@ __all__ = ["write_run_page"]
 _MOST_METRICS = 12
 #: Charts of curves.
 _MOST_CURVES = 4
+#: Points of a curve that say their values.
+_MOST_VALUES = 60
+#: Column of a curve, its name and how it is drawn.
+_LINES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("mean", "average", {"color": GOOD, "marker": "o"}),
+    ("worst", "worst", {"color": BAD, "marker": "s", "linestyle": "--"}),
+)
 _SPLITS = {"test": "Test", "val": "Validation", "train": "Training"}
 #: Files and folders of a run that are worth a link, in this order.
 _FILES = ("config.yaml", "summary.json", "metrics.csv", "splits.json", "*.csv", "figures/*.png", "models/*.ckpt")
@@ -111,18 +119,13 @@ def _draw_curves(run: FinishedRun) -> Figure | None:
         return None
     figure = Figure(figsize=(4.2 * len(curves), 3.0), layout="constrained")
     for axes, (name, curve) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
-        mark = max(1, len(curve) // 10)
-        axes.plot(curve["round"], curve["mean"], color=GOOD, marker="o", markevery=mark, label="average")
-        if curve["worst"].notna().any():
-            axes.plot(
-                curve["round"],
-                curve["worst"],
-                color="#D55E00",
-                linestyle="--",
-                marker="s",
-                markevery=mark,
-                label="worst",
-            )
+        every = max(1, len(curve) // 10)
+        for part, label, style in _LINES:
+            if curve[part].notna().any():
+                axes.plot(curve["round"], curve[part], markevery=every, label=label, **style)
+                points = zip(curve["round"], curve[part], strict=True)
+                texts = [f"{label}, round {step:g}: {value:.4g}" for step, value in points]
+                say_values(axes, curve["round"], curve[part], texts, most=_MOST_VALUES)
         if run.summary.get("best_round"):
             axes.axvline(run.summary["best_round"], color="0.6", linewidth=0.8)
         axes.set(title=name, xlabel="round")

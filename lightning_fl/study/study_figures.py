@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,6 +16,7 @@ from lightning_fl.drawing import BAD, GOOD, marked
 from lightning_fl.study.claims import Answer
 from lightning_fl.study.comparison_figures import ROW_COLORS
 from lightning_fl.study.finished_run import FinishedRun
+from lightning_fl.study.hover import say_values
 from lightning_fl.study.intervals import paired_interval
 from lightning_fl.study.results import CellResult, StudyResults
 
@@ -25,6 +27,8 @@ _VERDICT_MARKERS = {"holds": "o", "does not hold": "X", "undecided": "D"}
 _PUBLISHED = "0.35"
 _PANELS_ACROSS = 3
 _LABEL_LENGTH = 60
+#: Points of a line that say their values.
+_MOST_VALUES = 40
 
 #: A row's or column's labels on the table.
 Labels = tuple[str, ...]
@@ -51,21 +55,28 @@ def draw_results(results: StudyResults, statistic: str) -> Figure:
     """
     study = results.study
     unit = 100.0 if study.table.percent else 1.0
+    digits = study.table.digits + 1
     found = panels(results)
     rows = list(dict.fromkeys(row for column in found.values() for row in column))
     figure, grid = _grid(len(found), 0.34 * len(rows) + 1.1, sharey=True)
     for axes, (column, of_rows) in zip(grid, found.items(), strict=False):
         for place, row in enumerate(rows):
-            values = [unit * cell.values[statistic] for cell in of_rows.get(row, [])]
-            values = [value for value in values if not math.isnan(value)]
+            name, values = ", ".join(row), {cell.seed: unit * cell.values[statistic] for cell in of_rows.get(row, [])}
+            values = {seed: value for seed, value in values.items() if not math.isnan(value)}
             color = ROW_COLORS[place % len(ROW_COLORS)]
-            axes.plot(values, [place] * len(values), "o", color=color, alpha=0.35, markersize=4)
-            if values:
-                mean, half = statistics.fmean(values), _half_interval(values)
+            dots = list(values.values())
+            axes.plot(dots, [place] * len(dots), "o", color=color, alpha=0.35, markersize=4)
+            texts = [f"{name}, seed {seed}: {value:.{digits}f}" for seed, value in values.items()]
+            say_values(axes, dots, [place] * len(dots), texts)
+            if dots:
+                mean, half = statistics.fmean(dots), _half_interval(dots)
                 axes.errorbar(mean, place, xerr=half, fmt="o", color=color, markersize=6, capsize=3)
-            figure_there = study.published.values.get((", ".join(row), ", ".join(column), statistic))
+                margin = f" ± {half:.{digits}f}" if len(dots) > 1 else ""
+                say_values(axes, [mean], [place], [f"{name}: {mean:.{digits}f}{margin} ({_seeds(len(dots))})"])
+            figure_there = study.published.values.get((name, ", ".join(column), statistic))
             if figure_there is not None:
                 axes.plot(figure_there[0], place, "D", markerfacecolor="none", color=_PUBLISHED, markersize=7)
+                say_values(axes, [figure_there[0]], [place], [f"{name}, published: {figure_there[0]:g}"])
         axes.set_yticks(range(len(rows)), [_short(", ".join(row)) for row in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_title(", ".join(column), fontsize=10)
@@ -96,6 +107,9 @@ def draw_claims(answers: Sequence[Answer], unit: str) -> Figure:
         if not math.isnan(interval.low):
             axes.plot([interval.low, interval.high], [place, place], color=color, linewidth=2)
         axes.plot(interval.mean, place, _VERDICT_MARKERS[answer.verdict], color=color)
+        bounds = "" if math.isnan(interval.low) else f" [{interval.low:+.4g}, {interval.high:+.4g}]"
+        text = f"{_claim_label(answer)}: {interval.mean:+.4g}{bounds}, {answer.verdict} ({_seeds(interval.n)})"
+        say_values(axes, [interval.mean], [place], [text])
     axes.axvline(0.0, color="0.4", linewidth=1)
     axes.set_yticks(range(len(answers)), [_short(_claim_label(answer)) for answer in answers], fontsize=9)
     axes.set_ylim(len(answers) - 0.5, -0.5)
@@ -117,6 +131,7 @@ def draw_curves(results: StudyResults, runs: Runs) -> Figure | None:
     study = results.study
     unit = 100.0 if study.table.percent else 1.0
     found = panels(results)
+    digits = study.table.digits + 1
     curves = {
         column: {row: [_curve(_run_of(cell, runs), study.metric) for cell in cells] for row, cells in of_rows.items()}
         for column, of_rows in found.items()
@@ -135,7 +150,10 @@ def draw_curves(results: StudyResults, runs: Runs) -> Figure | None:
             table = pd.concat(of_seeds, axis=1).interpolate(method="index", limit_area="inside") * unit
             steps = table.index.to_numpy()
             marks = marked(list(colors).index(row), len(steps))
-            axes.plot(steps, table.mean(axis=1), label=_short(", ".join(row)), **marks)
+            mean = table.mean(axis=1)
+            axes.plot(steps, mean, label=_short(", ".join(row)), **marks)
+            texts = [f"{', '.join(row)}, round {step:g}: {value:.{digits}f}" for step, value in mean.items()]
+            say_values(axes, steps, mean, texts, most=_MOST_VALUES)
             if len(of_seeds) > 1:
                 axes.fill_between(
                     steps, table.min(axis=1), table.max(axis=1), color=colors[row], alpha=0.15, linewidth=0
@@ -162,6 +180,7 @@ def draw_distributions(results: StudyResults, runs: Runs) -> Figure | None:
     study = results.study
     unit = 100.0 if study.table.percent else 1.0
     found = panels(results)
+    digits = study.table.digits + 1
     values: dict[Labels, dict[Labels, list[float]]] = {}
     for column, of_rows in found.items():
         for row, cells in of_rows.items():
@@ -177,6 +196,12 @@ def draw_distributions(results: StudyResults, runs: Runs) -> Figure | None:
     for axes, (column, rows) in zip(grid, values.items(), strict=False):
         for row, clients in rows.items():
             axes.ecdf(clients, color=colors[row])
+            at, shares = np.sort(clients), np.arange(1, len(clients) + 1) / len(clients)
+            texts = [
+                f"{', '.join(row)}: {share:.0%} of clients up to {value:.{digits}f}"
+                for value, share in zip(at, shares, strict=True)
+            ]
+            say_values(axes, at, shares, texts, most=_MOST_VALUES)
         axes.set_title(", ".join(column), fontsize=10)
         axes.set_xlabel(f"{study.metric}{' in %' if study.table.percent else ''} of a client, {study.split}")
         axes.set_ylim(0, 1.02)
@@ -221,6 +246,10 @@ def _legend(figure: Figure, colors: Mapping[Labels, str]) -> None:
         for number, (row, color) in enumerate(colors.items())
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 5), frameon=False, fontsize=9)
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' if count > 1 else ''}"
 
 
 def _half_interval(values: Sequence[float]) -> float:

@@ -1,4 +1,3 @@
-import base64
 import re
 import shutil
 from html.parser import HTMLParser
@@ -12,6 +11,7 @@ from study_tiny import finish, tiny_cells
 
 from lightning_fl.study.environment import describe_environment
 from lightning_fl.study.html_report import write_html
+from lightning_fl.study.intervals import paired_interval
 from lightning_fl.study.pivot import make_pivot
 from lightning_fl.study.results import StudyResults
 
@@ -25,23 +25,36 @@ class Page(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open, self.texts, self.loads, self.images, self.tags = [], [], [], [], []
+        self.pictures, self.said, self.names = [], [], []  # of SVG: titles, what marks say, ids
         self.feed(text)
         self.close()
         assert self.open == [], f"not closed: {self.open}"
 
     def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
+        self.look(tag, attributes)
         if tag not in VOID:
             self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.look(tag, attributes)
+
+    def look(self, tag, attributes):
+        self.tags.append(tag)
+        if tag == "svg":
+            self.pictures.append(dict(attributes)["aria-label"])
         for name, value in attributes:
             if name in ("src", "href", "srcset", "data", "action", "poster"):
                 (self.images if tag == "img" else self.loads).append(value)
+            elif name == "id":
+                self.names.append(value)
+            elif name == "xlink:href":
+                assert value.startswith("#")
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
     def handle_data(self, text):
-        self.texts.append(text.strip())
+        (self.said if self.open[-1:] == ["title"] and "svg" in self.open else self.texts).append(text.strip())
 
 
 def results_of(folder: Path, **changes) -> StudyResults:
@@ -114,14 +127,29 @@ def test_it_loads_nothing_and_runs_no_script(tmp_path):
     assert page.loads
     assert all(re.fullmatch(r"cells/[^:]+", link) for link in page.loads)
     assert "script" not in page.tags
-    assert all(source.startswith("data:image/svg+xml;base64,") for source in page.images)
+    assert page.images == []  # pictures are part of the page
     assert "default-src 'none'" in text
-    for source in page.images:
-        picture = base64.b64decode(source.partition(",")[2]).decode()
-        addresses = set(re.findall(r"https?://[\w./-]+", picture))
-        assert all(
-            "w3.org" in a or "purl.org" in a or "creativecommons.org" in a or "matplotlib.org" in a for a in addresses
-        )
+    assert set(re.findall(r"https?://[\w./-]+", text)) == {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert len(set(page.names)) == len(page.names)  # also over pictures
+    assert set(re.findall(r"(?:url\(|xlink:href=\")#([^)\"]+)", text)) <= set(page.names)
+
+
+@pytest.mark.slow
+def test_marks_say_their_values(tmp_path):
+    page, _, results = page_of(tmp_path)
+    digits = results.study.table.digits + 1
+    of_a = {
+        cell.seed: cell.values["mean"] for cell in results.cells if cell.arm == "a" and cell.place["data"] == "left"
+    }
+    for seed, value in of_a.items():
+        assert f"a, seed {seed}: {value:.{digits}f}" in page.said
+    interval = paired_interval(list(of_a.values()))
+    half = interval.mean - interval.low
+    assert f"a: {interval.mean:.{digits}f} ± {half:.{digits}f} ({len(of_a)} seeds)" in page.said
+    answer = results.answers[0]
+    assert any(said.startswith(answer.claim) and f": {answer.interval.mean:+.4g} [" in said for said in page.said)
+    assert any(re.match(r"a, round 1: \d", said) for said in page.said)
+    assert any(re.match(r"b: 100% of clients up to \d", said) for said in page.said)
 
 
 @pytest.mark.slow
@@ -143,12 +171,12 @@ def test_stand_ins_and_failures_are_seen_at_the_top(tmp_path):
 @pytest.mark.slow
 def test_pictures_are_those_that_can_be_drawn(tmp_path):
     page, _, results = page_of(tmp_path, table={"rows": ["arm"], "columns": ["data"], "statistics": ["mean", "ipr"]})
-    assert len(page.images) == 5  # two statistics, claims, curves, distribution
+    assert len(page.pictures) == 5  # two statistics, claims, curves, distribution
     for cell in results.cells:  # their numbers stay, their curves and clients are gone
         if cell.run_folder:
             shutil.rmtree(tmp_path / "out" / cell.run_folder)
     less = Page(write_html(results, tmp_path / "out").read_text())
-    assert len(less.images) == 3
+    assert len(less.pictures) == 3
 
 
 def test_before_anything_is_done_there_is_a_page_without_pictures(tmp_path):
@@ -156,7 +184,7 @@ def test_before_anything_is_done_there_is_a_page_without_pictures(tmp_path):
     (tmp_path / "out").mkdir()
     results = StudyResults.of(study, cells, tmp_path / "out", describe_environment())
     page = Page(write_html(results, tmp_path / "out").read_text())
-    assert page.images == []
+    assert page.pictures == []
     assert "No run is done." in page.texts
 
 
