@@ -60,6 +60,9 @@ class RayWorkers:
         self._again = False
         self._jobs: list[_Job] = []
         self._stop = out.absolute() / f".stop-{secrets.token_hex(4)}"
+        # Under `uv run` Ray would send the working directory to every node and build the environment there anew, which
+        # takes longer than it waits for a worker. Nodes have the environment.
+        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         import ray
 
         self._ray = ray

@@ -1,6 +1,7 @@
 """A study on two local Ray nodes: its results are the local runner's, and what was cut off goes on."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # as the study does, which imports Ray first elsewhere
 pytest.importorskip("ray")
 
 from lightning_fl.cli import main
