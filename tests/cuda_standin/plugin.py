@@ -56,8 +56,6 @@ _LEFT_ON_THE_CPU: dict[str, str] = {
                 "test_logging.py::test_metric_objects",
                 "test_module_trainer.py::test_loaders_are_those_of_the_client_whose_turn_it_is",
                 "test_module_trainer.py::test_the_data_module_is_the_silos",
-                "test_python_attributes.py::test_what_a_turn_changes_is_named_once",
-                "test_python_attributes.py::test_no_false_alarm[Cached]",
                 "test_state.py::test_tensors_that_change_their_shape_are_refused",
             ),
             "a copy shares nothing": (

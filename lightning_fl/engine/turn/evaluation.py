@@ -20,7 +20,6 @@ from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.federation import Federation, Round
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
-from lightning_fl.engine.turn.attributes import AttributeWatch
 from lightning_fl.engine.turn.metric_states import MetricStates
 from lightning_fl.engine.turn.module_checks import check_dataloader_idx, refuse_hooks, takes_batch_index
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
@@ -106,7 +105,6 @@ class EvaluationLoop:
         self.move = BatchTransfer(module, data, processes.device, self._precision, channels_last=settings.channels_last)
         self.mode = _ModuleMode()  # what of the module trains, kept for the time of an evaluation
         self.metric_states = MetricStates(module, federation)
-        self._attributes = AttributeWatch(module, processes.num_clients, self.name_of)
 
     def evaluates(self, split: Split) -> bool:
         """Whether the module has a step for this split."""
@@ -174,7 +172,6 @@ class EvaluationLoop:
         self.metric_states.begin(client)
         seed_default_generators(*path)
         shim.begin_turn(client, self.global_step(client), evaluated=split)
-        self._attributes.begin(word)
         self.mode.capture(self.module)
         if self.overridden(f"on_{word}_model_eval"):
             self.call(f"on_{word}_model_eval")
@@ -183,7 +180,6 @@ class EvaluationLoop:
         try:
             with torch.no_grad():
                 self.call(f"on_{word}_epoch_start")
-                self._attributes.started(word, client)
                 for number, loader in enumerate(loaders):
                     which = (number,) if several else ()
                     shim.collector.begin_loader(number if several else None)

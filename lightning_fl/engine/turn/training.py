@@ -250,14 +250,10 @@ class TrainingLoop(EvaluationLoop):
         shim.num_training_batches = length.total
         accumulate = settings.accumulate_grad_batches
         shim.estimated_stepping_batches = settings.max_rounds * length.steps
-        if own:
-            self._attributes.begin("train")
         self.optimization.begin(state, correct_)
         if self.overridden("on_train_epoch_start"):
             self.call("on_train_epoch_start")
             self.refuse_new("in on_train_epoch_start", client)
-        if own:
-            self._attributes.started("train", client)
 
         losses: list[Tensor] = []
         sizes: list[float] = []
