@@ -33,7 +33,7 @@ from lightning_fl.options import check_numbers
 from lightning_fl.strategies.backends import backends_of, default_backend, shared_device
 from lightning_fl.strategies.fork_launcher import ForkLauncher
 from lightning_fl.strategies.peers import Peers
-from lightning_fl.strategies.rendezvous import Place, meet
+from lightning_fl.strategies.rendezvous import LOOPBACK, Place, meet
 
 __all__ = ["FederatedStrategy"]
 
@@ -281,14 +281,15 @@ class FederatedStrategy(Learner, DDPStrategy):
         assert environment is not None
         os.environ["MASTER_ADDR"] = environment.main_address
         os.environ["MASTER_PORT"] = str(environment.main_port)
+        served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         place = Place(
-            address=environment.main_address,
+            address=environment.main_address if served or self.num_nodes > 1 else LOOPBACK,
             port=environment.main_port,
             rank=self.global_rank,
             world_size=self.world_size,
             num_nodes=self.num_nodes,
             local_rank=self.local_rank,
-            served=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            served=served,
         )
         self._store, self._peers = meet(place, self.timeout)
         self._barriers = 0

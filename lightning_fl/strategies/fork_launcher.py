@@ -16,14 +16,15 @@ from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessS
 from lightning.fabric.utilities.distributed import _destroy_dist_connection
 
 from lightning_fl.engine.interrupt import ends_with_this_process, signals_wait
+from lightning_fl.strategies.rendezvous import INTERFACE_VARIABLES
 
 if TYPE_CHECKING:
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
 __all__ = ["ForkLauncher", "end_fork", "forks_end_here"]
 
-#: What Fabric reads ranks from.
-_ENVIRONMENT = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
+#: What Fabric reads ranks from, and what ranks listen on.
+_ENVIRONMENT = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", *INTERFACE_VARIABLES)
 
 
 class ForkedProcess:

@@ -118,6 +118,12 @@ class Peers:
         _ALL.add(self)
         threading.Thread(target=self._listen, name="peers", daemon=True).start()
 
+    @property
+    def address(self) -> str:
+        """This machine's, by which others and it reach each other."""
+        channel = next(iter(self._channels.values()))
+        return str(channel.connection.getsockname()[0]).removeprefix("::ffff:")
+
     def name(self, rank: int) -> str:
         """A rank and its machine, as errors name it."""
         return f"rank {rank} ({self.hosts[rank]})"

@@ -1,14 +1,20 @@
-"""How the ranks of a run find each other: at rank zero's store, saying whom they wait for."""
+"""How the ranks of a run find each other: at rank zero's store, saying whom they wait for.
 
+Ranks of one machine listen on its loopback interface only, those of several on the interface of MASTER_ADDR.
+"""
+
+import errno
 import os
 import secrets
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from ipaddress import ip_address
 from typing import Any
 
 import torch.distributed
@@ -18,7 +24,18 @@ from lightning_fl.errors import ConfigurationError
 from lightning_fl.messages import MessageError, decode, encode
 from lightning_fl.strategies.peers import Channel, Peers, text_of
 
-__all__ = ["Place", "meet"]
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["INTERFACE_VARIABLES", "LOOPBACK", "Place", "meet"]
+
+LOOPBACK = "127.0.0.1"
+#: Where Gloo and NCCL read the network interface from that they listen on.
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+#: The system call for an interface's IPv4 address.
+_SIOCGIFADDR = {"linux": 0x8915, "darwin": 0xC0206921}
 
 #: Seconds between two looks, and from the start to the first line about others that have not come: on one machine
 #: (False: where processes import for a while) and on several (True).
@@ -57,6 +74,18 @@ class Place:
 
     def __str__(self) -> str:
         return f"{self.address}:{self.port}"
+
+    @property
+    def host(self) -> str:
+        """The address by which ranks reach rank zero itself, whoever serves the store."""
+        return self.address if self.num_nodes > 1 else LOOPBACK
+
+    def reaches_all(self, address: str) -> bool:
+        """Whether an address of this machine is one by which all ranks reach it.
+
+        A name may stand for a loopback address on its own machine (Debian's /etc/hosts) and for another elsewhere.
+        """
+        return self.num_nodes == 1 or self.address == address or not ip_address(address.partition("%")[0]).is_loopback
 
 
 class _Wait:
@@ -114,6 +143,7 @@ def meet(place: Place, timeout: timedelta) -> tuple[Store, Peers]:
     try:
         hosts = _register(place, store, wait)
         peers = _connect(place, store, hosts)
+        _listen_on(place, peers.address)
     except BaseException as error:
         # The others wait as well. What serves the store for them ends a little later.
         text = f"rank {place.rank} ({socket.gethostname()}): {text_of(error)}"
@@ -133,8 +163,11 @@ def _open(place: Place, wait: _Wait) -> TCPStore:
         return known
     if place.rank == 0 and not place.served:
         try:
-            store = TCPStore("127.0.0.1", place.port, is_master=True, wait_for_workers=False)
-        except (RuntimeError, ValueError) as error:
+            server = _server(place, place.port)
+            address, port = server.getsockname()[:2]
+            address = LOOPBACK if ip_address(address).is_unspecified else address
+            store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
+        except (OSError, RuntimeError, ValueError) as error:
             raise ConfigurationError(
                 f"port {place.port} cannot be opened for the other ranks on {socket.gethostname()}: another program, or"
                 f" another run, listens there. Set MASTER_PORT to a free one for all ranks. ({_first_line(error)})"
@@ -220,17 +253,15 @@ def _connect(place: Place, store: Store, hosts: list[str]) -> Peers:
         store.wait(["control"], timedelta(seconds=_ANSWER))
         port, token = decode(store.get("control"))
         try:
-            channel = Channel(socket.create_connection((place.address, port), timeout=_ANSWER))
+            channel = Channel(socket.create_connection((place.host, port), timeout=_ANSWER))
         except OSError as error:
             raise ConfigurationError(
-                f"rank 0 ({hosts[0]}) cannot be reached at {place.address}:{port} ({error}): ranks need all ports"
+                f"rank 0 ({hosts[0]}) cannot be reached at {place.host}:{port} ({error}): ranks need all ports"
                 " between their machines, not MASTER_PORT alone."
             ) from error
         channel.send([token, place.rank])
         return Peers(place.rank, hosts, {0: channel})
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    with socket.create_server(("", 0), family=family, backlog=place.world_size, dualstack_ipv6=both) as server:
+    with _server(place, 0) as server:
         token = secrets.token_hex(16)
         _tell(store, "control", [server.getsockname()[1], token])
         server.settimeout(_ANSWER)
@@ -254,6 +285,40 @@ def _connect(place: Place, store: Store, hosts: list[str]) -> Peers:
             else:
                 channel.close()
     return Peers(0, hosts, channels)
+
+
+def _server(place: Place, port: int) -> socket.socket:
+    """A socket that listens where other ranks connect to; on all interfaces where that is no address of this machine's.
+
+    Raises:
+        OSError: the port is in use.
+    """
+    found = []
+    with suppress(socket.gaierror):
+        found = socket.getaddrinfo(place.host, port, type=socket.SOCK_STREAM)
+    for family, _, _, _, address in found:
+        if place.reaches_all(str(address[0])):
+            try:
+                return socket.create_server(address, family=family, backlog=place.world_size)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", port), family=family, backlog=place.world_size, dualstack_ipv6=both)
+
+
+def _listen_on(place: Place, address: str) -> None:
+    """Have Gloo, and NCCL on one machine, listen on the interface of an address, unless the user chose another one."""
+    if fcntl is None or sys.platform not in _SIOCGIFADDR or not place.reaches_all(address):
+        return
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has no such address
+                found = fcntl.ioctl(probe, _SIOCGIFADDR[sys.platform], struct.pack("256s", name.encode()))[20:24]
+                if socket.inet_ntoa(found) == address:
+                    for variable in INTERFACE_VARIABLES[: 2 if place.num_nodes == 1 else 1]:
+                        os.environ.setdefault(variable, name)
 
 
 def _tell(store: Store, key: str, value: Any) -> None:
