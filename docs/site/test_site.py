@@ -1,6 +1,7 @@
 """The site is built as it is published, and what its pages say is tried: links, code blocks, commands, recipes."""
 
 import ast
+import html
 import inspect
 import json
 import re
@@ -53,6 +54,20 @@ def test_notebooks_show_what_their_cells_print_and_draw(site):
         assert "Traceback" not in text
         assert "\x1b" not in text
     assert "3_coalitions_output" in (site / "tutorials" / "3_coalitions.html").read_text()
+
+
+def test_pages_show_the_files_that_they_include(site):
+    included = 0
+    for path in sorted(ROOT.glob("docs/**/*.md")):
+        marks = [line.strip() for line in path.read_text().splitlines() if re.match(r"\s*--\s*8\s*<", line)]
+        if marks:
+            text = re.sub(r"<[^>]*>", "", (site / path.relative_to(ROOT / "docs")).with_suffix(".html").read_text())
+            for mark in marks:
+                file = re.fullmatch(r'--8<-- "([^"]+)"', mark)
+                assert file, (path.name, mark)
+                assert (ROOT / file[1]).read_text().strip() in html.unescape(text), (path.name, mark)
+                included += 1
+    assert included >= 9
 
 
 def test_messages_name_pages_that_there_are(site):
