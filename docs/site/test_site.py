@@ -99,7 +99,7 @@ def blocks(*kinds):
 
 def test_blocks_of_python_can_be_parsed():
     found = list(blocks("python"))
-    assert len(found) > 20
+    assert len(found) > 15
     for name, text in found:
         ast.parse(text, name)
 

@@ -2,7 +2,7 @@
 
 Recipes follow the conventions of LightningCLI: ``seed_everything``, ``trainer``, ``model``, ``data`` and
 ``ckpt_path``; classes by ``class_path`` and ``init_args``, with the short name for those of this package; several
-``--config``, the later over the earlier, and single values on the command line after them.
+``--config``, the later over the earlier, and single values on the command line over them, wherever they stand.
 """
 
 import atexit
@@ -24,7 +24,7 @@ from lightning_fl.errors import ConfigurationError
 from lightning_fl.recipe.faults import find_faults
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.recipe.quoted import mark_quoted
-from lightning_fl.recipe.settings import collect_settings
+from lightning_fl.recipe.settings import collect_settings, ordered_options
 from lightning_fl.recipe.strategy_names import with_strategy_class, with_strategy_class_before_its_arguments
 from lightning_fl.shipped import find_recipe
 from lightning_fl.user_yaml import dump_yaml, parse_yaml
@@ -110,7 +110,7 @@ def parse(command: str, parser: ArgumentParser, words: Sequence[str]) -> Namespa
         ConfigurationError: all that is wrong, one fault a line.
         ArgumentError: the parser's, where the reason lies in an error of ours.
     """
-    words = with_strategy_class_before_its_arguments(words)
+    words = with_strategy_class_before_its_arguments(ordered_options(words))
     try:
         config = parser.parse_args(words)
         if not isinstance(config.trainer, Namespace):

@@ -10,10 +10,36 @@ from lightning_fl.recipe.file import load_recipe
 from lightning_fl.shipped import find_recipe
 from lightning_fl.user_yaml import parse_yaml
 
-__all__ = ["CLASS_KEYS", "collect_settings"]
+__all__ = ["CLASS_KEYS", "collect_settings", "ordered_options"]
 
 #: Keys of a YAML entry that names a class.
 CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
+
+
+def ordered_options(words: Sequence[str]) -> list[str]:
+    """The words after a command with recipes first and each class before its arguments, otherwise as they come.
+
+    So the command line overrides recipes wherever they stand. ``--NAME.KEY`` changes the last entry of a list, hence
+    the options of a list that ``--NAME+`` adds to stay in their order.
+    """
+    options: list[list[str]] = [[]]
+    for word in words:
+        if word.startswith("--"):
+            options.append([])
+        options[-1].append(word)
+    paths = [_path(option[0].partition("=")[0]) if option else [] for option in options]
+    lists = [path for path, option in zip(paths, options, strict=True) if option[:1] and "+" in option[0].split("=")[0]]
+
+    def rank(number: int) -> int:
+        path = paths[number]
+        return 0 if path in ([], ["config"]) else min(len(each) for each in [path, *lists] if path[: len(each)] == each)
+
+    return [word for number in sorted(range(len(options)), key=rank) for word in options[number]]
+
+
+def _path(option: str) -> list[str]:
+    """The keys of ``--KEY.KEY``; ``init_args`` and ``class_path`` may be written or left out."""
+    return [key for key in option[2:].rstrip("+").split(".") if key not in ("init_args", "class_path")]
 
 
 def collect_settings(arguments: Sequence[str]) -> dict[str, Any]:
@@ -42,11 +68,18 @@ def collect_settings(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
+    if _class_name(other) not in (None, _class_name(tree)):
+        tree.pop("init_args", None)  # another class's: the parser drops what the new class does not have
     for key, value in other.items():
         if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
             _merge(tree[key], value)
         else:
             tree[key] = value
+
+
+def _class_name(entry: Mapping[str, Any]) -> str | None:
+    name = entry.get("class_path")
+    return name.rpartition(".")[2] if isinstance(name, str) else None
 
 
 def _override(tree: dict[str, Any], name: str, text: str) -> None:
@@ -67,10 +100,8 @@ def _override(tree: dict[str, Any], name: str, text: str) -> None:
                     *(before if isinstance(before, list) else []),
                     *(value if isinstance(value, list) else [value]),
                 ]
-            elif isinstance(value, dict) and isinstance(node.get(key), dict):
-                _merge(node[key], value)
             else:
-                node[key] = value
+                _merge(node, {key: value})
         else:
             if not isinstance(node.get(key), dict | list):
                 node[key] = {}

@@ -62,6 +62,7 @@ import pytest
             "--trainer.callbacks+=DROClientSampling --trainer.callbacks.flor 1",
             ["trainer.callbacks[1].init_args.flor: DROClientSampling has no such argument (did you mean 'floor'?)."],
         ),
+        ("--data TableData", ["data: the following arguments are required: partitioner."]),
         ("--trainer.max_rounds x", ["trainer.max_rounds: expected a value of type int, got x."]),
         (
             "--model.encoder gatt",

@@ -57,21 +57,14 @@ def test_fit_without_checkpoints_tests_the_shared_model(tiny, command):
     assert rmse() == rmse("kept/version_0")
 
 
-def test_later_recipes_and_the_command_line_override(tiny, command):
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_later_recipes_and_the_command_line_override(tiny, command, place):
     Path("more.yaml").write_text(
         "model:\n  init_args:\n    hidden_dim: 4\ntrainer:\n  max_rounds: 1\n  local_steps: 1\n"
     )
-    words = (
-        "fit",
-        "--config",
-        "tiny.yaml",
-        "--config",
-        "more.yaml",
-        "--trainer.max_rounds",
-        "2",
-        "--model.encoder=gat",
-    )
-    code, out, _ = command(*words, "--print_config")
+    words = ["--config", "tiny.yaml", "--config", "more.yaml"]
+    words[place:place] = ["--trainer.max_rounds", "2", "--model.encoder=gat"]
+    code, out, _ = command("fit", *words, "--print_config")
     assert code == 0
     printed = yaml.safe_load(out)
     assert printed["model"]["init_args"]["hidden_dim"] == 4

@@ -8,7 +8,7 @@ import pytest
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.recipe.faults import accepted_arguments
 from lightning_fl.recipe.file import load_recipe
-from lightning_fl.recipe.settings import collect_settings
+from lightning_fl.recipe.settings import collect_settings, ordered_options
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +47,22 @@ def test_settings_of_a_command_line_are_merged_in_order(tmp_path):
         "print_config": None,
         "seed_everything": 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("--a.x 1 --config one --a.y=2 --config=two", "--config one --config=two --a.x 1 --a.y=2"),
+        ("--data.path c.csv --data Own --config one", "--config one --data Own --data.path c.csv"),
+        ("--data.init_args.n 1 --data.class_path=Own", "--data.class_path=Own --data.init_args.n 1"),
+        ("--t.c+=A --t.c.x 1 --t.c+=B --t.c.x 2 --t=1", "--t=1 --t.c+=A --t.c.x 1 --t.c+=B --t.c.x 2"),
+        ("--m.x -1 --m.x 2 --print_config", "--print_config --m.x -1 --m.x 2"),
+        ("stray --m A", "stray --m A"),
+        ("", ""),
+    ],
+)
+def test_recipes_come_first_and_classes_before_their_arguments(given, expected):
+    assert ordered_options(given.split()) == expected.split()
 
 
 def test_accepted_arguments_include_those_passed_on():
