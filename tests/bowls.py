@@ -9,7 +9,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lightning_fl import FederatedDataModule, FederatedTrainer
+from lightning_fl import Collaboration, FederatedDataModule, FederatedTrainer
+from lightning_fl.callbacks import Callback
 
 #: The step of every client's plain gradient descent.
 RATE = 0.1
@@ -17,6 +18,8 @@ RATE = 0.1
 Bowl = tuple[int, float, Sequence[float]]
 #: The two clients of one weight that reference numbers are worked out for; training begins at 1.
 TWO: tuple[Bowl, Bowl] = ((10, 1.0, (2.0,)), (30, 3.0, (-1.0,)))
+#: With two more.
+FOUR: tuple[Bowl, ...] = (*TWO, (20, 2.0, (3.0,)), (40, 1.0, (0.0,)))
 
 
 class Bowls(FederatedDataModule):
@@ -87,3 +90,28 @@ def descend(bowl: Bowl, start: Tensor, steps: int = 2, pull: Any = None) -> Tens
         gradient = curvature * (w - torch.tensor(centre, dtype=torch.float64))
         w = w - RATE * (gradient if pull is None else gradient + pull(w))
     return w
+
+
+class Coalitions(Callback):
+    """Two divisions into coalitions; the second holds from round 4 on."""
+
+    role = "collaboration"
+
+    def __init__(self, first: list[int], second: list[int]) -> None:
+        self.labels = (first, second)
+
+    def on_fit_start(self, run: FederatedTrainer) -> None:
+        run.collaboration = self.collaboration(run)
+
+    def collaboration(self, run: FederatedTrainer) -> Collaboration:
+        return Collaboration.coalitions(self.labels[run.current_round >= 3], run.num_samples)
+
+
+class Assigned(Coalitions):
+    def on_round_start(self, run: FederatedTrainer) -> None:
+        run.collaboration = self.collaboration(run)
+
+
+class Regrouped(Coalitions):
+    def select_collaboration(self, run: FederatedTrainer, weights: Any) -> Collaboration:
+        return self.collaboration(run)

@@ -25,6 +25,7 @@ class Scaffold(FedAvg):
     """SCAFFOLD, option II, with weights by samples."""
 
     extra_vectors = ("control",)
+    kept_for_model = ("control",)
 
     def begin_client(self, turn: ClientTurn) -> None:
         turn.kept.setdefault("control", turn.combine((0.0, turn.start)))
@@ -47,8 +48,7 @@ class Scaffold(FedAvg):
 
     def aggregate(self, update: ModelUpdate) -> Weights:
         before = update.state.get("control", update.combine((0.0, update.start)))
-        share = len(update.contributions) / update.num_clients
-        update.state["control"] = update.combine((1.0, before), (share, update.vectors["control"]))
+        update.state["control"] = update.combine((1.0, before), (update.share, update.vectors["control"]))
         return update.average
 
 

@@ -2,6 +2,8 @@
 
 import contextlib
 import math
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -93,6 +95,7 @@ class ModelCheckpoint(Callback):
             self._best = {
                 "models": [model.clone().state_dict() for model in trainer.models],
                 "collaboration": trainer.collaboration.state_dict(),
+                "absent_clients": sorted(trainer.absent_clients),
             }
             stores = {name: of for name, of in trainer.client_stores.items() if name != _STORE}
             trainer.client_stores[_STORE] = {
@@ -136,10 +139,13 @@ class ModelCheckpoint(Callback):
             stores: what clients keep, under names; of all clients or of some.
         """
         models, collaboration, number = trainer.models, trainer.collaboration, trainer.current_round
+        absent: Collection[int] = trainer.absent_clients
         if self.best_round is not None and self._best is not None and not trainer.models_are_final:
             models, collaboration = self.best_models(trainer)
             stores, number = self._stores_of_best(stores), self.best_round
-        return trainer.federation.with_models(models, collaboration, stores, number)
+            absent = self._best.get("absent_clients", absent)
+        of_round = trainer.federation.with_models(models, collaboration, stores, number)
+        return replace(of_round, absent_clients=set(absent))
 
     def _stores_of_best(self, stores: dict[str, dict[int, Any]]) -> dict[str, dict[int, Any]]:
         """Name -> client -> what it kept in the best round."""

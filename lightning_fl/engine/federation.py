@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -19,10 +20,14 @@ from lightning_fl.engine.weights.weighted_sum import mixture
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import ClientMetrics, GainSummary, MetricSummary, lightning_names
 
-__all__ = ["STRATEGY", "Federation", "Round"]
+__all__ = ["IDENTITY", "MIXTURE", "OF_MODEL", "STRATEGY", "Federation", "Round"]
 
 #: Whose client store holds what clients keep for the strategy.
 STRATEGY = "strategy"
+#: Under what server and clients keep the identity of the model that their state belongs to.
+IDENTITY, OF_MODEL = "identity of the model", "model"
+#: Identity of what a client trains where it uses several models.
+MIXTURE = "mixture"
 
 
 @dataclass
@@ -58,6 +63,7 @@ class Federation:
     client_states: dict[int, ClientState] = field(default_factory=dict)
     client_stores: dict[str, dict[int, Any]] = field(default_factory=dict)
     model_states: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _identities: tuple[Collaboration, frozenset[int], list[str]] | None = None
     absent_clients: set[int] = field(default_factory=set)
     resting_clients: set[int] = field(default_factory=set)
     current_round: int = 0
@@ -166,18 +172,50 @@ class Federation:
         self._collaboration = collaboration
 
     def regroup(self, collaboration: Collaboration) -> None:
-        """Change who collaborates; each model starts as the mixture of its clients' models.
-
-        What the server keeps for a model stays where its clients stay together, and is forgotten elsewhere.
-        """
+        """Change who collaborates; each model starts as the mixture of its clients' models."""
         needed = (collaboration.aggregation > 0).any(0).tolist()
         starts = [self.shared_model(client) if use else self.models[0] for client, use in enumerate(needed)]
         self.models = [mixture(row, starts) for row in collaboration.aggregation.tolist()]
-        if self.model_states:
-            before = {members: k for k, members in enumerate(_members(self.collaboration))}
-            kept = {k: before.get(members, -1) for k, members in enumerate(_members(collaboration))}
-            self.model_states = {k: self.model_states[old] for k, old in kept.items() if old in self.model_states}
         self._collaboration = collaboration
+
+    def shares(self, model: int) -> dict[int, float]:
+        """Weights in a model's average, drawn or not, of its clients: those that have joined and use it alone."""
+        row = self.collaboration.aggregation[model] * (self.collaboration.personalisation[:, model] == 1)
+        return {
+            client: float(row[client])
+            for client in row.nonzero().flatten().tolist()
+            if client not in self.absent_clients
+        }
+
+    def identities(self) -> list[str]:
+        """What tells each model from others by its clients and their shares; its number where nobody uses it alone."""
+        known, absent = self._identities, frozenset(self.absent_clients)
+        if known is None or known[0] is not self.collaboration or known[1] != absent:
+            rows = self.collaboration.aggregation * (self.collaboration.personalisation.T == 1)
+            rows[:, sorted(absent)] = 0.0
+            rows = (rows / rows.sum(1, keepdim=True)).mul_(1e9).round_()  # whatever the rounding of A
+            texts = [blake2b(row.numpy().tobytes(), digest_size=12).hexdigest() for row in rows]
+            alone = rows.isfinite().all(1).tolist()
+            found = [text if alone[k] else f"{k} of {len(rows)}" for k, text in enumerate(texts)]
+            known = self._identities = self.collaboration, absent, found
+        return known[2]
+
+    def forget_changed(self, names: Collection[str]) -> None:
+        """Forget what belongs to models whose clients or their shares have changed, here and at hosted clients.
+
+        What belongs to clients that stay together goes with them to the model's new number.
+
+        Args:
+            names: of what clients keep for the model that they train.
+        """
+        now = self.identities()
+        states = {state.get(IDENTITY, now[k % len(now)]): state for k, state in self.model_states.items()}
+        self.model_states = {k: states[own] for k, own in enumerate(now) if own in states}
+        present = {MIXTURE, *now, None, *range(len(now))}  # numbers in checkpoints of earlier versions
+        kept = self.client_stores.get(STRATEGY, {}) if names else {}
+        for client, values in kept.items():
+            if values.get(OF_MODEL) not in present:
+                kept[client] = {name: value for name, value in values.items() if name not in names}
 
     def shared_model(self, client: int) -> Weights:
         """What a client uses of the shared models: ``sum_k P_ik w_k``."""
@@ -344,11 +382,6 @@ class Federation:
         self.latest_means().update({name: torch.tensor(value) for name, value in state["callback_metrics"].items()})
 
 
-def _members(collaboration: Collaboration) -> list[tuple[int, ...]]:
-    """The clients that make each model."""
-    return [tuple(row.nonzero().flatten().tolist()) for row in collaboration.aggregation]
-
-
 @dataclass
 class Round:
     """The present round; nothing of it is in a checkpoint.
@@ -357,6 +390,7 @@ class Round:
         fitting: a fit is under way.
         work: how much clients train in this round, where a callback says so.
         logged: what callbacks logged.
+        trained: participant of the latest cohort -> identity of the model that it trains.
         participant: whose turn it is, and its part.
         reports: client -> its report of the latest cohort.
         survivors: the clients whose turns did not fail.
@@ -366,6 +400,7 @@ class Round:
     fitting: bool = False
     work: LocalWork | None = None
     logged: dict[str, float] = field(default_factory=dict)
+    trained: dict[Participant, str] = field(default_factory=dict)
     participant: Participant | None = None
     reports: dict[int, ClientReport] = field(default_factory=dict)
     survivors: set[int] = field(default_factory=set)

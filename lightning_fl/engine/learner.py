@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import fsum
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.optim import Optimizer
 from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate, Phase
 from lightning_fl.engine.hooks import overrides
 from lightning_fl.engine.weights.flat import Span, Weights, combined, inner_product
+from lightning_fl.errors import ConfigurationError
 
 __all__ = ["Contribution", "Learner", "ModelUpdate", "changes"]
 
@@ -22,11 +24,14 @@ class Contribution:
         client: whose.
         weight: before the client scaled it and before weights are normalised over those who contribute.
         report: what the client told, its ``scale`` and ``numbers`` among it.
+        current: it trained this model. Not so where it trained a mixture, or the model's clients or their weights were
+            changed after its turn.
     """
 
     client: int
     weight: float
     report: ClientReport
+    current: bool = True
 
 
 @dataclass
@@ -41,8 +46,10 @@ class ModelUpdate:
         contributions: of the clients whose turns did not fail, in the cohort's order.
         num_clients: N.
         spans: the shared parameters that are trained; where they lie in weights.
-        state: what the server keeps for this model: plain values, tensors and :class:`Weights`. Starts empty; a model
-            whose clients change starts anew. Entries are replaced, never changed in place.
+        state: what the server keeps for this model: plain values, tensors and :class:`Weights`. Starts empty, and
+            anew when the model's clients (those that have joined and use it alone) or their weights change. Entries
+            are replaced, never changed in place.
+        shares: each of the model's clients -> its weight by the collaboration, whether or not it took part.
     """
 
     model: int
@@ -53,6 +60,28 @@ class ModelUpdate:
     num_clients: int = 1
     spans: list[Span] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
+    shares: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        """The share of those who took part in the weights of all the model's clients: 1 where all did.
+
+        0 where nobody trained the model as it is now: its clients, or their weights, were changed after the turns.
+
+        Raises:
+            ConfigurationError: somebody's weight in the average is not its own in the collaboration.
+        """
+        if not any(one.current for one in self.contributions):
+            return 0.0
+        own = [self.shares.get(one.client, 0.0) for one in self.contributions]
+        share, total = fsum(own), fsum(one.weight for one in self.contributions)
+        for one, weight in zip(self.contributions, own, strict=True):
+            if abs(weight * total - one.weight * share) > 1e-6 * share * total:
+                raise ConfigurationError(
+                    f"the strategy needs every client's own weight in model {self.model}, and a callback gives client"
+                    f" {one.client} another one. Do without that callback, or take another strategy."
+                )
+        return share / fsum(self.shares.values())
 
     def combine(self, *terms: tuple[float, Weights], elsewhere: Weights | None = None) -> Weights:
         """``sum_k a_k v_k`` in the shared parameters that are trained; a new object.
@@ -90,6 +119,9 @@ class Learner:
     elementwise: bool = False
     #: Names of further vectors, laid out as the weights are, that clients hand over and the server averages.
     extra_vectors: tuple[str, ...] = ()
+    #: Names in ``turn.kept`` of what belongs to the shared model that the client trains. They are forgotten when the
+    #: client comes to another model, and together with ``update.state`` when the model's clients or weights change.
+    kept_for_model: tuple[str, ...] = ()
 
     def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
         """Refuse, before anybody trains, what the module's ``configure_optimizers`` gives a client; on every rank.

@@ -16,8 +16,8 @@ beta      ``server_rate``                                                       
 ========  ==========================================================================  =============
 
 Differs from the paper: theta starts anew from w_i at each batch, as FedCollab has it; ``warm_start`` goes on from the
-last theta, as the authors' code does. A client is evaluated with its theta, and with the shared model where it has none
-or has come to another shared model since.
+last theta, which the authors' code does from batch to batch only, beginning each turn at w_i. A client is evaluated
+with its theta, and with the shared model where it has none, or the model's clients or weights have changed since.
 """
 
 from typing import Any
@@ -51,6 +51,7 @@ class PFedMe(FedAvg):
     """
 
     name = "pfedme"
+    kept_for_model = ("own",)
     excludes = {  # noqa: RUF012 - of the class
         "model_per_client": "there every client has a model of its own already, and pFedMe adds a second one"
     }
@@ -71,12 +72,6 @@ class PFedMe(FedAvg):
         check_numbers(self, personal_rate=personal_rate, server_rate=server_rate, above=0)
         self.strength, self.personal_steps, self.personal_rate = strength, personal_steps, personal_rate
         self.server_rate, self.warm_start = server_rate, warm_start
-
-    def begin_client(self, turn: ClientTurn) -> None:
-        """Forget theta where the client has come to another shared model."""
-        if turn.kept.get("model") != turn.model:
-            turn.kept.pop("own", None)
-        turn.kept["model"] = turn.model
 
     def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
         """Find theta on the step's batches; put ``lambda (w - theta)`` in place of the gradient."""
@@ -108,6 +103,4 @@ class PFedMe(FedAvg):
 
     def evaluation_weights(self, turn: ClientTurn) -> Weights:
         """theta, if the client has one of its present shared model."""
-        if turn.kept.get("model") != turn.model:
-            return turn.start
         return turn.kept.get("own", turn.start)

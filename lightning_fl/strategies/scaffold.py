@@ -10,12 +10,14 @@ c_i       ``turn.kept["control"]``, zero at first                       gradient
 c         ``update.state["control"]``, of each model                    gradient
 K eta_l   learning rate x :func:`accumulated_steps`                     step sizes
 eta_g     ``server_rate``                                               factor
-|S| / N   ``len(update.contributions) / update.num_clients``            share
+|S| / N   ``update.share``, of the cohort among the model's clients     share
 ========  ============================================================  ==========
 
-Differs from the paper: clients are weighted by their samples, in the average of the weights and in that of the
-controls; the steps' number K is that of each client; with momentum, K is the sum of the weights of its gradients.
-Twice the bytes of FedAvg go down and up. A gradient is corrected before it is clipped.
+Differs from the paper, where b_i = 1/N: clients are weighted by their samples, in the average of the weights and in
+``c = sum_i b_i c_i``, which holds over all clients of a model, drawn or not, so that steps end where ``sum_i b_i f_i``
+is least. When a model's clients or their weights change, c and their c_i begin at zero again. The steps' number K is
+that of each client; with momentum, K is the sum of the weights of its gradients. Twice the bytes of FedAvg go down and
+up. A gradient is corrected before it is clipped.
 """
 
 from collections.abc import Sequence
@@ -36,8 +38,6 @@ __all__ = ["SCAFFOLD"]
 class SCAFFOLD(FedAvg):
     """Steps ``w <- w - eta (grad f_i(w) + c - c_i)``; afterwards ``c_i <- c_i - c + (x - y_i) / (K_i eta)``.
 
-    A client that comes to another shared model begins with c_i = 0 there.
-
     Args:
         server_rate: eta_g, how far the server goes towards the average.
         **settings: those of every strategy.
@@ -49,6 +49,7 @@ class SCAFFOLD(FedAvg):
     name = "scaffold"
     elementwise = True
     extra_vectors = ("control",)
+    kept_for_model = ("control",)
     excludes = {  # noqa: RUF012 - of the class
         "model_per_client": "its control variates are of a model that several clients train",
         "soft_assignment": "its control variates are of one shared model, and a client that uses several has none",
@@ -66,8 +67,8 @@ class SCAFFOLD(FedAvg):
 
     def begin_client(self, turn: ClientTurn) -> None:
         """Start with no control at a model that is new to the client."""
-        if turn.kept.get("model") != turn.model or "control" not in turn.kept:
-            turn.kept["model"], turn.kept["control"] = turn.model, turn.combine((0.0, turn.start))
+        if "control" not in turn.kept:
+            turn.kept["control"] = turn.combine((0.0, turn.start))
 
     def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
         """Add ``c - c_i``; nothing in a model's first round."""
@@ -82,7 +83,7 @@ class SCAFFOLD(FedAvg):
         assert turn.report is not None
         rate, momentum = plain_sgd(turn.optimizers, type(self).__name__)
         went = rate * accumulated_steps(turn.report.num_steps, momentum)
-        if not went:
+        if not went or turn.model is None:  # a mixture has no control
             return ClientUpdate(weights, vectors={"control": turn.combine((0.0, weights))})
         before = turn.kept["control"]
         change = [(1 / went, turn.start), (-1 / went, weights)]
@@ -92,10 +93,10 @@ class SCAFFOLD(FedAvg):
         return ClientUpdate(weights, vectors={"control": turn.combine(*change)})
 
     def aggregate(self, update: ModelUpdate) -> Weights:
-        """``w <- x + eta_g (average - x)``, ``c <- c + |S|/N sum_i beta_i (c_i' - c_i)``."""
-        share = len(update.contributions) / update.num_clients
-        before = update.state.get("control", update.combine((0.0, update.start)))
-        update.state["control"] = update.combine((1.0, before), (share, update.vectors["control"]))
+        """``w <- x + eta_g (average - x)``, ``c <- c + sum_(i in S) b_i (c_i' - c_i)``, b_i over all clients."""
+        if share := update.share:
+            before = update.state.get("control", update.combine((0.0, update.start)))
+            update.state["control"] = update.combine((1.0, before), (share, update.vectors["control"]))
         if self.server_rate == 1:
             return update.average
         return update.combine((1 - self.server_rate, update.start), (self.server_rate, update.average))

@@ -5,13 +5,16 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from bowls import FOUR, TWO, Assigned, Bowls, Coalitions, Regrouped, points, roll
 from run_tiny import digest
 from test_learner_hooks import CURVES, OneWeight, TwoParabolas, Watched, number, parabolas, trainer
 from tiny import TinyClients, TinyModule
 from torch.utils.data import TensorDataset
 
-from lightning_fl import ConfigurationError, FederatedTrainer, TrainingError
+from lightning_fl import Collaboration, ConfigurationError, FederatedTrainer, TrainingError
 from lightning_fl.callbacks import (
+    Callback,
+    ClientArrivals,
     CollaborationGraph,
     DROClientSampling,
     FedCollab,
@@ -20,6 +23,7 @@ from lightning_fl.callbacks import (
     TierBidding,
     UniformSampling,
 )
+from lightning_fl.cohort import Cohort, Participant
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies import (
     SCAFFOLD,
@@ -139,7 +143,7 @@ def test_scaffold_goes_to_the_optimum_with_unequal_steps() -> None:
 
 
 def test_scaffold_of_some_clients() -> None:
-    """Who is not drawn keeps its control; the server's moves by the share of those who were."""
+    """Who is not drawn keeps its control; the server's is the mean of all, by their samples."""
     w, own, server, draws = START, np.zeros(2), 0.0, []
 
     class Remembers(UniformSampling):
@@ -158,9 +162,51 @@ def test_scaffold_of_some_clients() -> None:
             y -= RATE * (a * (y - c) + server - own[client])
         change = -server + (w - y) / (2 * RATE)
         own[client] += change
-        server += change / 2
+        server += SHARES[client] * change
         w += 0.5 * (y - w)
         assert found == pytest.approx(w, rel=1e-10)
+
+
+class OtherWeights(Assigned):
+    def collaboration(self, run: FederatedTrainer) -> Collaboration:
+        return Collaboration.fedavg([1, 1, 1, 1] if run.current_round < 3 else run.num_samples)
+
+
+@pytest.mark.parametrize("second", [[0, 1, 0, 1], [1, 1, 0, 0], [0, 0, 0, 1], [0, 1, 2, 2]])
+@pytest.mark.parametrize("how", [Assigned, Regrouped])
+def test_scaffold_goes_to_the_optimum_of_new_coalitions(
+    how: type[Coalitions], second: list[int], tmp_path: Any
+) -> None:
+    run = roll(Bowls(*FOUR), how([0, 0, 1, 1], second), root=tmp_path, strategy=SCAFFOLD(), max_rounds=90)
+    for label in set(second):
+        members = [bowl for bowl, own in zip(FOUR, second, strict=True) if own == label]
+        slope = sum(count * curvature * centre for count, curvature, (centre,) in members)
+        optimum = slope / sum(count * curvature for count, curvature, _ in members)
+        assert float(points(run)[label]) == pytest.approx(optimum, abs=1e-6)
+
+
+@pytest.mark.parametrize("who", [ClientArrivals(rounds={"1": 3, "3": 5}), OtherWeights([], [])])
+def test_scaffold_goes_to_the_optimum_of_who_is_there(who: Callback, tmp_path: Any) -> None:
+    draw = UniformSampling(cohort_size=3)
+    run = roll(Bowls(*FOUR), who, draw, root=tmp_path, strategy=SCAFFOLD(), max_rounds=150)
+    optimum = sum(m * a * c for m, a, (c,) in FOUR) / sum(m * a for m, a, _ in FOUR)
+    assert float(points(run)) == pytest.approx(optimum, abs=1e-6)
+
+
+def test_scaffold_in_a_coalition_is_a_run_of_its_own(tmp_path: Any) -> None:
+    coalitions = Assigned([0, 0, 1, 1], [0, 0, 1, 1])
+    beside = roll(Bowls(*FOUR), coalitions, root=tmp_path, strategy=SCAFFOLD(), max_rounds=3)
+    alone = roll(Bowls(*TWO), root=tmp_path, strategy=SCAFFOLD(), max_rounds=3)
+    torch.testing.assert_close(points(beside)[0], points(alone)[0], rtol=1e-12, atol=0)
+
+
+def test_scaffold_needs_the_weights_of_the_collaboration(tmp_path: Any) -> None:
+    class Reweighs(Callback):
+        def select_clients(self, run: FederatedTrainer) -> Cohort:
+            return Cohort((Participant(0, weight=0.5), Participant(1, weight=0.5)))
+
+    with pytest.raises(ConfigurationError, match="client 0"):
+        roll(Bowls(*TWO), Reweighs(), root=tmp_path, strategy=SCAFFOLD(), max_rounds=1)
 
 
 @pytest.mark.parametrize(

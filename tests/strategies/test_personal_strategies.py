@@ -1,10 +1,12 @@
 """APFL, Per-FedAvg, pFedMe, FedRep: numbers worked out for two parabolas, plain loops, neutral and extreme values."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from bowls import FOUR, Bowls, Regrouped, roll
 from lightning.pytorch import LightningModule
 from run_tiny import digest
 from test_learner_hooks import CURVES, OneWeight, TwoParabolas, Watched, number, parabolas, trainer
@@ -364,11 +366,12 @@ def test_pfedme_at_its_limits() -> None:
     assert watched.weights == [pytest.approx(float(SHARES @ own(watched)[0]), rel=1e-12)]  # w_i becomes theta
 
 
-def test_pfedme_forgets_theta_of_another_model() -> None:
-    run, _ = parabolas(PFedMe(**FEDME))
-    run.client_store("strategy")[0]["model"] = 1  # as after a round in which the client was in coalition 1
-    assert number(run.client_model(0)) == number(run.models[0])
-    assert number(run.client_model(1)) != number(run.models[0])
+@pytest.mark.parametrize(("second", "kept"), [([1, 1, 0, 0], True), ([0, 1, 0, 1], False), ([0, 1, 1, 1], False)])
+def test_pfedme_keeps_theta_of_clients_that_stay_together(second: list[int], kept: bool, tmp_path: Path) -> None:
+    callback = Regrouped([0, 0, 1, 1], second)
+    run = roll(Bowls(*FOUR), callback, root=tmp_path, strategy=PFedMe(**FEDME), max_rounds=4)
+    for client, label in enumerate(second):
+        assert run.client_model(client).equal(run.models[label]) is not kept
 
 
 # -- FedRep ------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from lightning_fl.engine.client import packed
+from lightning_fl.engine.federation import IDENTITY
 from lightning_fl.engine.learner import Contribution, ModelUpdate
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights
@@ -32,10 +33,12 @@ def next_model(
     Raises:
         ConfigurationError: the strategy returns no weights.
     """
-    states = loop.federation.model_states
-    state = dict(states.get(model, {}))
-    spans = loop.averaged_spans()
-    update = ModelUpdate(model, start, average, vectors, contributions, loop.processes.num_clients, spans, state)
+    federation = loop.federation
+    state = {name: value for name, value in federation.model_states.get(model, {}).items() if name != IDENTITY}
+    spans, shares = loop.averaged_spans(), federation.shares(model)
+    update = ModelUpdate(
+        model, start, average, vectors, contributions, loop.processes.num_clients, spans, state, shares
+    )
     result = loop.learner.aggregate(update)
     if not isinstance(result, Weights):
         raise ConfigurationError(
@@ -44,5 +47,5 @@ def next_model(
         )
     if update.state:
         packed(update.state)  # refuses now what a checkpoint could not hold
-        states[model] = update.state
+        federation.model_states[model] = {**update.state, IDENTITY: federation.identities()[model]}
     return result

@@ -7,7 +7,7 @@ from functools import partial
 
 from lightning_fl.cohort import Cohort, Participant
 from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate, packed
-from lightning_fl.engine.federation import STRATEGY
+from lightning_fl.engine.federation import OF_MODEL, STRATEGY
 from lightning_fl.engine.hooks import Hook
 from lightning_fl.engine.learner import Contribution, Learner
 from lightning_fl.engine.round.failures import judge, report_of
@@ -39,6 +39,9 @@ def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = N
     if not cohort.participants:
         loop.round.reports, loop.round.survivors = {}, set()
         return
+    if loop.own_steps:
+        federation.forget_changed(loop.learner.kept_for_model)
+        loop.round.trained = {one: loop.identity_of(loop.model_of(one)) for one in cohort.participants}
     choosers = loop.hooks.of("select_collaboration")
     if choosers:
         _train_then_choose(loop, cohort, stacked, choosers[0])
@@ -107,6 +110,7 @@ def _train_then_choose(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | N
     collaboration = chooser({client: update.weights for client, update in kept.items()})
     if collaboration is not None:
         federation.regroup(collaboration)
+        federation.forget_changed(loop.learner.kept_for_model)
     parts = _parts(loop, cohort)
     planned, contributors = _planned_totals(parts), _contributors(parts)
     starts, models = federation.models, list(federation.models)
@@ -218,8 +222,9 @@ class _Sums:
         average, *vectors = [total.value(survived) for total in totals]
         if "aggregate" not in loop.own_steps:
             return average
+        trained, identity = loop.round.trained, loop.identity_of(model)
         contributions = [
-            Contribution(one.client, parts[one][model], report)
+            Contribution(one.client, parts[one][model], report, trained[one] == identity)
             for one, report in arrived.items()
             if parts[one].get(model)
         ]
@@ -361,7 +366,8 @@ def _hand_over(
         loop.federation.client_store("personal_layers")[participant.client] = own
         personal.insert_(weights, own)
     if turn.kept:
-        loop.federation.client_store(STRATEGY)[participant.client] = packed(turn.kept)
+        mark = {OF_MODEL: loop.identity_of(turn.model)} if learner.kept_for_model else {}
+        loop.federation.client_store(STRATEGY)[participant.client] = packed(turn.kept) | mark
     return replace(report, scale=update.scale, numbers=update.numbers) if "client_update" in loop.own_steps else report
 
 

@@ -14,7 +14,7 @@ from torchmetrics import Metric
 
 from lightning_fl.cohort import Participant
 from lightning_fl.engine.client import ClientReport, ClientState, ClientTurn, LocalWork, Phase, unpacked
-from lightning_fl.engine.federation import STRATEGY, Federation
+from lightning_fl.engine.federation import IDENTITY, MIXTURE, OF_MODEL, STRATEGY, Federation
 from lightning_fl.engine.turn.correction import Correction
 from lightning_fl.engine.turn.gradients import FlatGradient
 from lightning_fl.engine.turn.metric_states import kept_metrics
@@ -49,6 +49,10 @@ class LocalLoop(TrainingLoop):
         """The model that a participant trains; ``None`` for a mixture of several."""
         given = participant.model
         return self.federation.collaboration.model_of(participant.client) if given is None else given
+
+    def identity_of(self, model: int | None, federation: Federation | None = None) -> str:
+        """What tells a model that a client trains, or a mixture, from others (:meth:`Federation.identities`)."""
+        return MIXTURE if model is None else (federation or self.federation).identities()[model]
 
     def measure(self, participant: Participant) -> dict[str, float]:
         """What the strategy finds out for a hosted participant before the round's turns."""
@@ -88,7 +92,11 @@ class LocalLoop(TrainingLoop):
         if self.own_steps:
             kept = unpacked(federation.client_stores.get(STRATEGY, {}).get(client, {}), self.processes.device)
             model = federation.collaboration.model_of(client) if model is None else model
-            model_state = {} if model is None else federation.model_states.get(model, {})
+            model_state = {} if model is None else dict(federation.model_states.get(model, {}))
+            model_state.pop(IDENTITY, None)
+            names = self.learner.kept_for_model
+            if names and kept.pop(OF_MODEL, None) not in (self.identity_of(model, federation), model):
+                kept = {name: value for name, value in kept.items() if name not in names}
             spans = self.averaged_spans()
         samples = federation.num_samples[client] if federation.num_samples else 0
         return ClientTurn(
