@@ -1,5 +1,6 @@
 """Any data set of the Hugging Face libraries as clients: images or tables (the extra ``lightning-fl[hf]``)."""
 
+import glob
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,20 +12,13 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.data.cards.fields import did_you_mean, listed
-from lightning_fl.data.module import SPLITS, Split
+from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
 from lightning_fl.errors import ConfigurationError, DataError, cut
 from lightning_fl.extras import expect_extra
 from lightning_fl.options import check_counts
 
 __all__ = ["HFDataset"]
-
-#: What data sets call their parts.
-_PARTS: dict[Split, Sequence[str]] = {
-    "train": ("train",),
-    "val": ("validation", "valid", "val", "dev"),
-    "test": ("test",),
-}
 
 
 class HFDataset(SharedDataModule):
@@ -160,7 +154,11 @@ class HFDataset(SharedDataModule):
                     raise ConfigurationError(
                         f"HFDataset.path={self.path!r}: of files, .parquet, .csv and .json are read."
                     )
-                return datasets.load_dataset(kind, data_files=str(path))
+                return datasets.load_dataset(kind, data_files=glob.escape(str(path.resolve())))
+            if path.is_dir() and any(sign in str(path.resolve()) for sign in ("*", "?", "[", "::")):
+                raise ConfigurationError(
+                    f"HFDataset.path={self.path!r}: the library takes {path.resolve()} for a pattern; rename it."
+                )
             return datasets.load_dataset(str(self.path), self.config, revision=self.revision, **options)
         except ConfigurationError:
             raise
@@ -173,7 +171,10 @@ class HFDataset(SharedDataModule):
     def _parts_of(self, read: Any) -> dict[Split, Any]:
         there = dict(read) if isinstance(read, dict) else {"train": read}
         if self.parts is None:
-            wanted = {split: next((name for name in _PARTS[split] if name in there), None) for split in SPLITS}
+            wanted = {
+                split: next((name for name in there if SPLIT_NAMES.get(name.lower()) == split), None)
+                for split in SPLITS
+            }
             if wanted["train"] is None and len(there) == 1:
                 wanted = {"train": next(iter(there))}
         else:

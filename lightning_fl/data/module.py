@@ -14,10 +14,16 @@ from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.options import check_counts
 
-__all__ = ["BATCH_HOOKS", "SPLITS", "FederatedDataModule", "Split", "default_names", "known_clients"]
+__all__ = ["BATCH_HOOKS", "SPLITS", "SPLIT_NAMES", "FederatedDataModule", "Split", "default_names", "known_clients"]
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
+#: What people call them, in small letters.
+SPLIT_NAMES: dict[str, Split] = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
 
 #: The splits that a stage opens.
 _OPENED: dict[str, tuple[Split, ...]] = {"fit": ("train", "val"), "validate": ("val",)}

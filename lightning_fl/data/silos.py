@@ -24,7 +24,7 @@ from lightning_fl.data.loaders import (
     make_loader,
     sampled_dataset,
 )
-from lightning_fl.data.module import FederatedDataModule, Split
+from lightning_fl.data.module import SPLIT_NAMES, FederatedDataModule, Split
 from lightning_fl.data.partition.sizes import check_fractions
 from lightning_fl.data.shared import cut_splits
 from lightning_fl.errors import ConfigurationError, DataError
@@ -37,13 +37,10 @@ __all__ = ["Silos", "are_silos", "is_splits"]
 #: What a client may bring, as far as a recipe can say it.
 Silo = AnyDataModule | Dataset | DataLoader
 
-#: What splits are called, Hugging Face's name among them.
-_SPLITS: dict[str, Split] = {"train": "train", "val": "val", "validation": "val", "test": "test"}
-
 
 def is_splits(value: object) -> bool:
     """Whether something is a dict of loaders or data sets by split, such as ``{"train": ..., "val": ...}``."""
-    return isinstance(value, Mapping) and "train" in value and all(key in _SPLITS for key in value)
+    return isinstance(value, Mapping) and "train" in value and all(key in SPLIT_NAMES for key in value)
 
 
 def are_silos(data: Sequence[Any]) -> bool:
@@ -289,7 +286,7 @@ class Silos(FederatedDataModule):
         if client not in self._parts:
             silo = self.datamodules[client]
             by_name = silo if is_splits(silo) else self._cut(client, silo)
-            self._parts[client] = {_SPLITS[name]: data for name, data in by_name.items()}
+            self._parts[client] = {SPLIT_NAMES[name]: data for name, data in by_name.items()}
         data = self._parts[client].get(split)
         if data is None or (is_dataset(data) and not holds_several(data)):
             return data if data is None or self._collate is None else self._collated(data, split)

@@ -64,7 +64,7 @@ def read_split_file(path: Path) -> SplitFile:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}. Give the splits.json of a run.") from error
     try:
         if content["format"] != _FORMAT:

@@ -20,6 +20,8 @@ __all__ = ["is_text", "read_table_file"]
 _PARQUET = b"PAR1"
 _ZIP = b"PK\x03\x04"
 _HEAD_BYTES = 512
+#: Of a record: RDKit writes SMILES recursively, and overflows its stack at twice as many.
+_MOST_ATOMS = 10_000
 _SDF_NAMES = (".sdf", ".sd")
 
 
@@ -114,7 +116,7 @@ def _sdf_records(path: Path, smiles: str) -> Iterator[dict[str, Any]]:
 
     with rdBase.BlockLogs():  # the caller reports what cannot be read, with its row
         for molecule in Chem.ForwardSDMolSupplier(io.BytesIO(read_packed(path))):
-            if molecule is None:
+            if molecule is None or molecule.GetNumAtoms() > _MOST_ATOMS:
                 yield {smiles: None}
                 continue
             found = molecule.GetPropsAsDict(autoConvertStrings=False)

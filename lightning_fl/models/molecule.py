@@ -31,6 +31,7 @@ from lightning_fl.models.target_summary import (
     class_weights_of,
     infer_task,
     pool_ranges,
+    refuse_bounds,
     target_ranges,
 )
 from lightning_fl.models.training_targets import statistics_of, summaries_of
@@ -218,10 +219,12 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
         for, whatever the stage. Descriptors are those of the data module.
         """
         self._left_out = LeftOut()  # every run says it once
+        data = getattr(self.trainer, "datamodule", None)
         self._take_over(getattr(self.trainer, "checkpoint_hyper_parameters", {}))
         if self.hparams["descriptor_dim"] is None:
-            self.add_descriptors(getattr(getattr(self.trainer, "datamodule", None), "descriptor_dim", 0))
+            self.add_descriptors(getattr(data, "descriptor_dim", 0))
         resolved = self._is_resolved
+        refuse_bounds(self.task, data)
         if resolved and (stage != "fit" or self.task == "regression"):
             return
         ranges = summaries_of(self, target_ranges)
@@ -237,6 +240,7 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
         if self.hparams["num_targets"] not in (None, found):
             return  # the first batch tells how many there should be
         task, num_classes, words = infer_task(pooled, self.hparams["task"], self.hparams["num_classes"])
+        refuse_bounds(task, data)
         if not resolved:
             self._resolve(task, found, num_classes)
             rank_zero_info(f"task: {words}")
@@ -458,6 +462,8 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
                 f"instead of {list(expected)}; set num_targets to the number of target columns and give every "
                 "molecule y of shape [1, num_targets]."
             )
+        if self.task != "regression" and "y_bound" in batch:
+            raise DataError(f"y_bound: the batch has censored values, which task={self.task!r} cannot learn from.")
 
 
 def target_names(trainer: Any, num_targets: int) -> list[str]:

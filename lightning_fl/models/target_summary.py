@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from lightning_fl.data.cards.fields import listed
+from lightning_fl.data.text_table import list_rows
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.functional.task_metrics import TaskName
 
@@ -20,6 +21,7 @@ __all__ = [
     "infer_task",
     "pool_moments",
     "pool_ranges",
+    "refuse_bounds",
     "target_moments",
     "target_ranges",
 ]
@@ -160,6 +162,25 @@ def check_labels(
     if not fractions[target] and low >= 0:
         mend = f", or give num_classes={high + 1:g} if class {high:g} is none of the training data's"
     raise DataError(f"{lie} whole numbers from 0 to {num_classes - 1}: correct or empty these cells{mend}.")
+
+
+def refuse_bounds(task: TaskName, data: Any) -> None:
+    """Refuse censored values of a data module under a classification, which would take the bound for the class.
+
+    Raises:
+        DataError: naming their rows.
+    """
+    dataset = getattr(data, "dataset", None)
+    bounds: Tensor | None = getattr(dataset, "bounds", None)
+    if task == "regression" or bounds is None or not bounds.any():
+        return
+    places = bounds.nonzero()
+    cells = [f"{'<' if bounds[row, k] < 0 else '>'} {dataset.targets[row, k]:g}" for row, k in places.tolist()]
+    listed_rows = list_rows([dataset.rows[row] for row, _ in places.tolist()], cells)
+    raise DataError(
+        f"task={task!r}: {len(cells)} targets are bounds (censored): {listed_rows}. Only a regression has these:"
+        " correct or empty the cells, or give task='regression'."
+    )
 
 
 def _check_values(task: TaskName, count: Tensor, low: float, high: float, whole: bool) -> None:

@@ -192,7 +192,7 @@ class Cell:
         for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
             try:
                 event = json.loads(line)
-            except ValueError:  # cut off while it was written
+            except (ValueError, RecursionError):  # cut off while it was written
                 continue
             if "exit_code" not in event:
                 found.append(Attempt(**event))
@@ -280,7 +280,7 @@ def _plain(content: Mapping[str, Any]) -> dict[str, Any]:
 def _read_json(path: Path) -> object:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -168,7 +168,7 @@ class StudyResults:
             environment = json.loads((out / "environment.json").read_text(encoding="utf-8"))
             rows = list(csv.DictReader(io.StringIO((out / "results.csv").read_text(encoding="utf-8"))))
             cells = [_cell_of(row, list(study.grid)) for row in rows]
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, RecursionError) as error:
             raise CheckpointError(
                 f"the results in {out} are damaged ({type(error).__name__}: {error}): run the study again, what is done"
                 " is kept."

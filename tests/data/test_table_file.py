@@ -79,6 +79,17 @@ def test_a_record_that_is_no_molecule_is_an_empty_row(tmp_path):
     assert found["y"].tolist() == ["0.50", "1.50", None]
 
 
+def test_a_record_of_an_sdf_may_have_any_number_of_atoms(tmp_path):
+    count = 20_000
+    atoms = [f"M  V30 {atom} C 0 0 0 0" for atom in range(1, count + 1)]
+    bonds = [f"M  V30 {bond} 1 {bond} {bond + 1}" for bond in range(1, count)]
+    lines = ["", "", "", "  0  0  0  0  0  0  0  0  0  0999 V3000", "M  V30 BEGIN CTAB"]
+    lines += [f"M  V30 COUNTS {count} {count - 1} 0 0 0", "M  V30 BEGIN ATOM", *atoms, "M  V30 END ATOM"]
+    lines += ["M  V30 BEGIN BOND", *bonds, "M  V30 END BOND", "M  V30 END CTAB", "M  END", "$$$$", ""]
+    (tmp_path / "long.sdf").write_text("\n".join(lines))
+    assert read_table_file(tmp_path / "long.sdf", smiles="smiles")["smiles"].tolist() == [None]
+
+
 def test_an_sdf_without_records(tmp_path):
     (tmp_path / "mine.sdf").write_text("")
     with pytest.raises(DataError, match=r"mine\.sdf has no records"):

@@ -125,6 +125,20 @@ def test_whole_numbers_and_texts_are_classes(tmp_path: Path) -> None:
         assert samples(data, 0)[1].tolist() == [row % len(classes) for row in rows]
 
 
+def test_a_path_is_no_pattern(tmp_path: Path) -> None:
+    for name, target in (("b[1]*", 0.5), ("b1x", 7.0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "t[x].csv").write_text(f"age,price\n1,{target}\n2,{target}\n3,{target}\n4,{target}\n")
+        (tmp_path / name / "tx.csv").write_text("age,price\n1,9.5\n2,9.5\n")
+    path = str(tmp_path / "b[1]*" / "t[x].csv")
+    data = HFDataset(path=path, target="price", partitioner=IID(num_clients=1), split=(0.5, 0.25, 0.25))
+    data.prepare_data()
+    data.setup("fit")
+    assert samples(data, 0)[1].unique().tolist() == [0.5]
+    with pytest.raises(ConfigurationError, match=r"b\[1\]\*"):
+        HFDataset(path=str(tmp_path / "b[1]*"), target="price", partitioner=IID(num_clients=1)).prepare_data()
+
+
 def test_parts_by_any_name_and_pooled(tmp_path: Path) -> None:
     datasets.DatasetDict({"first": table(12), "second": table(8)}).save_to_disk(str(tmp_path / "saved"))
     given: dict[str, Any] = {"path": str(tmp_path / "saved"), "target": "price", "partitioner": IID(num_clients=2)}

@@ -12,8 +12,8 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 from lightning_fl import FederatedDataModule, FederatedTrainer
-from lightning_fl.data import MoleculeCSV
-from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.data import IID, MoleculeCSV
+from lightning_fl.errors import ConfigurationError, DataError, FederatedError
 from lightning_fl.models import MoleculeModel
 from lightning_fl.models.target_summary import class_weights_of, infer_task, pool_ranges, target_ranges
 from lightning_fl.personalization import personalize
@@ -367,6 +367,24 @@ def test_bounds_are_in_loss_and_metrics(tmp_path):
     assert found["test/rmse"].mean == pytest.approx(error.square().mean().sqrt().item(), rel=1e-5)
     assert found["test/mae"].mean == pytest.approx(error.abs().mean().item(), rel=1e-5)
     assert found["test/loss"].mean == pytest.approx(error.square().mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("task", [None, "classification", "multiclass"])
+def test_bounds_are_refused_by_row_where_classes_are_learned(tmp_path, task):
+    cells = ["0", "1", "<1", *"01010101"]
+    rows = [f"{smiles},{cell}" for smiles, cell in zip(SMILES, cells, strict=False)]
+    (tmp_path / "labs.csv").write_text("\n".join(["smiles,y", *rows]))
+    data = MoleculeCSV(
+        path=str(tmp_path / "labs.csv"), target_columns=["y"], censored=True, partitioner=IID(num_clients=2)
+    )
+    with pytest.raises(DataError, match=r"row 4 '< 1'"):
+        make_trainer(tmp_path).fit(make_model(task=task), data)
+
+
+def test_bounds_of_any_data_are_refused_where_classes_are_learned(tmp_path):
+    graphs = molecules(torch.tensor([[1.0], [0.0], [1.0], [0.0]]), bounds=[[0], [0], [1], [-1]])
+    with pytest.raises(FederatedError, match="y_bound"):
+        fitted(tmp_path, Laboratories(graphs), make_model(task="classification"))
 
 
 def test_the_mean_predictor_is_beside_the_model_in_tests(tmp_path):

@@ -55,6 +55,9 @@ from lightning_fl.surface import TrainerSurface
 
 __all__ = ["DROClientSampling"]
 
+#: Per client and round.
+_MOST_DRAWS = 100
+
 
 class DROClientSampling(Callback):
     """Draws each round's cohort from sampling weights that ascend the clients' losses.
@@ -64,7 +67,7 @@ class DROClientSampling(Callback):
     Args:
         method: "drfa", or "afl" with ``local_steps`` 1: all clients with their weights, and the average over rounds.
         cohort: "draws" from lambda with replacement, each trained; or "all" clients, averaged by lambda. Of "drfa".
-        cohort_size: draws per round; default N. Only for "draws".
+        cohort_size: draws per round, each a turn of its own, at most 100 N; default N. Only for "draws".
         step_size: eta_lambda of the weights' ascent.
         floor: least weight of a client, between 0 and 1/N.
         num_loss_batches: batches of training data over which a client's loss (at the averaged snapshot; of "afl" at the
@@ -142,6 +145,11 @@ class DROClientSampling(Callback):
             raise ConfigurationError(
                 f"DROClientSampling.floor={self.floor} for {count} clients: {count} such weights exceed 1; choose at"
                 f" most {1 / count:.4g}."
+            )
+        if (self.cohort_size or 0) > _MOST_DRAWS * count:
+            raise ConfigurationError(
+                f"DROClientSampling.cohort_size={self.cohort_size} for {count} clients: every draw is trained; give at"
+                f" most {_MOST_DRAWS * count}."
             )
         self.weights = torch.full((count,), 1 / count, dtype=torch.float64)
         self._latest, self._mean, self._num_averaged = None, None, 0

@@ -145,7 +145,7 @@ def _read_figures(run: Path, trainer: TrainerSurface) -> dict[str, dict[str, dic
             for split, metrics in summary["metrics"].items()
         }
         data = summary["data"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigurationError(
             f"LocalReference.run={str(run)!r}: {path} is not the summary of a finished run ({type(error).__name__}:"
             f" {error}). Give the folder of a run that LocalTraining was part of."

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.data.cards.fields import did_you_mean
-from lightning_fl.data.module import SPLITS, Split
+from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.options import check_counts
 from lightning_fl.tensor_files import read_numpy
@@ -193,6 +193,7 @@ def read_npz(
     arrays = read_numpy(path, ".npz", mend, error=DataError, place=place, prefixes=(*_PREFIXES, "domain_"))
     if "" in arrays:
         raise DataError(f"{place} cannot be read as .npz (it holds a single array): {mend}")
+    arrays = {_PREFIXES.get(start, start) + rest: arrays[start + rest] for start, rest in map(_halves, arrays)}
     parts: list[Split] = [split for split in SPLITS if any(name.startswith(f"{split}_") for name in arrays)]
     if "train" not in parts:
         found = ", ".join(arrays) or "nothing of the kind"
@@ -212,7 +213,18 @@ def read_npz(
     }
 
 
-_PREFIXES = tuple(f"{split}_" for split in SPLITS)
+#: What names of arrays begin with -> the split, in any case.
+_PREFIXES = {
+    f"{written}_": f"{split}_"
+    for name, split in SPLIT_NAMES.items()
+    for written in (name, name.capitalize(), name.upper())
+}
+
+
+def _halves(name: str) -> tuple[str, str]:
+    """A name up to its first underscore, and the rest."""
+    end = name.find("_") + 1
+    return name[:end], name[end:]
 
 
 def read_npz_images(array: np.ndarray, name: str, place: str) -> Tensor:

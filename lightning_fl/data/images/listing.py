@@ -5,7 +5,9 @@ This module imports neither torch nor torchvision.
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from lightning_fl.data.cards.folders import FolderLayout
 from lightning_fl.data.cards.images import ImageCard
 from lightning_fl.errors import DataError
 
-__all__ = ["FolderListing", "list_folder", "refuse_folders"]
+__all__ = ["FolderListing", "list_folder", "refuse_folders", "say_left_out"]
 
 #: How the files of a layout end, and how one gets them again.
 _ENDINGS: dict[FolderLayout, str] = {"leaf": ".json", "class-folders": ".png"}
@@ -84,6 +86,25 @@ def refuse_folders(folder: Path, endings: tuple[str, ...], what: str) -> None:
                     f"{what}: {Path(root) / name} is a folder, and called as a file is: put the file in its place, or"
                     " take it away."
                 )
+
+
+def say_left_out(folder: Path, read: Collection[Path], what: str) -> None:
+    """Warn of files in a folder, and below it, that are not read, but for hidden ones: how many, and of which kinds.
+
+    Args:
+        folder: of images.
+        read: what is read of it.
+        what: begins the warning.
+    """
+    others = sorted(path for path in set(folder.rglob("[!.]*")).difference(read) if path.is_file())
+    if others:
+        kinds = Counter(path.suffix.lower() or "no suffix" for path in others)
+        counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
+        warnings.warn(
+            f"{what}: {len(others)} files are not read as images ({counted}), such as {others[0]}. Convert images to"
+            " PNG, in the folder of their class; what else is there does no harm.",
+            stacklevel=2,
+        )
 
 
 def _list(card: ImageCard, folder: Path, way: Mapping[str, tuple[str, ...]]) -> FolderListing:

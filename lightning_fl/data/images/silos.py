@@ -10,10 +10,10 @@ from torch.utils.data import Subset, TensorDataset
 
 from lightning_fl.data.images.dataset import ImageDataset, check_geometry, read_npz, resize_images
 from lightning_fl.data.images.file import read_image_file
-from lightning_fl.data.images.listing import refuse_folders
+from lightning_fl.data.images.listing import refuse_folders, say_left_out
 from lightning_fl.data.images.transform import Augmentation, ImageTransform, check_transform, transform_batch
 from lightning_fl.data.images.unlabelled import unlabelled_images
-from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
+from lightning_fl.data.module import SPLIT_NAMES, SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition.sizes import check_fractions
 from lightning_fl.data.shared import cut_splits
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
@@ -27,10 +27,10 @@ __all__ = ["ImageFolders"]
 class ImageFolders(FederatedDataModule):
     """Clients with a folder of images each: ``root/SILO/CLASS/*.png``, or ``root/SILO/FILE.npz``.
 
-    A silo's folder holds one folder per class, with image files in any format that Pillow reads and of any size;
-    or ``train``, ``val`` and ``test``, each with such folders; or one ``.npz`` file in MedMNIST's layout
-    (:func:`~lightning_fl.data.images.dataset.read_npz`). A split without data of its own is cut from the training
-    images.
+    A silo's folder holds one folder per class, with image files in any format that torchvision reads and of any size;
+    or ``train``, ``val`` and ``test`` (also ``Training``, ``validation`` and the like), each with such folders; or one
+    ``.npz`` file in MedMNIST's layout (:func:`~lightning_fl.data.images.dataset.read_npz`). A split without data of its
+    own is cut from the training images.
 
     Images are read when they are first asked for, in the process that hosts the client (client i in process
     ``i % world_size``). The other processes look at the names of folders only, and at nothing where ``silos`` and
@@ -135,8 +135,7 @@ class ImageFolders(FederatedDataModule):
                 f"silo {silo} is a .npz file, whose classes cannot be known without opening it: name the classes 0, 1,"
                 " ... with classes."
             )
-        parts = [path for path in folders if path.name in SPLITS] if (folder / "train").is_dir() else [folder]
-        names = {path.name for part in parts for path in _folders(part, f"silo {silo}")}
+        names = {path.name for part in _parts(folder, silo).values() for path in _folders(part, f"silo {silo}")}
         if not names:
             raise DataError(
                 f"silo {silo}: {folder} has neither class folders nor a .npz file: give it folders of images, one per"
@@ -234,10 +233,7 @@ class ImageFolders(FederatedDataModule):
                 )
             read = read_npz(files[0], classes=self.class_names, place=f"silo {silo}, {files[0].name}")
             return {split: part.converted(size=self.size, channels=self.channels) for split, part in read.items()}
-        folders = {path.name for path in _folders(folder, f"silo {silo}")}
-        if "train" not in folders:
-            return {"train": self._read_folder(folder, silo)}
-        return {split: self._read_folder(folder / split, silo) for split in SPLITS if split in folders}
+        return {split: self._read_folder(part, silo) for split, part in _parts(folder, silo).items()}
 
     def _read_folder(self, folder: Path, silo: str) -> ImageDataset:
         """The images of the class folders in a folder."""
@@ -256,6 +252,7 @@ class ImageFolders(FederatedDataModule):
         files = make_dataset(folder, found, IMG_EXTENSIONS, allow_empty=True) if found else []
         for name in found:
             refuse_folders(folder / name, IMG_EXTENSIONS, f"silo {silo}")
+        say_left_out(folder, [Path(path) for path, _ in files], f"silo {silo}")
         if not files:
             raise DataError(
                 f"silo {silo}: no images in the class folders of {folder}: expected files that end in"
@@ -285,6 +282,21 @@ class ImageFolders(FederatedDataModule):
             "stratified": self.stratified,
             "augment": list(self.augment),
         }
+
+
+def _parts(folder: Path, silo: str) -> dict[Split, Path]:
+    """The folders of a silo's splits, whatever their names' case; the silo's own for train where there are none."""
+    folders = _folders(folder, f"silo {silo}")
+    named = [(SPLIT_NAMES.get(path.name.lower()), path) for path in folders]
+    found = {split: path for split, path in named if split is not None}
+    if not any(_folders(path, f"silo {silo}") for path in found.values()):  # classes, whatever their names
+        return {"train": folder}
+    if "train" not in found or len(found) < len(folders):
+        raise DataError(
+            f"silo {silo}: {folder} has the folders {', '.join(path.name for path in folders)}: give it train, and val"
+            " and test if they are separate, each once and with folders of classes; or folders of classes alone."
+        )
+    return {split: found[split] for split in SPLITS if split in found}
 
 
 def _folders(folder: Path, what: str) -> Sequence[Path]:

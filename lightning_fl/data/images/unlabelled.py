@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,13 +10,11 @@ from torch.utils.data import TensorDataset
 
 from lightning_fl.data.images.dataset import ImageDataset, read_npz_images
 from lightning_fl.data.images.file import read_image_file
+from lightning_fl.data.images.listing import say_left_out
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.tensor_files import read_numpy
 from lightning_fl.user_file import existing_file
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["unlabelled_images"]
 
@@ -65,6 +62,7 @@ def _of_folder(folder: Path, rows: int, shape: Sequence[int], size: int | None) 
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS and path.is_file())
     if not files:
         raise DataError(f"{folder} has no images: expected files that end in {', '.join(IMG_EXTENSIONS)}.")
+    say_left_out(folder, files, str(folder))
     names = [path.relative_to(folder).as_posix() for path in files]
     for start in range(0, len(files), rows):
         part = range(start, min(start + rows, len(files)))

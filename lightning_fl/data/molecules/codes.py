@@ -17,9 +17,14 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from rdkit import Chem, rdBase
-from rdkit.Chem import Atom, Bond, BondStereo, BondType, HybridizationType
+from rdkit.Chem import Atom, Bond, BondStereo, BondType, HybridizationType, Mol
 
-__all__ = ["ATOM_GROUPS", "BOND_GROUPS", "Codes", "read_codes"]
+__all__ = ["ATOM_GROUPS", "BOND_GROUPS", "MOST_ATOMS", "MOST_CHARACTERS", "Codes", "read_codes", "read_molecule"]
+
+#: Of a molecule: RDKit writes SMILES recursively, and twice as many atoms in a chain overflow its stack.
+MOST_ATOMS = 10_000
+#: Of a SMILES that is parsed at all.
+MOST_CHARACTERS = 20 * MOST_ATOMS
 
 _ELEMENTS = {5: 0, 6: 1, 7: 2, 8: 3, 9: 4, 14: 5, 15: 6, 16: 7, 17: 8, 34: 9, 35: 10, 53: 11}
 _OTHER_ELEMENT = 12
@@ -110,8 +115,14 @@ class Codes(NamedTuple):
         return cls(*parts)
 
 
+def read_molecule(smiles: str) -> Mol | None:
+    """A molecule with RDKit's default sanitisation; ``None`` if it cannot be read or has more than ``MOST_ATOMS``."""
+    molecule = Chem.MolFromSmiles(smiles) if len(smiles) <= MOST_CHARACTERS else None
+    return None if molecule is None or molecule.GetNumAtoms() > MOST_ATOMS else molecule
+
+
 def read_codes(smiles: Sequence[str]) -> Codes:
-    """Read molecules with RDKit's default sanitisation; one that cannot be read gets ``num_atoms`` 0."""
+    """Codes of molecules; one that :func:`read_molecule` does not read gets ``num_atoms`` 0."""
     atoms = [array("i") for _ in _ATOM_GETTERS]
     chiral: list[tuple[int, int]] = []  # place and code
     orders, conjugated, in_ring = array("d"), array("b"), array("b")
@@ -120,7 +131,7 @@ def read_codes(smiles: Sequence[str]) -> Codes:
     num_atoms, num_bonds = array("i"), array("i")
     with rdBase.BlockLogs():  # the caller reports what cannot be read, with its row
         for text in smiles:
-            molecule = Chem.MolFromSmiles(text)
+            molecule = read_molecule(text)
             first_atom, first_bond = len(atoms[0]), len(orders)
             if molecule is not None:
                 # One by one, for the sequences of GetAtoms and GetBonds are written in Python.

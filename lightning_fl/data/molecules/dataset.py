@@ -17,6 +17,7 @@ from torch_geometric.data import Data, InMemoryDataset
 
 from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.data.molecules.cache import load_or_make
+from lightning_fl.data.molecules.codes import MOST_ATOMS
 from lightning_fl.data.molecules.descriptors import (
     FeatureName,
     check_features,
@@ -26,6 +27,7 @@ from lightning_fl.data.molecules.descriptors import (
 )
 from lightning_fl.data.molecules.featurizer import FEATURIZER_VERSION, MoleculeCodes, encode_smiles
 from lightning_fl.data.molecules.table import INVALID_POLICIES, Invalid, MoleculeTable
+from lightning_fl.data.molecules.unlabelled import smiles_fault
 from lightning_fl.data.text_table import list_rows
 from lightning_fl.errors import ConfigurationError, DataError
 
@@ -162,7 +164,9 @@ class MoleculeDataset(InMemoryDataset):
 
 
 def _report_invalid(table: MoleculeTable, wrong: list[int], invalid: Invalid) -> None:
-    listed = list_rows([table.rows[index] for index in wrong], [table.smiles[index] for index in wrong])
+    texts = [table.smiles[index] for index in wrong]
+    shown = [smiles_fault(text) if len(text) > MOST_ATOMS else text for text in texts]
+    listed = list_rows([table.rows[index] for index in wrong], shown)
     found = f"{len(wrong)} of {len(table.smiles)} SMILES in {table.place} cannot be read: {listed}"
     if len(wrong) == len(table.smiles):
         raise DataError(f"{found}. No molecule is left: check the column of SMILES.")

@@ -63,14 +63,16 @@ def encode_descriptors(smiles: Iterable[str], kind: FeatureName) -> Tensor:
     Returns:
         [n, F_kind]; NaN or 0 for a SMILES that cannot be read.
     """
-    from rdkit import Chem, rdBase
+    from rdkit import rdBase
+
+    from lightning_fl.data.molecules.codes import read_molecule
 
     chosen = _kind(kind)
     rows = []
     with rdBase.BlockLogs(), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # divisions by zero, which the NaN tell of
         for text in smiles:
-            molecule = Chem.MolFromSmiles(text)
+            molecule = read_molecule(text)
             row = None if molecule is None else chosen.compute(molecule)
             rows.append(torch.zeros(len(chosen.names)) if row is None else torch.as_tensor(row))
             rows[-1] = rows[-1].to(chosen.dtype)

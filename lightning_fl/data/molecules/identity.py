@@ -59,14 +59,16 @@ def molecule_identities(
 
 
 def _compute(smiles: Sequence[str], identity: Identity) -> list[str | None]:
-    from rdkit.Chem import MolFromSmiles, MolToSmiles
+    from rdkit.Chem import MolToSmiles
     from rdkit.Chem.inchi import MolToInchiKey
     from rdkit.rdBase import BlockLogs
+
+    from lightning_fl.data.molecules.codes import read_molecule
 
     found: list[str | None] = []
     with BlockLogs():  # what cannot be read is reported with its row elsewhere
         for text in smiles:
-            molecule = MolFromSmiles(text)
+            molecule = read_molecule(text)
             if molecule is None:
                 found.append(None)
             elif identity == "smiles":
@@ -94,7 +96,7 @@ def _load(path: Path, length: int) -> list[str | None] | None:
             raise DataError("it holds something else than texts")
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
-    except (OSError, ValueError, DataError) as error:
+    except (OSError, ValueError, RecursionError, DataError) as error:
         rank_zero_warn(f"kept identities {path} are damaged ({type(error).__name__}) and are made again.")
         return None
     return content

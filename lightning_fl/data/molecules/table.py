@@ -188,7 +188,7 @@ def _read_drugood(path: Path, parts: Sequence[str]) -> "pd.DataFrame":
         raise ConfigurationError(f"parts={list(parts)!r}: name one or more of {', '.join(DRUGOOD_PARTS)}, each once.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}. Check the file.") from error
     split = content.get("split") if isinstance(content, dict) else None
     if not isinstance(split, dict):

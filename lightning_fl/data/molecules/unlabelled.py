@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from rdkit import Chem, rdBase
 
-from lightning_fl.data.molecules.codes import Codes, read_codes
+from lightning_fl.data.molecules.codes import MOST_ATOMS, MOST_CHARACTERS, Codes, read_codes
 from lightning_fl.data.molecules.featurizer import MoleculeCodes
 from lightning_fl.data.molecules.reading import read_blocks
 from lightning_fl.data.molecules.table import MoleculeTable
@@ -102,11 +102,15 @@ def smiles_fault(smiles: str) -> str:
     """Why RDKit reads no molecule from a text, in a few words."""
     if not smiles:
         return "no SMILES"
+    if len(smiles) > MOST_CHARACTERS:
+        return f"more than {MOST_CHARACTERS:,} characters"
     with rdBase.BlockLogs():
         molecule = Chem.MolFromSmiles(smiles, sanitize=False)
         if molecule is None:
             return f"not a SMILES: {cut(smiles)}"
         if not molecule.GetNumAtoms():
             return "no atom in it"
+        if molecule.GetNumAtoms() > MOST_ATOMS:
+            return f"more than {MOST_ATOMS:,} atoms"
         problems = Chem.DetectChemistryProblems(molecule)
     return problems[0].Message().strip() if problems else "no molecule for RDKit"

@@ -138,6 +138,11 @@ def test_a_floor_that_cannot_hold_is_refused() -> None:
         run(DROClientSampling(floor=0.5))
 
 
+def test_more_draws_than_can_be_trained_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="cohort_size=100000"):
+        run(DROClientSampling(cohort_size=100_000))
+
+
 def test_several_models_are_refused() -> None:
     from lightning_fl import Collaboration
 

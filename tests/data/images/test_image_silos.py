@@ -153,9 +153,41 @@ def silo(folder, make):
     return folder
 
 
+@pytest.mark.parametrize("names", [("train", "Validation", "Test"), ("Training", "valid", "TESTING")])
+def test_parts_have_the_names_that_people_give_them(tmp_path, names):
+    for name, count in zip(names, (6, 3, 4), strict=True):
+        write_images(tmp_path / "one" / name / "cat", count)
+        write_images(tmp_path / "one" / name / "dog", count)
+    data = ImageFolders(root=str(tmp_path), size=4)
+    data.setup("fit")
+    assert data.class_names == ["cat", "dog"]
+    assert [data.num_samples(split) for split in SPLITS] == [[12], [6], [8]]
+
+
+def test_classes_may_be_called_as_parts_are(tmp_path):
+    for name in ("train", "bus", "valid"):
+        write_images(tmp_path / "one" / name, 5)
+    data = ImageFolders(root=str(tmp_path), size=4)
+    data.setup("fit")
+    assert data.class_names == ["bus", "train", "valid"]
+
+
+def test_files_that_are_not_read_are_counted(root):
+    for name in ("0.gif", "1.gif", "scan.dcm"):
+        (root / "north" / "cat" / name).write_bytes(b"")
+    data = ImageFolders(root=str(root), size=4, silos=["north"], classes=CLASSES)
+    with pytest.warns(UserWarning, match=r"silo north: 3 files .*2 \.gif, 1 \.dcm.*0\.gif"):
+        data.client_data(0, "train")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (
+            lambda folder: (write_images(folder / "train" / "cat"), write_images(folder / "more" / "cat")),
+            r"silo odd: .*odd has the folders more, train",
+        ),
+        (lambda folder: write_images(folder / "val" / "cat"), r"silo odd: .*odd has the folders val"),
         (
             lambda folder: write_images(folder / "wolf"),
             r"silo odd: .*odd has folders wolf that are none of the classes",

@@ -15,6 +15,7 @@ from lightning_fl import atomic
 from lightning_fl.data.molecules import dataset as molecules
 from lightning_fl.data.molecules.dataset import MoleculeDataset
 from lightning_fl.data.molecules.featurizer import ATOM_DIM, BOND_DIM, encode_smiles
+from lightning_fl.data.molecules.identity import molecule_identities
 from lightning_fl.data.molecules.table import MoleculeTable
 from lightning_fl.errors import ConfigurationError, DataError
 
@@ -110,6 +111,13 @@ def test_broken_smiles_are_refused_with_their_rows():
     )
     with pytest.raises(DataError, match=message):
         MoleculeDataset(table(BROKEN))
+
+
+@pytest.mark.parametrize("smiles", ["C" * 40_000, "C" + "(C" * 20_000 + ")" * 20_000, "(" * 300_000])
+def test_molecules_beyond_all_measure_are_refused_with_their_row(smiles):
+    with pytest.raises(DataError, match=r"1 of 2 SMILES .*: row 3 'more than [\d,]+ (atoms|characters)'"):
+        MoleculeDataset(table(["CCO", smiles]), features=["morgan"])
+    assert molecule_identities([smiles], "smiles") == [None]
 
 
 def test_broken_smiles_are_skipped_with_a_warning():
