@@ -170,7 +170,7 @@ def refuse_bounds(task: TaskName, data: Any) -> None:
     Raises:
         DataError: naming their rows.
     """
-    dataset = getattr(data, "dataset", None)
+    dataset: Any = getattr(data, "dataset", None)
     bounds: Tensor | None = getattr(dataset, "bounds", None)
     if task == "regression" or bounds is None or not bounds.any():
         return
