@@ -244,6 +244,7 @@ _CLIENT_STATE: dict[str, Callable[[Any], bool]] = {
     "global_step": _is_count,
     "rounds_seen": _is_count,
     "batches": _is_count,
+    "passes": _is_count,
     "optimizers": lambda value: _lists(value, _is_mapping),
     "schedulers": lambda value: _lists(value, _is_mapping),
     "groups": lambda value: _lists(value, lambda of: _lists(of, _is_mapping)),

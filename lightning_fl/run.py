@@ -30,7 +30,7 @@ from lightning_fl.engine.turn.compilation import CompiledSteps
 from lightning_fl.engine.turn.lazy_layers import give_shapes
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.module_callbacks import module_callbacks
-from lightning_fl.engine.turn.module_trainer import ModuleTrainer, keep_metrics_local
+from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.turn.surroundings import Surroundings
 from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.errors import CheckpointError, DataError, LostPeerError
@@ -99,6 +99,7 @@ class Run:
         with ExitStack() as signals:
             signals.enter_context(ends_on_signals())
             self._trainer.launch()
+            signals.enter_context(self._trainer.strategy.hidden_group())
             signals.enter_context(signals_of_a_run())  # whose thread must not be there when others are forked
             try:
                 self._begin()
@@ -294,7 +295,6 @@ def _set_up(
     remove_generated_files()
     if stage == "fit":
         federation.num_samples = _exchange_sizes(trainer, factory, processes)
-    keep_metrics_local(module)
     module.to(fabric.device)
     fabric._precision.convert_module(module)
     if stage == "fit":
@@ -361,13 +361,13 @@ def _exchange_sizes(trainer: TrainerSurface, factory: BatchFactory, processes: P
         if not batches.num_samples and given is not None:
             batches.num_samples = given
         if not batches.num_samples:
-            # An endless stream is read as far as a turn goes.
-            steps = settings.local_steps
-            bound = None if steps is None or batches.epoch_length() else steps * settings.accumulate_grad_batches
+            # A stream without a length may be endless: it is read as far as a turn goes.
+            steps, length = settings.local_steps, batches.epoch_length()
+            bound = length if steps is None or length else steps * settings.accumulate_grad_batches
             rank_zero_info(
-                f"{data.client_names()[client]}: the training data have no length and are read"
+                f"{data.client_names()[client]}: the training data do not tell their number of samples and are read"
                 f" {'once' if bound is None else f'as far as {bound} batches'} to count them; Silos(num_samples=...)"
-                " spares this, and trainer.local_steps is needed if they have no end."
+                f" spares this{'' if bound else ', and trainer.local_steps is needed if they have no end'}."
             )
             cast(LoaderBatches, batches).count((settings.seed, "number of samples", client), bound)
         if not batches.num_samples:

@@ -4,16 +4,36 @@ A result therefore does not depend on how many processes there are, who finishes
 """
 
 import hashlib
+import inspect
 import operator
 import os
 import random
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 
-__all__ = ["derive_seed", "generator", "isolated_draws", "run_seed", "seed_default_generators"]
+__all__ = [
+    "derive_seed",
+    "generator",
+    "held_generators",
+    "isolated_draws",
+    "run_seed",
+    "seed_default_generators",
+    "seed_held_generators",
+]
+
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+#: Seeded by :func:`seed_default_generators`.
+_DEFAULT = frozenset(map(id, (torch.default_generator, np.random.mtrand._rand, random._inst)))
+#: How far from an object its generators are looked for, and in how large a container: longer ones hold samples.
+_DEPTH, _MOST_ENTRIES = 7, 100
+_APART = (torch.Tensor, np.ndarray, str, bytes, type, ModuleType)
 
 
 def derive_seed(seed: int, *path: int | str) -> int:
@@ -45,6 +65,58 @@ def seed_default_generators(seed: int, *path: int | str) -> None:
         torch.cuda.manual_seed_all(derived)
     np.random.seed(derived & 0xFFFF_FFFF)  # noqa: NPY002 - the user's code may draw from the legacy generator
     random.seed(derived)
+
+
+def held_generators(*holders: Any) -> list[Any]:
+    """The generators that objects of user code hold: in attributes, containers, closures and globals of functions."""
+    found: dict[int, Any] = {}
+    seen: dict[int, Any] = {}
+    level: list[Any] = list(holders)
+    for _ in range(_DEPTH):
+        following: list[Any] = []
+        for one in level:
+            if id(one) in seen or issubclass(type(one), _APART):
+                continue
+            seen[id(one)] = one
+            if not issubclass(type(one), _GENERATORS):
+                following += _parts(one)
+            elif id(one) not in _DEFAULT:
+                found[id(one)] = one
+        level = following
+    return list(found.values())
+
+
+def _parts(one: Any) -> list[Any]:
+    """What an object refers to. Only its class and ``__dict__`` are read: anything else may raise in user code."""
+    kind = type(one)
+    if kind in (list, tuple, dict):
+        return [] if len(one) > _MOST_ENTRIES else list(one.values() if kind is dict else one)
+    if kind is FunctionType:
+        with suppress(ValueError):  # a variable of the function around it that is not there yet
+            variables = inspect.getclosurevars(one)
+            return [*variables.nonlocals.values(), *variables.globals.values(), *(one.__defaults__ or ())]
+    if kind is MethodType:
+        return [one.__self__, one.__func__]
+    if kind is partial:
+        return [one.func, *one.args, *one.keywords.values()]
+    try:
+        attributes = object.__getattribute__(one, "__dict__")
+    except AttributeError:
+        return []
+    of_the_run = kind.__module__.startswith(("lightning_fl.engine", "lightning_fl.trainer"))  # self.trainer
+    return [] if of_the_run else list(attributes.values())
+
+
+def seed_held_generators(generators: Iterable[Any], seed: int, *path: int | str) -> None:
+    """Seed the generators that user code holds, as :func:`seed_default_generators` does the default ones."""
+    for number, one in enumerate(generators):
+        derived = derive_seed(seed, *path, "held", number)
+        if isinstance(one, torch.Generator):
+            one.manual_seed(derived)
+        elif isinstance(one, np.random.Generator):
+            one.bit_generator.state = type(one.bit_generator)(derived).state
+        else:
+            one.seed(derived & 0xFFFF_FFFF)
 
 
 def isolated_draws() -> AbstractContextManager[None]:

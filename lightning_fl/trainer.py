@@ -311,11 +311,8 @@ class FederatedTrainer(TrainerSurface):
         split: Split = "test",
     ) -> dict[int, list[Any]]:
         """``predict_step``'s outputs, batch by batch, for the clients that this rank hosts."""
-        with Run(self, "predict", module, datamodule, ckpt_path):
-            self.loop.call("on_predict_start")
-            outputs = {client: self.predict_client(client, split) for client in self.hosted_clients}
-            self.loop.call("on_predict_end")
-        return outputs
+        with Run(self, "predict", module, datamodule, ckpt_path), self.loop.evaluations("predict"):
+            return {client: self.predict_client(client, split) for client in self.hosted_clients}
 
     def _evaluate_only(self, stage: str, split: Split, module: Any, datamodule: Any, ckpt_path: Any) -> ClientMetrics:
         with Run(self, stage, module, datamodule, ckpt_path):
@@ -333,18 +330,16 @@ class FederatedTrainer(TrainerSurface):
         with timed_evaluation(self.profiler):
             if not self.loop.evaluates(split):
                 return ClientMetrics()
-            word = "validation" if split == "val" else split
-            self.loop.call(f"on_{word}_start")
             reports: dict[int, ClientReport] = {}
-            for client in self.hosted_clients:
-                if client in self.absent_clients:
-                    continue
-                weights = self.client_model(client)
-                with self.around_evaluation(client, weights):
-                    report = self.loop.evaluate(client, weights, split, own=True)
-                if report is not None:
-                    reports[client] = report
-            self.loop.call(f"on_{word}_end")
+            with self.loop.evaluations("validation" if split == "val" else split):
+                for client in self.hosted_clients:
+                    if client in self.absent_clients:
+                        continue
+                    weights = self.client_model(client)
+                    with self.around_evaluation(client, weights):
+                        report = self.loop.evaluate(client, weights, split, own=True)
+                    if report is not None:
+                        reports[client] = report
             reports = self.processes.exchange(reports)
             self.evaluated_samples[split] = {client: report.num_samples for client, report in reports.items()}
             metrics = self._summary(reports)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from learners import Everything
 from meeting import Meeting
-from states_tiny import StatefulModule
+from states_tiny import GatheringModule, SampledClients, StatefulModule
 from tier_tiny import CornerModule, FailingTurns, MixedClients
 from tiny import FolderSilo, TinyClients, TinyModule
 
@@ -87,6 +87,8 @@ def callbacks(algorithm: str = "drflm") -> list[Any]:
         return [DROClientSampling(step_size=0.05), LocalMixup(alpha=0.4)]
     if algorithm == "states":
         return [UniformSampling(cohort_size=2)]
+    if algorithm == "gathering":
+        return []
     if algorithm == "finetune":
         return [FineTuning(steps=2, every_evaluation=True), PersonalLayers(layers=["linear.bias"])]
     if algorithm == "afl":
@@ -149,6 +151,8 @@ def settings_of(algorithm: str) -> dict[str, Any]:
         return {"strategy": STRATEGIES[algorithm]()}
     if algorithm == "afl":
         return {"local_steps": 1}
+    if algorithm == "gathering":
+        return {"local_steps": None, "timeout": 60}
     return {"on_client_error": "skip"} if algorithm == "tiers" else {}
 
 
@@ -160,6 +164,8 @@ def federation(algorithm: str) -> tuple[Any, Any]:
         return TinyModule(norm=True), TinyClients((24, 10, 18, 7, 3, 16, 24))
     if algorithm == "states":
         return StatefulModule(), TinyClients()
+    if algorithm == "gathering":
+        return GatheringModule(), SampledClients()
     return TinyModule(dropout=0.2, norm=True), TinyClients()
 
 

@@ -1,11 +1,15 @@
-"""A module whose states of every kind would meet those of other clients, were they not kept apart."""
+"""Modules whose states of every kind, or whose batches, would meet those of other clients, were they not kept apart."""
 
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torchmetrics
-from tiny import TinyModule
+from lightning.fabric.utilities.distributed import _distributed_is_initialized
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from tiny import TinyClients, TinyModule
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 
 class StatefulModule(TinyModule):
@@ -41,3 +45,39 @@ class StatefulModule(TinyModule):
     @torch.no_grad()
     def on_train_batch_end(self, *_: Any) -> None:
         self.teacher.weight.lerp_(self.linear.weight, 0.1)
+
+
+class GatheringModule(TinyModule):
+    """Does what modules for several processes do: gathers, synchronises, leaves work to rank zero."""
+
+    def __init__(self) -> None:
+        super().__init__(norm=True)
+        self.before = nn.SyncBatchNorm.convert_sync_batchnorm(self.before)
+        self.mean = torchmetrics.MeanMetric()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        assert not dist.is_initialized()
+        assert not _distributed_is_initialized()
+        assert dist.group.WORLD is None
+        error = (self(batch[0]) - batch[1]).square()
+        if dist.is_initialized():
+            parts = [torch.zeros_like(error) for _ in range(dist.get_world_size())]
+            dist.all_gather(parts, error)
+            error = error + torch.stack(parts).mean()
+        self.mean.update(error.detach())
+        self.log("mean", self.mean.compute(), sync_dist=True)
+        return self.all_gather(error).mean() + self.seen * self.linear.weight.sum()
+
+    @rank_zero_only
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.seen += 0.01
+
+
+class SampledClients(TinyClients):
+    """Loaders that share out the samples among the processes that are seen; clients take 3, 2 and 3 batches."""
+
+    def client_data(self, client: int, split: Any) -> Any:
+        data: Dataset = super().client_data(client, split)
+        several = dist.is_available() and dist.is_initialized()
+        return DataLoader(data, batch_size=8, sampler=DistributedSampler(data) if several else None)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from processes import Process, reserved_port, start, succeed
 from run_tiny import STRATEGIES, callbacks, digest, federation, settings, settings_of, tier_records
+from states_tiny import SampledClients
 from tier_tiny import MixedClients
 from tiny import FolderSilo, TinyClients, regression_set
 
@@ -105,6 +106,17 @@ def test_states_of_all_kinds_do_not_depend_on_the_processes(tmp_path: Path, two_
     ranks = two_ranks("--algorithm", "states")
     assert [rank["weights"] for rank in ranks] == [digest(one.models[0])] * 2
     assert {name for client in one.client_store("metric_states").values() for name in client} == {"best"}
+
+
+def test_what_modules_gather_and_samplers_divide_does_not_depend_on_the_processes(
+    tmp_path: Path, two_ranks: TwoRanks
+) -> None:
+    """A client's turn takes place in a process that is alone, where the run has several."""
+    one = in_this_process(tmp_path, SampledClients(), "gathering")
+    ranks = two_ranks("--algorithm", "gathering")
+    assert [rank["weights"] for rank in ranks] == [digest(one.models[0])] * 2
+    assert one.module is not None
+    assert float(one.module.seen) > 0  # type: ignore[arg-type]
 
 
 def test_a_profile_of_two_processes_tells_their_waiting_and_changes_no_bit(tmp_path: Path, two_ranks: TwoRanks) -> None:

@@ -1,9 +1,11 @@
 """What a client is told, what it keeps from round to round, and what it tells."""
 
+import copy
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch.optim import Optimizer
@@ -65,6 +67,7 @@ class ClientState:
             added groups.
         schedulers: scheduler states.
         batches: that it trained on so far.
+        passes: over its loader that it began so far.
     """
 
     global_step: int = 0
@@ -73,11 +76,12 @@ class ClientState:
     groups: list[list[dict[str, Any]]] = field(default_factory=list)
     schedulers: list[dict[str, Any]] = field(default_factory=list)
     batches: int = 0
+    passes: int = 0
     parameters: list[list[list[str]]] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return asdict(self)
+        return copy.deepcopy(vars(self))  # asdict would rebuild mappings from pairs, which a Counter counts
 
 
 sendable(LoggedValue)
@@ -148,31 +152,24 @@ class TurnServices(Protocol):
         correct_: Callable[[Weights, Weights], None] | None,
     ) -> Weights:
         """:meth:`ClientTurn.train`."""
-        ...
 
     def loss_at(self, turn: "ClientTurn", weights: Weights) -> float:
         """:meth:`ClientTurn.training_loss`."""
-        ...
 
     def metrics_at(self, turn: "ClientTurn", weights: Weights) -> dict[str, LoggedValue]:
         """:meth:`ClientTurn.training_metrics`."""
-        ...
 
     def step_gradient(self, turn: "ClientTurn", weights: Weights, part: int) -> Weights:
         """:meth:`ClientTurn.step_gradient`."""
-        ...
 
     def batch_gradient(self, turn: "ClientTurn", weights: Weights, purpose: str) -> Weights:
         """:meth:`ClientTurn.batch_gradient`."""
-        ...
 
     def second_step(self, turn: "ClientTurn", name: str, gradient: Weights) -> None:
         """:meth:`ClientTurn.second_step`."""
-        ...
 
     def learning_rate(self, turn: "ClientTurn") -> float:
         """:attr:`ClientTurn.learning_rate`."""
-        ...
 
 
 @dataclass(eq=False)
@@ -339,7 +336,7 @@ def _is_plain(value: Any) -> bool:
         return all(_is_plain(part) for pair in value.items() for part in pair)
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | torch.Tensor)
+    return value is None or isinstance(value, bool | int | float | str | torch.Tensor | np.ndarray | np.generic)
 
 
 def unpacked(kept: dict[str, Any], device: torch.device) -> dict[str, Any]:

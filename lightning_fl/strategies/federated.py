@@ -21,7 +21,7 @@ from lightning.fabric.strategies.registry import _StrategyRegistry
 from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
-from torch.distributed import Store
+from torch.distributed import GroupMember, ProcessGroup, Store
 
 from lightning_fl.engine.learner import Learner, ModelUpdate
 from lightning_fl.engine.weights.flat import FlatModule
@@ -116,6 +116,7 @@ class FederatedStrategy(Learner, DDPStrategy):
         self.timeout = timeout
         self._peers: Peers | None = None
         self._store: Store | None = None
+        self._group: ProcessGroup | None = None
         self._barriers = 0
         self._launched = False
 
@@ -222,7 +223,21 @@ class FederatedStrategy(Learner, DDPStrategy):
     @property
     def connected(self) -> bool:
         """Whether the ranks can speak with each other; one alone can."""
-        return self.world_size == 1 or torch.distributed.is_initialized()
+        return self.world_size == 1 or self._group is not None or torch.distributed.is_initialized()
+
+    @contextmanager
+    def hidden_group(self) -> Iterator[None]:
+        """Hide the process group during a run, so that modules, data and callbacks see a single process.
+
+        Collectives in user code would mix clients, and wait for ranks that take another number of steps. Exchanges
+        between ranks go through this object, which restores the group for their duration (:meth:`_together`).
+        """
+        self._group, GroupMember.WORLD = GroupMember.WORLD, None
+        try:
+            yield
+        finally:
+            if self._group is not None:
+                GroupMember.WORLD, self._group = self._group, None
 
     @property
     def rank_names(self) -> list[str]:
@@ -318,15 +333,17 @@ class FederatedStrategy(Learner, DDPStrategy):
 
     def _abort(self) -> None:
         """End what this rank's GPU waits for of others, which it would do until the time-out."""
-        group = torch.distributed.group.WORLD
+        group = self._group or GroupMember.WORLD
         if group is not None:
             group._get_backend(self.root_device).abort()
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Around what all ranks do together: where it breaks, the error says why, as far as that is known."""
-        peers = self._peers
+        """Restore the process group around an exchange of all ranks; if it breaks, say why, as far as that is known."""
+        peers, hidden, seen = self._peers, self._group, GroupMember.WORLD
         try:
+            if hidden is not None:
+                GroupMember.WORLD = hidden
             if peers is not None:
                 peers.waits = True
             yield
@@ -335,6 +352,8 @@ class FederatedStrategy(Learner, DDPStrategy):
                 raise
             raise peers.reason(error) from None
         finally:
+            if hidden is not None:
+                GroupMember.WORLD = seen
             if peers is not None:
                 peers.waits = False
 
@@ -348,6 +367,7 @@ class FederatedStrategy(Learner, DDPStrategy):
             return
         peers.end_work()
         peers.tell(error)
+        GroupMember.WORLD, self._group = self._group or GroupMember.WORLD, None
         if torch.distributed.is_initialized():
             if self._connects_gpus:
                 self._abort()
@@ -482,6 +502,11 @@ class FederatedStrategy(Learner, DDPStrategy):
             torch.distributed.all_reduce(tensor, op=operation, group=group)
             return tensor.copy_(tensor / size) if mean else tensor
 
+    def all_gather(self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False) -> Tensor:
+        """Fabric's."""
+        with self._together():
+            return super().all_gather(tensor, group, sync_grads)
+
     def broadcast_bytes_(self, vector: Tensor, src: int) -> None:
         """Overwrite a vector on every rank by that of rank ``src``, bit for bit, whatever its dtype."""
         with self._together():
@@ -498,7 +523,7 @@ class FederatedStrategy(Learner, DDPStrategy):
     @property
     def message_device(self) -> torch.device:
         """Where the tensors lie by which ranks tell each other something: on the host, unless NCCL is all there is."""
-        return torch.device("cpu") if "cpu" in backends_of() else self.root_device
+        return torch.device("cpu") if "cpu" in backends_of(self._group) else self.root_device
 
     def _gathered(self, message: bytes) -> list[np.ndarray]:
         """The messages of all ranks: small ones with their lengths, once more where one is larger."""

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, train_both
 from torch import Tensor, nn
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.callbacks import Callback
+from lightning_fl.callbacks import Callback, PersonalLayers
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
@@ -611,3 +612,99 @@ def test_module_after_the_run_holds_the_shared_model(tmp_path: Path) -> None:
         torch.cat([parameter.flatten() for parameter in module.parameters()]),
         torch.cat([trainer.models[0].vectors[torch.float32][:3], trainer.models[0].vectors[torch.float32][16:17]]),
     )
+
+
+# -- weights that hooks swap in for an evaluation ------------------------------------------------------------------
+
+
+class Averaged(Linear):
+    """Evaluates with an average over its steps, which hooks of the run swap in: by copying it, or by its memory."""
+
+    copies = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(1, 3))
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.average.lerp_(self.net.weight.detach(), 0.1)
+
+    def swap_in(self) -> None:
+        weight = self.net.weight
+        self.own = weight.data.clone() if self.copies else weight.data
+        if self.copies:
+            weight.data.copy_(self.average)
+        else:
+            weight.data = self.average.clone()
+
+    def swap_out(self) -> None:
+        if self.copies:
+            self.net.weight.data.copy_(self.own)
+        else:
+            self.net.weight.data = self.own
+
+    on_validation_start = on_test_start = on_predict_start = swap_in
+    on_validation_end = on_test_end = on_predict_end = swap_out
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("weight", self.net.weight.sum())
+
+    test_step = validation_step
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.net.weight.sum()
+
+
+class AveragedByMemory(Averaged):
+    copies = False
+
+
+class AveragedByEpoch(Averaged):
+    on_validation_start = on_test_start = on_predict_start = LightningModule.on_validation_start
+    on_validation_end = on_test_end = on_predict_end = LightningModule.on_validation_end
+    on_validation_epoch_start = on_test_epoch_start = on_predict_epoch_start = Averaged.swap_in
+    on_validation_epoch_end = on_test_epoch_end = on_predict_epoch_end = Averaged.swap_out
+
+
+class AveragedByCallback(AveragedByEpoch):
+    on_validation_epoch_start = on_test_epoch_start = on_predict_epoch_start = LightningModule.on_validation_start
+    on_validation_epoch_end = on_test_epoch_end = on_predict_epoch_end = LightningModule.on_validation_end
+
+    def configure_callbacks(self) -> Any:
+        hooks: dict[str, Any] = {}
+        for word in ("validation", "test", "predict"):
+            hooks[f"on_{word}_start"] = lambda trainer, module: module.swap_in()
+            hooks[f"on_{word}_end"] = lambda trainer, module: module.swap_out()
+        return LambdaCallback(**hooks)
+
+
+@pytest.mark.parametrize("module", [Averaged, AveragedByMemory, AveragedByEpoch, AveragedByCallback])
+def test_weights_that_a_hook_swaps_in_are_evaluated_and_swapped_out_again(
+    module: type[Averaged], tmp_path: Path
+) -> None:
+    """Each client has weights, and an average, of its own; training knows nothing of it."""
+
+    class Plain(Averaged):
+        swap_in = swap_out = LightningModule.on_validation_start
+        on_validation_start = on_test_start = on_predict_start = LightningModule.on_validation_start
+        on_validation_end = on_test_end = on_predict_end = LightningModule.on_validation_end
+
+    def run(kind: type[Averaged]) -> FederatedTrainer:
+        personal = PersonalLayers(layers=["net.weight", "average"])
+        trainer = federated_trainer(tmp_path / kind.__name__, max_rounds=2, callbacks=[personal])
+        trainer.fit(make(kind), Clients((8, 4, 12)))
+        return trainer
+
+    trainer, plain = run(module), run(Plain)
+    span = next(one for one in trainer.loop.flat.spans() if one.name == "average")
+    for client in range(3):
+        model = trainer.client_model(client)
+        assert model.equal(plain.client_model(client))
+        average = float(model.vectors[span.dtype][span.begin : span.end].sum())
+        assert trainer.metrics["val"]["weight"].clients[client] == pytest.approx(average, rel=1e-6)
+        assert plain.metrics["val"]["weight"].clients[client] != pytest.approx(average, rel=1e-3)
+    expected = trainer.metrics["val"]["weight"].clients
+    fitted = trainer.module
+    assert trainer.test(fitted, Clients((8, 4, 12)))["weight"].clients == pytest.approx(expected)
+    predicted = trainer.predict(fitted, Clients((8, 4, 12)))
+    assert {client: float(outputs[0]) for client, outputs in predicted.items()} == pytest.approx(expected)

@@ -1,19 +1,22 @@
 """Loaders as people hold them, against Lightning's own Trainer: several per split, streams, any iterable."""
 
 import math
+import random
 from collections.abc import Callable, Iterator
-from itertools import chain
+from functools import partial
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities import CombinedLoader
 from reference import Linear, assert_same_weights, federated_trainer, lightning_trainer, make, samples
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader as GraphLoader
 from torch_geometric.loader import RandomNodeLoader
@@ -577,3 +580,100 @@ def test_loaders_of_pyg(kind: str, tmp_path: Path) -> None:
         assert_same_weights(own, reference)
         value = float(theirs.callback_metrics["loss"])
         assert trainer.metrics["train"]["train/loss"].mean == pytest.approx(value, rel=1e-6)
+
+
+class Samples(torch.utils.data.Dataset):
+    """Noise is added by a generator of its own."""
+
+    def __init__(self, client: int) -> None:
+        self.held = samples(client, 8)
+        self.rng = random.Random(0)
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = self.held[index]
+        return x + self.rng.gauss(0, 1), y
+
+
+class Collates:
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self, items: list[Any]) -> Any:
+        x, y = default_collate(items)
+        return x * float(self.rng.uniform(0.5, 2)), y
+
+
+class Masks(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = torch.Generator().manual_seed(0)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return self.loss((x * torch.rand(x.shape, generator=self.rng), y))
+
+
+def test_generators_that_user_code_holds_are_seeded_by_run_round_and_client(tmp_path: Path) -> None:
+    """Two silos that share a collation: a resumed run draws what the uninterrupted one does, each round anew."""
+    shared = np.random.default_rng(0)
+
+    def closure(items: list[Any]) -> Any:
+        x, y = default_collate(items)
+        return x + float(shared.uniform()), y
+
+    def trained(rounds: int, folder: str, seed: int = 0, **options: Any) -> LightningModule:
+        module = make(Masks)
+        silos = [Holds(partial(DataLoader, Samples(0), 4, collate_fn=Collates())), Holds(lambda: one)]
+        one = DataLoader(Samples(1), 4, collate_fn=closure)
+        trainer = federated_trainer(tmp_path / folder, max_rounds=rounds, enable_checkpointing=True, seed=seed)
+        trainer.fit(module, Silos(silos), **options)
+        return module
+
+    whole = trained(4, "whole")
+    shared.uniform(size=7)  # drawn elsewhere
+    trained(2, "cut")
+    assert_same_weights(trained(4, "cut", ckpt_path="last"), whole, moved=False)
+    other = trained(4, "other", seed=1)
+    assert not torch.equal(other.net.weight, whole.net.weight)  # type: ignore[union-attr, arg-type]
+
+
+@pytest.mark.parametrize("amount", [{"local_epochs": 1}, {"local_steps": 3}])
+def test_an_endless_loader_with_a_length_trains_and_is_evaluated(amount: dict[str, int], tmp_path: Path) -> None:
+    """Three batches an epoch, as under Lightning, and a sampler that is told the passes of its client."""
+
+    class Endless:
+        def __init__(self) -> None:
+            self.told: list[int] = []
+            self.sampler = self.batch_sampler = self
+
+        def set_epoch(self, epoch: int) -> None:
+            self.told.append(epoch)
+
+        def __iter__(self) -> Iterator[Any]:
+            return cycle(loader(0, 20))
+
+        def __len__(self) -> int:
+            return 3
+
+    class Validated(Linear):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", self.loss(batch))
+
+    loaders = [Endless(), Endless()]
+    own, reference = make(Validated), make(Validated)
+    data = Silos([Holds(lambda: loaders[0], lambda: loaders[1])])
+    trainer = federated_trainer(tmp_path / "federated", max_rounds=2, enable_checkpointing=True, **amount)
+    trainer.fit(own, data)
+    theirs = lightning_trainer(tmp_path / "lightning", max_epochs=2)
+    theirs.fit(reference, datamodule=Holds(Endless, Endless))
+    assert_same_weights(own, reference)
+    assert trainer.metrics["val"]["val_loss"].mean == pytest.approx(float(theirs.callback_metrics["val_loss"]))
+    counted, *told = loaders[0].told
+    assert (counted, told) == (0, [0, 1])
+    assert loaders[1].told == [0, 1]
+    again = federated_trainer(tmp_path / "federated", max_rounds=3, enable_checkpointing=True, **amount)
+    again.fit(make(Validated), data, ckpt_path="last")
+    assert loaders[0].told[-1] == 2

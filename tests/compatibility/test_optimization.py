@@ -540,3 +540,21 @@ def test_every_client_keeps_its_own_optimizer_state(tmp_path: Path, three_client
     weight, bias = _by_hand([8, 4, 12], cohorts, 0.9)
     assert_equal_up_to_rounding(module.net.weight, weight, steps=3 * 3)
     assert_equal_up_to_rounding(module.net.bias, bias, steps=3 * 3)
+
+
+@pytest.mark.parametrize(("optimizer", "options"), [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {})])
+def test_steps_that_a_module_takes_itself_are_the_optimizer_s_own(
+    optimizer: Any, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Before and after steps of the trainer's: both see one momentum."""
+
+    class StepsTwice(Linear):
+        def configure_optimizers(self) -> Any:
+            return optimizer(self.parameters(), lr=0.05, **options)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 1:
+                self.optimizers(use_pl_optimizer=False).step()
+
+    own, _, reference, _ = train_both(StepsTwice, tmp_path)
+    assert_same_weights(own, reference)

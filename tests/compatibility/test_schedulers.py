@@ -1,5 +1,6 @@
 """Learning rates follow Lightning's Trainer, and go on from round to round."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import torch
 from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, train_both
 from torch import Tensor
 from torch.optim import lr_scheduler
+from torch.optim.swa_utils import SWALR
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.strategies import Ditto
 
 
 class Scheduled(Linear):
@@ -328,6 +331,70 @@ def test_resumed_run_goes_on_with_its_schedulers(tmp_path: Path) -> None:
     assert_same_weights(second, whole, moved=False)
 
 
+#: Scheduler -> how it is made; rates change in the first rounds.
+_EVERY_KIND: dict[type[Any], Callable[[Any], Any]] = {
+    lr_scheduler.LambdaLR: lambda of: lr_scheduler.LambdaLR(of, lambda count: 0.5**count),
+    lr_scheduler.MultiplicativeLR: lambda of: lr_scheduler.MultiplicativeLR(of, lambda count: 0.5),
+    lr_scheduler.StepLR: lambda of: lr_scheduler.StepLR(of, 2, gamma=0.5),
+    lr_scheduler.MultiStepLR: lambda of: lr_scheduler.MultiStepLR(of, [2, 2, 3], gamma=0.5),
+    lr_scheduler.ConstantLR: lambda of: lr_scheduler.ConstantLR(of, 0.5, total_iters=2),
+    lr_scheduler.LinearLR: lambda of: lr_scheduler.LinearLR(of, 0.5, total_iters=3),
+    lr_scheduler.ExponentialLR: lambda of: lr_scheduler.ExponentialLR(of, 0.5),
+    lr_scheduler.PolynomialLR: lambda of: lr_scheduler.PolynomialLR(of, total_iters=5),
+    lr_scheduler.CosineAnnealingLR: lambda of: lr_scheduler.CosineAnnealingLR(of, T_max=3),
+    lr_scheduler.CosineAnnealingWarmRestarts: lambda of: lr_scheduler.CosineAnnealingWarmRestarts(of, 2, T_mult=2),
+    lr_scheduler.CyclicLR: lambda of: lr_scheduler.CyclicLR(of, 0.01, 0.1, step_size_up=2, mode="triangular2"),
+    lr_scheduler.OneCycleLR: lambda of: lr_scheduler.OneCycleLR(of, 0.1, total_steps=6),
+    lr_scheduler.ReduceLROnPlateau: lambda of: lr_scheduler.ReduceLROnPlateau(of, mode="max", patience=0, factor=0.5),
+    lr_scheduler.SequentialLR: lambda of: lr_scheduler.SequentialLR(
+        of, [lr_scheduler.LinearLR(of, 0.1, total_iters=2), lr_scheduler.MultiStepLR(of, [1, 2], 0.5)], [2]
+    ),
+    lr_scheduler.ChainedScheduler: lambda of: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.MultiStepLR(of, [2], 0.5), lr_scheduler.ExponentialLR(of, 0.9)], optimizer=of
+    ),
+    SWALR: lambda of: SWALR(of, swa_lr=0.01, anneal_epochs=3),
+}
+
+
+def test_every_scheduler_of_torch_is_tried() -> None:
+    public = {one for name, one in vars(lr_scheduler).items() if isinstance(one, type) and name[0] != "_"}
+    kinds = {one for one in public if issubclass(one, lr_scheduler.LRScheduler)} - {lr_scheduler.LRScheduler}
+    assert kinds | {SWALR} == set(_EVERY_KIND)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["keep", "fresh"])
+@pytest.mark.parametrize("kind", _EVERY_KIND, ids=lambda kind: kind.__name__)
+def test_every_scheduler_goes_on_after_a_resume_and_where_a_turn_trains_twice(
+    kind: type[Any], state: Any, tmp_path: Path
+) -> None:
+    """A personal model that nothing pulls is trained as a client alone trains its shared one."""
+
+    class Given(Scheduled):
+        def configure_optimizers(self) -> Any:
+            optimizer = self.optimizer()
+            config = {"scheduler": _EVERY_KIND[kind](optimizer), "monitor": "val_loss"}
+            return {"optimizer": optimizer, "lr_scheduler": config}
+
+    def trained(rounds: int, folder: str, ckpt_path: str | None = None) -> FederatedTrainer:
+        options: dict[str, Any] = {"optimizer_state": state, "enable_checkpointing": True}
+        strategy: Any = Ditto(strength=0) if folder != "alone" else "fedavg"
+        trainer = federated_trainer(tmp_path / folder, strategy=strategy, max_rounds=rounds, **options)
+        trainer.fit(make(Given), Clients((8,)), ckpt_path=ckpt_path)
+        return trainer
+
+    whole, alone = trained(5, "whole"), trained(5, "alone")
+    trained(2, "cut")
+    resumed = trained(5, "cut", "last")
+    rates = alone.module.rates  # type: ignore[union-attr]
+    assert len(set(rates)) > 1
+    for own, shared in ((whole, alone), (resumed, whole)):
+        for dtype, vector in own.client_model(0).floating():
+            assert torch.equal(vector, shared.client_model(0).vectors[dtype])
+    for dtype, vector in resumed.models[0].floating():
+        assert torch.equal(vector, whole.models[0].vectors[dtype])
+
+
 class WithNumpy(lr_scheduler.LRScheduler):
     """Computes rates with numpy, and keeps a table of them."""
 
@@ -357,3 +424,55 @@ def test_a_checkpoint_with_rates_of_numpy_is_gone_on_from(state: Any, tmp_path: 
     trainer(1, "cut").fit(first, Clients((8, 12)))
     trainer(3, "cut").fit(second, Clients((8, 12)), ckpt_path="last")
     assert_same_weights(second, whole, moved=False)
+
+
+# -- schedulers that the module keeps and steps itself ---------------------------------------------------------------
+
+
+class Inverse:
+    """Not torch's: rate / (1 + steps), with a state."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer, self.steps = optimizer, 0
+
+    def step(self) -> None:
+        self.steps += 1
+        self.optimizer.param_groups[0]["lr"] = 0.05 / (1 + self.steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+@pytest.mark.parametrize("state", ["keep", "fresh"])
+@pytest.mark.parametrize("held", ["attribute", "list", "dict", "another's", "once"])
+def test_a_scheduler_that_the_module_keeps_goes_on_with_its_client(held: str, state: Any, tmp_path: Path) -> None:
+    class Keeps(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rates: dict[int, list[float]] = {}
+            self.once = self.made() if held == "once" else None
+
+        def made(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+            kind = Inverse if held == "another's" else lambda of: lr_scheduler.LambdaLR(of, lambda t: 1 / (1 + t))
+            self.kept: Any = kind(optimizer)
+            self.kept = {"list": [self.kept], "dict": {"warm-up": self.kept}}.get(held, self.kept)
+            return optimizer
+
+        def configure_optimizers(self) -> Any:
+            return self.once or self.made()
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.rates.setdefault(getattr(self.trainer, "client", 0), []).append(
+                self.optimizers().param_groups[0]["lr"]
+            )
+            kept = self.kept
+            (kept[0] if held == "list" else kept["warm-up"] if held == "dict" else kept).step()
+
+    module = make(Keeps)
+    federated_trainer(tmp_path, max_rounds=3, optimizer_state=state).fit(module, Clients((8, 8)))
+    for client in (0, 1):
+        assert module.rates[client] == pytest.approx([0.05 / (1 + step) for step in range(6)])

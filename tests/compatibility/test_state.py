@@ -506,3 +506,35 @@ def test_tensors_that_change_their_shape_are_refused(tmp_path: Path) -> None:
         TrainingError, match=r"'queue' was \(2,\) torch.float32 and is \(3,\) torch.float32 after training: a federated"
     ):
         federated_trainer(tmp_path, max_rounds=1).fit(Grows(), Clients())
+
+
+class Observed(Linear):
+    """The range of what it has seen, as observers of quantisation keep it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("low", torch.full((2,), torch.inf))
+        self.register_buffer("high", torch.tensor(-torch.inf))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        value = torch.tensor([2.0, 6.0][self.trainer.client])
+        if self.trainer.client == 0 or self.current_epoch > 0:
+            self.low[1] = torch.minimum(self.low[1], value)  # type: ignore[index]
+        self.low[0] = torch.minimum(self.low[0], value)  # type: ignore[index]
+        self.high = torch.maximum(self.high, value)
+        return self.loss(batch)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "low", "high"),
+    # From 3, the lowest are 2 and 3 in the second round, the highest 3 and 6; of the second entry 2 and 6.
+    [(1, [3.0, torch.inf], 3.0), (2, [2.25, 3.0], 3.75)],
+)
+def test_a_range_that_begins_at_infinity_becomes_the_mean_of_the_clients(
+    rounds: int, low: list[float], high: float, tmp_path: Path
+) -> None:
+    """Three quarters of the samples are the first client's. What a client has not seen yet stays infinite."""
+    module = make(Observed)
+    federated_trainer(tmp_path, max_rounds=rounds).fit(module, Clients((12, 4)))
+    assert module.low.tolist() == low  # type: ignore[operator]
+    assert float(module.high) == high  # type: ignore[arg-type]

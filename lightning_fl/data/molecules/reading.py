@@ -10,8 +10,6 @@ from itertools import chain, islice
 from pathlib import Path
 from queue import SimpleQueue
 
-import torch.distributed
-
 from lightning_fl.data.molecules import codes
 from lightning_fl.data.molecules.codes import Codes, read_codes
 from lightning_fl.errors import DataError
@@ -52,7 +50,7 @@ def _blocks(texts: Iterator[str]) -> Iterator[list[str]]:
 
 def _own_cores() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
     return max(1, min(cores // ranks, _MOST_WORKERS))
 
 

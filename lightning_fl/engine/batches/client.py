@@ -42,6 +42,8 @@ class ClientBatches(ABC):
 
     #: 0 where it is not known.
     num_samples: int
+    #: The number of the next pass, as samplers are told it (``set_epoch``).
+    next_pass: int = 0
     #: Whether a batch lies on the device already.
     on_device: bool = False
 

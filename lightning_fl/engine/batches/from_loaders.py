@@ -8,17 +8,12 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch.utils.data import (
-    DataLoader,
-    IterableDataset,
-)
+from torch.utils.data import DataLoader, IterableDataset
 
-from lightning_fl.data.loaders import (
-    combined_size,
-)
+from lightning_fl.data.loaders import combined_size
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch, guess_batch_size
 from lightning_fl.errors import DataError
-from lightning_fl.seeding import derive_seed, seed_default_generators
+from lightning_fl.seeding import derive_seed, held_generators, seed_default_generators, seed_held_generators
 
 __all__ = ["LoaderBatches", "LoadersInTurn"]
 
@@ -38,6 +33,7 @@ class LoaderBatches(ClientBatches):
         # 0 where a stream tells no length
         self.num_samples = 0 if total is None or None in sizes else int(total)
         self._gave_batches = False
+        self._held: list[Any] | None = None  # generators that data sets, samplers and collate_fn have of their own
 
     def epoch_length(self) -> int | None:
         """The loader's own length."""
@@ -90,7 +86,7 @@ class LoaderBatches(ClientBatches):
                 given, batch = given + 1, following
 
     def count(self, seed_path: tuple[int | str, ...], num_batches: int | None) -> None:
-        """Make ``num_samples`` known where no length tells it: the data are read once.
+        """Make ``num_samples`` known where nothing tells it: the data are read once.
 
         Args:
             seed_path: of the pass; global generators are left alone.
@@ -103,10 +99,10 @@ class LoaderBatches(ClientBatches):
             )
 
     def _pass(self) -> Iterator[SizedBatch]:
-        """The loader from its beginning."""
+        """The loader from its beginning to its length, which one without an end may have."""
         several = isinstance(self._loader, CombinedLoader)
         gave = False
-        for item in self._loader:
+        for item in itertools.islice(self._loader, self.epoch_length()):
             gave = self._gave_batches = True
             batch = item[0] if several else item
             yield batch, getattr(batch, "num_graphs", None)
@@ -117,17 +113,22 @@ class LoaderBatches(ClientBatches):
             )
 
     def _seed(self, path: tuple[int | str, ...]) -> None:
+        if self._held is None:
+            self._held = held_generators(*self._parts)
+        seed_held_generators(self._held, *path, "loader")  # type: ignore[arg-type]
         for number, loader in enumerate(self._parts):
             seed = derive_seed(*path, "loader", *([number] if number else []))  # type: ignore[arg-type]
             sampler, batch_sampler = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
-            inner = getattr(batch_sampler, "sampler", None)
-            holders: tuple[Any, ...] = (loader, sampler, batch_sampler, inner)
-            for holder in holders:
+            holders: tuple[Any, ...] = (loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+            for holder in {id(one): one for one in holders}.values():
                 own = getattr(holder, "generator", None)
                 if isinstance(own, torch.Generator):
                     own.manual_seed(seed)
                 if hasattr(holder, "set_epoch"):
-                    holder.set_epoch(seed & 0x7FFF_FFFF)
+                    holder.set_epoch(self.next_pass)
+                    if isinstance(getattr(holder, "seed", None), int):  # to which samplers add the number
+                        holder.seed = seed & 0x7FFF_FFFF
+        self.next_pass += 1
         seed_default_generators(*path, "loader")  # type: ignore[arg-type]
 
 

@@ -144,7 +144,7 @@ def average_in_place(models: Sequence[Weights], aggregation: Tensor, rows: Seque
                     other = block[place[i]]
                     torch.sub(other, own, out=change)
                     if not finite:
-                        change.masked_fill_(other == own, 0.0)  # of equal infinities
+                        change.masked_fill_(own.isinf(), 0.0)  # an infinity stays while the own model has it
                     total.add_(change, alpha=shares[k][i])
                 models[k].vectors[dtype][part].copy_(total)
     for dtype, _ in first.discrete():

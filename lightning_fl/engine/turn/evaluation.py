@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.errors import TrainingError
 from lightning_fl.lightning_types import is_overridden
-from lightning_fl.seeding import derive_seed, seed_default_generators
+from lightning_fl.seeding import derive_seed, held_generators, seed_default_generators, seed_held_generators
 
 __all__ = ["EvaluationLoop", "Reading"]
 
@@ -105,6 +105,35 @@ class EvaluationLoop:
         self.move = BatchTransfer(module, data, processes.device, self._precision, channels_last=settings.channels_last)
         self.mode = _ModuleMode()  # what of the module trains, kept for the time of an evaluation
         self.metric_states = MetricStates(module, federation)
+        self._generators = held_generators(*module.modules())
+        self._swapping = False  # in evaluations whose hooks of the run are called in each client's turn
+
+    @contextmanager
+    def evaluations(self, word: str) -> Iterator[None]:
+        """Call ``on_WORD_start`` and ``on_WORD_end`` once around the evaluations of all clients of this process.
+
+        Where the first gives the module other weights (an average over its steps) and the second puts its own back,
+        both are called in each client's turn instead. Calling them once on a shared model shows whether they do.
+        """
+        start, end = f"on_{word}_start", f"on_{word}_end"
+        if self.overridden(start):
+            self.flat.load(self.federation.models[0])
+            self.call(start)
+            self._swapping = self.flat.differs_from(self.federation.models[0])
+        if self._swapping:
+            self.call(end)
+            self.module_trainer.begin_hook_of_run()  # drops what was logged
+        try:
+            yield
+            if not self._swapping:
+                self.call(end)
+        finally:
+            self._swapping = False
+
+    def seed_user_code(self, *path: int | str) -> None:
+        """Seed what a turn's user code may draw from: the default generators, and those that the module holds."""
+        seed_default_generators(*path)  # type: ignore[arg-type]
+        seed_held_generators(self._generators, *path)  # type: ignore[arg-type]
 
     def evaluates(self, split: Split) -> bool:
         """Whether the module has a step for this split."""
@@ -170,7 +199,7 @@ class EvaluationLoop:
         path = self.path(client, split)
         self.flat.load(weights)
         self.metric_states.begin(client)
-        seed_default_generators(*path)
+        self.seed_user_code(*path)
         shim.begin_turn(client, self.global_step(client), evaluated=split)
         self.mode.capture(self.module)
         if self.overridden(f"on_{word}_model_eval"):
@@ -179,10 +208,13 @@ class EvaluationLoop:
             self.module.eval()
         try:
             with torch.no_grad():
+                if self._swapping:
+                    shim.call_hook(f"on_{word}_start")
                 self.call(f"on_{word}_epoch_start")
                 for number, loader in enumerate(loaders):
                     which = (number,) if several else ()
                     shim.collector.begin_loader(number if several else None)
+                    loader.next_pass = shim.current_epoch
                     given = loader.once((*path, *which)) if read is None else read(loader)
                     known, seen = loader.num_samples > 0, 0.0
                     for index, (batch, size) in enumerate(given):
@@ -194,6 +226,8 @@ class EvaluationLoop:
                 shim.collector.begin_loader(None)
                 shim.collector.begin_step(None, None)
                 self.call(f"on_{word}_epoch_end")
+                if self._swapping:
+                    shim.call_hook(f"on_{word}_end")
         finally:
             if self.overridden(f"on_{word}_model_train"):
                 self.call(f"on_{word}_model_train")
@@ -269,7 +303,10 @@ class EvaluationLoop:
 
     def batches(self, client: int, split: Split) -> Any:
         """A client's batches, after callbacks (label noise) saw them."""
-        return self.factory.batches(client, split)
+        found, state = self.factory.batches(client, split), self.federation.client_states.get(client)
+        if found is not None:
+            found.next_pass = 0 if state is None else state.passes
+        return found
 
     def _loader(self, client: int, split: Split) -> Any:
         """A client's loader of a split, as its module sees it; what it draws depends on the turn alone."""

@@ -117,6 +117,9 @@ class FlatOptimizer:
         self._twin = copy.copy(optimizer)  # of its class, with the settings that its constructor left in it
         self._twin.state = defaultdict(dict)
         self._twin.param_groups = [{"params": [run.flat for run in runs]} for runs in groups]
+        #: A step that user code takes is the optimiser's own, from its state; the flat form then ends.
+        self._watch = optimizer.register_step_pre_hook(self._release_before_step)
+        self._ended = False
 
     @classmethod
     def of(
@@ -141,19 +144,17 @@ class FlatOptimizer:
         if not is_elementwise(optimizer):
             return None
         if earlier is not None and earlier._covers(optimizer):
-            again = cls(optimizer, earlier._groups, fused=fused)
-            return again if again._take_state() else None
+            return cls(optimizer, earlier._groups, fused=fused)._taking_state()
         groups = [flat_runs(group["params"], flat) for group in optimizer.param_groups]
         parameters = sum(len(group["params"]) for group in optimizer.param_groups)
         found = [runs for runs in groups if runs is not None]
         if len(found) < len(groups) or 2 * sum(map(len, found)) > parameters:
             return None
-        flat_optimizer = cls(optimizer, found, fused=fused)
-        return flat_optimizer if flat_optimizer._take_state() else None
+        return cls(optimizer, found, fused=fused)._taking_state()
 
     def step(self) -> bool:
         """Take a step by the parameters' gradients; ``False``, and nothing done, where it must be taken one by one."""
-        if self.outdated or not all(run.gather() for runs in self._groups for run in runs):
+        if self._ended or self.outdated or not all(run.gather() for runs in self._groups for run in runs):
             return False
         for twin, group in zip(self._twin.param_groups, self._optimizer.param_groups, strict=True):
             flat = twin["params"]
@@ -184,6 +185,16 @@ class FlatOptimizer:
                     if self._fused:
                         state = settle_steps_(dict(state), torch.device("cpu"), torch.get_default_dtype())
                     self._optimizer.state.update(zip(run.parameters, run.split(state), strict=True))
+        self.end()
+
+    def end(self) -> None:
+        """Leave the optimiser alone from now on."""
+        self._watch.remove()
+        self._twin.state.clear()
+        self._ended = True
+
+    def _release_before_step(self, *_: Any) -> None:
+        self.release()
 
     def _covers(self, optimizer: Optimizer) -> bool:
         """Whether an optimiser has the same parameters in the same groups, none of them frozen."""
@@ -193,20 +204,22 @@ class FlatOptimizer:
             parameter.requires_grad for group in theirs for parameter in group
         )
 
-    def _take_state(self) -> bool:
+    def _taking_state(self) -> "FlatOptimizer | None":
+        """This object with the optimiser's state; ``None`` where that is not in step."""
         if not self._optimizer.state:
-            return True
+            return self
         for runs in self._groups:
             for run in runs:
                 states = [self._optimizer.state.get(parameter, {}) for parameter in run.parameters]
                 if any(states):
                     joined = run.join(states)
                     if joined is None:
-                        return False
+                        self.end()
+                        return None
                     if self._fused:
                         settle_steps_(joined, run.flat.device, torch.float32)
                     self._twin.state[run.flat] = joined
-        return True
+        return self
 
 
 def is_elementwise(optimizer: Optimizer) -> bool:
@@ -235,8 +248,10 @@ def settle_steps_(state: dict[str, Any], device: torch.device, dtype: torch.dtyp
 
 def _has_hooks(optimizer: Optimizer) -> bool:
     """Whether somebody wants to see its steps: by hooks, or by a ``step`` of the object's own (schedulers have one)."""
-    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *_GLOBAL_HOOKS)
-    return any(hooks) or not getattr(vars(optimizer).get("step"), "_wrapped_by_lr_sched", "step" not in vars(optimizer))
+    registries = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *_GLOBAL_HOOKS)
+    hooks = [hook for hooks in registries for hook in hooks.values()]
+    foreign = any(not isinstance(getattr(hook, "__self__", None), FlatOptimizer) for hook in hooks)
+    return foreign or not getattr(vars(optimizer).get("step"), "_wrapped_by_lr_sched", "step" not in vars(optimizer))
 
 
 def flat_runs(parameters: Sequence[Tensor], flat: FlatModule) -> list[FlatRun] | None:

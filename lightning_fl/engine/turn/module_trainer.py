@@ -21,7 +21,6 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
-from torchmetrics import Metric
 
 from lightning_fl.data.module import Split
 from lightning_fl.engine.federation import Federation
@@ -36,7 +35,9 @@ from lightning_fl.engine.turn.trainer_attributes import FixedList, Setting, refu
 from lightning_fl.lightning_types import is_overridden
 from lightning_fl.metrics import lightning_names
 
-__all__ = ["ModuleTrainer", "keep_metrics_local"]
+__all__ = ["ModuleTrainer"]
+
+_RANK_ZERO: Any = rank_zero_only  # has the process's rank as an attribute
 
 
 class _Distributed:
@@ -69,17 +70,6 @@ class _BetweenTurns:
         if moment == self._moment:
             for args, kwargs in self._calls:
                 collector.log(*args, **kwargs)
-
-
-def keep_metrics_local(module: LightningModule) -> None:
-    """Let no ``torchmetrics.Metric`` synchronise over processes: what other ranks hold are other clients' values."""
-    for submodule in module.modules():
-        if isinstance(submodule, Metric):
-            submodule.distributed_available_fn = _never
-
-
-def _never() -> bool:
-    return False
 
 
 def _no_loader(client: int, split: Split) -> None:
@@ -471,23 +461,29 @@ class ModuleTrainer:
         return [device.index or 0 for device in getattr(self._fabric.strategy, "parallel_devices", None) or []]
 
     def call_hook(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Run a method of the module's, after its callbacks'; ``self.log`` knows where it is called from."""
+        """Run a method of the module's, after its callbacks'; ``self.log`` knows where it is called from.
+
+        In a client's turn this process is rank zero to the module, since it is alone there.
+        """
         before, self.model._current_fx_name = self.model._current_fx_name, name
+        rank = _RANK_ZERO.rank
+        if self.client is not None:
+            _RANK_ZERO.rank = 0
         try:
             for callback in self.watching.get(name, ()):
                 getattr(callback, name)(self, self.model, *args, **kwargs)
             return getattr(self.model, name)(*args, **kwargs)
         finally:
-            self.model._current_fx_name = before
+            self.model._current_fx_name, _RANK_ZERO.rank = before, rank
 
     def count_step(self) -> None:
         """One optimiser step was taken."""
         self.global_step += 1
 
-    @rank_zero_only
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print once, on rank zero."""
-        print(*args, **kwargs)
+        if self.is_global_zero:
+            print(*args, **kwargs)
 
     def take_optimizers(self, optimizers: Iterable[Optimizer], schedulers: Iterable[LRSchedulerConfig]) -> None:
         """The optimisers and schedulers of the client whose turn begins."""

@@ -17,7 +17,7 @@ from lightning.pytorch.core.optimizer import (
     _validate_optimizers_attached,
 )
 from lightning.pytorch.utilities.types import STEP_OUTPUT, LRSchedulerConfig
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fl.engine.client import ClientState
@@ -82,6 +82,8 @@ class Optimization:
         self._correction: GradientCorrection | None = None
         self._pristine = PristineOptimizers()
         self._group_sizes: list[list[int]] = []
+        #: Those that the module keeps in attributes and steps itself.
+        self.held_schedulers: list[Any] = []
         self._module = module
         self.look_at_parameters()
         self._validated = False
@@ -114,6 +116,7 @@ class Optimization:
 
     def end_run(self) -> None:
         """Leave optimisers that the module goes on holding as they were when the run began."""
+        self._end_flat()
         self._pristine.restore()
         if self.captured is not None:
             self.captured.release()
@@ -140,13 +143,14 @@ class Optimization:
             for optimizer, saved in zip(optimizers, state.optimizers, strict=True):
                 optimizer.load_state_dict(saved)
         if state.schedulers:
-            for config, saved in zip(schedulers, state.schedulers, strict=True):
-                config.scheduler.load_state_dict(saved)
+            scheduling = [*(config.scheduler for config in schedulers), *self.held_schedulers]
+            for scheduler, saved in zip(scheduling, state.schedulers, strict=False):  # one may have come since
+                scheduler.load_state_dict(saved)
             for optimizer, saved_groups in zip(optimizers, state.groups, strict=True):
                 for group, saved_group in zip(optimizer.param_groups, saved_groups, strict=True):
                     group.update(saved_group)
         self._shim.take_optimizers(optimizers, schedulers)
-        self._flat_before, self._flat = self._flat or self._flat_before, None
+        self._end_flat()
         self._flat_is_due = True  # when the first step is taken: hooks may change groups until then
         if schedulers and self._module.automatic_optimization:
             with warnings.catch_warnings():
@@ -167,9 +171,10 @@ class Optimization:
         first_kept = state.optimizers and not state.parameters
         if first_kept or _group_sizes(optimizers) != self._group_sizes:
             state.parameters = self._named_groups(optimizers)
-        if schedulers:
-            state.schedulers = [dict(config.scheduler.state_dict()) for config in schedulers]
-        if schedulers or state.parameters:
+        scheduling = [*(config.scheduler for config in schedulers), *self.held_schedulers]
+        if scheduling:
+            state.schedulers = [dict(scheduler.state_dict()) for scheduler in scheduling]
+        if scheduling or state.parameters:
             state.groups = [
                 [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
                 for optimizer in optimizers
@@ -229,7 +234,9 @@ class Optimization:
             self._validated = True
         if self._flat_module.late:
             self._leave_out_late_parameters(optimizers)
-        self._pristine.check(optimizers, configs)
+        returned = [config.scheduler for config in configs]
+        self.held_schedulers = _held_schedulers(module, optimizers, returned)
+        self._pristine.check([*optimizers, *returned, *self.held_schedulers])
         return optimizers, configs
 
     def _leave_out_late_parameters(self, optimizers: Sequence[Optimizer]) -> None:
@@ -355,6 +362,11 @@ class Optimization:
             self.say_not_fused(optimizer)
         optimizer.step()
 
+    def _end_flat(self) -> None:
+        if self._flat is not None:
+            self._flat.end()
+            self._flat_before, self._flat = self._flat, None
+
     def _release(self) -> None:
         if self._flat is not None:
             self._flat.release()
@@ -438,6 +450,19 @@ def _steps_plainly(precision: Precision) -> bool:
     if isinstance(precision, MixedPrecision):
         return type(precision) is MixedPrecision and precision.scaler is None
     return type(precision).optimizer_step is Precision.optimizer_step
+
+
+def _held_schedulers(module: nn.Module, optimizers: Sequence[Optimizer], returned: Sequence[Any]) -> list[Any]:
+    """The schedulers of these optimisers that a module keeps in attributes and has not returned."""
+    made, found = set(map(id, optimizers)), dict.fromkeys(map(id, returned))
+    for part in module.modules():
+        for value in vars(part).values():
+            kind = type(value)
+            for one in value.values() if kind is dict else value if kind in (list, tuple) else (value,):
+                stateful = hasattr(type(one), "load_state_dict") and not issubclass(type(one), Optimizer | nn.Module)
+                if stateful and id(getattr(one, "__dict__", {}).get("optimizer")) in made:
+                    found.setdefault(id(one), one)
+    return [one for one in found.values() if one is not None]
 
 
 def _group_sizes(optimizers: Sequence[Optimizer]) -> list[list[int]]:

@@ -1,11 +1,10 @@
 """Optimisers and schedulers that a module makes once and hands out in every turn (from its ``__init__``, say)."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet
 
-from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -33,13 +32,12 @@ class PristineOptimizers:
         for snapshot in (self._snapshots or {}).values():
             snapshot.restore()
 
-    def check(self, optimizers: Iterable[Optimizer], schedulers: Iterable[LRSchedulerConfig]) -> None:
-        """Look at what ``configure_optimizers`` returned.
+    def check(self, made: Sequence[Any]) -> None:
+        """Look at the optimisers and schedulers that ``configure_optimizers`` returned or left in the module.
 
         Raises:
             ConfigurationError: an object of an earlier turn that was not there at the first call.
         """
-        made: list[Any] = [*optimizers, *(config.scheduler for config in schedulers)]
         if self._snapshots is None:
             self._snapshots = {id(one): _snapshot(one) for one in made}
         else:

@@ -10,28 +10,22 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
-from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
-from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.batches.from_loaders import LoaderBatches
 from lightning_fl.engine.batches.parts import parts_of
 from lightning_fl.engine.client import ClientReport, ClientState, LocalWork
-from lightning_fl.engine.federation import Federation, Round
 from lightning_fl.engine.hooks import Hook, Hooks
 from lightning_fl.engine.learner import Learner, changes
-from lightning_fl.engine.processes import Processes
-from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.amounts import TurnLength, turn_report
 from lightning_fl.engine.turn.capturable import reasons_against_capture
 from lightning_fl.engine.turn.captured import CapturedSteps
 from lightning_fl.engine.turn.correction import Correction
 from lightning_fl.engine.turn.evaluation import EvaluationLoop
 from lightning_fl.engine.turn.metric_states import MetricStates
-from lightning_fl.engine.turn.module_trainer import ModuleTrainer, keep_metrics_local
 from lightning_fl.engine.turn.optimization import Optimization
-from lightning_fl.engine.weights.flat import FlatModule, Weights
+from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError, TrainingError
-from lightning_fl.seeding import generator, seed_default_generators
+from lightning_fl.seeding import generator, held_generators
 
 __all__ = ["StepBatch", "TrainingLoop"]
 
@@ -62,48 +56,20 @@ class TrainingLoop(EvaluationLoop):
     """Trains clients one after another on one module, and evaluates them as its base does.
 
     Args:
-        module_trainer: what the module, which is on its device, sees as ``self.trainer``.
-        flat: the module's flat weights.
-        data: of all clients.
-        factory: the clients' batches.
-        settings: of the run.
-        federation: models and what clients keep.
-        round: the present round.
-        processes: who hosts whom.
+        *args: those of the base.
         hooks: who watches turns and steps.
         learner: how clients and server learn.
+        **settings: those of the base.
 
     Raises:
         ConfigurationError: the module has a hook or a signature that a federated turn has no place for.
     """
 
-    def __init__(
-        self,
-        module_trainer: ModuleTrainer,
-        flat: FlatModule,
-        data: FederatedDataModule,
-        factory: BatchFactory,
-        *,
-        settings: Settings,
-        federation: Federation,
-        round: Round,
-        processes: Processes,
-        hooks: Hooks,
-        learner: Learner,
-    ) -> None:
-        super().__init__(
-            module_trainer,
-            flat,
-            data,
-            factory,
-            settings=settings,
-            federation=federation,
-            round=round,
-            processes=processes,
-        )
+    def __init__(self, *args: Any, hooks: Hooks, learner: Learner, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         self.hooks = hooks
         self.learner = learner
-        self.optimization = Optimization(module_trainer, flat, settings, federation)
+        self.optimization = Optimization(self.module_trainer, self.flat, self.settings, self.federation)
         #: The callbacks that change what ``training_step`` is given.
         self.around: list[Hook] = hooks.of("around_training_step")
         self._after_step: list[Hook] = hooks.of("on_client_step_end")
@@ -113,7 +79,7 @@ class TrainingLoop(EvaluationLoop):
         self.step_batches: list[StepBatch] = []
         #: Of the draws of callbacks around the steps of the present turn.
         self.generators: Sequence[torch.Generator] = ()
-        federation.communication.extra_vectors = len(learner.extra_vectors)
+        self.federation.communication.extra_vectors = len(learner.extra_vectors)
 
     def take_in(self) -> None:
         """Lay the module out anew where a hook of the run has given it parameters or buffers; on every rank alike.
@@ -137,8 +103,8 @@ class TrainingLoop(EvaluationLoop):
                     self.processes.transport.broadcast_bytes_(vector, 0)
             self.federation.lay_out(self.flat, moved)
             self.optimization.look_at_parameters()
-        keep_metrics_local(self.module)
         self.metric_states = MetricStates(self.module, self.federation)
+        self._generators = held_generators(*self.module.modules())
         missing = self.flat.missing()
         if missing:
             raise ConfigurationError(
@@ -239,6 +205,7 @@ class TrainingLoop(EvaluationLoop):
         settings, shim = self.settings, self.module_trainer
         path = self.path(client, purpose)
         batches = self.batches(client, "train")
+        batches.next_pass = state.passes
         length = self.turn_length(batches, work)
         if start is not None:
             self.load(client, start, own)
@@ -293,6 +260,7 @@ class TrainingLoop(EvaluationLoop):
         self.step_batches = []
         self.optimization.end(state)
         state.batches += shim.batch_idx + 1
+        state.passes = batches.next_pass
         shim.end_turn()
         return self._training_report(client, batches, losses, sizes, state)
 
@@ -366,7 +334,7 @@ class TrainingLoop(EvaluationLoop):
 
     def seed(self, *path: int | str) -> list[torch.Generator]:
         """Seed a turn's default generators; returns those of the callbacks around its steps."""
-        seed_default_generators(*path)  # type: ignore[arg-type]
+        self.seed_user_code(*path)
         return [generator(*path, hook.owner) for hook in self.around]  # type: ignore[arg-type]
 
     def training_loss(self, client: int, weights: Weights, num_batches: int | None, purpose: str) -> float:

@@ -280,6 +280,14 @@ class FlatModule:
                     slot.owner[slot.key] = slot.tensor
         return self.weights
 
+    def differs_from(self, weights: Weights) -> bool:
+        """Whether the module holds other values, wherever user code has put them; nothing is put back."""
+        parts = ((slot, weights.vectors[slot.view.dtype], slot.owner.get(slot.key)) for slot in self._slots)
+        return any(
+            tensor is None or not torch.equal(tensor, vector.as_strided(slot.view.shape, slot.stride, slot.begin))
+            for slot, vector, tensor in parts
+        )
+
     @property
     def device(self) -> torch.device:
         """Where the vectors are."""

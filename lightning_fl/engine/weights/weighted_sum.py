@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import repeat
-from math import inf, sqrt
+from math import inf, isfinite, sqrt
 from typing import Protocol
 
 import torch
@@ -42,10 +42,13 @@ class _Block:
         fine: zeros, float64, shape [n].
     """
 
-    __slots__ = ("bound", "coarse", "fine", "reference")
+    __slots__ = ("bound", "coarse", "fine", "infinite", "kept", "reference")
 
     def __init__(self, reference: Tensor, fine: Tensor) -> None:
         self.reference, self.fine = reference, fine
+        #: The reference where entries of it are infinite, and for each entry how many models are infinite alike.
+        self.infinite: Tensor | None = None
+        self.kept: Tensor | None = None
         self.coarse: Tensor | None = None  # made when the sum no longer fits in one
         self.bound = 0.0  # on |fine|
 
@@ -53,6 +56,12 @@ class _Block:
         """The reference in float64, in the first of two rows of memory, and room for as many numbers in the second."""
         start, room = rows if rows.shape[1] == self.fine.numel() else rows[:, : self.fine.numel()]
         return start.copy_(self.reference), room
+
+    def split_infinite(self) -> None:
+        """Take 0 for infinite entries of the reference, so that finite values of them can be summed."""
+        if self.kept is None:
+            self.infinite, self.kept = self.reference, torch.zeros_like(self.fine)
+            self.reference = self.reference.masked_fill(self.reference.isinf(), 0.0)
 
     def total(self, room: Tensor) -> Tensor:
         """The sum in units of 1 / _GRID, rounded once; in ``room`` where it is two integers."""
@@ -87,11 +96,13 @@ class WeightedSum:
     """``sum_i a_i w_i / sum_i a_i`` with the same bits in whatever order and on however many processes terms are added.
 
     What is added up are the changes ``a_i (w_i - w_0)`` from a reference, so that an entry which nobody changed (a
-    frozen parameter, a mask of infinities) keeps its bits. Each is rounded to a multiple of 2^-46, an integer held in
-    float64. Sums of integers are exact, hence independent of order, as long as they stay below 2^53; a bound on their
-    magnitudes is kept, and where it could reach 2^53 (changes that add up to 128) the sum becomes two integers, of
-    units of 2^-12 and of 2^-46. Every term is off by 2^-47 at most, besides float64's rounding of difference and
-    product. A plain float64 sum is not independent of order. Integer and boolean vectors follow the largest entry.
+    frozen parameter, a mask of infinities) keeps its bits. An infinite entry of the reference (a minimum of nothing as
+    yet) stays while a model has it, and becomes the average once all are finite there. Each change is rounded to a
+    multiple of 2^-46, an integer held in float64. Sums of integers are exact, hence independent of order, as long as
+    they stay below 2^53; a bound on their magnitudes is kept, and where it could reach 2^53 (changes that add up to
+    128) the sum becomes two integers, of units of 2^-12 and of 2^-46. Every term is off by 2^-47 at most, besides
+    float64's rounding of difference and product. A plain float64 sum is not independent of order. Integer and boolean
+    vectors follow the largest entry.
 
     Vectors are gone through in blocks that stay in the cache, so that a model moves its weights, the reference and the
     sum through memory once: 24 bytes for a float32 entry, where a copy moves 12. The sum takes eight bytes an entry,
@@ -176,24 +187,28 @@ class WeightedSum:
         blocks = [block for of_dtype in self._blocks.values() for block in of_dtype]
         wide = any(block.coarse is not None for block in blocks)
         bound = inf if wide else max((block.bound for block in blocks), default=0.0)
-        facts = torch.tensor([bound, self._magnitude, 1.0], dtype=torch.float64, device=self._device)
+        infinite = float(any(block.kept is not None for block in blocks))
+        facts = torch.tensor([bound, self._magnitude, 1.0, infinite], dtype=torch.float64, device=self._device)
         # Processes wait longer for each other than a small model takes to send: its sums go along at a venture.
         fine = list(self._fine.values())
         ventured = fine if sum(part.numel() for part in fine) <= _SENT_TOGETHER else []
         together = reducer.all_reduce(torch.cat([facts, *ventured]), reduce_op="sum")
-        bound, self._magnitude, num_processes = together[:3].tolist()
+        bound, self._magnitude, num_processes, infinite = together[:4].tolist()
         if bound > _EXACT:  # sums of sums would not be exact
             for block in blocks:
                 block.carry_()
             bound = num_processes * _COARSE / 2
             self._reduce_parts(reducer)
         elif ventured:
-            for part, total in zip(fine, together[3:].split([part.numel() for part in fine]), strict=True):
+            for part, total in zip(fine, together[4:].split([part.numel() for part in fine]), strict=True):
                 part.copy_(total)
         else:
             self._reduce_parts(reducer)
         for block in blocks:
             block.bound = bound
+            if infinite:  # with anybody
+                block.split_infinite()
+                block.kept = reducer.all_reduce(block.kept, reduce_op="sum")  # type: ignore[arg-type]
         for part in self._largest.values():
             wide_part = part.long()
             part.copy_(reducer.all_reduce(wide_part, reduce_op="max"))
@@ -229,14 +244,17 @@ class WeightedSum:
                 start, change = block.start(rows)
                 torch.div(block.total(change), _GRID * total, out=change)
                 part.copy_(change.add_(start))
+                if block.kept is not None:
+                    part.copy_(torch.where(block.kept > 0, block.infinite, part))  # type: ignore[arg-type]
         return Weights(vectors)
 
     def _refuse(self, weights: Weights) -> None:
         """Say what is wrong with weights that cannot be added."""
         largest = 0.0
         for dtype, vector in weights.floating():
-            change = vector.double() - self._reference.vectors[dtype]
-            largest = max(largest, _largest_change(change, vector, self._reference.vectors[dtype]))
+            reference = self._reference.vectors[dtype]
+            change = vector.double() - reference.masked_fill(reference.isinf(), 0.0)
+            largest = max(largest, _largest_change(change, vector, reference))
         problem = "are not finite" if largest == inf else f"changed by {largest:.3g}, more than {self.LARGEST:.3g}"
         raise TrainingError(
             f"the weights {problem}: training diverges; lower the learning rate or set trainer.gradient_clip_val."
@@ -317,9 +335,15 @@ def _add_part(
     square = float(torch.dot(change, change)) if square is None else square
     bound = abs(scale) * sqrt(square) * 1.001 + 1
     if not block.bound + bound <= _EXACT:
-        magnitude = _largest_change(change, part, block.reference) * abs(weight)
+        if not isfinite(square):
+            block.split_infinite()
+            change.copy_(part).sub_(start.copy_(block.reference))
+        reference = block.reference if block.infinite is None else block.infinite
+        magnitude = _largest_change(change, part, reference) * abs(weight)
         if not magnitude < WeightedSum.LARGEST:
             return inf
+        if block.kept is not None and weight:
+            block.kept.add_((part == reference) & reference.isinf(), alpha=1 if weight > 0 else -1)
         bound = magnitude * _GRID + 1
     block.add_(change.mul_(scale).round_(), bound)
     return magnitude

@@ -2,6 +2,7 @@ import itertools
 
 import pytest
 import torch
+from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -434,20 +435,55 @@ def test_a_loader_is_read_no_further_than_needed():
     assert read == list(range(8))
 
 
-def test_samplers_with_epochs_are_told_of_them():
+def test_samplers_with_epochs_are_told_the_number_of_the_pass_once():
+    """And draw, where they do so by a seed of their own, from the path that is given."""
+
     class Epochs(SequentialSampler):
-        epoch = None
+        seed = 0
+
+        def __init__(self, data):
+            super().__init__(data)
+            self.told = []
 
         def set_epoch(self, epoch):
-            self.epoch = epoch
+            self.told.append(epoch)
 
     sampler = Epochs(range(4))
-    batches = made(DataLoader(numbers(4), batch_size=4, sampler=sampler))
-    list(batches.shuffled(PATH, 1))
-    first = sampler.epoch
-    list(batches.shuffled((1, 3, 3, "train"), 1))
-    assert 0 <= first < 2**31
-    assert first != sampler.epoch
+    for loader in (
+        DataLoader(numbers(4), batch_size=2, sampler=sampler),
+        DataLoader(numbers(4), batch_sampler=BatchSampler(sampler, 2, drop_last=False)),
+    ):
+        sampler.told.clear()
+        batches = made(loader)
+        list(batches.shuffled(PATH, 3))
+        first = sampler.seed
+        batches.next_pass = 7
+        list(batches.once((1, 3, 3, "train")))
+        assert sampler.told == [0, 1, 7]
+        assert sampler.seed != first
+
+
+class Endless:
+    """Batches without an end, of which a pass has three."""
+
+    def __iter__(self):
+        return (torch.full((2, 1), float(number)) for number in itertools.count())
+
+    def __len__(self):
+        return 3
+
+
+@pytest.mark.parametrize("make", [Endless, lambda: CombinedLoader({"of": Endless()}, "max_size_cycle")])
+def test_a_pass_ends_with_the_length_of_its_loader(make):
+    batches = LoaderBatches(make())
+
+    def firsts(read):
+        return [float(torch.utils._pytree.tree_leaves(batch)[0][0, 0]) for batch, _ in read]
+
+    assert firsts(batches.once(PATH)) == [0.0, 1.0, 2.0]
+    assert firsts(batches.shuffled(PATH, 5)) == [0.0, 1.0, 2.0, 0.0, 1.0]
+    batches.count(PATH, batches.epoch_length())
+    assert batches.num_samples == 6
 
 
 def test_fetched_samples_are_collated():

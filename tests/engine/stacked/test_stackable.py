@@ -173,7 +173,7 @@ def test_parameters_that_share_their_memory(tmp_path):
                 "optimizer": (made := torch.optim.SGD(self.parameters(), lr=0.1)),
                 "lr_scheduler": torch.optim.lr_scheduler.StepLR(made, 1),
             },
-            "configure_optimizers returns a learning-rate scheduler",
+            "configure_optimizers returns a learning-rate scheduler, or keeps one",
         ),
     ],
 )

@@ -225,10 +225,36 @@ def test_weights_that_are_not_finite_are_refused(value, start):
     assert total.value(1.0).vectors[torch.float32].tolist() == [0, 0]  # nothing of it was added
 
 
-def test_an_infinity_that_turns_finite_or_changes_its_sign_is_refused():
-    for value in (0.0, -torch.inf):
-        with pytest.raises(TrainingError, match="the weights are not finite"):
-            average([[value]], [1.0], [torch.inf])
+def test_an_infinity_that_changes_its_sign_is_refused():
+    with pytest.raises(TrainingError, match="the weights are not finite"):
+        average([[-torch.inf]], [1.0], [torch.inf])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_infinite_entry_becomes_the_average_once_all_are_finite(small_blocks, dtype):
+    """As extremes do that begin at infinity: one that a client still has stays, in any order and on any process."""
+    size = 2 * small_blocks + 1
+    start = torch.zeros(size, dtype=dtype)
+    start[-3:] = torch.tensor([torch.inf, -torch.inf, torch.inf])
+    models = []
+    for values in ([4.0, -8.0, 1.0], [6.0, -2.0, torch.inf]):
+        model = torch.ones(size, dtype=dtype)
+        model[-3:] = torch.tensor(values)
+        models.append(Weights({dtype: model}))
+    refused = models[0].clone()
+    refused.vectors[dtype][0] = torch.inf
+    expected = [1.0, 4.5, -6.5, torch.inf]
+    for order in ([0, 1], [1, 0]):
+        one, processes = WeightedSum(Weights({dtype: start})), [WeightedSum(Weights({dtype: start})) for _ in range(3)]
+        for k in order:
+            weight = (0.75, 0.25)[k]
+            one.add_(models[k], weight)
+            with pytest.raises(TrainingError, match="the weights are not finite"):
+                one.add_all_([(models[1 - k], 0.5), (refused, 0.5)])
+            processes[k].add_(models[k], weight)
+        reduce_all(processes)
+        for total in (one, *processes):
+            assert total.value(1.0).vectors[dtype][-4:].tolist() == expected
 
 
 def test_changes_beyond_the_exact_range_are_refused():
@@ -309,7 +335,7 @@ def test_one_integer_becomes_two_at_any_time_and_on_any_process(largest, num_pro
 
 @pytest.mark.parametrize("together", [True, False])
 def test_processes_send_one_number_an_entry_unless_a_sum_needs_two(together, monkeypatch):
-    """And three facts: of a small model beside the sums, of a large one before them."""
+    """And four facts: of a small model beside the sums, of a large one before them."""
     if not together:
         monkeypatch.setattr("lightning_fl.engine.weights.weighted_sum._SENT_TOGETHER", 7)
     reference = Weights({torch.float32: torch.zeros(5), torch.bfloat16: torch.zeros(3, dtype=torch.bfloat16)})
@@ -324,8 +350,8 @@ def test_processes_send_one_number_an_entry_unless_a_sum_needs_two(together, mon
         assert {dtype for dtype, _ in parts} == {torch.float64}
         return [count for _, count in parts]
 
-    assert sent(120.0) == ([3 + 8] if together else [3, 3, 5])
-    assert sent(130.0) == [3 + 8 if together else 3, 3, 3, 5, 5]
+    assert sent(120.0) == ([4 + 8] if together else [4, 3, 5])
+    assert sent(130.0) == [4 + 8 if together else 4, 3, 3, 5, 5]
 
 
 def test_sums_that_fit_one_by_one_and_not_together():
