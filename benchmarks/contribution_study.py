@@ -24,8 +24,8 @@ from scipy.stats import spearmanr
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback
-from lightning_fl.engine.probes.held_out_loss import HeldOutLoss
 from lightning_fl.engine.probes.valuation import ModelValuation
+from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.shapley import shapley_exact
 

@@ -8,7 +8,7 @@ import inspect
 import operator
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
@@ -19,6 +19,7 @@ import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 
 __all__ = [
+    "DrawStates",
     "derive_seed",
     "generator",
     "held_generators",
@@ -34,6 +35,8 @@ _DEFAULT = frozenset(map(id, (torch.default_generator, np.random.mtrand._rand, r
 #: How far from an object its generators are looked for, and in how large a container: longer ones hold samples.
 _DEPTH, _MOST_ENTRIES = 7, 100
 _APART = (torch.Tensor, np.ndarray, str, bytes, type, ModuleType)
+#: Reads a generator's state, and sets it.
+_Access = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 
 def derive_seed(seed: int, *path: int | str) -> int:
@@ -117,6 +120,50 @@ def seed_held_generators(generators: Iterable[Any], seed: int, *path: int | str)
             one.bit_generator.state = type(one.bit_generator)(derived).state
         else:
             one.seed(derived & 0xFFFF_FFFF)
+
+
+class DrawStates:
+    """Reads and sets the states of the default generators and of others, so that draws can be repeated.
+
+    Those of NumPy's and Python's default generators take long to read: they are left alone once :meth:`look` has found
+    them unchanged.
+
+    Args:
+        others: generators of torch, NumPy or Python.
+    """
+
+    def __init__(self, others: Iterable[Any]) -> None:
+        on_gpus = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+        self._quick = [_access(source) for source in (torch.default_generator, *on_gpus, *others)]
+        self._slow: list[_Access] = [(np.random.get_state, np.random.set_state), (random.getstate, random.setstate)]
+        self._looked = False
+
+    def read(self) -> list[Any]:
+        """The present states."""
+        return [read() for read, _ in (*self._quick, *self._slow)]
+
+    def set(self, states: list[Any]) -> None:
+        """Draw from here on as after :meth:`read` gave these."""
+        for (_, write), state in zip((*self._quick, *self._slow), states, strict=False):
+            write(state)
+
+    def look(self, before: list[Any]) -> None:
+        """Find out, the first time, whether anything has drawn from NumPy's and Python's generators since a state."""
+        if not self._looked:
+            self._looked = True
+            if list(map(_plain, before[len(self._quick) :])) == [_plain(read()) for read, _ in self._slow]:
+                self._slow = []
+
+
+def _plain(state: tuple[Any, ...]) -> list[Any]:
+    return [part.tobytes() if isinstance(part, np.ndarray) else part for part in state]
+
+
+def _access(source: Any) -> _Access:
+    if isinstance(source, np.random.Generator):
+        return partial(getattr, source.bit_generator, "state"), partial(setattr, source.bit_generator, "state")
+    names = ("getstate", "setstate") if isinstance(source, random.Random) else ("get_state", "set_state")
+    return getattr(source, names[0]), getattr(source, names[1])
 
 
 def isolated_draws() -> AbstractContextManager[None]:

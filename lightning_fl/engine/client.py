@@ -10,7 +10,7 @@ import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch.optim import Optimizer
 
-from lightning_fl.engine.weights.flat import Span, Weights, combined, inner_product
+from lightning_fl.engine.weights.flat import Span, Weights, combined, copy_spans_, inner_product
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.messages import sendable
 from lightning_fl.metrics import LoggedValue
@@ -159,11 +159,14 @@ class TurnServices(Protocol):
     def metrics_at(self, turn: "ClientTurn", weights: Weights) -> dict[str, LoggedValue]:
         """:meth:`ClientTurn.training_metrics`."""
 
-    def step_gradient(self, turn: "ClientTurn", weights: Weights, part: int) -> Weights:
+    def step_gradient(self, turn: "ClientTurn", weights: Weights, part: int, buffers: Weights | None) -> Weights:
         """:meth:`ClientTurn.step_gradient`."""
 
     def batch_gradient(self, turn: "ClientTurn", weights: Weights, purpose: str) -> Weights:
         """:meth:`ClientTurn.batch_gradient`."""
+
+    def with_personal_layers(self, turn: "ClientTurn", weights: Weights) -> Weights:
+        """:meth:`ClientTurn.with_personal_layers`."""
 
     def second_step(self, turn: "ClientTurn", name: str, gradient: Weights) -> None:
         """:meth:`ClientTurn.second_step`."""
@@ -186,6 +189,7 @@ class ClientTurn:
             replaced, never changed in place: what a turn that fails has put there is forgotten.
         model_state: what the server keeps for ``model``; empty for a mixture. To be read only.
         spans: the shared parameters that are trained; where they lie in weights.
+        buffers: the module's buffers; where they lie in weights.
         services: of the loop that takes the turn.
         measured: client -> what ``Learner.measure_client`` found for it in this round, of those of the cohort that
             train the same model as this one.
@@ -203,6 +207,7 @@ class ClientTurn:
     kept: dict[str, Any]
     model_state: dict[str, Any]
     spans: list[Span]
+    buffers: list[Span]
     services: TurnServices
     measured: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     report: ClientReport | None = None
@@ -219,6 +224,17 @@ class ClientTurn:
                 unless given.
         """
         return combined(self.start if elsewhere is None else elsewhere, terms, self.spans)
+
+    def with_buffers(self, weights: Weights, other: Weights) -> Weights:
+        """A copy of some weights with the buffers (statistics of BatchNorm) of others."""
+        return copy_spans_(weights.clone(), other, self.buffers)
+
+    def with_personal_layers(self, weights: Weights) -> Weights:
+        """Some weights with the client's personal layers; as they are if they have personal layers of their own.
+
+        They have none where these entries are those of ``start``.
+        """
+        return self.services.with_personal_layers(self, weights)
 
     def dot(self, first: Weights, second: Weights) -> float:
         """The inner product over the shared parameters that are trained, in double precision."""
@@ -239,11 +255,11 @@ class ClientTurn:
     ) -> Weights:
         """Train the module once more in this turn, from other weights and with optimisers of their own.
 
-        Neither personal layers nor callbacks that watch the turn take part. Optimisers and schedulers go on, where the
-        run keeps them, from those of the client's last training for the same purpose.
+        Callbacks that watch the turn take no part. Optimisers and schedulers go on, where the run keeps them, from
+        those of the client's last training for the same purpose.
 
         Args:
-            start: where it starts.
+            start: where it starts, :meth:`with_personal_layers`; those that the client keeps stay as they are.
             purpose: of its draws, other than "train"; the same purpose draws the same batches in a round.
             work: how much; ``None`` for that of the turn itself.
             correct_: called with the gradient and the weights before every step, as ``Learner.correct_gradient_`` is.
@@ -257,9 +273,12 @@ class ClientTurn:
         return self.services.train_again(self, start, purpose, work, correct_)
 
     def training_loss(self, weights: Weights) -> float:
-        """The module's mean loss over all training samples of the client at some weights; nothing is trained.
+        """The module's mean loss over all training samples of the client, in evaluation mode; nothing is trained.
 
-        What callbacks do to training batches is in it, what the strategy adds to the loss is not.
+        What callbacks (mixup) and the strategy add to a training step is no part of it.
+
+        Args:
+            weights: where, :meth:`with_personal_layers`.
 
         Raises:
             TrainingError: it is not finite.
@@ -269,25 +288,30 @@ class ClientTurn:
     def training_metrics(self, weights: Weights) -> dict[str, LoggedValue]:
         """What ``validation_step`` logs of the client's training samples at some weights; nothing is kept of it.
 
+        Args:
+            weights: where, :meth:`with_personal_layers`.
+
         Raises:
             ConfigurationError: the module has no ``validation_step``.
         """
         return self.services.metrics_at(self, weights)
 
-    def step_gradient(self, weights: Weights, part: int = 0) -> Weights:
+    def step_gradient(self, weights: Weights, part: int = 0, buffers: Weights | None = None) -> Weights:
         """The gradient of the present step's batches at other values of the shared parameters that are trained.
 
         To be asked for in ``Learner.correct_gradient_``. What callbacks and the strategy do to batches and losses is in
-        it; nothing is logged or counted, and statistics of BatchNorm stay as the step itself leaves them.
+        it, with the draws (dropout, mixup) that the step's own loss had; nothing is logged or counted.
 
         Args:
             weights: the values; what else they hold does not matter.
             part: of each batch, 0 to ``Learner.batch_parts - 1``; the step's own gradient is that of part 0.
+            buffers: weights whose buffers (statistics of BatchNorm) the losses are computed with and move, in place;
+                ``None`` for those of the step, which stay as it leaves them.
 
         Returns:
             A new object, zero outside of the shared parameters that are trained.
         """
-        return self.services.step_gradient(self, weights, part)
+        return self.services.step_gradient(self, weights, part, buffers)
 
     def batch_gradient(self, weights: Weights, purpose: str) -> Weights:
         """The gradient of one training batch, as :meth:`step_gradient` gives it; also in a turn of no round.

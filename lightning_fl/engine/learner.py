@@ -113,6 +113,9 @@ class Learner:
     batch_parts: int = 1
     #: Samples that a part has at least; a batch with fewer is left out.
     smallest_part: int = 1
+    #: Asks for losses or gradients of its own (``ClientTurn.training_loss``, ``step_gradient``, ``batch_gradient``):
+    #: modules that optimise manually have none.
+    needs_losses: bool = False
     #: :meth:`correct_gradient_` treats every entry by itself, so that it may be given some entries of several clients
     #: at once: the gradient, the weights, the turn's start and the :class:`Weights` that it keeps as rows [n, P'], the
     #: model's state as [P']. What else the turn has is then that of one of these clients.

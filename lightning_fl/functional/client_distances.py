@@ -22,7 +22,9 @@ clients with the same distribution got D = 0.23 on average with 7 validation sam
 lowest loss 0.14 and 0.012.
 
 D is not cut off at 0 (the authors do that before they form coalitions): the objective is linear in D, so that errors
-around 0 may cancel. Its standard error counts what drawing the validation samples does, not what training does.
+around 0 may cancel. Its standard error is that of one fold's validation samples. Each fold trains on what the other
+validates, so that both err alike (correlated by 0.4 to 0.6) and their mean is hardly more precise; what is, training's
+own error takes. Over 150 draws of clients of 40 and 200 samples D spread by 0.89 to 1.08 of it (five features).
 """
 
 import math
@@ -59,7 +61,7 @@ class PairwiseDistances:
 
     Attributes:
         distances: D, float64 [N, N], 0 on the diagonal.
-        standard_errors: of D, from the numbers of validation samples, float64 [N, N], 0 on the diagonal.
+        standard_errors: of D, from one fold's numbers of validation samples, float64 [N, N], 0 on the diagonal.
         rounds: rounds trained in all folds, int64 [N, N].
         best_rounds: the rounds that count, added over folds, int64 [N, N].
         bytes_received: of weights in single precision that each client gets from the server, int64 [N].
@@ -275,9 +277,7 @@ def _summarize(found: dict[Lane, Outcome], survey: Survey) -> PairwiseDistances:
                 " features. Lower it, or scale them."
             )
         first, second = (sum(outcome.accuracies[side] for outcome in folds.values()) / len(folds) for side in (0, 1))
-        # Folds may validate the same samples of the larger client: those are counted once.
-        told = [sum(survey.num_held_out(lane)[side] for lane in folds) for side in (0, 1)]
-        counts = min(told[0], survey.sizes[i]), min(told[1], survey.sizes[j])
+        counts = survey.num_held_out(next(iter(folds)))  # the same in both folds, which are not independent
         for where in ((i, j), (j, i)):
             distances[where] = distance((first, second))
             errors[where] = distance_error((first, second), counts)

@@ -13,7 +13,8 @@ eta             the learning rate of the client's optimiser                     
 ==============  ======================================================================  ===========
 
 Differs from the paper: v_i is stepped by an optimiser like the client's, with a state of its own (SGD without momentum
-is the paper's); a client takes part with the share of its samples.
+is the paper's); a client takes part with the share of its samples. Statistics of BatchNorm under v_i-bar are the
+client's own: the gradients at v_i-bar move them. Personal layers are trained with w_i alone.
 """
 
 from typing import Any, Literal
@@ -44,6 +45,7 @@ class APFL(FedAvg):
     """
 
     name = "apfl"
+    needs_losses = True
     excludes = {  # noqa: RUF012 - of the class
         "model_per_client": "there every client has a model of its own already, and APFL adds a second one"
     }
@@ -64,7 +66,7 @@ class APFL(FedAvg):
     def begin_client(self, turn: ClientTurn) -> None:
         """Start the client's own model at the shared one."""
         if "own" not in turn.kept:
-            turn.kept["own"], turn.kept["alpha"] = turn.start.clone(), self.alpha
+            turn.kept["own"], turn.kept["alpha"] = turn.with_personal_layers(turn.start).clone(), self.alpha
 
     def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
         """Step the client's own model and its share beside the shared one, whose gradient stays as it is."""
@@ -75,7 +77,7 @@ class APFL(FedAvg):
         mixture = own.clone()
         for dtype, vector in mixture.floating():
             vector.mul_(alpha).add_(weights.vectors[dtype], alpha=1 - alpha)
-        of_mixture = turn.step_gradient(mixture)
+        of_mixture = turn.step_gradient(mixture, buffers=own)
         if moves:
             slope = turn.dot(own, of_mixture) - turn.dot(weights, of_mixture)
             turn.kept["alpha"] = min(max(alpha - turn.learning_rate * slope, 0.0), 1.0)
@@ -92,4 +94,4 @@ class APFL(FedAvg):
         alpha = turn.kept.get("alpha", 0.0)
         if not alpha:
             return turn.start
-        return turn.combine((alpha, turn.kept["own"]), (1 - alpha, turn.start))
+        return turn.with_buffers(turn.combine((alpha, turn.kept["own"]), (1 - alpha, turn.start)), turn.kept["own"])

@@ -80,9 +80,6 @@ class FedFA(FederatedStrategy):
         if moment not in ("before", "after"):
             raise ConfigurationError(f"FedFA.moment={moment!r}: give before or after.")
         self.alpha, self.momentum, self.monitor, self.moment = alpha, momentum, monitor, moment
-        if moment == "after":
-            alone = "FedFA.moment=after trains the received model without them to know its accuracy"
-            self.excludes = {**self.excludes, "personal_layers": alone}
 
     def measure_client(self, turn: ClientTurn) -> dict[str, float]:
         """The accuracy on the training samples, of the received model or of what is learned from it."""

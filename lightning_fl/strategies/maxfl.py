@@ -16,6 +16,7 @@ With ``opt_out``, its reading in the literature on coalitions, a client takes pa
 below its threshold; else it goes on with a model of its own, begun as the shared one, with which it is evaluated.
 Differs from the paper: ŵ_i comes of one more round of local work unless ``warm_up_steps`` says otherwise; clients may
 count by samples, q_i m_i over the mean m. A client that is out trains the shared model too: the server learns it after.
+Losses are those of models in evaluation mode.
 """
 
 from collections.abc import Mapping
@@ -49,6 +50,7 @@ class MaxFL(FederatedStrategy):
     """
 
     name = "maxfl"
+    needs_losses = True
     excludes: Mapping[str, str] = {
         "model_per_client": "there is no shared model for clients to want or to refuse",
         "drawn_weights": "both weigh clients by their losses",

@@ -69,6 +69,7 @@ class PerFedAvg(FedAvg):
         check_numbers(self, delta=delta, above=0)
         self.adaptation_rate, self.adaptation_steps = adaptation_rate, adaptation_steps
         self.hessian, self.delta, self.smallest_part = hessian, delta, smallest_part
+        self.needs_losses = adaptation_rate != 0
         if adaptation_rate != 0:
             self.batch_parts = 2 if hessian == "ignored" else 3
 

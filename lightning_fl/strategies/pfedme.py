@@ -16,8 +16,9 @@ beta      ``server_rate``                                                       
 ========  ==========================================================================  =============
 
 Differs from the paper: theta starts anew from w_i at each batch, as FedCollab has it; ``warm_start`` goes on from the
-last theta, which the authors' code does from batch to batch only, beginning each turn at w_i. A client is evaluated
-with its theta, and with the shared model where it has none, or the model's clients or weights have changed since.
+last theta, which the authors' code does from batch to batch only, beginning each turn at w_i. Statistics of BatchNorm
+under theta are the client's own: the last of the K gradients on a batch moves them. A client is evaluated with its
+theta, and with the shared model where it has none, or the model's clients or weights have changed since.
 """
 
 from typing import Any
@@ -52,6 +53,7 @@ class PFedMe(FedAvg):
 
     name = "pfedme"
     kept_for_model = ("own",)
+    needs_losses = True
     excludes = {  # noqa: RUF012 - of the class
         "model_per_client": "there every client has a model of its own already, and pFedMe adds a second one"
     }
@@ -75,21 +77,24 @@ class PFedMe(FedAvg):
 
     def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
         """Find theta on the step's batches; put ``lambda (w - theta)`` in place of the gradient."""
-        warm = self.warm_start and "own" in turn.kept
-        own = (turn.kept["own"] if warm else weights).clone()
+        before = turn.kept.get("own", weights)
+        warm = self.warm_start and before is not weights
+        own, buffers = (before if warm else weights).clone(), before.clone()
         for step in range(self.personal_steps):
-            at_own = turn.step_gradient(own) if warm or step else gradient
+            last = step == self.personal_steps - 1
+            known = not (warm or step or (last and turn.buffers))  # the step's own gradient is that at theta
+            at_own = gradient if known else turn.step_gradient(own, buffers=buffers if last else None)
             for dtype, vector in own.floating():
                 slope = at_own.vectors[dtype] + self.strength * (vector - weights.vectors[dtype])
                 vector.add_(slope, alpha=-self.personal_rate)
         for dtype, vector in gradient.floating():
             torch.sub(weights.vectors[dtype], own.vectors[dtype], out=vector).mul_(self.strength)
-        turn.kept["own"] = own
+        turn.kept["own"] = turn.with_buffers(own, buffers)
 
     def end_client(self, turn: ClientTurn, weights: Weights) -> None:
-        """theta has the statistics of the turn's end."""
-        if "own" in turn.kept:
-            turn.kept["own"] = turn.combine((1.0, turn.kept["own"]), elsewhere=weights)
+        """theta has the personal layers of the turn's end."""
+        if own := turn.kept.get("own"):
+            turn.kept["own"] = turn.with_buffers(turn.combine((1.0, own), elsewhere=weights), own)
 
     def aggregate(self, update: ModelUpdate) -> Weights:
         """``(1 - beta) x + beta average``."""

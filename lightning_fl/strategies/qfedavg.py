@@ -6,7 +6,8 @@ Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, ICL
 ======================  ==========================================================  ==========
 paper                   here                                                        shape
 ======================  ==========================================================  ==========
-F_k(w^t)                ``turn.measured[k]["loss"]``, before anybody trains         number
+F_k(w^t)                ``turn.measured[k]["loss"]``, before anybody trains, in     number
+                        evaluation mode
 w^t, w_k^{t+1}          ``turn.start``, what the client has learned                 [P]
 L                       ``lipschitz``, by default 1 / learning rate                 number
 Δ_k, h_k                ``F_k^q L (w^t - w_k)``, ``report.numbers["bound"]``        [P], number
@@ -47,6 +48,7 @@ class QFedAvg(FederatedStrategy):
     """
 
     name = "qfedavg"
+    needs_losses = True
     excludes: Mapping[str, str] = {
         "model_per_client": "each client makes a model of its own, and there is no cohort whose losses are compared",
         "drawn_weights": "both weigh clients by their losses",

@@ -486,9 +486,7 @@ def test_trainer_settings_that_manual_optimisation_must_do_itself(name: str, val
 
 def test_weighing_clients_by_their_loss_needs_automatic_optimisation(tmp_path: Path) -> None:
     trainer = federated_trainer(tmp_path, max_rounds=2, local_steps=2, callbacks=[DROClientSampling(step_size=0.1)])
-    with pytest.raises(
-        ConfigurationError, match="ManualHooks optimises manually: its training_step cannot be evaluated"
-    ):
+    with pytest.raises(ConfigurationError, match=r"DROClientSampling .* ManualHooks optimises manually"):
         trainer.fit(ManualHooks(), Clients((8, 8)))
 
 

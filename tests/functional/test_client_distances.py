@@ -404,13 +404,22 @@ def test_the_standard_error_is_that_of_draws() -> None:
     assert 0.02 < distance_error((1.0, 1.0), (40, 400)) < 0.03
 
 
-def test_the_standard_error_counts_every_sample_once() -> None:
-    """Cross-fitted, each of the smaller client's samples validates once, the larger one's partly twice."""
+def test_the_standard_error_counts_the_samples_of_one_fold() -> None:
+    """The second trains on what the first validates, and errs as it does."""
     features = shifted_clients([200, 1200], 5, shift=0.0)
-    two = pairwise_distances(features)
-    one = pairwise_distances(features, DiscriminatorSettings(folds=1))
-    assert float(two.standard_errors[0, 1]) == pytest.approx((0.25 / 200 + 0.25 / 1200) ** 0.5, rel=0.05)
-    assert float(one.standard_errors[0, 1]) == pytest.approx((0.25 / 100 + 0.25 / 1100) ** 0.5, rel=0.05)
+    for one in (DiscriminatorSettings(), DiscriminatorSettings(folds=1)):
+        error = float(pairwise_distances(features, one).standard_errors[0, 1])
+        assert error == pytest.approx((0.25 / 100 + 0.25 / 1100) ** 0.5, rel=0.05)
+
+
+def test_the_standard_error_is_the_spread_over_fresh_draws() -> None:
+    """Sixty times both clients anew, so that the spread is known to 9 percent."""
+    features = [client for seed in range(60) for client in shifted_clients([40, 40], 5, seed=seed)]
+    pairs = [(2 * draw, 2 * draw + 1) for draw in range(60)]
+    found = pairwise_distances(features, pairs=pairs)
+    first, second = zip(*pairs, strict=True)
+    spread, told = found.distances[first, second].std(), found.standard_errors[first, second].square().mean().sqrt()
+    assert 0.8 < float(spread / told) < 1.2
 
 
 def test_cross_fitting_is_the_mean_of_two_folds() -> None:

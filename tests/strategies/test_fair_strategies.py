@@ -133,7 +133,7 @@ def test_qfedavg_says_what_it_cannot_weigh() -> None:
         run(QFedAvg(), module=OneWeight(sign=-1.0))
     with pytest.raises(TrainingError, match="QFedAvg takes 1 / the learning rate for L, which is 0.0: set lipschitz"):
         run(QFedAvg(), module=OneWeight(rate=0.0))
-    with pytest.raises(TrainingError, match="on the training data of client 0 .*is nan, by which QFedAvg weighs it"):
+    with pytest.raises(TrainingError, match="the loss of client 0 .* is nan"):
         run(QFedAvg(), module=OneWeight(sign=math.nan))
 
 
@@ -318,11 +318,50 @@ def test_fedfa_scores_what_the_turn_will_make(tmp_path: Path) -> None:
 def test_fedfa_s_moment() -> None:
     with pytest.raises(ConfigurationError, match="FedFA.moment='later': give before or after"):
         FedFA(moment="later")  # type: ignore[arg-type]
-    with pytest.raises(
-        ConfigurationError, match="FedFA does not go with PersonalLayers: FedFA.moment=after trains the"
-    ):
-        run(FedFA(moment="after"), PersonalLayers(layers=["linear.bias"]))
-    assert "personal_layers" not in FedFA.excludes
+
+
+def test_fedfa_measures_after_the_turn_with_what_that_makes_of_the_client_s_layers() -> None:
+    found: list[tuple[float, float]] = []
+
+    class Compared(FedFA):
+        def end_client(self, turn: ClientTurn, weights: Weights) -> None:
+            loss = turn.training_metrics(weights)["val_loss"].value
+            found.append((turn.measured[turn.client]["score"], math.exp(-loss)))
+
+    layers = PersonalLayers(layers=["linear.bias"])
+    run(Compared(moment="after"), layers, module=TinyModule(norm=True), data=TinyClients(), max_rounds=2)
+    assert len(found) == 6
+    assert all(before == after for before, after in found)
+
+
+class Moody(OneWeight):
+    """Its loss is 1 in training mode, and 4 or 16 in evaluation mode."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss - loss.detach() + (1.0 if self.training else 4.0 ** (1 + float(batch[0][0, 0] > 1)))
+
+
+class Added(Callback):
+    """Adds a million to every loss of a step."""
+
+    def around_training_step(self, trainer: Any, batch: Any, compute: Any, generator: torch.Generator) -> Any:
+        return compute(batch) + 1e6
+
+
+@pytest.mark.parametrize("strategy", [QFedAvg, MaxFL])
+def test_losses_of_a_model_are_those_in_evaluation_mode_on_bare_batches(strategy: Any) -> None:
+    found: list[dict[str, Any]] = []
+
+    class Heard(strategy):
+        def client_update(self, turn: ClientTurn, weights: Weights) -> Any:
+            found.append(dict(turn.measured.get(turn.client, {})) | turn.kept)
+            assert turn.services.module.training  # type: ignore[attr-defined]
+            return super().client_update(turn, weights)
+
+    run(Heard(), Added(), module=Moody())
+    losses = [{name: kept[name] for name in ("loss", "threshold") if name in kept} for kept in found]
+    assert losses == [dict.fromkeys(losses[0], value) for value in (4.0, 16.0)]
 
 
 def test_fedfa_of_equal_accuracies_counts_clients_alike() -> None:

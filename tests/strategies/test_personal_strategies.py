@@ -1,5 +1,6 @@
 """APFL, Per-FedAvg, pFedMe, FedRep: numbers worked out for two parabolas, plain loops, neutral and extreme values."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric
 
 from lightning_fl import ConfigurationError, FederatedDataModule, FederatedTrainer, TrainingError
-from lightning_fl.callbacks import CollaborationGraph, LocalTraining, PersonalLayers
+from lightning_fl.callbacks import Callback, CollaborationGraph, LocalTraining, PersonalLayers
 from lightning_fl.engine.batches.parts import parts_of
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.strategies import APFL, FedAvg, FedRep, PerFedAvg, PFedMe
+from lightning_fl.strategies import APFL, FedAvg, FedRep, MaxFL, PerFedAvg, PFedMe, QFedAvg
 
 SHARES, RATE, START = np.array([0.25, 0.75]), 0.1, 1.0
 
@@ -284,6 +285,25 @@ def test_per_fedavg_leaves_out_batches_that_are_too_small() -> None:
     assert float(nobody.models[0].vectors[torch.float64][0]) == 0.5
 
 
+@pytest.mark.parametrize(("count", "steps"), [(5, None), (9, None), (9, 3), (1, 2)])
+def test_batches_that_are_left_out_shift_no_accumulation(count: int, steps: int | None) -> None:
+    """Two batches of 4 to a step; those of fewer points are left out, and a step without any batch is not taken."""
+    x, y = Points(count).client_data(0, "train").tensors
+    batches = list(zip(x.split(4), y.split(4), strict=True))
+    epochs = [batches] * 2 if steps is None else [(batches * 6)[: 2 * steps]]  # only epochs begin a step anew
+    windows = [epoch[k : k + 2] for epoch in epochs for k in range(0, len(epoch), 2)]
+    w = 0.5
+    for window in windows:
+        halves = [(x.split(2), y.split(2)) for x, y in window if len(x) == 4]
+        if halves:
+            inner = w - 0.2 * sum(slope_at(w, x[0], y[0]) for x, y in halves) / 2
+            w -= RATE * sum(slope_at(inner, x[1], y[1]) for x, y in halves) / 2
+    work = {"local_steps": steps} if steps else {"local_steps": None, "local_epochs": 2}
+    run = trainer(strategy=PerFedAvg(adaptation_rate=0.2), max_rounds=1, accumulate_grad_batches=2, **work)
+    run.fit(Line(), Points(count, 4))
+    assert float(run.models[0].vectors[torch.float64][0]) == pytest.approx(w, rel=1e-12)
+
+
 def test_per_fedavg_without_an_adaptation_is_fedavg_to_the_bit() -> None:
     assert PerFedAvg(adaptation_rate=0.0).batch_parts == 1
     assert tiny(PerFedAvg(adaptation_rate=0.0)) == tiny(FedAvg())
@@ -537,11 +557,115 @@ class TwoOptimizers(Manual):
         return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
 
 
-@pytest.mark.parametrize("strategy", [APFL(), PerFedAvg(), PFedMe()])
-def test_modules_that_step_by_themselves_are_refused(strategy: FedAvg) -> None:
-    text = f"Manual optimises manually: .* as {type(strategy).__name__} needs. Leave automatic_optimization on"
-    with pytest.raises(TrainingError, match=text):
-        trainer(strategy=strategy).fit(Manual(), TinyClients())
+class Scaled(FedAvg):
+    def client_loss(self, loss: Tensor, module: nn.Module) -> Tensor:
+        return 2 * loss
+
+
+@pytest.mark.parametrize("strategy", [APFL(), PerFedAvg(), PFedMe(), QFedAvg(), MaxFL(), Scaled()])
+def test_modules_that_step_by_themselves_are_refused_before_training(strategy: FedAvg) -> None:
+    class Early(Manual):
+        def on_train_start(self) -> None:
+            raise AssertionError("training has begun")
+
+    with pytest.raises(ConfigurationError, match=rf"{type(strategy).__name__} .* Early optimises manually"):
+        trainer(strategy=strategy).fit(Early(), TinyClients())
+    trainer(strategy=PerFedAvg(adaptation_rate=0.0)).fit(Manual(), TinyClients())  # it asks for nothing
+
+
+# -- further gradients of a step ---------------------------------------------------------------------------------------
+
+
+class Drawn(OneWeight):
+    """Parabolas times a number in [0.5, 1.5) that is drawn for every batch."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.generators = {"own": torch.Generator().manual_seed(0), "numpy's own": np.random.default_rng(0)}
+        self.own, self.numpys = self.generators.values()
+        self.source = source
+
+    def draw(self) -> float:
+        draws: dict[str, Any] = {
+            "torch": lambda: float(torch.rand(())),
+            "numpy": np.random.random_sample,
+            "normal": lambda: abs(np.random.standard_normal()),  # noqa: NPY002 - NumPy draws two at a time
+            "python": random.random,
+            "own": lambda: float(torch.rand((), generator=self.own)),
+            "numpy's own": self.numpys.random,
+        }
+        return draws.get(self.source, lambda: 0.5)()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return self.loss(batch) * (0.5 + self.draw())
+
+
+class Mixed(Callback):
+    """Draws from the callback's generator, as mixup does."""
+
+    def around_training_step(self, trainer: Any, batch: Any, compute: Any, generator: torch.Generator) -> Any:
+        return compute(batch) * (0.5 + float(torch.rand((), generator=generator)))
+
+
+@pytest.mark.parametrize("source", ["torch", "numpy", "normal", "python", "own", "numpy's own", "callback"])
+def test_further_gradients_of_a_step_are_of_the_same_loss(source: str) -> None:
+    """Differences do not depend on delta where all is quadratic, and APFL's shared model is FedAvg's to the bit."""
+
+    def weight(strategy: FedAvg) -> float:
+        callbacks = [Mixed()] if source == "callback" else []
+        run = trainer(*callbacks, strategy=strategy, accumulate_grad_batches=2, local_steps=3)
+        run.fit(Drawn(source), TwoParabolas())
+        return number(run.models[0])
+
+    large, small = (weight(PerFedAvg(adaptation_rate=0.1, hessian="differences", delta=d)) for d in (1e-1, 1e-4))
+    assert small == pytest.approx(large, rel=1e-8)
+    assert weight(APFL(alpha_every="never")) == weight(FedAvg())
+
+
+class Centred(LightningModule):
+    """A line on what BatchNorm makes of one feature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(1), nn.Linear(1, 1)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return self.linear(self.norm(batch[0])).square().mean()
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("mean", self.norm.running_mean.mean())
+        self.log("batches", self.norm.num_batches_tracked.float())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=RATE)
+
+
+class FarApart(TinyClients):
+    """Two clients whose feature is near -5 and near 5, in one batch."""
+
+    def client_data(self, client: int, split: str) -> TensorDataset:
+        return TensorDataset(torch.linspace(-1.0, 1.0, 8)[:, None] + 10 * client - 5)
+
+
+@pytest.mark.parametrize("personal", [[], ["norm"]])
+@pytest.mark.parametrize(
+    ("strategy", "settings"),
+    [(APFL, {}), (APFL, {"alpha": 1.0}), (PFedMe, {}), (PFedMe, {"personal_steps": 1, "warm_start": True})],
+)
+def test_own_models_have_statistics_of_their_own(
+    strategy: type[FedAvg], settings: dict[str, Any], personal: list[str]
+) -> None:
+    callbacks = [PersonalLayers(layers=personal)] if personal else []
+    run = trainer(*callbacks, strategy=strategy(**settings), max_rounds=10)
+    run.fit(Centred(), FarApart((8, 8)))
+    seen = run.metrics["val"]
+    # APFL begins with the shared model's, pFedMe with those of the first step's own loss.
+    counts = seen["batches"].clients
+    assert counts[0] == counts[1]
+    assert counts[0] in (20, 21)
+    assert seen["mean"].clients == {
+        i: pytest.approx(m * (1 - 0.9 ** counts[i]), rel=1e-5) for i, m in ((0, -5), (1, 5))
+    }
 
 
 @pytest.mark.parametrize(

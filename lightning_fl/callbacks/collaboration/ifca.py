@@ -33,7 +33,8 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.cohort import Cohort
 from lightning_fl.collaboration import Collaboration
-from lightning_fl.engine.probes.held_out_loss import HeldOutLoss
+from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
+from lightning_fl.engine.turn.module_checks import refuse_manual_steps
 from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.engine.weights.initial_models import reinitialised
 from lightning_fl.errors import ConfigurationError
@@ -100,7 +101,7 @@ class IFCA(ClientClusters):
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Check the settings; clients that have not chosen yet use the first model."""
         super().on_fit_start(trainer)
-        HeldOutLoss.check_module(trainer.loop.module, type(self).__name__)
+        refuse_manual_steps(trainer.loop.module, type(self).__name__)
         first = one_hot(torch.zeros(trainer.num_clients, dtype=torch.long), self.num_clusters).double()
         trainer.collaboration = Collaboration.from_shares(first, trainer.num_samples)
 

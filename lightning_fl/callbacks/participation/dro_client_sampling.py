@@ -20,7 +20,8 @@ tau                ``FederatedTrainer.local_steps``      steps
 A client drawn k times trains k times, each time with batches of its own, as in both papers: a round of N draws costs
 what a round of all N clients does. Differs from them: t' is drawn from 1..tau (the text of DRFLM has 0..tau, its
 algorithm box 1..tau); weights may have a floor; the losses that move lambda are taken over ``num_loss_batches``
-batches, where the papers take one, whose noise is of the size of the differences between clients.
+batches, where the papers take one, whose noise is of the size of the differences between clients. They are the losses
+that clients descend, in training mode: with dropout, BatchNorm's statistics of the batch, and mixup.
 
 ``cohort="all"`` is the same without the draws of C_s and U_s: all clients train, count with lambda in both averages,
 and are asked for their losses. With ``step_size`` 0 that is the mean over clients with equal weights, whatever their
@@ -46,6 +47,7 @@ from torch import Tensor
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.client_names import curve_names
 from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.engine.turn.module_checks import refuse_manual_steps
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.errors import ConfigurationError, TrainingError
@@ -140,6 +142,7 @@ class DROClientSampling(Callback):
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Uniform weights."""
+        refuse_manual_steps(trainer.loop.module, "DROClientSampling")
         count = trainer.num_clients
         if self.floor * count > 1:
             raise ConfigurationError(

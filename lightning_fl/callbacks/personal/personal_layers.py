@@ -27,11 +27,12 @@ class PersonalLayers(Callback):
     Args:
         layers: names of submodules, parameters or buffers, as ``named_modules`` gives them, with the wildcards ``*``
             and ``?``: ["classifier"], ["*.bn*"]. Or "normalization" for all layers that keep statistics of the data,
-            BatchNorm and InstanceNorm of any dimension, whatever their names: FedBN.
+            BatchNorm and InstanceNorm of any dimension, whatever their names: FedBN. Those that hold neither
+            parameters nor statistics count for nothing.
 
     Raises:
-        ConfigurationError: nothing is named; at the start of a run, a name matches nothing or everything, or the module
-            has no layer of normalisation.
+        ConfigurationError: nothing is named; at the start of a run, a name matches nothing or everything, or no layer
+            of normalisation holds anything.
     """
 
     method_name = "+ personal layers"
@@ -62,10 +63,11 @@ class PersonalLayers(Callback):
         """What stays with the clients, as patterns of names."""
         if self.layers != "normalization":
             return list(self.layers)
-        found = [name for name, part in module.named_modules() if isinstance(part, _NormBase)]
+        norms = [(name, part) for name, part in module.named_modules() if isinstance(part, _NormBase)]
+        found = [name for name, part in norms if part.state_dict()]  # else it has nothing to keep
         if not found:
             raise ConfigurationError(
-                f"PersonalLayers.layers='normalization': {type(module).__name__} has no BatchNorm or InstanceNorm"
-                " layer. Name the layers that are to stay with the clients."
+                f"PersonalLayers.layers='normalization': {type(module).__name__} has no BatchNorm or InstanceNorm layer"
+                " with parameters or statistics. Name the layers that are to stay with the clients."
             )
         return found

@@ -35,8 +35,9 @@ from lightning_fl.callbacks.collaboration.client_clusters import check_at_most_c
 from lightning_fl.callbacks.personal.personal_mixtures import PersonalMixtures
 from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
-from lightning_fl.engine.probes.held_out_loss import HeldOutLoss
 from lightning_fl.engine.probes.on_hosts import check_samples, check_split
+from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
+from lightning_fl.engine.turn.module_checks import refuse_manual_steps
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.dpfl import shuffled
@@ -132,7 +133,7 @@ class SoftAveraging(Callback):
                 f"{self._name}.initial_rounds={self.initial_rounds}: a run of {trainer.max_rounds} rounds would never"
                 " estimate the importance weights; give a smaller number."
             )
-        HeldOutLoss.check_module(trainer.loop.module, self._name)
+        refuse_manual_steps(trainer.loop.module, self._name)
         for name, split in (("split", self.split), ("personal_split", self.personal_split)):
             check_samples(trainer.loop, f"{self._name}.{name}", split)
         order = shuffled(range(count), generator(trainer.seed, "first parts"))

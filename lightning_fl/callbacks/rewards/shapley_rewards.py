@@ -25,9 +25,10 @@ from typing import Any, Literal
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.client_names import curve_names
-from lightning_fl.engine.probes.held_out_loss import HeldOutLoss
 from lightning_fl.engine.probes.on_hosts import check_split, clients_without
 from lightning_fl.engine.probes.valuation import ModelValuation
+from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
+from lightning_fl.engine.turn.module_checks import refuse_manual_steps
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.shapley import shapley_exact, shapley_permutations
@@ -165,7 +166,7 @@ class ShapleyRewards(Callback):
         """Forget an earlier run; check that there is a loss, and something to take it on."""
         self._reset()
         warn_beyond_end(self, trainer.max_rounds, every_n_rounds=self.every_n_rounds)
-        HeldOutLoss.check_module(trainer.loop.module, "ShapleyRewards")
+        refuse_manual_steps(trainer.loop.module, "ShapleyRewards")
         missing = clients_without(trainer.loop, self.split, range(trainer.num_clients))
         if missing:
             raise ConfigurationError(

@@ -1,6 +1,5 @@
 """One client's turn, as its strategy sees it."""
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -8,7 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 from torchmetrics import Metric
 
@@ -17,13 +16,15 @@ from lightning_fl.engine.client import ClientReport, ClientState, ClientTurn, Lo
 from lightning_fl.engine.federation import IDENTITY, MIXTURE, OF_MODEL, STRATEGY, Federation
 from lightning_fl.engine.turn.correction import Correction
 from lightning_fl.engine.turn.gradients import FlatGradient
+from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
 from lightning_fl.engine.turn.metric_states import kept_metrics
+from lightning_fl.engine.turn.module_checks import refuse_manual_steps
 from lightning_fl.engine.turn.results import LogCollector
 from lightning_fl.engine.turn.second_optimizer import SecondOptimizer
-from lightning_fl.engine.turn.training import TrainingLoop
-from lightning_fl.engine.weights.flat import Span, Weights
+from lightning_fl.engine.turn.training import StepBatch, TrainingLoop
+from lightning_fl.engine.weights.flat import Span, Weights, copy_spans_
 from lightning_fl.engine.weights.local_parameters import averaged_spans
-from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.errors import ConfigurationError
 from lightning_fl.metrics import LoggedValue
 
 __all__ = ["LocalLoop"]
@@ -89,6 +90,7 @@ class LocalLoop(TrainingLoop):
         kept: dict[str, Any] = {}
         model_state: dict[str, Any] = {}
         spans: list[Span] = []
+        buffers: list[Span] = []
         if self.own_steps:
             kept = unpacked(federation.client_stores.get(STRATEGY, {}).get(client, {}), self.processes.device)
             model = federation.collaboration.model_of(client) if model is None else model
@@ -97,10 +99,10 @@ class LocalLoop(TrainingLoop):
             names = self.learner.kept_for_model
             if names and kept.pop(OF_MODEL, None) not in (self.identity_of(model, federation), model):
                 kept = {name: value for name, value in kept.items() if name not in names}
-            spans = self.averaged_spans()
+            spans, buffers = self.averaged_spans(), self.flat.buffers()
         samples = federation.num_samples[client] if federation.num_samples else 0
         return ClientTurn(
-            *(client, model, start, state, samples, kept, model_state, spans),
+            *(client, model, start, state, samples, kept, model_state, spans, buffers),
             self,
             self.measured.get(model, {}),
         )
@@ -180,7 +182,7 @@ class LocalLoop(TrainingLoop):
             report = self.train(turn.client, turn.start, turn.state, purpose=turn.purpose, correct_=correct_)
         for name, second in self._second.items():
             if self.settings.optimizer_state == "keep":
-                turn.kept[_state_of(name)] = second.state()
+                turn.kept[f"optimizer of {name}"] = second.state()
         if report.trainable and self.own_steps:  # what the turn trained, not what it began with
             before = self.flat.set_trainable(report.trainable)
             turn.spans = self.averaged_spans()
@@ -213,10 +215,10 @@ class LocalLoop(TrainingLoop):
         for phase in before:
             purpose = f"the {phase.trained} part"
             draws = purpose if turn.purpose == "train" else f"{purpose}, {turn.purpose}"
-            state = ClientState(**turn.kept.get(_training_for(purpose), {}))
+            state = ClientState(**turn.kept.get(f"training for {purpose}", {}))
             with self._frozen_but(phase.trained):
                 self.train(turn.client, start, state, purpose=draws, work=phase.work)
-            turn.kept[_training_for(purpose)], start = state.state_dict(), None
+            turn.kept[f"training for {purpose}"], start = state.state_dict(), None
         with self._frozen_but(last.trained):
             correct_ = self._correction(turn)
             return self.train(turn.client, start, turn.state, purpose=turn.purpose, work=last.work, correct_=correct_)
@@ -230,7 +232,9 @@ class LocalLoop(TrainingLoop):
         norms = [
             part
             for name, part in self.module.named_modules()
-            if isinstance(part, _NormBase) and part.training and any(f"{name}.{key}" in frozen for key in _names(part))
+            if isinstance(part, _NormBase)
+            and part.training
+            and any(f"{name}.{key}" in frozen for key in (*part._parameters, *part._buffers))
         ]
         before = self.flat.set_trainable(dict.fromkeys(frozen, False))
         for part in norms:
@@ -248,105 +252,104 @@ class LocalLoop(TrainingLoop):
         self, turn: ClientTurn, start: Weights, purpose: str, work: LocalWork | None, correct_: Correction | None
     ) -> Weights:
         """:meth:`ClientTurn.train`: the module's weights are afterwards what they were before."""
-        name = _training_for(purpose)
+        name = f"training for {purpose}"
         state = ClientState(**turn.kept.get(name, {}))
         present = self.flat.collect().clone()
+        start = self.with_personal_layers(turn, start)
         self.train(turn.client, start, state, purpose=purpose, own=False, work=work, correct_=correct_)
         trained = self.flat.collect().clone()
         self.flat.load(present)
         turn.kept[name] = state.state_dict()
         return trained
 
+    def with_personal_layers(self, turn: ClientTurn, weights: Weights) -> Weights:
+        """:meth:`ClientTurn.with_personal_layers`."""
+        personal, own = self.federation.personal, self.federation.personal_layers.get(turn.client)
+        if personal is None or own is None or not personal.same(weights, turn.start):
+            return weights
+        return personal.insert_(weights.clone(), own)
+
     def loss_at(self, turn: ClientTurn, weights: Weights) -> float:
         """:meth:`ClientTurn.training_loss`: the module's weights are afterwards what they were before."""
-        present = self.flat.collect().clone()
-        loss = self.training_loss(turn.client, weights, None, "training loss")
+        present, weights = self.flat.collect().clone(), self.with_personal_layers(turn, weights)
+        loss = HeldOutLoss(self, "train", None, "training loss", own=False).value(turn.client, weights)
         self.flat.load(present)
-        if not math.isfinite(loss):
-            raise TrainingError(
-                f"the loss of the model on the training data of {self.name_of(turn.client)} is {loss}, by which"
-                f" {type(self.learner).__name__} weighs it: lower the learning rate or look at the client's data."
-            )
         return loss
 
     def metrics_at(self, turn: ClientTurn, weights: Weights) -> dict[str, LoggedValue]:
         """:meth:`ClientTurn.training_metrics`: the module's weights are afterwards what they were before."""
-        client, personal = turn.client, self.federation.personal
         if not self.evaluates("val"):
             raise ConfigurationError(
                 f"{type(self.learner).__name__} measures models by what validation_step logs: give"
                 f" {type(self.module).__name__} one."
             )
-        own = self.federation.personal_layers.get(client)
-        if personal is not None and own is not None:
-            weights = personal.insert_(weights.clone(), own)
-        present = self.flat.collect().clone()
-        path = self.path(client, "training metrics")
+        present, weights = self.flat.collect().clone(), self.with_personal_layers(turn, weights)
+        path = self.path(turn.client, "training metrics")
         with kept_metrics(self.module):
-            report = self.evaluate(client, weights, "train", lambda loader: loader.some(path, None))
+            report = self.evaluate(turn.client, weights, "train", lambda loader: loader.some(path, None))
         self.flat.load(present)
         assert report is not None
         return report.metrics
 
-    def step_gradient(self, turn: ClientTurn, weights: Weights, part: int) -> Weights:
+    def step_gradient(self, turn: ClientTurn, weights: Weights, part: int, buffers: Weights | None) -> Weights:
         """:meth:`ClientTurn.step_gradient`: the module's weights and metrics are afterwards what they were before."""
         if not self.step_batches:
             raise ConfigurationError(
                 f"{type(self.learner).__name__} asks for the gradient of a step's batches outside of a step: call"
                 " turn.step_gradient in correct_gradient_."
             )
-        self._refuse_manual_steps()
-        present, shim = self.flat.collect().clone(), self.module_trainer
+        refuse_manual_steps(self.module, type(self.learner).__name__)
+        present, shim, now = self.flat.collect().clone(), self.module_trainer, self.draws.read()
         gradient = self._flat_gradient(turn)
         gradient.load_(weights)
+        if buffers is not None:
+            copy_spans_(self.flat.weights, buffers, turn.buffers)
         collector, shim.collector = shim.collector, LogCollector()  # what is logged in between goes nowhere
-        batches = [(*one.parts[part], one.index) for one in self.step_batches]
         try:
             with self._metrics_kept():
-                return gradient.of(self._losses(batches), 1 / self.settings.accumulate_grad_batches)
+                found = gradient.of(self._losses(self.step_batches, part), 1 / self.settings.accumulate_grad_batches)
+            if buffers is not None:
+                copy_spans_(buffers, self.flat.collect(), turn.buffers)
+            return found
         finally:
+            self.draws.set(now)
             shim.collector = collector
             self.flat.load(present)
 
     def batch_gradient(self, turn: ClientTurn, weights: Weights, purpose: str) -> Weights:
         """:meth:`ClientTurn.batch_gradient`: the module's weights and metrics are afterwards what they were before."""
-        self._refuse_manual_steps()
+        refuse_manual_steps(self.module, type(self.learner).__name__)
         client, shim = turn.client, self.module_trainer
         present = self.flat.collect().clone()
         path = self.path(client, purpose)
         batches = self.batches(client, "train")
-        self.load(client, weights, own=False)
+        self.flat.load(self.with_personal_layers(turn, weights))
         self.metric_states.begin(client)
         self.generators = self.seed(*path)
         shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
         shim.begin_turn(client, self.global_step(client))
         try:
             batch, size = next(iter(batches.shuffled(path, 1)))
-            moved = [(self.move(batch, batches.on_device, client), size, 0)]
-            return self._flat_gradient(turn).of(self._losses(moved), 1.0)
+            moved = StepBatch([(self.move(batch, batches.on_device, client), size)], 0)
+            return self._flat_gradient(turn).of(self._losses([moved], 0), 1.0)
         finally:
             shim.end_turn()
             shim.collector.begin()
             self.flat.load(present)
-
-    def _refuse_manual_steps(self) -> None:
-        if not self.module.automatic_optimization:
-            raise ConfigurationError(
-                f"{type(self.module).__name__} optimises manually: its training_step cannot be differentiated at other"
-                f" weights, as {type(self.learner).__name__} needs. Leave automatic_optimization on."
-            )
 
     def _flat_gradient(self, turn: ClientTurn) -> FlatGradient:
         if self._gradient is None or self._gradient.spans is not turn.spans:
             self._gradient = FlatGradient(self.module, self.flat, turn.spans)
         return self._gradient
 
-    def _losses(self, batches: Iterable[tuple[Any, int | None, int]]) -> Iterator[Tensor]:
-        """The losses of some batches at the module's weights, as the turn has them."""
-        for batch, size, index in batches:
+    def _losses(self, batches: Iterable[StepBatch], part: int) -> Iterator[Tensor]:
+        """The losses of a part of some batches at the module's weights, as the turn has them, with the same draws."""
+        for one in batches:
+            batch, size = one.parts[part]
+            self.draws.set(one.draws)
             self.module_trainer.collector.begin_step(batch, size)
             with torch.enable_grad():  # an optimiser may have switched gradients off
-                output = self.training_output(batch, index, self.generators)
+                output = self.training_output(batch, one.index, self.generators)
                 loss = self.loss(output, "client_loss" in self.own_steps)
             if loss is not None:
                 yield loss
@@ -370,22 +373,7 @@ class LocalLoop(TrainingLoop):
                 turn.spans,
                 turn.kept[name],
                 settings=self.settings,
-                state=turn.kept.get(_state_of(name), []),
+                state=turn.kept.get(f"optimizer of {name}", []),
                 who=type(self.learner).__name__,
             )
         self._second[name].step(gradient)
-
-
-def _training_for(purpose: str) -> str:
-    """What a client's optimisers of a further training are kept under."""
-    return f"training for {purpose}"
-
-
-def _state_of(name: str) -> str:
-    """What the state of a second optimiser is kept under."""
-    return f"optimizer of {name}"
-
-
-def _names(layer: nn.Module) -> list[str]:
-    """The parameters and buffers of a layer, without those of layers in it."""
-    return [name for held in (layer._parameters, layer._buffers) for name in held]

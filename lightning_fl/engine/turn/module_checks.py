@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.lightning_types import is_overridden
 
-__all__ = ["check_dataloader_idx", "refuse_hooks", "takes_batch_index"]
+__all__ = ["check_dataloader_idx", "refuse_hooks", "refuse_manual_steps", "takes_batch_index"]
 
 _STAGES = {
     "validation": RunningStage.VALIDATING,
@@ -29,6 +29,19 @@ def refuse_hooks(module: LightningModule) -> None:
         raise ConfigurationError(
             f"{type(module).__name__}.configure_sharded_model is not called: Lightning has dropped it for"
             " configure_model. Rename it."
+        )
+
+
+def refuse_manual_steps(module: LightningModule, who: str) -> None:
+    """Refuse a module whose ``training_step`` trains by itself, where its losses or gradients are asked for.
+
+    Raises:
+        ConfigurationError: naming ``who`` asks.
+    """
+    if not module.automatic_optimization:
+        raise ConfigurationError(
+            f"{who} needs the loss that training_step returns, and {type(module).__name__} optimises manually: use"
+            f" automatic optimisation, or do without {who}."
         )
 
 

@@ -268,7 +268,7 @@ class Optimization:
 
         def closure() -> Tensor | None:
             with torch.enable_grad():  # the optimiser may have switched gradients off
-                if self.captured is not None:
+                if self.captured is not None and batch is not None:
                     replayed = self.captured.run(batch)
                     result.append((replayed, replayed))
                     return replayed

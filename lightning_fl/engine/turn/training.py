@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -22,10 +22,11 @@ from lightning_fl.engine.turn.captured import CapturedSteps
 from lightning_fl.engine.turn.correction import Correction
 from lightning_fl.engine.turn.evaluation import EvaluationLoop
 from lightning_fl.engine.turn.metric_states import MetricStates
+from lightning_fl.engine.turn.module_checks import refuse_manual_steps
 from lightning_fl.engine.turn.optimization import Optimization
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError, TrainingError
-from lightning_fl.seeding import generator, held_generators
+from lightning_fl.seeding import DrawStates, generator, held_generators
 
 __all__ = ["StepBatch", "TrainingLoop"]
 
@@ -44,12 +45,13 @@ _STEPS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepBatch:
-    """A batch that an optimiser's step goes by, in the strategy's parts, and its index in the turn."""
+    """A batch that an optimiser's step goes by: in the strategy's parts, its index in the turn, its loss's draws."""
 
     parts: list[SizedBatch]
     index: int
+    draws: list[Any] = field(default_factory=list)
 
 
 class TrainingLoop(EvaluationLoop):
@@ -62,7 +64,8 @@ class TrainingLoop(EvaluationLoop):
         **settings: those of the base.
 
     Raises:
-        ConfigurationError: the module has a hook or a signature that a federated turn has no place for.
+        ConfigurationError: the module has a hook or a signature that a federated turn has no place for, or optimises
+            manually where its losses are needed.
     """
 
     def __init__(self, *args: Any, hooks: Hooks, learner: Learner, **settings: Any) -> None:
@@ -79,7 +82,11 @@ class TrainingLoop(EvaluationLoop):
         self.step_batches: list[StepBatch] = []
         #: Of the draws of callbacks around the steps of the present turn.
         self.generators: Sequence[torch.Generator] = ()
+        #: Of the generators that losses of the present turn may draw from.
+        self.draws = DrawStates(())
         self.federation.communication.extra_vectors = len(learner.extra_vectors)
+        if learner.needs_losses or "client_loss" in self.own_steps:
+            refuse_manual_steps(self.module, type(learner).__name__)
 
     def take_in(self) -> None:
         """Lay the module out anew where a hook of the run has given it parameters or buffers; on every rank alike.
@@ -212,6 +219,10 @@ class TrainingLoop(EvaluationLoop):
         by_strategy = own and "client_loss" in self.own_steps
         parts = self.learner.batch_parts if own else 1
         self.generators = self.seed(*path)
+        # An elementwise correction asks for no gradients at other weights.
+        again = correct_ is not None and not self.learner.elementwise
+        if again:
+            self.draws = DrawStates([*self.generators, *self._generators])
         shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
         shim.begin_turn(client, state.global_step, batches_before=state.batches)
         shim.num_training_batches = length.total
@@ -224,33 +235,43 @@ class TrainingLoop(EvaluationLoop):
 
         losses: list[Tensor] = []
         sizes: list[float] = []
+        first = True  # no batch of the present step has counted yet
         for index, (batch, size) in enumerate(self._training_batches(batches, path, length)):
             batch = self.move(batch, batches.on_device, client)
             shim.batch_idx, shim.is_last_batch = index, index == length.total - 1
+            first, stepping = first or length.begins_step(index), length.ends_step(index)
             whole = batch
             if parts > 1 and batch is not None:
                 pieces = parts_of(batch, size, parts, self.learner.smallest_part, type(self.learner).__name__)
                 batch, size = pieces[0] if pieces else (None, None)
             else:
                 pieces = [(batch, size)]
-            if batch is None:  # as in Lightning: the loader's collation left every sample out
+            left_out = batch is None  # too small, or the loader's collation left every sample out
+            if left_out and (first or not stepping):
                 continue
-            shim.collector.begin_step(batch, size, shim.global_step)
-            if self.overridden("on_train_batch_start") and self.call("on_train_batch_start", whole, index) == -1:
-                break
-            first, stepping = length.begins_step(index), length.ends_step(index)
-            if correct_ is not None:
-                self.step_batches = [*([] if first else self.step_batches), StepBatch(pieces, index)]
+            if not left_out:
+                shim.collector.begin_step(batch, size, shim.global_step)
+                if self.overridden("on_train_batch_start") and self.call("on_train_batch_start", whole, index) == -1:
+                    break
+                if again:
+                    self.step_batches = [*([] if first else self.step_batches), StepBatch(pieces, index)]
 
             def compute(batch: Any = batch, index: int = index) -> tuple[Tensor | None, STEP_OUTPUT]:
+                if batch is None:  # the step of the batches before it
+                    return None, None
+                if again:
+                    self.step_batches[-1].draws = self.draws.read()
                 output = self.training_output(batch, index, self.generators)
+                if again:
+                    self.draws.look(self.step_batches[-1].draws)
                 return self.loss(output, by_strategy), output
 
             loss, output = self.optimization.step(compute, index, first=first, stepping=stepping, batch=batch)
+            first = False
             if loss is not None:
                 losses.append(loss.detach())
                 sizes.append(shim.collector.step_size())
-            if self.overridden("on_train_batch_end"):
+            if not left_out and self.overridden("on_train_batch_end"):
                 self.call("on_train_batch_end", _batch_outputs(output, accumulate), whole, index)
             if stepping and own:
                 for hook in self._after_step:
@@ -337,24 +358,19 @@ class TrainingLoop(EvaluationLoop):
         self.seed_user_code(*path)
         return [generator(*path, hook.owner) for hook in self.around]  # type: ignore[arg-type]
 
-    def training_loss(self, client: int, weights: Weights, num_batches: int | None, purpose: str) -> float:
-        """The module's mean training loss (mixup and all) of a client's first batches at ``weights``, nothing trained.
+    def training_loss(self, client: int, weights: Weights, num_batches: int, purpose: str) -> float:
+        """The mean loss of a client's first training batches as a turn has it (dropout, mixup), nothing trained.
 
         What callbacks choose or weigh clients by: a term that the strategy adds to the loss is no part of it.
 
         Args:
             client: a client hosted by this rank.
             weights: where the loss is evaluated.
-            num_batches: batches drawn, in an order of their own; more than the data set has means all of it. ``None``
-                for every sample, also those that ``drop_last`` leaves out.
+            num_batches: batches drawn, in an order of their own; more than the data set has means all of it.
             purpose: distinguishes the draws from those of the client's other turns in the round.
         """
         shim = self.module_trainer
-        if not self.module.automatic_optimization:
-            raise ConfigurationError(
-                f"{type(self.module).__name__} optimises manually: its training_step cannot be evaluated without"
-                " training. Callbacks that weigh clients by their loss (DROClientSampling) need automatic optimisation."
-            )
+        refuse_manual_steps(self.module, "training_loss")
         path = self.path(client, purpose)
         batches = self.batches(client, "train")
         length = batches.epoch_length()
@@ -366,10 +382,7 @@ class TrainingLoop(EvaluationLoop):
         losses: list[Tensor] = []
         sizes: list[float] = []
         with torch.no_grad():
-            if num_batches is None:
-                chosen = batches.once(path)
-            else:
-                chosen = batches.shuffled(path, num_batches if length is None else min(num_batches, length))
+            chosen = batches.shuffled(path, num_batches if length is None else min(num_batches, length))
             for index, (batch, size) in enumerate(chosen):
                 batch = self.move(batch, batches.on_device, client)
                 shim.collector.begin_step(batch, size)

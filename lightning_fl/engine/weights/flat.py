@@ -31,6 +31,7 @@ __all__ = [
     "Weights",
     "check_finite",
     "combined",
+    "copy_spans_",
     "inner_product",
     "joined",
     "largest_magnitude",
@@ -159,6 +160,14 @@ def combined(base: Weights, terms: Sequence[tuple[float, Weights]], spans: Seque
     return result
 
 
+def copy_spans_(weights: Weights, other: Weights, spans: Sequence[Span]) -> Weights:
+    """Overwrite the entries of some parameters and buffers by those of other weights."""
+    for span in joined(spans):
+        part = slice(span.begin, span.end)
+        weights.vectors[span.dtype][part] = other.vectors[span.dtype][part]
+    return weights
+
+
 def inner_product(first: Weights, second: Weights, spans: Sequence[Span]) -> float:
     """The inner product of the entries of some parameters, in double precision."""
     parts = ((span.dtype, slice(span.begin, span.end)) for span in spans)
@@ -245,6 +254,11 @@ class FlatModule:
             Span(slot.name, slot.view.dtype, slot.begin, slot.begin + slot.view.numel(), slot.tensor.requires_grad)
             for slot in self._slots
         ]
+
+    def buffers(self) -> list[Span]:
+        """Every buffer."""
+        pairs = zip(self.spans(), self._slots, strict=True)
+        return [span for span, slot in pairs if not isinstance(slot.tensor, nn.Parameter)]
 
     def place(self, tensor: Tensor) -> Place | None:
         """Where one of the module's parameters or buffers lies; ``None`` for any other tensor."""

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from lightning_fl.engine.weights.flat import FlatModule, Span, Weights
+from lightning_fl.engine.weights.flat import FlatModule, Span, Weights, copy_spans_
 from lightning_fl.errors import ConfigurationError
 
 __all__ = ["LocalParameters", "averaged_spans", "matches", "shared_bytes", "span_bytes", "spans_in", "trainable_spans"]
@@ -65,10 +65,12 @@ class LocalParameters:
 
     def copy_(self, weights: Weights, other: Weights) -> Weights:
         """Overwrite the local part of some weights by that of others."""
-        for span in self._spans:
-            part = slice(span.begin, span.end)
-            weights.vectors[span.dtype][part] = other.vectors[span.dtype][part]
-        return weights
+        return copy_spans_(weights, other, self._spans)
+
+    def same(self, weights: Weights, other: Weights) -> bool:
+        """Whether the local part of some weights is that of others, to the bit."""
+        pairs = ([one.vectors[span.dtype][span.begin : span.end] for one in (weights, other)] for span in self._spans)
+        return all(torch.equal(first, second) for first, second in pairs)
 
     def shared_spans(self, flat: FlatModule) -> list[Span]:
         """The trainable parameters that are averaged."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 from rounding import assert_equal_up_to_rounding
 from tiny import TinyClients, TinyModule
+from torch import nn
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import (
@@ -121,6 +122,19 @@ def test_normalisation_is_found_by_its_kind():
         ConfigurationError, match=r"layers='normalization': TinyModule has no BatchNorm or InstanceNorm"
     ):
         trainer(PersonalLayers(layers="normalization")).fit(TinyModule(), TinyClients(SIZES))
+
+
+def test_layers_of_normalisation_that_hold_nothing_are_passed_over():
+    class Bare(TinyModule):
+        def __init__(self, *beside):
+            super().__init__()
+            self.before = nn.Sequential(nn.BatchNorm1d(3, affine=False, track_running_stats=False), *beside)
+
+    run = trainer(PersonalLayers(layers="normalization"))
+    run.fit(Bare(nn.BatchNorm1d(3, affine=False)), TinyClients(SIZES))
+    assert {name.rpartition(".")[0] for name in run.personal.names} == {"before.1"}
+    with pytest.raises(ConfigurationError, match=r"layers='normalization': Bare"):
+        trainer(PersonalLayers(layers="normalization")).fit(Bare(nn.InstanceNorm1d(3)), TinyClients(SIZES))
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from lightning_fl.callbacks import LocalReference, PrivateHeads
 from lightning_fl.data import Silos
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.models import MoleculeModel
+from lightning_fl.strategies import Ditto, MaxFL
 
 NAN = float("nan")
 
@@ -50,7 +51,7 @@ def make_model(**arguments):
     return MoleculeModel(**(sizes | arguments))
 
 
-def fit(tmp_path, model, callbacks, data=None, rounds=2, ckpt_path=None):
+def fit(tmp_path, model, callbacks, data=None, rounds=2, ckpt_path=None, **settings):
     trainer = FederatedTrainer(
         max_rounds=rounds,
         local_steps=3,
@@ -59,6 +60,7 @@ def fit(tmp_path, model, callbacks, data=None, rounds=2, ckpt_path=None):
         default_root_dir=str(tmp_path),
         enable_progress_bar=False,
         callbacks=callbacks,
+        **settings,
     )
     trainer.fit(model, data or laboratories(), ckpt_path=ckpt_path)
     return trainer
@@ -91,6 +93,29 @@ def test_the_trunk_is_shared_and_heads_are_not(tmp_path):
         elif name.startswith("head"):
             assert not torch.equal(north[name], south[name])
             assert torch.equal(shared[name], start[name])  # nobody's head is in the shared model
+
+
+@pytest.mark.parametrize("strategy", [Ditto, MaxFL])
+def test_further_trainings_of_a_client_begin_with_its_scale_and_head(tmp_path, strategy):
+    """On targets near 1e6 no other scale comes to anything."""
+    clients = {
+        name: {"train": molecules(12, shift, seed), "val": molecules(6, shift, seed)}
+        for seed, (name, shift) in enumerate({"north": 1e6, "south": 0.0}.items())
+    }
+    kept = {}
+
+    class Heard(strategy):
+        def end_client(self, turn, weights):
+            super().end_client(turn, weights)
+            kept[turn.client] = dict(turn.kept)
+            if strategy is Ditto:
+                kept[turn.client]["own loss"] = turn.training_loss(turn.kept["own"])
+
+    trainer = fit(tmp_path, make_model(), [PrivateHeads()], Silos(clients, batch_size=4), strategy=Heard())
+    for client, name in enumerate(clients):
+        for figure in kept[client].keys() & {"threshold", "loss", "own loss"}:
+            assert 0 < kept[client][figure] < 10, (name, figure)
+    assert trainer.metrics["val"]["val/rmse"].worst < 10
 
 
 def test_training_alone_has_the_same_start(tmp_path):

@@ -16,7 +16,7 @@ from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback, ClientArrivals, ModelCheckpoint, PersonalLayers, SoftAveraging
 from lightning_fl.callbacks.personal.soft_averaging import smallest_loss_shares
 from lightning_fl.collaboration import Collaboration
-from lightning_fl.engine.probes.held_out_loss import HeldOutLoss
+from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
 from lightning_fl.errors import ConfigurationError, TrainingError
 
 

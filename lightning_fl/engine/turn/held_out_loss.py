@@ -1,20 +1,18 @@
-"""The loss of ``training_step`` on held-out samples of a client, and its gradient; nothing is trained or logged."""
+"""The loss of ``training_step`` of a model on samples of a client, and its gradient; nothing is trained or logged."""
 
 import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch import Tensor
 
 from lightning_fl.data.module import Split
-from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.metric_states import kept_metrics
+from lightning_fl.engine.turn.training import TrainingLoop
 from lightning_fl.engine.weights.flat import Span, Weights
-from lightning_fl.errors import ConfigurationError, TrainingError
-from lightning_fl.seeding import seed_default_generators
+from lightning_fl.errors import TrainingError
 
 __all__ = ["HeldOutLoss"]
 
@@ -22,9 +20,9 @@ __all__ = ["HeldOutLoss"]
 class HeldOutLoss:
     """L of one client at any weights: the mean of ``training_step``'s loss over samples of one of its splits.
 
-    In eval mode, with the client's personal layers, without a strategy's proximal term and without what callbacks do to
-    training batches (mixup). What the module logs meanwhile is dropped, its torchmetrics keep their states. In one
-    round the samples and random draws are the same at all weights.
+    In eval mode, without a strategy's proximal term and what callbacks do to training batches (mixup). What the module
+    logs meanwhile is dropped, its torchmetrics keep their states. In one round the samples and random draws are the
+    same at all weights.
 
     Args:
         loop: in a fit.
@@ -33,34 +31,24 @@ class HeldOutLoss:
             ``DataLoader``, its first batches that hold as many.
         purpose: of the random draws.
         drawn_in: the round that the draws belong to; ``None`` for the current one.
+        own: whether the client's personal layers count in place of those of the weights.
     """
 
     def __init__(
         self,
-        loop: LocalLoop,
+        loop: TrainingLoop,
         split: Split,
         num_samples: int | None,
         purpose: str,
         drawn_in: int | None = None,
+        own: bool = True,
     ) -> None:
         self._loop = loop
+        self._own = own
         self._drawn_in = drawn_in
         self._split = split
         self._num_samples = num_samples
         self._purpose = purpose
-
-    @staticmethod
-    def check_module(module: LightningModule, owner: str) -> None:
-        """Refuse a module whose ``training_step`` trains by itself.
-
-        Raises:
-            ConfigurationError: naming ``owner``, which needs the loss.
-        """
-        if not module.automatic_optimization:
-            raise ConfigurationError(
-                f"{owner} needs the loss that training_step returns, and {type(module).__name__} optimises"
-                f" manually: use automatic optimisation, or remove {owner}."
-            )
 
     def value(self, client: int, weights: Weights) -> float:
         """L of a hosted client.
@@ -68,13 +56,8 @@ class HeldOutLoss:
         Raises:
             TrainingError: it is not finite, or ``training_step`` gives none.
         """
-        losses: list[Tensor] = []
-        sizes: list[float] = []
         with torch.no_grad(), closing(self._losses(client, weights)) as found:
-            for loss, size in found:
-                losses.append(loss)
-                sizes.append(size)
-        return self._mean(client, losses, sizes)
+            return self._mean(client, *_columns(found))
 
     def of_samples(self, client: int, weights: Weights) -> tuple[Tensor, Tensor]:
         """The loss of every sample of a hosted client, each given to ``training_step`` as a batch of its own.
@@ -88,12 +71,8 @@ class HeldOutLoss:
         Raises:
             TrainingError: one is not finite, or ``training_step`` gives none.
         """
-        losses: list[Tensor] = []
-        sizes: list[float] = []
         with torch.no_grad(), closing(self._losses(client, weights, singly=True)) as found:
-            for loss, size in found:
-                losses.append(loss)
-                sizes.append(size)
+            losses, sizes = _columns(found)
         self._mean(client, losses, sizes)
         return torch.stack(losses).double().cpu(), torch.tensor(sizes, dtype=torch.float64)
 
@@ -178,8 +157,8 @@ class HeldOutLoss:
         shim = loop.module_trainer
         fn, stage = shim.state.fn, shim.state.stage
         assert fn is not None
-        loop.load(client, weights, own=True)
-        seed_default_generators(*path)  # type: ignore[arg-type]
+        loop.load(client, weights, own=self._own)
+        loop.seed_user_code(*path)
         # Not FITTING: in a fit's validation the round's number has moved on, here it has not.
         shim.set_stage(TrainerFn.VALIDATING, RunningStage.VALIDATING)
         shim.begin_turn(client, loop.global_step(client))
@@ -193,6 +172,11 @@ class HeldOutLoss:
                 shim.end_turn()
                 shim.collector.begin()
                 shim.set_stage(fn, stage)
+
+
+def _columns(found: Iterator[tuple[Tensor, float]]) -> tuple[list[Tensor], list[float]]:
+    pairs = list(found)
+    return [loss for loss, _ in pairs], [size for _, size in pairs]
 
 
 _MEND = "Lower the learning rate, set trainer.gradient_clip_val, or look at this client's data."
