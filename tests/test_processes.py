@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from processes import Process, reserved_port, start, succeed
-from run_tiny import STRATEGIES, callbacks, digest, federation, settings, settings_of, tier_records
+from run_tiny import callbacks, digest, federation, settings, settings_of, tier_records
 from states_tiny import SampledClients
 from tier_tiny import MixedClients
 from tiny import FolderSilo, TinyClients, regression_set
@@ -262,17 +262,6 @@ def test_a_strategy_s_hooks_have_the_same_bits_on_two_processes(tmp_path: Path, 
     for path in (tmp_path / "one" / "version_0" / "models").glob("client_*"):
         exported, expected = (torch.load(one, weights_only=True) for one in (folder / "models" / path.name, path))
         assert all(torch.equal(exported["state_dict"][name], value) for name, value in expected["state_dict"].items())
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_strategies_have_the_same_bits_on_two_processes(name: str, tmp_path: Path, two_ranks: TwoRanks) -> None:
-    """Also those that weigh clients by what each measures where its data are."""
-    _, data = federation(name)
-    one = in_this_process(tmp_path, data, name)
-    for rank in two_ranks("--algorithm", name):
-        assert rank["communication"] == traffic(one)
-        assert rank["weights"] == digest(one.models[0])
-        assert rank["test"] == {str(k): v for k, v in one.metrics["test"]["test_loss"].clients.items()}
 
 
 @pytest.mark.parametrize("algorithm", ["knnper", "afl", "finetune"])

@@ -77,8 +77,8 @@ class PFedMe(FedAvg):
 
     def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
         """Find theta on the step's batches; put ``lambda (w - theta)`` in place of the gradient."""
-        before = turn.kept.get("own", weights)
-        warm = self.warm_start and before is not weights
+        before = turn.kept.get("own", turn.start)
+        warm = self.warm_start and before is not turn.start
         own, buffers = (before if warm else weights).clone(), before.clone()
         for step in range(self.personal_steps):
             last = step == self.personal_steps - 1

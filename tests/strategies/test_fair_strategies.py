@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from run_tiny import STRATEGIES, digest
 from tiny import TinyClients, TinyModule
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lightning_fl import ConfigurationError, FederatedDataModule, FederatedTrainer, TrainingError
-from lightning_fl.callbacks import Callback, ModelCheckpoint, PersonalLayers, UniformSampling
+from lightning_fl.callbacks import Callback, PersonalLayers
 from lightning_fl.functional.fedfa import accuracy_weights, participation_weights
 from lightning_fl.functional.maxfl import appeal_step, appeal_weight
 from lightning_fl.functional.qfedavg import fair_terms, loss_weight
@@ -92,21 +91,6 @@ def test_qfedavg_has_the_reference_numbers(q: float, expected: float) -> None:
     assert number(run(QFedAvg(q)).models[0]) == pytest.approx(expected, abs=6e-11)
 
 
-def by_hand_qfedavg(q: float, rounds: int) -> float:
-    w = 1.0
-    for _ in range(rounds):
-        steps = [10 * (w - descend(i, w)) for i in (0, 1)]
-        losses = [loss_of(i, w) + 1e-10 for i in (0, 1)]
-        bounds = [q * f ** (q - 1) * step**2 + 10 * f**q for f, step in zip(losses, steps, strict=True)]
-        w -= sum(f**q * step for f, step in zip(losses, steps, strict=True)) / sum(bounds)
-    return w
-
-
-@pytest.mark.parametrize("q", [0.5, 2.0])
-def test_qfedavg_is_a_plain_loop(q: float) -> None:
-    assert number(run(QFedAvg(q), max_rounds=3).models[0]) == pytest.approx(by_hand_qfedavg(q, 3), rel=1e-10)
-
-
 def test_qfedavg_of_a_large_power_goes_the_way_of_the_worst_client() -> None:
     """Client B's: its step alone, shortened to 1 / (1 + q L (x - y)² / F), though 6^400 is no float."""
     q, y = 400.0, descend(1, 1.0)
@@ -161,16 +145,6 @@ def test_maxfl_s_weights() -> None:
     assert appeal_step([0.0, 0.0], server_rate=1.0, eps=0.01) == 0.0
 
 
-def test_maxfl_is_a_plain_loop() -> None:
-    """The thresholds are found in the first round only, by two steps of each client's own."""
-    w, thresholds = 1.0, [loss_of(i, descend(i, 1.0)) for i in (0, 1)]
-    for _ in range(3):
-        q = [1 / (1 + math.exp(thresholds[i] - loss_of(i, w))) for i in (0, 1)]
-        q = [one * (1 - one) for one in q]
-        w += 0.5 * sum(q[i] * (descend(i, w) - w) for i in (0, 1)) / (sum(q) + 0.3)
-    assert number(run(MaxFL(server_rate=0.5, eps=0.3), max_rounds=3).models[0]) == pytest.approx(w, rel=1e-10)
-
-
 @pytest.mark.parametrize("eps", [1e-14, 0.3])
 def test_maxfl_by_samples(eps: float) -> None:
     """q_i m_i over the mean number, 20."""
@@ -211,18 +185,6 @@ def test_maxfl_without_a_difference_counts_clients_alike() -> None:
             return float(turn.kept["loss"])
 
     assert number(run(Alike(threshold=0.0, eps=1e-14)).models[0]) == pytest.approx((1.19 - 0.02) / 2, rel=1e-10)
-
-
-def test_maxfl_where_clients_opt_out() -> None:
-    """A threshold of 2 keeps A and not B, who goes on alone from the first shared model, two steps a round."""
-    trainer = run(MaxFL(threshold=2.0, opt_out=True), max_rounds=3)
-    shared, own = 1.0, 1.0
-    for _ in range(3):
-        shared, own = descend(0, shared), descend(1, own)
-    assert number(trainer.models[0]) == pytest.approx(shared, rel=1e-12)
-    assert number(trainer.client_model(0)) == pytest.approx(shared, rel=1e-12)
-    assert number(trainer.client_model(1)) == pytest.approx(own, rel=1e-12)
-    assert trainer.metrics["val"]["val_loss"].clients[1] == pytest.approx(loss_of(1, own), rel=1e-12)
 
 
 def test_maxfl_of_clients_who_all_want_in_is_fedavg_and_of_none_stays() -> None:
@@ -386,31 +348,6 @@ def test_fedfa_says_what_it_cannot_score() -> None:
 
 ALL: list[Callable[[], Any]] = [QFedAvg, MaxFL, lambda: MaxFL(opt_out=True), FedFA]
 NAMES = ["qfedavg", "maxfl", "maxfl_opt_out", "fedfa"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_a_resumed_run_has_the_same_bits(name: str, tmp_path: Path) -> None:
-    def fit(folder: Path, rounds: int, ckpt_path: str | None = None) -> FederatedTrainer:
-        made = FederatedTrainer(
-            strategy=STRATEGIES[name](),
-            callbacks=[UniformSampling(cohort_size=2), PersonalLayers(layers=["linear.bias"]), ModelCheckpoint()],
-            max_rounds=rounds,
-            local_steps=2,
-            logger=False,
-            enable_progress_bar=False,
-            default_root_dir=folder,
-            seed=3,
-        )
-        made.fit(TinyModule(dropout=0.2, norm=True), TinyClients(), ckpt_path=ckpt_path)
-        return made
-
-    whole = fit(tmp_path / "whole", 4)
-    fit(tmp_path / "part", 2)
-    resumed = fit(tmp_path / "part", 4, "last")
-    assert [digest(model) for model in resumed.models] == [digest(model) for model in whole.models]
-    assert [digest(resumed.client_model(i)) for i in range(3)] == [digest(whole.client_model(i)) for i in range(3)]
-    assert resumed.metrics["val"] == whole.metrics["val"]
 
 
 #: Of those who opt out all take part here: a model that nobody has changed is not sent again.

@@ -66,72 +66,10 @@ def unequal(strategy: FedAvg, rounds: int, module: OneWeight | None = None) -> l
 # -- numbers, and loops from the equations -----------------------------------------------------------------------------
 
 
-def test_fedprox() -> None:
-    """y_A = 1.185 and y_B = 0.01 with mu = 0.5."""
-    assert parabolas(FedProx(mu=0.5), max_rounds=1)[1].weights == exactly(0.30375)
-    w = START
-    for _ in range(3):
-        ends = []
-        for a, c in CURVES:
-            y = w
-            for _ in range(2):
-                y -= RATE * (a * (y - c) + 0.5 * (y - w))
-            ends.append(y)
-        w = float(SHARES @ ends)
-    assert parabolas(FedProx(mu=0.5), max_rounds=3)[1].weights[-1] == pytest.approx(w, rel=1e-10)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_fednova(momentum: float) -> None:
-    class Heavy(OneWeight):
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=RATE, momentum=momentum)
-
-    steps, shares, w = (2, 5), np.array([60, 150]) / 210, START
-    expected = []
-    for _ in range(3):
-        moved, weights = [], []
-        for (a, c), count in zip(CURVES, steps, strict=True):
-            y, buffer, memory, entered = w, 0.0, 0.0, 0.0
-            for _ in range(count):
-                buffer = momentum * buffer + a * (y - c)
-                y -= RATE * buffer
-                memory = momentum * memory + 1
-                entered += memory  # the sum of the weights of all gradients so far
-            moved.append((w - y) / entered)
-            weights.append(entered)
-        w = float(w - (shares @ weights) * (shares @ moved))
-        expected.append(w)
-    assert unequal(FedNova(), 3, Heavy()) == exactly(*expected)
-
-
 def test_accumulated_steps() -> None:
     assert accumulated_steps(7, 0.0) == 7
     assert accumulated_steps(2, 0.9) == pytest.approx(2.9)
     assert accumulated_steps(5, 0.9) == pytest.approx(13.1441)
-
-
-def test_fednova_of_a_quarter_and_three_quarters() -> None:
-    """A = (0.4545, 0.5454), s = 1.16875: the step from clients of 10 and 30 samples with 2 and 5 steps."""
-    steps, betas = np.array([2, 5]), SHARES
-    ends = np.array([c + (START - c) * (1 - RATE * a) ** n for (a, c), n in zip(CURVES, steps, strict=True)])
-    raw = betas / steps
-    shares, step = raw / raw.sum(), (betas @ steps) * raw.sum()
-    assert list(shares) == exactly(5 / 11, 6 / 11)
-    assert step == pytest.approx(1.16875)
-    assert START + step * (shares @ ends - START) == pytest.approx(0.04022675)
-
-
-def test_scaffold() -> None:
-    """The first round is FedAvg's; then the controls (-0.95, 5.1) and their mean 3.5875 bend every step."""
-    _, watched = parabolas(SCAFFOLD())
-    assert watched.weights == exactly(0.2825, -0.1491625)
-    kept = [
-        number(Weights.from_state_dict(watched.kept[0][i]["control"]["flat_weights"], torch.device("cpu")))
-        for i in (0, 1)
-    ]
-    assert kept == exactly(-0.95, 5.1)
-    assert [number(state[0]["control"]) for state in watched.states] == exactly(3.5875, 2.1583125)
 
 
 def test_scaffold_goes_to_the_optimum_with_unequal_steps() -> None:
@@ -140,31 +78,6 @@ def test_scaffold_goes_to_the_optimum_with_unequal_steps() -> None:
     optimum = (shares * CURVATURES) @ CENTRES / (shares @ CURVATURES)
     assert unequal(SCAFFOLD(), 200)[-1] == pytest.approx(optimum, abs=1e-9)
     assert abs(unequal(FedAvg(), 200)[-1] - optimum) > 0.01
-
-
-def test_scaffold_of_some_clients() -> None:
-    """Who is not drawn keeps its control; the server's is the mean of all, by their samples."""
-    w, own, server, draws = START, np.zeros(2), 0.0, []
-
-    class Remembers(UniformSampling):
-        def select_clients(self, run: Any) -> Any:
-            cohort = super().select_clients(run)
-            draws.append([one.client for one in cohort.participants])
-            return cohort
-
-    watched = Watched()
-    run = trainer(Remembers(cohort_size=1), watched, strategy=SCAFFOLD(server_rate=0.5), max_rounds=5)
-    run.fit(OneWeight(), TwoParabolas())
-    assert {client for (client,) in draws} == {0, 1}
-    for (client,), found in zip(draws, watched.weights, strict=True):
-        (a, c), y = CURVES[client], w
-        for _ in range(2):
-            y -= RATE * (a * (y - c) + server - own[client])
-        change = -server + (w - y) / (2 * RATE)
-        own[client] += change
-        server += SHARES[client] * change
-        w += 0.5 * (y - w)
-        assert found == pytest.approx(w, rel=1e-10)
 
 
 class OtherWeights(Assigned):
@@ -228,21 +141,6 @@ def test_yogi_leaves_a_variance_that_is_the_squared_change() -> None:
     assert FedYogi(beta2=0.5).variance(values, squared).tolist() == [4.0, 3.5, 8.5]
     assert FedAdam(beta2=0.5).variance(values, squared).tolist() == [4.0, 2.5, 6.5]
     assert FedAdagrad().variance(values, squared).tolist() == [8.0, 5.0, 13.0]
-
-
-def test_ditto() -> None:
-    """The personal models, by hand; the shared model is FedAvg's to the bit."""
-    run, watched = parabolas(Ditto(strength=0.75))
-    own = [
-        [number(Weights.from_state_dict(kept[i]["own"]["flat_weights"], torch.device("cpu"))) for i in (0, 1)]
-        for kept in watched.kept
-    ]
-    assert own[0] == exactly(1.1825, 0.025)
-    assert own[1] == exactly(1.20850625, -0.4433046875)
-    assert watched.weights == parabolas(FedAvg())[1].weights
-    for client, (curvature, centre) in enumerate(CURVES):
-        found = run.metrics["val"]["val_loss"].clients[client]
-        assert found == pytest.approx(curvature / 2 * (own[1][client] - centre) ** 2, rel=1e-12)
 
 
 def test_dittos_personal_work_is_its_own() -> None:

@@ -55,17 +55,6 @@ def descend(w: float, client: int, steps: int = 2) -> float:
 # -- APFL --------------------------------------------------------------------------------------------------------------
 
 
-def test_apfl_with_a_fixed_share() -> None:
-    run, watched = parabolas(APFL(alpha=0.5, alpha_every="never"), max_rounds=1)
-    assert own(watched) == [exactly(1.09625, 0.4675)]
-    assert watched.weights == exactly(0.2825)
-    assert evaluated(run) == exactly(0.689375, 0.375)
-    for client, (curvature, centre) in enumerate(CURVES):
-        mixed = 0.5 * own(watched)[0][client] + 0.5 * watched.weights[0]
-        found = run.metrics["val"]["val_loss"].clients[client]
-        assert found == pytest.approx(curvature / 2 * (mixed - centre) ** 2, rel=1e-12)
-
-
 def test_apfl_learns_the_share() -> None:
     _, watched = parabolas(APFL())
     assert own(watched, "alpha")[0] == [0.5, 0.5]  # both models are the same when the first round begins
@@ -156,40 +145,10 @@ def test_the_second_model_is_clipped_as_the_first() -> None:
 # -- Per-FedAvg --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("hessian", "weight", "adapted"),
-    [("ignored", 0.7075, (0.83675, 0.19525)), ("differences", 0.79975, (0.919775, 0.259825))],
-)
-def test_per_fedavg(hessian: Any, weight: float, adapted: tuple[float, float]) -> None:
-    strategy = PerFedAvg(adaptation_rate=0.1, hessian=hessian)
-    run, watched = parabolas(strategy, max_rounds=1, local_steps=1)
-    assert watched.weights == exactly(weight)
-    assert evaluated(run) == exactly(*adapted)
-    assert number(run.models[0]) == watched.weights[0]  # the shared model knows nothing of it
-
-
 def test_per_fedavg_adapts_at_the_rate_of_the_optimiser() -> None:
     run, watched = parabolas(PerFedAvg(adaptation_rate=None), max_rounds=1, local_steps=1)
     assert watched.weights == exactly(0.7075)
     assert evaluated(run) == exactly(0.83675, 0.19525)
-
-
-@pytest.mark.parametrize("hessian", ["ignored", "differences"])
-def test_per_fedavg_agrees_with_a_plain_loop(hessian: Any) -> None:
-    alpha, x = 0.05, START
-    for _ in range(3):
-        ends = []
-        for a, c in CURVES:
-            w = x
-            for _ in range(2):
-                slope = a * (w - alpha * a * (w - c) - c)
-                w -= RATE * (slope - (alpha * a * slope if hessian == "differences" else 0))
-            ends.append(w)
-        x = float(SHARES @ ends)
-    run, watched = parabolas(PerFedAvg(adaptation_rate=alpha, adaptation_steps=2, hessian=hessian), max_rounds=3)
-    assert watched.weights[-1] == pytest.approx(x, rel=1e-10)
-    expected = [c + (x - c) * (1 - alpha * a) ** 2 for a, c in CURVES]
-    assert evaluated(run) == [pytest.approx(value, rel=1e-10) for value in expected]
 
 
 class Line(LightningModule):
@@ -343,39 +302,6 @@ def test_a_batch_of_graphs_in_parts() -> None:
 # -- pFedMe ------------------------------------------------------------------------------------------------------------
 
 FEDME: dict[str, Any] = {"strength": 1.0, "personal_steps": 3, "personal_rate": 0.1}
-
-
-@pytest.mark.parametrize(
-    ("settings", "weight"),
-    [({}, 0.84083732), ({"server_rate": 2.0}, 0.68167464), ({"warm_start": True}, 0.82650212)],
-)
-def test_pfedme(settings: dict[str, Any], weight: float) -> None:
-    run, watched = parabolas(PFedMe(**FEDME, **settings), max_rounds=1)
-    assert watched.weights == [pytest.approx(weight, abs=5e-9)]
-    thetas = (1.3748816, -0.4530656) if settings.get("warm_start") else (1.2624464, -0.2244512)
-    assert own(watched)[0] == [pytest.approx(theta, abs=5e-8) for theta in thetas]
-    assert evaluated(run) == own(watched)[0]
-
-
-@pytest.mark.parametrize("warm", [False, True])
-def test_pfedme_agrees_with_a_plain_loop(warm: bool) -> None:
-    x, theta = START, [START, START]
-    for _ in range(3):
-        ends = []
-        for i, (a, c) in enumerate(CURVES):
-            w = x
-            for _ in range(2):
-                if not warm:
-                    theta[i] = w
-                for _ in range(4):
-                    theta[i] -= 0.05 * (a * (theta[i] - c) + 2.0 * (theta[i] - w))
-                w -= RATE * 2.0 * (w - theta[i])
-            ends.append(w)
-        x = -0.5 * x + 1.5 * float(SHARES @ ends)
-    strategy = PFedMe(strength=2.0, personal_steps=4, personal_rate=0.05, server_rate=1.5, warm_start=warm)
-    _, watched = parabolas(strategy, max_rounds=3)
-    assert watched.weights[-1] == pytest.approx(x, rel=1e-10)
-    assert own(watched)[-1] == [pytest.approx(value, rel=1e-10) for value in theta]
 
 
 def test_pfedme_at_its_limits() -> None:
