@@ -1,8 +1,10 @@
 """The program ``lightning-fl``, and ``python -m lightning_fl``, where its script is not on the path."""
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from lightning_fl.engine.interrupt import ends_at_once
 
@@ -34,20 +36,10 @@ def first_words(words: Sequence[str]) -> str:
     """
     if len(words) < 2 or words[0] not in _SLOW or any(word.split("=")[0] in _QUIET for word in words):
         return ""
-    named: list[str] = []
-    settings: list[list[str]] = []
-    for word in words[1:]:
-        if word.startswith("--"):
-            settings.append(word.split("=", 1))
-        elif settings:
-            settings[-1].append(word)
-        else:
-            named.append(word)
-    named += [value for key, *values in settings if key == "--config" for value in values]
-    if not named:
-        return ""
-    others = ", ".join(" ".join(one) for one in settings if one[0] != "--config")
-    return f"{words[0]}: reading {', '.join(named)}{f' with {others}' if others else ''} ...\n"
+    torch = find_spec("torch")
+    cold = torch is not None and torch.cached is not None and not os.path.exists(torch.cached)
+    first = "The first start compiles all that it imports, which takes some twenty seconds.\n" if cold else ""
+    return f"{shlex.join(words)} ...\n{first}"
 
 
 if __name__ == "__main__":

@@ -145,9 +145,10 @@ def _imported(path: str, ours: list[str]) -> type[FederatedStrategy]:
         raise ConfigurationError(f"trainer.strategy={path!r} cannot be imported: {error}.") from error
     if _is_federated(found):
         return found
+    names = [name for name in sorted(ours) if not name.endswith(("_fork", "_spawn"))]
     raise ConfigurationError(
         f"trainer.strategy={path!r} is not a federated strategy{did_you_mean(path, ours)}. Registered are:"
-        f" {', '.join(sorted(ours))}; one of your own is named by its module, as in my_package.MyStrategy."
+        f" {', '.join(names)}; one of your own is named by its module, as in my_package.MyStrategy."
     )
 
 
@@ -224,8 +225,10 @@ def complete_callbacks(
         raise ConfigurationError("trainer.enable_checkpointing=False, but callbacks hold a ModelCheckpoint: drop one.")
     if checkpointing and not present:
         given.append(ModelCheckpoint())
-    # Who arrives is known first; checkpoints come last, when every other callback's state is that of the round's end.
-    return sorted(given, key=lambda callback: (isinstance(callback, ModelCheckpoint), callback.role != "arrival"))
+    # Arrivals are known first. Checkpoints come last, when every other callback's state is that of the round's end, and
+    # before them what measures the final models.
+    places = {"arrival": 0, "calibration": 2}
+    return sorted(given, key=lambda one: (isinstance(one, ModelCheckpoint), places.get(one.role or "", 1)))
 
 
 def check_composition(learner: Learner, callbacks: Sequence[Callback]) -> None:

@@ -9,7 +9,7 @@ import math
 import re
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lightning_fl.errors import ConfigurationError
@@ -114,6 +114,27 @@ class LoggedValue:
         return logged
 
 
+class ClientValues(dict[int, float]):
+    """Client -> value; ``values["north"]`` finds a client by its name, and names are shown.
+
+    Args:
+        values: client, counted from 0 -> value.
+        names: the clients' names.
+    """
+
+    def __init__(self, values: Mapping[int, float], names: Sequence[str]) -> None:
+        super().__init__(values)
+        self.names = names
+
+    def __missing__(self, name: Any) -> float:
+        if name in self.names and (client := list(self.names).index(name)) in self:
+            return self[client]
+        raise KeyError(name)
+
+    def __repr__(self) -> str:
+        return repr({self.names[client]: value for client, value in self.items()})
+
+
 @dataclass(frozen=True)
 class MetricSummary:
     """One metric over clients.
@@ -122,7 +143,7 @@ class MetricSummary:
         mean: the unweighted mean over clients.
         worst: the value of the client that is worst off (the largest where lower is better).
         std: the population standard deviation over clients.
-        clients: client -> value.
+        clients: client, by its number or (in a run) its name -> value.
         higher_is_better: the direction that ``worst`` assumes.
         to_logger: whether it is shown as a curve (``self.log(logger=False)`` is not).
         prog_bar: whether it is shown in the progress display.
@@ -134,11 +155,11 @@ class MetricSummary:
     worst: float
     std: float
     clients: dict[int, float]
-    higher_is_better: bool
-    to_logger: bool = True
-    prog_bar: bool = False
-    forked: bool = False
-    last: float | None = None
+    higher_is_better: bool = field(repr=False)
+    to_logger: bool = field(default=True, repr=False)
+    prog_bar: bool = field(default=False, repr=False)
+    forked: bool = field(default=False, repr=False)
+    last: float | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, clients: dict[int, float], *, higher_is_better: bool, to_logger: bool = True) -> "MetricSummary":
@@ -152,6 +173,14 @@ class MetricSummary:
             higher_is_better=higher_is_better,
             to_logger=to_logger,
         )
+
+    def named(self, names: Sequence[str]) -> "MetricSummary":
+        """The same, whose ``clients`` also go by their names."""
+        return replace(self, clients=ClientValues(self.clients, names)) if names else self
+
+    def state_dict(self) -> dict[str, Any]:
+        """The arguments that make it again, without names."""
+        return {**vars(self), "clients": dict(self.clients)}
 
     @property
     def worst_client(self) -> int:
@@ -340,7 +369,7 @@ def summarize(reports: Mapping[int, Mapping[str, LoggedValue]], client_names: Se
             prog_bar=any(value.prog_bar for value in logged.values()),
             forked=any(value.forked for value in logged.values()),
             last=_mean(last) if last else None,
-        )
+        ).named(client_names)
     return summaries
 
 

@@ -15,7 +15,7 @@ from lightning_fl.callbacks.progress import leading_metric
 from lightning_fl.client_names import curve_names
 from lightning_fl.data.module import Split
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.metrics import GainSummary, MetricSummary, metric_name
+from lightning_fl.metrics import GainSummary, MetricSummary, default_metric, metric_name
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
@@ -126,12 +126,13 @@ def of_all_targets(metrics: Mapping[str, MetricSummary]) -> dict[str, MetricSumm
     }
 
 
-def print_report(trainer: "FederatedTrainer", console: Console | None = None) -> None:
+def print_report(trainer: "FederatedTrainer", console: Console | None = None, predict: str | None = None) -> None:
     """Print the table of the last test (else validation) and where the run's folder is; rank zero only.
 
     Args:
         trainer: after ``fit``, ``validate`` or ``test``.
         console: where to; standard output by default.
+        predict: the command that predicts with the run, if there is one.
     """
     if not trainer.is_global_zero or trainer.datamodule is None:
         return
@@ -169,7 +170,7 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None) ->
                 console.print(Text(gain_line(metric_name(name, split), gain, names)))
     else:
         console.print("nothing was evaluated: the model defines no test or validation step, or no client has such data")
-    for line in _ways_on(trainer):
+    for line in _ways_on(trainer, predict):
         console.print(Text(line), soft_wrap=True)
 
 
@@ -193,14 +194,14 @@ def constant_line(metrics: Mapping[str, MetricSummary], units: Sequence[str]) ->
     return ""
 
 
-def _ways_on(trainer: "FederatedTrainer") -> Iterator[str]:
+def _ways_on(trainer: "FederatedTrainer", predict: str | None = None) -> Iterator[str]:
     """Where the run is, which round it is of, and what can be done with it next, a line each."""
     checkpoint = trainer.checkpoint_callback
     if checkpoint is not None and checkpoint.best_round is not None and checkpoint.best_value is not None:
-        monitor = f" by {checkpoint.monitor}" if checkpoint.monitor else ""
         # The test of the best round has gone back to it.
         rounds = max(trainer.current_round, checkpoint.last_round or 0)
-        yield f"best round: {checkpoint.best_round} of {rounds}{monitor}, {checkpoint.best_value:.4g}"
+        monitor = checkpoint.monitor or default_metric(trainer.metrics.get("val", {}))
+        yield f"best round: {checkpoint.best_round} of {rounds} by {monitor}, {checkpoint.best_value:.4g}"
     folder = Path(trainer.log_dir)
     yield f"run: {folder}"
     pictures = len(list(folder.glob("figures/*.png")))
@@ -208,8 +209,8 @@ def _ways_on(trainer: "FederatedTrainer") -> Iterator[str]:
         yield f"pictures: {folder / 'figures'} ({pictures})"
     if any(folder.glob("events.out.tfevents.*")):
         yield f"curves: tensorboard --logdir {folder}"
-    if (folder / "config.yaml").is_file() and any(folder.glob("models/*.ckpt")):
-        yield f"predict: lightning-fl predict {folder} FILE"
+    if predict is not None:
+        yield f"predict: {predict}"
     if (folder / "summary.json").is_file():
         yield f"report: lightning-fl show {folder}"
         yield f"compare: lightning-fl compare {folder} OTHER_RUN"

@@ -36,6 +36,7 @@ from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.errors import CheckpointError, DataError, LostPeerError
 from lightning_fl.fingerprint import check_same, data_of, identity_of, layout_of, settings_of
 from lightning_fl.generated_modules import remove_generated_files
+from lightning_fl.lightning_types import is_overridden
 from lightning_fl.refusals import breaks_device
 from lightning_fl.run_log import versions
 from lightning_fl.surface import TrainerSurface
@@ -158,6 +159,7 @@ class Run:
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from error
         if not evaluates:
+            rank_zero_info(f"goes on after round {trainer.current_round} of {path}")
             say_nothing_left(trainer, path)
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
@@ -297,8 +299,10 @@ def _set_up(
         federation.num_samples = _exchange_sizes(trainer, factory, processes)
     module.to(fabric.device)
     fabric._precision.convert_module(module)
+    shim.set_stage(*_STAGES["fit"])  # shapes come from a training step
+    give_shapes(shim, factory, datamodule, processes, settings)
+    shim.set_stage(*_STAGES[stage])
     if stage == "fit":
-        give_shapes(shim, factory, datamodule, processes, settings)
         shim.call_hook("on_fit_start")
     flat = FlatModule(module, state.get("layout", []))
     if stage != "fit" and flat.missing():
@@ -426,6 +430,16 @@ def _limit_processes(trainer: TrainerSurface, datamodule: Any) -> None:
         trainer.strategy.limit_processes(-(-clients // trainer.stacked_clients), f"there are {clients} clients")
 
 
+def _predicts(trainer: TrainerSurface) -> str | None:
+    """What ``lightning-fl predict`` can do with the run: "new samples", only its own "test data", or nothing."""
+    assert trainer.module is not None
+    assert trainer.datamodule is not None
+    if not is_overridden("predict_step", trainer.module) and not is_overridden("forward", trainer.module):
+        return None
+    reads = type(trainer.datamodule).unlabelled_data is not FederatedDataModule.unlabelled_data
+    return "new samples" if reads else "test data"
+
+
 def _about(trainer: TrainerSurface, stage: str) -> dict[str, Any]:
     """What the summary says of a run besides its metrics."""
     assert trainer.datamodule is not None
@@ -438,6 +452,7 @@ def _about(trainer: TrainerSurface, stage: str) -> dict[str, Any]:
         "method": method_of(type(trainer.strategy).__name__, trainer.callbacks),
         "strategy": type(trainer.strategy).__name__,
         "evaluated": trainer.evaluated_model,
+        "predicts": _predicts(trainer),
         "callbacks": [type(callback).__name__ for callback in trainer.callbacks],
         "seed": trainer.seed,
         "num_clients": trainer.num_clients,

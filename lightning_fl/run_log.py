@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import secrets
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -41,6 +42,18 @@ T = TypeVar("T")
 
 #: The file by which ranks see whether they share a run's folder.
 _TOKEN = ".run"
+#: What stands first in ``summary.json``.
+_HEADLINE = (
+    "title",
+    "method",
+    "data_source",
+    "rounds",
+    "interrupted",
+    "best_round",
+    "best_value",
+    "evaluated",
+    "metrics",
+)
 _VERSION = re.compile(r"version_([0-9]+)")
 
 
@@ -61,6 +74,7 @@ class RunLog:
         self._logger = _checked(logger)
         self._root = Path(root)
         self._directory: Path | None = None
+        self._root_is_new = self._is_new = False
         self._writes = False
         self._fitted = False
         self._problem: OSError | None = None
@@ -101,6 +115,7 @@ class RunLog:
         if self.started:
             self.summary = {}
         self._problem, self._held = None, None
+        self._root_is_new, self._is_new = not self._root.exists(), True
         self._directory, self.token = _make_folders(self._root, fabric)
         self._writes = fabric.is_global_zero
         self.loggers = self._make_loggers() if self._writes else []
@@ -279,6 +294,7 @@ class RunLog:
             names: the clients'.
             fitted: the run was a fit.
         """
+        self._is_new = False
         if not self._writes or self._directory is None:
             return
         held, self._held = self._held or [], None
@@ -290,7 +306,8 @@ class RunLog:
             files = {name: stem for name, stem in zip(names, client_files(names), strict=True) if name != stem}
             if files:
                 self.summary["file_names"] = files
-            self.write("summary.json", json.dumps(self.summary, indent=2, default=str) + "\n")
+            ordered = {key: self.summary[key] for key in _HEADLINE if key in self.summary} | self.summary
+            self.write("summary.json", json.dumps(ordered, indent=2, default=str) + "\n")
             if self.hyperparameters or fitted:
                 with self._later():
                     self._log_hyperparameters(federation.current_round)
@@ -311,11 +328,17 @@ class RunLog:
             ) from self._problem
 
     def discard(self) -> None:
-        """Remove the folder of a run that was refused before it had anything to keep."""
-        if self._directory is not None:
-            with contextlib.suppress(OSError):  # it holds something, or another rank was faster
+        """Remove the folder that was made for a run that was refused before its first round."""
+        if self._directory is None or not self._is_new:
+            return
+        if self._writes:
+            shutil.rmtree(self._directory, ignore_errors=True)
+        with contextlib.suppress(OSError):  # of another machine's rank; or other runs are in the root
+            if not self._writes:
                 self._directory.rmdir()
-                self._directory = None
+            if self._root_is_new:
+                self._root.rmdir()
+        self._directory = None
 
     def _add_metrics(self, federation: Federation, names: Sequence[str]) -> None:
         splits = self.summary.setdefault("metrics", {})

@@ -67,10 +67,10 @@ def federate(
     trainer, ending = _trainer(**trainer_arguments)
     with ending:
         trainer.fit(module, federated, ckpt_path=ckpt_path)
-        if trainer.interrupted_by is None and is_overridden("test_step", trainer.module):
+        if is_overridden("test_step", trainer.module):
             trainer.test(module, federated, ckpt_path=trainer.trained_checkpoint)
     # In a notebook the trainer shows its tables itself, as a cell's value.
-    if trainer_arguments.get("enable_progress_bar", True) and trainer.interrupted_by is None and not _IS_INTERACTIVE:
+    if trainer_arguments.get("enable_progress_bar", True) and not _IS_INTERACTIVE:
         print_report(trainer)
     return trainer
 

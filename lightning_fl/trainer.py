@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from datetime import timedelta
 from html import escape
+from signal import Signals
 from typing import Any, Literal
 
 import torch
@@ -211,6 +212,7 @@ class FederatedTrainer(TrainerSurface):
 
         Raises:
             FederatedError: what is wrong and the mend.
+            KeyboardInterrupt: a signal ended the fit; its last round is finished and saved. On other ranks SystemExit.
         """
         with Run(self, "fit", module, datamodule, ckpt_path):
             self.fitting = True
@@ -235,6 +237,14 @@ class FederatedTrainer(TrainerSurface):
             self.call("on_fit_end")
             self._report_profile()
             self.fitting = False
+        if self.interrupted_by:
+            if not self.is_global_zero:
+                raise SystemExit(0)  # with another code Fabric would end rank zero before it says this
+            done = f"after round {self.current_round} of {self.max_rounds}; the run is in {self.log_dir}"
+            kept = "it has no checkpoint to go on from"
+            if self.checkpoint_callback is not None:
+                kept = "fit(..., ckpt_path='last') goes on from there"
+            raise KeyboardInterrupt(f"{Signals(self.interrupted_by).name} {done}, {kept}")
 
     def _fit_round(self) -> None:
         """One round: choose, train, average, evaluate, log."""

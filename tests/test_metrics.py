@@ -63,6 +63,17 @@ def test_a_summary(name, worst, client, best, best_client):
     assert summary.clients == values
 
 
+def test_clients_go_by_number_and_by_name():
+    reports = {client: {"loss": LoggedValue(value, 1)} for client, value in ((0, 0.5), (2, 0.25))}
+    found = summarize(reports, ["north", "west", "south"])["loss"]
+    assert found.clients["south"] == found.clients[2] == 0.25
+    assert list(found.clients) == [0, 2]
+    for absent in ("west", "east", 1):
+        with pytest.raises(KeyError):
+            found.clients[absent]
+    assert repr(found) == "MetricSummary(mean=0.375, worst=0.5, std=0.125, clients={'north': 0.5, 'south': 0.25})"
+
+
 def test_the_mean_is_over_clients_not_samples():
     logged = {0: {"loss": LoggedValue(1.0, 1000.0)}, 1: {"loss": LoggedValue(3.0, 1.0)}}
     assert summarize(logged)["loss"].mean == 2.0

@@ -306,7 +306,7 @@ class TestWaysOn:
             (folder / name).touch()
         checkpoint = SimpleNamespace(best_round=7, best_value=0.25, monitor="val/rmse", last_round=10)
         trainer = SimpleNamespace(log_dir=str(folder), checkpoint_callback=checkpoint, current_round=7)
-        assert list(_ways_on(trainer)) == [
+        assert list(_ways_on(trainer, f"lightning-fl predict {folder} FILE")) == [
             "best round: 7 of 10 by val/rmse, 0.25",
             f"run: {folder}",
             f"pictures: {folder / 'figures'} (2)",

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pandas as pd
@@ -38,10 +39,16 @@ class StopAfter(Callback):
 def run(
     root: Path, ckpt_path: str | None = None, extra: list[Callback] | None = None, every: int = 1
 ) -> FederatedTrainer:
+    stops = any(isinstance(one, StopAfter) and isinstance(one.how, int) for one in extra or [])
     trainer = FederatedTrainer(
         callbacks=[*callbacks(), *(extra or []), ModelCheckpoint(every_n_rounds=every)], **settings(str(root), ROUNDS)
     )
-    trainer.fit(TinyModule(dropout=0.2, norm=True), TinyClients(), ckpt_path=ckpt_path)
+    interrupted = pytest.raises(KeyboardInterrupt) if stops else nullcontext()
+    with interrupted as error:
+        trainer.fit(TinyModule(dropout=0.2, norm=True), TinyClients(), ckpt_path=ckpt_path)
+    if stops:  # it ends a script, and says where the run is and how it goes on
+        assert trainer.log_dir in str(error.value)
+        assert "ckpt_path='last'" in str(error.value)
     return trainer
 
 

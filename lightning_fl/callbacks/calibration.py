@@ -13,7 +13,6 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.data.targets import batch_targets
 from lightning_fl.engine.federation import Federation
-from lightning_fl.engine.hooks import overrides
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.file_names import client_files
@@ -40,23 +39,14 @@ class Calibration(Callback):
     was chosen are seen data to some extent: intervals may be a little too narrow.
 
     Raises:
-        ConfigurationError: no client has validation data, or a callback after it still changes the models.
+        ConfigurationError: no client has validation data.
     """
 
+    role = "calibration"  # runs after the callbacks that change models at the end
     only_shows = True
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Refuse a run in which there will be nothing to measure, or in which it would be too early."""
-        place = trainer.callbacks.index(self)
-        for later in trainer.callbacks[place + 1 :]:
-            if overrides(later, "on_fit_end", Callback) and not later.only_shows:
-                if isinstance(later, ModelCheckpoint):
-                    continue
-                name = type(later).__name__
-                raise ConfigurationError(
-                    f"Calibration comes before {name} in trainer.callbacks, which may change the models after the last"
-                    f" round: list it after {name}."
-                )
+        """Refuse a run in which there will be nothing to measure."""
         has_data = trainer.on_hosts(
             range(trainer.num_clients),
             lambda client: trainer.client_batches(client, "val") is not None,

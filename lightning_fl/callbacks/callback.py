@@ -48,7 +48,8 @@ class Callback:
     :meth:`state_dict`: plain values and tensors, so that a run that was killed resumes to the same result.
     """
 
-    #: Callbacks that share a role exclude each other: "collaboration", "participation", "fine-tuning", "contribution".
+    #: Callbacks that share a role exclude each other: "collaboration", "participation", "fine-tuning", "contribution",
+    #: "calibration".
     role: str | None = None
     #: What it does to a round that some ways of learning do not go with: "model_per_client" (every client has a model
     #: of its own, an average of others'), "soft_assignment" (clients use or build several models), "drawn_weights" (how

@@ -26,14 +26,16 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
     )
     parser.add_argument("--target", type=str | None, default=None, help="The file's column to predict.")
     parser.add_argument("--clients", type=str | None, default=None, help="The file's column that says whose a row is.")
-    parser.add_argument("--smiles", type=str, default="smiles", help="The file's column of molecules.")
+    parser.add_argument(
+        "--smiles", type=str | None, default=None, help="The file's column of molecules (default: smiles, SMILES, ...)."
+    )
     parser.add_argument("--to-folder", type=str, default=".", metavar="DIR", help="Where it is written.")
 
 
 def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Ask what is not said, write, and say how to go on."""
     data = config.data or _ask("data", "What are your data?", DATA)
-    tasks = {"classification": TASKS["classification"]} if data in ("table", "images") else TASKS
+    tasks = {"classification": TASKS["classification"]} if data == "images" else TASKS
     task = config.task or _ask("task", "What is to be predicted?", tasks)
     algorithm = config.algorithm or _ask("algorithm", "What shall clients get?", ALGORITHMS)
     found = starter_files(Answers(data, task, algorithm, config.file, config.target, config.clients, config.smiles))
@@ -49,7 +51,8 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
 def _ask(option: str, question: str, answers: Mapping[str, str]) -> str:
     """One of the answers, by its number or its name; the first for an empty line."""
     if not sys.stdin.isatty():
-        raise ConfigurationError(f"nobody is there to be asked: give --{option} {'|'.join(answers)}.")
+        given = "|".join(answers)
+        raise ConfigurationError(f"standard input is not a terminal, so nothing can be asked: give --{option} {given}.")
     if len(answers) == 1:
         return next(iter(answers))
     print(question)

@@ -1,8 +1,10 @@
 """``lightning-fl study``: a grid of recipes, settings and seeds, resumed where it was cut off, as one table."""
 
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +17,7 @@ from lightning_fl.shipped import available_studies, find_study, recipe_headline
 if TYPE_CHECKING:
     from lightning_fl.study.cells import Cell
 
-__all__ = ["USAGE", "add_arguments", "run"]
-
-USAGE = (
-    "%(prog)s STUDY [--scale NAME] [--out DIR] [--workers N] [--only KEY=VALUE[,VALUE] ...] [--seeds N ...]"
-    " [--shard I/N] [--ray ADDRESS] [--dry-run]"
-)
+__all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: ArgumentParser, command: str) -> None:
@@ -113,13 +110,22 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     lock = StudyLock(out)
     if shard is not None:
         lock = StudyLock(out, shard.lock_name(all_asked), lambda name: shard.is_beside(name, all_asked))
+    made = [] if shard is not None else [folder for folder in (out, *out.parents) if not folder.exists()]
     with lock:
         check_metric()
         environment = describe_environment()
         waiting = [cell for cell in asked if cell.finished() is None]
         if waiting:
             display = StudyDisplay(asked, workers.num_workers)
-            workers.check(waiting)
+            try:
+                workers.check(waiting)
+            except ConfigurationError:
+                if made:  # by this start, which is refused
+                    shutil.rmtree(out, ignore_errors=True)
+                for folder in made[1:]:
+                    with suppress(OSError):
+                        folder.rmdir()
+                raise
             with display:
                 workers.run(waiting, display, cells, environment["commit"], check=check_metric)
         failed = [cell for cell in (cells if shard is None else asked) if cell.failure() is not None]

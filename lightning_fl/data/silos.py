@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.seed import isolate_rng
@@ -185,6 +186,7 @@ class Silos(FederatedDataModule):
             "val": eval_batch_size or batch_size,
             "test": eval_batch_size or batch_size,
         }
+        self._told_cut = False
         self._stages: set[tuple[int, str]] = set()
         self._loaders: dict[tuple[int, Split], Any] = {}
         self._parts: dict[int, Mapping[Split, Any]] = {}
@@ -302,6 +304,14 @@ class Silos(FederatedDataModule):
             return {"train": silo}
         seed = run_seed() if self.split_seed is None else self.split_seed
         parts = cut_splits(torch.arange(len(silo)), self.split, seed, client)
+        if not self._told_cut:  # of the first client that is opened, for all
+            self._told_cut = True
+            counts = ", ".join(f"{len(part)} {split}" for split, part in parts.items())
+            rank_zero_info(
+                f"{self.client_names()[client]}: its {len(silo)} samples are cut at random into {counts}, and so are"
+                " other data sets without splits. Silos(split=...) cuts otherwise; a dict such as {'train': ...,"
+                " 'test': ...} brings splits."
+            )
         return {split: Subset(silo, part.tolist()) for split, part in parts.items() if len(part)}
 
     def _collated(self, dataset: Any, split: Split) -> DataLoader:

@@ -5,4 +5,4 @@ __all__ = ["STAND_IN", "STAND_IN_LABEL"]
 #: The source of embedded example data.
 STAND_IN = "stand-in"
 #: Shown wherever numbers come from embedded example data.
-STAND_IN_LABEL = "STAND-IN DATA (embedded examples, no measurements)"
+STAND_IN_LABEL = "STAND-IN DATA (embedded examples, not the measured data)"

@@ -298,7 +298,7 @@ class Federation:
         """The latest figures, which a run that has no round left to take them again still reports."""
         return {
             "metrics": {
-                split: {"clients": list(metrics.names), "of": {name: vars(one) for name, one in metrics.items()}}
+                split: {"clients": list(metrics.names), "of": {name: one.state_dict() for name, one in metrics.items()}}
                 for split, metrics in self.metrics.items()
             },
             "gains": {
@@ -309,7 +309,9 @@ class Federation:
 
     def _load_measured(self, state: dict[str, Any]) -> None:
         self.metrics = {
-            split: ClientMetrics({name: MetricSummary(**one) for name, one in kept["of"].items()}, kept["clients"])
+            split: ClientMetrics(
+                {name: MetricSummary(**one).named(kept["clients"]) for name, one in kept["of"].items()}, kept["clients"]
+            )
             for split, kept in state.get("metrics", {}).items()
         }
         self.gains = {

@@ -23,6 +23,7 @@ from lightning_fl.diagnosis import compact, federated_cause, shown
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.recipe.faults import find_faults
 from lightning_fl.recipe.file import load_recipe
+from lightning_fl.recipe.help import ClassHelpFormatter
 from lightning_fl.recipe.quoted import mark_quoted
 from lightning_fl.recipe.settings import collect_settings, ordered_options
 from lightning_fl.recipe.strategy_names import with_strategy_class, with_strategy_class_before_its_arguments
@@ -76,6 +77,7 @@ def add_arguments(parser: ArgumentParser, command: str, *, own_modules: bool = T
         own_modules: also look for modules that the recipe names in the working directory.
     """
     parser.parser_mode = _MODE
+    parser.formatter_class = ClassHelpFormatter
     if own_modules and os.getcwd() not in sys.path:  # beside the recipe; `python -m` looks there too
         sys.path.append(os.getcwd())
     _import_short_names()

@@ -5,11 +5,13 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
 
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.recipe.file import load_recipe
 from lightning_fl.recipe.instantiate import instantiate
 
 if TYPE_CHECKING:
@@ -60,11 +62,14 @@ def _fit(
 ) -> int:
     from lightning_fl.lightning_types import is_overridden
 
-    trainer.fit(module, data, ckpt_path=ckpt_path)
-    if trainer.interrupted_by is not None:
-        # The other ranks end well, or Fabric's launcher would kill rank zero for their exit code.
+    try:
+        trainer.fit(module, data, ckpt_path=ckpt_path)
+    except (KeyboardInterrupt, SystemExit):
+        if trainer.interrupted_by is None:
+            raise
         if not trainer.is_global_zero:
             return 0
+        print(f"run: {trainer.log_dir}", file=sys.stderr)
         if trainer.checkpoint_callback is not None:
             print(f"To go on from round {trainer.current_round}: {_resume_command(arguments)}", file=sys.stderr)
         return 128 + trainer.interrupted_by
@@ -128,10 +133,13 @@ _COMMANDS: dict[str, Any] = {
 
 
 def _print_report(trainer: "FederatedTrainer") -> None:
+    from lightning_fl.recipe.trust import predict_command
     from lightning_fl.report import print_report
 
     if trainer.is_global_zero:
-        print_report(trainer)
+        folder = Path(trainer.log_dir)
+        recipe = load_recipe(folder / "config.yaml")
+        print_report(trainer, predict=predict_command(folder, recipe, trainer.run_log.summary))
 
 
 def _end_together(trainer: "FederatedTrainer", error: BaseException) -> None:

@@ -3,15 +3,17 @@
 A recipe names classes, and making an object of a class is running its code.
 """
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import _common, set_parsing_settings
 
 from lightning_fl.errors import ConfigurationError
 
-__all__ = ["own_classes_only", "refuse_foreign_classes"]
+__all__ = ["own_classes_only", "predict_command", "refuse_foreign_classes"]
 
 _PACKAGE = "lightning_fl"
 
@@ -26,9 +28,34 @@ def refuse_foreign_classes(recipe: Any, place: str) -> None:
     Raises:
         ConfigurationError: naming the class.
     """
-    for name in _class_paths(recipe):
-        if "." in name and name.partition(".")[0] != _PACKAGE:
-            raise ConfigurationError(_refusal(place, name))
+    for name in _foreign_classes(recipe):
+        raise ConfigurationError(_refusal(place, name))
+
+
+def predict_command(folder: Path, recipe: Mapping[str, Any], summary: Mapping[str, Any]) -> str | None:
+    """The command that predicts with a finished run, as it works from the folder in which the run was started.
+
+    Args:
+        folder: the run's.
+        recipe: its ``config.yaml``.
+        summary: its ``summary.json``.
+
+    Returns:
+        The command, with FILE for new samples; ``None`` where the run's model cannot predict.
+    """
+    predicts = summary.get("predicts", "new samples")
+    words = ["lightning-fl", "predict"]
+    if predicts is None or not any(folder.glob("models/*.ckpt")):
+        return None
+    if predicts == "new samples":
+        foreign = next(_foreign_classes({key: recipe.get(key) for key in ("model", "data")}), None)
+        return shlex.join([*words, str(folder), "FILE", *([] if foreign is None else ["--trust"])])
+    checkpoint = next(
+        (path for name in ("best", "last") if (path := folder / f"checkpoints/{name}.ckpt").is_file()), None
+    )
+    if checkpoint is None:
+        return None
+    return shlex.join([*words, "--config", str(folder / "config.yaml"), "--ckpt_path", str(checkpoint)])
 
 
 @contextmanager
@@ -51,6 +78,10 @@ def own_classes_only(place: str) -> Iterator[None]:
         raise
     finally:
         _common.parsing_settings.update(before)
+
+
+def _foreign_classes(recipe: Any) -> Iterator[str]:
+    return (name for name in _class_paths(recipe) if "." in name and name.partition(".")[0] != _PACKAGE)
 
 
 def _class_paths(value: Any) -> Iterator[str]:

@@ -17,7 +17,7 @@ __all__ = ["ALGORITHMS", "DATA", "TASKS", "Answers", "starter_files", "write_fil
 #: Answer -> what it means.
 DATA = {
     "molecules": "a CSV of molecules, as SMILES",
-    "table": "a CSV of numbers and texts, with a column of classes",
+    "table": "a CSV of numbers and texts, with a column to predict",
     "images": "a folder of images for each client, in it a folder for each class",
     "own": "PyTorch data sets that you write",
 }
@@ -42,7 +42,7 @@ class Answers:
         path: a file (of images: a folder) of one's own; ``None`` for made-up data.
         target: the column to predict, where there is a file.
         clients: the column that says whose a row is, where there is a file.
-        smiles: the column of molecules.
+        smiles: the column of molecules; ``None`` for the one of this name, in capitals or not.
     """
 
     data: str
@@ -51,7 +51,7 @@ class Answers:
     path: str | None = None
     target: str | None = None
     clients: str | None = None
-    smiles: str = "smiles"
+    smiles: str | None = None
 
     def check(self) -> None:
         """Raise a ConfigurationError where an answer is none, or two do not go together."""
@@ -63,10 +63,10 @@ class Answers:
             if value not in known:
                 hint = did_you_mean(value, known) or f"; there are {', '.join(known)}"
                 raise ConfigurationError(f"--{name} {value}: there is no such answer{hint}.")
-        if self.task == "regression" and self.data in ("table", "images"):
+        if self.task == "regression" and self.data == "images":
             raise ConfigurationError(
-                f"--data {self.data} --task regression: tables and images come with classes only. Take --data own,"
-                " whose data.py you fill, or --task classification."
+                "--data images --task regression: images have classes only. Take --data own, whose data.py you fill, or"
+                " --task classification."
             )
         if self.path is None and (self.target or self.clients):
             raise ConfigurationError("--target and --clients name columns of a file: give --file too.")
@@ -90,10 +90,14 @@ def starter_files(answers: Answers) -> dict[str, str | bytes]:
     answers.check()
     made: dict[str, str | bytes] = {}
     path, target, clients = answers.path, answers.target, answers.clients
-    if path is not None:
-        num_classes = _look_at(answers, Path(path).expanduser())
+    channels, smiles = 3, answers.smiles or "smiles"
+    if path is not None and answers.data == "images":
+        num_classes, channels = _look_at_images(Path(path).expanduser())
+    elif path is not None:
+        num_classes, smiles = _look_at_table(answers, Path(path).expanduser())
     else:
-        num_classes, target, clients = 2, "activity" if answers.data == "molecules" else "label", "site"
+        by_task = "label" if answers.task == "classification" else "response"
+        num_classes, target, clients = 2, "activity" if answers.data == "molecules" else by_task, "site"
         made = _made_up(answers)
         path = {"molecules": "example.csv", "table": "example.csv", "images": "example"}.get(answers.data)
     one = answers.task == "regression" or answers.data == "molecules"
@@ -105,7 +109,8 @@ def starter_files(answers: Answers) -> dict[str, str | bytes]:
         "headline": f"{ALGORITHMS[answers.algorithm]}, of {DATA[answers.data]}; {answers.task}.",
         "made_up": "" if answers.path is not None else path or "data.py",
         "path": json.dumps(path),
-        "smiles": json.dumps(answers.smiles),
+        "smiles": json.dumps(smiles),
+        "channels": channels,
         "targets": [target],
         "clients": json.dumps(clients),
     }
@@ -128,32 +133,38 @@ def _fill(name: str, words: Mapping[str, object]) -> str:
     return environment.from_string(text).render(words)
 
 
-def _look_at(answers: Answers, path: Path) -> int:
-    """Check a file of one's own; the number of classes that it holds."""
-    if answers.data == "images":
-        if not path.is_dir():
-            raise ConfigurationError(f"--file {path}: there is no such folder.")
-        classes = {
-            folder.name
-            for client in path.iterdir()
-            if client.is_dir()
-            for folder in client.iterdir()
-            if folder.is_dir()
-        }
-        return max(2, len(classes - {"train", "val", "test"}))
+def _look_at_images(folder: Path) -> tuple[int, int]:
+    """The numbers of classes and of channels of a folder of images of one's own."""
+    from PIL import Image
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    if not folder.is_dir():
+        raise ConfigurationError(f"--file {folder}: there is no such folder.")
+    firsts = {path.parent: path for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS}
+    modes = set()
+    for path in firsts.values():
+        with Image.open(path) as image:
+            modes.add(image.mode)
+    grey = bool(modes) and all(mode in ("1", "L", "LA") or mode.startswith("I") for mode in modes)
+    return max(2, len({parent.name for parent in firsts})), 1 if grey else 3
+
+
+def _look_at_table(answers: Answers, path: Path) -> tuple[int, str]:
+    """The number of classes of a file of one's own, and its column of molecules."""
     if not path.is_file():
         raise ConfigurationError(f"--file {path}: there is no such file.")
     from lightning_fl.data.table_file import read_table_file
 
     table = read_table_file(path)
-    for option, column in (("target", answers.target), ("clients", answers.clients), ("smiles", answers.smiles)):
-        if column not in table.columns and (option != "smiles" or answers.data == "molecules"):
-            there = list(map(str, table.columns))
+    there = list(map(str, table.columns))
+    smiles = answers.smiles or next((name for name in there if name.lower() == "smiles"), "smiles")
+    for option, column in (("target", answers.target), ("clients", answers.clients), ("smiles", smiles)):
+        if column not in there and (option != "smiles" or answers.data == "molecules"):
             raise ConfigurationError(
                 f"--{option} {column}: {path} has no such column{did_you_mean(str(column), there)}; it has"
                 f" {', '.join(there)}. Name yours with --{option}."
             )
-    return max(2, table[answers.target].dropna().nunique())
+    return max(2, table[answers.target].dropna().nunique()), smiles
 
 
 def _made_up(answers: Answers) -> dict[str, str | bytes]:
@@ -168,10 +179,12 @@ def _made_up(answers: Answers) -> dict[str, str | bytes]:
             rows.append(["C" * length + end, shown, sites[number % 3]])
         return {"example.csv": _csv(rows)}
     if answers.data == "table":
-        rows = [["age", "dose", "kind", "site", "label"]]
+        classes = answers.task == "classification"
+        rows = [["age", "dose", "kind", "site", "label" if classes else "response"]]
         for number in range(150):
             age, dose, kind = draws.randint(20, 80), draws.random(), draws.choice("ab")
-            label = "yes" if age / 80 + dose + (kind == "a") > 1.5 else "no"
+            value = age / 80 + dose + (kind == "a")
+            label = ("yes" if value > 1.5 else "no") if classes else f"{value:.3f}"
             rows.append([str(age), f"{dose:.3f}", kind, sites[number % 3], label])
         return {"example.csv": _csv(rows)}
     if answers.data == "images":

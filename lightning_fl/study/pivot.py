@@ -160,7 +160,7 @@ def _notes(results: StudyResults) -> list[str]:
             f"{named}: with Wilson's 95 % interval over the clients of all seeds, as if each were drawn by itself."
         )
     for source in sorted({cell.data_source for cell in results.cells} - {"", "measured"}):
-        what = ": embedded examples, computed, no measurements" if source == "stand-in" else ""
+        what = ": embedded examples, not the measured data" if source == "stand-in" else ""
         notes.append(f"{_mark(source)} {source} data{what}.")
     if study.published.values:
         notes.append(f"Published: {study.published.source}.")

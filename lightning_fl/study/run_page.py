@@ -3,6 +3,7 @@
 import base64
 import math
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from lightning_fl.atomic import write_whole
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.drawing import BAD, GOOD
+from lightning_fl.recipe.trust import predict_command
 from lightning_fl.study.finished_run import FinishedRun, RunMetric
 from lightning_fl.study.hover import say_values
 from lightning_fl.study.html_report import images_of
@@ -68,7 +70,6 @@ def write_run_page(folder: str | Path, out: Path | None = None) -> Path:
         interrupted=run.interrupted,
         rounds=run.rounds,
         best_round=summary.get("best_round"),
-        evaluated=summary.get("evaluated", "the shared model"),
         tables=[_table(run, split) for split in run.splits() if split != "train"],
         figures=[*images_of("curves on validation data", lambda: _draw_curves(run)), *_pictures(run.folder)],
         facts=_facts(run),
@@ -83,26 +84,45 @@ def write_run_page(folder: str | Path, out: Path | None = None) -> Path:
 
 
 def _table(run: FinishedRun, split: str) -> dict[str, Any]:
-    names = run.metric_names(split)[:_MOST_METRICS]
-    metrics = [run.metric(name, split) for name in names]
-    best = [max(of.clients.values(), key=_sort_key(of), default=math.nan) for of in metrics]
-    rows: list[dict[str, Any]] = []
-    for client in run.clients:
-        values = [metric.clients.get(client, math.nan) for metric in metrics]
-        cells = [_cell(value, value == top) for value, top in zip(values, best, strict=True)]
-        rows.append({"name": client, "cells": cells})
-    for part in ("mean", "worst", "best", "std"):
-        rows.append({"name": _PARTS[part], "cells": [_cell(getattr(metric, part), False) for metric in metrics]})
-    arrows = [f"{metric.name} {'↑' if metric.higher_is_better else '↓'}" for metric in metrics]
-    return {"split": split, "title": _SPLITS[split], "header": arrows, "rows": rows}
+    """A row per client, and of all together. Bold is the better one where local models stand beside the others."""
+    evaluated, names = str(run.summary.get("evaluated", "the shared model")), run.metric_names(split)
+    if split == "val" and run.rounds is not None and run.summary.get("best_round") not in (None, run.rounds):
+        # What the fit measured last. Local models are those of their own best rounds, which are compared in the test.
+        evaluated = f"the models of round {run.rounds}, the last"
+        names = [name for name in names if not name.startswith("local/")]
+    metrics = {name: run.metric(name, split) for name in names[:_MOST_METRICS]}
+
+    def row(title: str, numbers: Sequence[float]) -> dict[str, Any]:
+        values = dict(zip(metrics, numbers, strict=True))
+        better = [_is_better(value, _rival(name, values), metrics[name]) for name, value in values.items()]
+        return {"name": title, "cells": [_cell(*pair) for pair in zip(numbers, better, strict=True)]}
+
+    rows = [row(name, [metric.clients.get(name, math.nan) for metric in metrics.values()]) for name in run.clients]
+    rows += [row(word, [getattr(metric, part) for metric in metrics.values()]) for part, word in _PARTS.items()]
+    arrows = [f"{name} {'↑' if metric.higher_is_better else '↓'}" for name, metric in metrics.items()]
+    compares = any(_rival(name, dict.fromkeys(metrics, 0.0)) is not None for name in metrics)
+    more = f"; {len(names) - _MOST_METRICS} more metrics are in summary.json" if len(names) > _MOST_METRICS else ""
+    return {
+        "split": split,
+        "title": _SPLITS[split],
+        "note": f"Evaluated: {evaluated}{more}."
+        + (" Bold: the better of it and the client's local model." if compares else ""),
+        "header": arrows,
+        "rows": rows,
+    }
 
 
 _PARTS = {"mean": "average", "worst": "worst", "best": "best", "std": "standard deviation"}
 
 
-def _sort_key(metric: RunMetric) -> Any:
-    sign = 1 if metric.higher_is_better else -1
-    return lambda value: -math.inf if math.isnan(value) else sign * value
+def _rival(name: str, values: Mapping[str, float]) -> float | None:
+    """The local models' value beside that of the others, and the other way round."""
+    other = name.removeprefix("local/") if name.startswith("local/") else f"local/{name}"
+    return values.get(other)
+
+
+def _is_better(value: float, rival: float | None, metric: RunMetric) -> bool:
+    return rival is not None and (value > rival if metric.higher_is_better else value < rival)
 
 
 def _cell(value: float, best: bool) -> dict[str, Any]:
@@ -166,15 +186,15 @@ def _facts(run: FinishedRun) -> dict[str, str]:
 def _repeat(run: FinishedRun) -> list[str]:
     if not run.config:
         return ["# started from Python: run the script again, with the seed above"]
-    lines = [shlex.join(["lightning-fl", "fit", "--config", "config.yaml"])]
-    if run.interrupted:
-        lines.append(
-            shlex.join(["lightning-fl", "fit", "--config", "config.yaml", "--ckpt_path", "checkpoints/last.ckpt"])
-        )
     folder = str(run.folder)
+    again = ["lightning-fl", "fit", "--config", f"{folder}/config.yaml"]
+    lines = [shlex.join(again)]
+    if run.interrupted:
+        lines.append(shlex.join([*again, "--ckpt_path", f"{folder}/checkpoints/last.ckpt"]))
+    predict = predict_command(run.folder, run.config, run.summary)
     return [
         *lines,
-        shlex.join(["lightning-fl", "predict", folder, "FILE"]),
+        *([] if predict is None else [predict]),
         shlex.join(["lightning-fl", "compare", folder, "OTHER_RUN"]),
         shlex.join(["tensorboard", "--logdir", folder]),
     ]

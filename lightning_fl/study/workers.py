@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -88,6 +89,8 @@ class Workers:
                 "lightning-fl study forks its workers, which this system cannot: use Linux or macOS."
             )
         self.interrupted_by: int | None = None
+        if os.getcwd() not in sys.path:  # modules of the user's own, which workers find as `fit` does
+            sys.path.append(os.getcwd())
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["lightning_fl.study.warm"])
         self._jobs: list[_Job] = []

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from lightning_fl import ConfigurationError, FederatedTrainer
 from lightning_fl.calibration_file import CALIBRATION_FILE, read_calibration
-from lightning_fl.callbacks import Calibration, FineTuning, LocalTraining
+from lightning_fl.callbacks import Calibration, LocalTraining
 from lightning_fl.errors import CheckpointError
 from lightning_fl.functional import apply_platt, conformal_scores, pooled_quantile, score_counts
 
@@ -113,8 +113,6 @@ def test_it_changes_no_model() -> None:
 def test_refusals() -> None:
     with pytest.raises(ConfigurationError, match=r"no client has any: give the data module a share for"):
         _fit(TinyModule(), _NoValidation(), Calibration())
-    with pytest.raises(ConfigurationError, match="list it after FineTuning"):
-        _fit(TinyModule(), TinyClients(), Calibration(), FineTuning())
 
 
 def test_outputs_that_are_no_predictions_are_said() -> None:

@@ -1,8 +1,11 @@
 """``lightning-fl init``: what it writes runs at once, and nothing of the user's is touched."""
 
 import builtins
+import csv
 import json
 import os
+import re
+import shlex
 import sys
 from itertools import product
 from pathlib import Path
@@ -11,11 +14,7 @@ import pytest
 
 from lightning_fl.starters.start import ALGORITHMS, DATA, TASKS
 
-FITTING = [
-    (data, task)
-    for data, task in product(DATA, TASKS)
-    if (data, task) not in (("table", "regression"), ("images", "regression"))
-]
+FITTING = [(data, task) for data, task in product(DATA, TASKS) if (data, task) != ("images", "regression")]
 
 
 def summary(folder="."):
@@ -49,6 +48,46 @@ def test_what_is_written_runs_and_learns(data, task, command, fresh):
     losses = [float(value) for value in columns["val/loss"] if value]
     assert losses[-1] < losses[0]
     assert ("acc" in record["metrics"]["test"]) == (task == "classification")
+
+
+def grey_images(folder):
+    from PIL import Image
+
+    for number in range(36):
+        path = Path(folder, "abc"[number % 3], "pq"[number // 3 % 2], f"{number}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (40, 40), 20 + 5 * number).save(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("data", "task", "own"), [*((*each, False) for each in FITTING), ("images", "classification", True)]
+)
+def test_each_command_that_a_run_prints_works_as_printed(data, task, own, command, fresh):
+    words = []
+    if own:
+        grey_images("mine")
+        words = ["--file", "mine"]
+    code, out, _ = command("init", "--data", data, "--task", task, "--algorithm", "fedavg", *words)
+    fit = shlex.split(out.splitlines()[-1].removeprefix("Now: lightning-fl "))
+    short = ["--trainer.max_rounds", "2"]
+    assert command(*fit, *short, "--seed_everything", "1")[0] == 0
+    code, out, err = command(*fit, *short)
+    assert code == 0, err
+    printed = [line.split(": lightning-fl ", 1)[1] for line in out.splitlines() if ": lightning-fl " in line]
+    page = Path("runs/version_1/report.html")
+    assert command("show", "runs/version_1")[0] == 0
+    printed += re.findall(r"^(?:<pre>)?lightning-fl (.*)$", page.read_text(), flags=re.M)
+    assert {line.split()[0] for line in printed} == {"predict", "show", "compare", "fit"}
+    samples = {"images": "mine/a/p" if own else "example/north/red"}.get(data, "example.csv")
+    for line in printed:
+        line = line.replace("FILE", samples).replace("OTHER_RUN", "runs/version_0")
+        code, out, err = command(*shlex.split(line))
+        assert code == 0, (line, err)
+        if "--trust" in line:
+            rows = list(csv.DictReader(out.splitlines()))
+            assert rows
+            assert not any(row["error"] for row in rows)
 
 
 @pytest.mark.slow
@@ -120,13 +159,13 @@ OWN = ["--task", "classification", "--algorithm", "fedavg"]
     [
         (
             ["--data", "own", "--task", "regression"],
-            "nobody is there to be asked: give --algorithm fedavg|drfa|ditto|ifca.",
+            "nothing can be asked: give --algorithm fedavg|drfa|ditto|ifca.",
         ),
         (["--data", "tabel", *OWN], "--data tabel: there is no such answer (did you mean 'table'?)."),
         (["--data", "own", "--task", "x", "--algorithm", "ifca"], "--task x: there is no such answer; there are"),
         (
-            ["--data", "table", "--task", "regression", "--algorithm", "ifca"],
-            "tables and images come with classes only",
+            ["--data", "images", "--task", "regression", "--algorithm", "ifca"],
+            "images have classes only",
         ),
         (["--data", "own", *OWN, "--file", "a.csv"], "--file with --data own: read the file in the data.py"),
         (["--data", "table", *OWN, "--target", "a"], "--target and --clients name columns of a file: give --file too."),

@@ -90,11 +90,39 @@ def test_the_resolved_recipe_is_kept_and_gives_the_same_run(tiny, command):
     assert resolved["trainer"]["local_epochs"] is None
 
 
-def test_a_run_that_fails_has_its_recipe(tiny, command):
-    code, _, err = command("fit", "--config", "tiny.yaml", "--data.path", "missing.csv")
+@pytest.mark.parametrize("logger", ["true", "false"])
+def test_a_start_that_is_refused_leaves_nothing_behind(tiny, command, logger):
+    before = sorted(Path().rglob("*"))
+    words = ("--config", "tiny.yaml", "--data.path", "missing.csv", "--trainer.logger", logger)
+    code, _, err = command("fit", *words)
     assert code == 2
     assert "missing.csv" in err
-    assert yaml.safe_load(Path("runs/version_0/config.yaml").read_text())["data"]["init_args"]["path"] == "missing.csv"
+    assert sorted(Path().rglob("*")) == before
+    Path("runs/version_3").mkdir(parents=True)
+    assert command("fit", *words)[0] == 2
+    assert list(Path("runs").rglob("*")) == [Path("runs/version_3")]
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_is_refused_leaves_its_fit_alone(tiny, command):
+    assert command("fit", "--config", "tiny.yaml")[0] == 0
+    before = sorted(Path("runs").rglob("*"))
+    more = ("--ckpt_path", "last", "--data.path", "missing.csv")
+    assert command("test", "--config", "tiny.yaml", *more)[0] == 2
+    assert sorted(Path("runs").rglob("*")) == before
+
+
+def test_a_run_that_fails_has_its_recipe(tiny, command):
+    Path("own_model.py").write_text(
+        "from lightning_fl.models import MoleculeModel\n"
+        "class Failing(MoleculeModel):\n"
+        "    def training_step(self, batch, batch_idx):\n"
+        "        raise ValueError('no step')\n"
+    )
+    code, _, err = command("fit", "--config", "tiny.yaml", "--model", "own_model.Failing")
+    assert code == 2
+    assert "no step" in err
+    assert yaml.safe_load(Path("runs/version_0/config.yaml").read_text())["model"]["class_path"] == "own_model.Failing"
 
 
 @pytest.mark.slow

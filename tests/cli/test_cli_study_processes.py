@@ -101,7 +101,17 @@ def test_faults_of_any_arm_are_said_before_anything_is_run(tiny):
         "error: typo: trainer.max_round: there is no such key (did you mean 'max_rounds'?).",
         "error: range: trainer.max_rounds=0: give a number of at least 1.",
     ]
-    assert not list(Path("out").glob("cells/*/version_*"))
+    assert not Path("out").exists()
+
+
+def test_modules_in_the_working_folder_are_found(tiny):
+    Path("own_strategy.py").write_text("from lightning_fl.strategies import FedAvg\nclass Mine(FedAvg):\n    pass\n")
+    overrides = {"trainer": {"max_rounds": 1, "strategy": {"class_path": "own_strategy.Mine"}}}
+    path = declare(seeds=[0], arms={"mine": {"recipe": "tiny.yaml", "overrides": overrides}})
+    code, out, err = study(path, "--out", "out", "--workers", "1").end()
+    assert (code, err) == (0, ""), out
+    (cell,) = cells("out")
+    assert json.loads((cell / "version_0" / "summary.json").read_text())["strategy"] == "Mine"
 
 
 def test_stopped_and_killed_it_goes_on_and_runs_nothing_twice(tiny, command):

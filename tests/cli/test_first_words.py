@@ -14,17 +14,13 @@ from lightning_fl.__main__ import first_words
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("fit --config drflm_esol", "fit: reading drflm_esol ..."),
+        ("fit --config drflm_esol", "fit --config drflm_esol ..."),
         (
             "fit --config drflm_esol --model.encoder gat --trainer.max_rounds=5",
-            "fit: reading drflm_esol with --model.encoder gat, --trainer.max_rounds 5 ...",
+            "fit --config drflm_esol --model.encoder gat --trainer.max_rounds=5 ...",
         ),
-        (
-            "fit --config=a.yaml --config b.yaml --ckpt_path last",
-            "fit: reading a.yaml, b.yaml with --ckpt_path last ...",
-        ),
-        ("study digits --only arm=a noise=0", "study: reading digits with --only arm=a noise=0 ..."),
-        ("predict RUN new.csv --spread", "predict: reading RUN, new.csv with --spread ..."),
+        ("study digits --only arm=a noise=0", "study digits --only arm=a noise=0 ..."),
+        ("predict RUN new.csv --spread", "predict RUN new.csv --spread ..."),
         ("fit --config drflm_esol --print_config", ""),
         ("fit --help", ""),
         ("study", ""),
@@ -55,6 +51,6 @@ def test_rank_zero_says_it_to_a_person_at_once_and_not_among_the_results(rank, t
                 said += more
         os.close(ours)
     assert out == ""
-    assert said.startswith("fit: reading no_such_recipe ...") == speaks
+    assert said.startswith("fit --config no_such_recipe ...") == speaks
     assert "error: no recipe 'no_such_recipe'" in said
     assert process.returncode == 2

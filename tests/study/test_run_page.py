@@ -30,6 +30,7 @@ METRICS = {
         },
     }
 }
+METRICS["test"]["local/acc"] = {**METRICS["test"]["acc"], "mean": 0.5, "clients": {"north": 0.25, "<south>": 1.0}}
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
     (run / "figures" / "parity_test.png").write_bytes(b"\x89PNG tiny")
     (run / "metrics.csv").write_text("step,val/acc,val/acc/worst\n1,0.5,0.25\n2,0.75,0.5\n")
     (run / "config.yaml").write_text("seed_everything: 0\ntrainer:\n  max_rounds: 2\n")
-    metrics = {**METRICS, "val": {"acc": METRICS["test"]["acc"]}}
+    metrics = {**METRICS, "val": {name: METRICS["test"][name] for name in ("acc", "local/acc")}}
     record = {
         "title": "Digits & numbers",
         "method": "DRFLM",
@@ -69,7 +70,7 @@ def test_everything_is_on_one_page_that_loads_nothing(folder: Path) -> None:
         assert words in said, words
     assert "<south>" in page.texts  # as it is written, no element
     assert "max_rounds: 2" in said
-    assert "lightning-fl fit --config config.yaml" in said
+    assert f"lightning-fl fit --config {folder}/config.yaml" in said
     assert all(image.startswith("data:image/") for image in page.images)
     assert len(page.images) == 1
     assert page.pictures == ["curves on validation data"]
@@ -77,13 +78,23 @@ def test_everything_is_on_one_page_that_loads_nothing(folder: Path) -> None:
     assert all((folder / link).exists() for link in page.loads)
 
 
-def test_best_values_are_marked_and_exact_ones_are_told(folder: Path) -> None:
+def test_the_better_of_shared_and_local_models_is_marked_and_exact_values_are_told(folder: Path) -> None:
     text = write_run_page(folder).read_text()
     rows = dict(re.findall(r'<tr><td class="label">(.*?)</td>(.*?)</tr>', text.partition('id="val"')[0]))
-    assert 'class="best" title="0.2">0.2' in rows["north"]  # the only loss that was measured
-    assert 'class="best" title="1.0">1<' in rows["&lt;south&gt;"]
+    assert 'class="best" title="0.5">0.5<' in rows["north"]
+    assert 'class="best"' not in rows["&lt;south&gt;"]  # both alike
+    assert '<td title="0.2">0.2' in rows["north"]  # with nothing beside it
     assert 'title="not measured">-' in rows["&lt;south&gt;"]
-    assert 'title="0.75">0.75' in rows["average"]
+    assert 'class="best" title="0.75">0.75' in rows["average"]
+
+
+def test_each_table_says_of_which_models_it_is(folder: Path) -> None:
+    test, _, validation = write_run_page(folder).read_text().partition('id="val"')
+    validation = validation.partition("</div>")[0]
+    assert "Evaluated: the shared model." in test
+    assert "round 2, the last" in validation
+    assert "local/acc" in test
+    assert "local/acc" not in validation  # of other rounds
 
 
 def test_an_interrupted_run_says_so_and_how_it_goes_on(folder: Path) -> None:
@@ -91,7 +102,7 @@ def test_an_interrupted_run_says_so_and_how_it_goes_on(folder: Path) -> None:
     (folder / "summary.json").write_text(record)
     text = write_run_page(folder).read_text()
     assert "interrupted after 2 rounds" in text
-    assert "--ckpt_path checkpoints/last.ckpt" in text
+    assert f"--ckpt_path {folder}/checkpoints/last.ckpt" in text
 
 
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

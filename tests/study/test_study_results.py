@@ -129,7 +129,7 @@ def test_the_table(tmp_path):
     assert pivot.notes == [
         "acc on test data in percent, higher is better; mean ± standard deviation over 3 seeds (0, 1, 2), scale full.",
         "ipr: with Wilson's 95 % interval over the clients of all seeds, as if each were drawn by itself.",
-        "† stand-in data: embedded examples, computed, no measurements.",
+        "† stand-in data: embedded examples, not the measured data.",
         "Published: A paper.",
     ]
 

@@ -47,7 +47,9 @@ class ClientArrivals(Callback):
         warn_beyond_end(self, trainer.max_rounds, rounds=self.rounds)
         self._first = {numbers[name]: first for name, first in self.rounds.items()}
         if all(self._first.get(client, 1) > 1 for client in range(len(names))):
-            raise ConfigurationError("ClientArrivals.rounds: nobody is there in round 1; leave some client out of it.")
+            raise ConfigurationError(
+                "ClientArrivals.rounds: no client is present in round 1; leave at least one out of rounds."
+            )
         trainer.absent_clients = self._absent(trainer)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:

@@ -71,6 +71,8 @@ class GainFigure(Callback):
                 higher_is_better=metric.higher_is_better,
                 title=f"Gain over local training, {split}, round {trainer.current_round}",
                 source=trainer.datamodule.source,
-                labels=[int(row.argmax()) for row in trainer.collaboration.personalisation],
+                labels=trainer.collaboration.personalisation.argmax(1).tolist()
+                if trainer.collaboration.num_models > 1
+                else None,
             )
             trainer.run_log.log_figure(f"gain_{split}", figure, trainer.current_round)

@@ -34,6 +34,7 @@ __all__ = [
     "read_csv",
     "standardize",
     "survival_times",
+    "target_numbers",
 ]
 
 #: How a missing value is written (an empty cell is one too), and what its category is called.
@@ -154,8 +155,8 @@ class TableDataset(Dataset):
 
     Args:
         frame: texts, ``None`` for a missing value; the index holds row numbers for messages.
-        targets: classes, int64, shape [n]; or times and events, float32 [n, 2].
-        classes: their names; none of times.
+        targets: classes, int64, shape [n]; numbers, float32 [n, 1]; or times and events, float32 [n, 2].
+        classes: their names; none of numbers and times.
         schema: how the columns to learn from become numbers.
         place: where the rows come from, for messages.
     """
@@ -313,6 +314,18 @@ def class_indices(column: pd.Series, classes: Sequence[str], place: str) -> Tens
             " them, or leave the rows out."
         )
     return torch.from_numpy(codes)
+
+
+def target_numbers(column: pd.Series, place: str) -> Tensor:
+    """The targets of a regression, float32 [n, 1].
+
+    Raises:
+        DataError: a value is missing or not a finite number.
+    """
+    targets = torch.from_numpy(read_numbers(column)[0].to_numpy(copy=True)).float()
+    wrong = column[~targets.isfinite().numpy()].fillna(MISSING)
+    refuse_values(wrong, f"{place}, target column {column.name!r}", _NO_NUMBERS, "Correct them, or leave the rows out")
+    return targets[:, None]
 
 
 def survival_times(times: pd.Series, events: pd.Series, place: str) -> Tensor:

@@ -38,6 +38,8 @@ class _Read:
 class TableData(SharedDataModule):
     """Rows of a table with a class each: batches ``(features float32 [B, D], class int64 [B])``.
 
+    Or with a number, for a regression: ``(features [B, D], target float32 [B, 1])``.
+
     Or with a time until an event, for survival: ``(features [B, D], (time, event) float32 [B, 2])``, event 1 where it
     was seen and 0 where nothing is known after the time (censored).
 
@@ -53,6 +55,7 @@ class TableData(SharedDataModule):
         data_root: folder in which a card's files are looked for first, before ``$LIGHTNING_FL_DATA``, the cache and
             the download.
         target: column of classes, or of times; ``None`` for the card's.
+        task: whether the target holds classes or, for a "regression", numbers in their own unit.
         event: column of 0 and 1, whether the event was seen; the target is then its time. ``None`` for the card's.
         columns: columns to learn from; ``None`` for all but the target.
         drop: columns not to learn from; instead of ``columns``.
@@ -82,6 +85,7 @@ class TableData(SharedDataModule):
         path: str | None = None,
         data_root: str | None = None,
         target: str | None = None,
+        task: Literal["classification", "regression"] = "classification",
         event: str | None = None,
         columns: list[str] | None = None,
         drop: list[str] | None = None,
@@ -106,6 +110,8 @@ class TableData(SharedDataModule):
                 f"columns={columns}, drop={drop}, target={target!r}: name one or more columns to learn from, without"
                 " the target, or those to drop."
             )
+        if task not in ("classification", "regression"):
+            raise ConfigurationError(f"task={task!r}: give one of 'classification', 'regression'.")
         if incomplete not in ("keep", "leave_out"):
             raise ConfigurationError(f"incomplete={incomplete!r}: give one of 'keep', 'leave_out'.")
         self.card = None if name is None else expect_kind(load_card(name), TableCard)
@@ -114,6 +120,9 @@ class TableData(SharedDataModule):
         self.target = target if self.card is None or target is not None else self.card.target
         own_task = self.card is not None and self.target == self.card.target
         self.event = self.card.event if self.card is not None and own_task and event is None else event
+        if task == "regression" and self.event is not None:
+            raise ConfigurationError(f"task={task!r} and event={self.event!r}: give one of them.")
+        self._has_classes = task == "classification" and self.event is None
         if columns is not None and self.event in columns:
             raise ConfigurationError(f"columns={columns}: {self.event!r} is what is to be predicted; leave it out.")
         self.incomplete = incomplete
@@ -184,7 +193,7 @@ class TableData(SharedDataModule):
         frames = list(read.frames.values())
         schema = TableSchema.of(frames, columns, categorical, place)
         classes: list[str] = []
-        if self.event is not None:
+        if not self._has_classes:
             pass
         elif self.card is not None and target == self.card.target:
             classes = list(self.card.classes)
@@ -203,18 +212,21 @@ class TableData(SharedDataModule):
         own = {
             "rows": {split: len(frame) for split, frame in read.frames.items()},
             "target": target,
-            **({"classes": classes} if self.event is None else {"event": self.event}),
+            **({"classes": classes} if self._has_classes else {}),
+            **({} if self.event is None else {"event": self.event}),
             "columns": list(columns),
             "num_features": len(schema.feature_names),
         }
         return OpenedData(datasets, read.source, read.record | own)
 
     def _targets(self, frame: "pd.DataFrame", classes: Sequence[str], place: str) -> torch.Tensor:
-        """Classes, int64 [n], or times and events, float32 [n, 2]."""
-        from lightning_fl.data.tables.dataset import class_indices, survival_times
+        """Classes, int64 [n], numbers, float32 [n, 1], or times and events, float32 [n, 2]."""
+        from lightning_fl.data.tables.dataset import class_indices, survival_times, target_numbers
 
-        if self.event is None:
+        if self._has_classes:
             return class_indices(frame[str(self.target)], classes, place)
+        if self.event is None:
+            return target_numbers(frame[str(self.target)], place)
         return survival_times(frame[str(self.target)], frame[self.event], place)
 
     def _complete(self, read: _Read, columns: Sequence[str], place: str) -> _Read:
@@ -302,7 +314,9 @@ class TableData(SharedDataModule):
 
     def _no_targets(self, count: int) -> torch.Tensor:
         """What stands for targets that are not known, in the shape and type of the others."""
-        return torch.zeros(count, dtype=torch.long) if self.event is None else torch.zeros(count, 2)
+        if self._has_classes:
+            return torch.zeros(count, dtype=torch.long)
+        return torch.zeros(count, 1 if self.event is None else 2)
 
     def describe(self) -> Mapping[str, Any]:
         """Origin, columns and how they are encoded, partition, division and sizes, for the run's record."""

@@ -99,7 +99,7 @@ class TestDrawing:
         }
         figure = draw_parity(points, names_of(4), quantity="depth", unit="m", source="measured")
         axes = figure.axes[0]
-        assert figure.get_suptitle() == f"depth: RMSE {math.sqrt((0 + 9 + 4) / 3):.3g} m, 3 samples"
+        assert figure.get_suptitle() == f"depth: RMSE {math.sqrt((0 + 9 + 4) / 3):.3g} m over all 3 samples"
         np.testing.assert_array_equal(axes.collections[0].get_offsets(), [[1, 1], [5, 2]])  # x measured, y predicted
         np.testing.assert_array_equal(axes.collections[1].get_offsets(), [[1, -1]])
         assert (axes.get_xlabel(), axes.get_ylabel()) == ("measured / m", "predicted / m")
@@ -284,7 +284,7 @@ class TestParityFigure:
         (name, figure, step) = shown[0]
         weight = module.weight.item()
         assert (name, step, len(shown)) == ("parity_test", 2, 1)
-        assert figure.get_suptitle() == f"height: RMSE {self.expected_rmse(weight):.3g} m, 12 samples"
+        assert figure.get_suptitle() == f"height: RMSE {self.expected_rmse(weight):.3g} m over all 12 samples"
         for client, slope in enumerate(self.slopes):
             offsets = figure.axes[0].collections[client].get_offsets()
             np.testing.assert_allclose(offsets[:, 0], slope * INPUTS)

@@ -189,7 +189,7 @@ def draw_learning_curves(
 def draw_parity(
     points: Mapping[int, tuple[Tensor, Tensor]], names: Sequence[str], *, quantity: str, unit: str, source: str
 ) -> Figure:
-    """Predicted over measured values with the line of equality; RMSE over all samples in the title.
+    """Predicted over measured values with the line of equality; RMSE over the samples of all clients in the title.
 
     Args:
         points: client -> (predictions [n], targets [n]), without missing values.
@@ -203,7 +203,8 @@ def draw_parity(
     targets = np.concatenate([target.numpy() for _, target in points.values()])
     overall = float(np.sqrt(np.mean((predictions - targets) ** 2)))
     suffix = f" {unit}" if unit else ""
-    figure = make_figure(f"{quantity}: RMSE {overall:.3g}{suffix}, {len(targets)} samples", source, (6.8, 5.4))
+    truth = "computed" if source == "stand-in" else "measured"
+    figure = make_figure(f"{quantity}: RMSE {overall:.3g}{suffix} over all {len(targets)} samples", source, (6.8, 5.4))
     axes = figure.add_subplot()
     # The named ones are the worst: those a reader wants to find.
     named = sorted(sorted(points, key=lambda client: -errors[client])[:MOST_NAMES])
@@ -222,12 +223,12 @@ def draw_parity(
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     margin = 0.05 * (high - low) or 0.5
     limits = (low - margin, high + margin)
-    axes.plot(limits, limits, color="black", linewidth=0.8, linestyle="--", label="predicted = measured")
+    axes.plot(limits, limits, color="black", linewidth=0.8, linestyle="--", label=f"predicted = {truth}")
     axes.set_xlim(limits)
     axes.set_ylim(limits)
     axes.set_aspect("equal")
     per_unit = f" / {unit}" if unit else ""
-    axes.set_xlabel(f"measured{per_unit}")
+    axes.set_xlabel(f"{truth}{per_unit}")
     axes.set_ylabel(f"predicted{per_unit}")
     _legend(axes)
     return figure
@@ -244,7 +245,7 @@ def draw_parities(
         source: where the data came from.
     """
     shown = dict(list(panels.items())[:MOST_PANELS])
-    title = "predicted over measured"
+    title = "predicted over " + ("computed" if source == "stand-in" else "measured")
     if len(shown) < len(panels):
         title += f", the first {len(shown)} of {len(panels)} targets"
     columns = math.ceil(math.sqrt(len(shown)))
