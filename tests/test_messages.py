@@ -102,7 +102,7 @@ def test_reports_come_back_with_every_field() -> None:
     """A field that is added must be sent as well."""
     logged = LoggedValue(0.5, 12.0, True, False, True, ((1, 0.25), (2, 0.5)), True, 0.25)
     report = ClientReport(
-        12, 3, {"loss": logged, "acc": LoggedValue(1.0, 2.0)}, "why", 0.5, {"norm": 2.0}, {"w": False}
+        12, 3, {"loss": logged, "acc": LoggedValue(1.0, 2.0)}, "why", 0.5, {"norm": 2.0}, {"w": False}, 0.5
     )
     plain = (LoggedValue(0.0, 0.0), ClientReport())
     for made, default in zip((logged, report), plain, strict=True):

@@ -85,6 +85,8 @@ class ClientState:
 
 
 sendable(LoggedValue)
+#: Fields of a report after its metrics, which are plain.
+_PLAIN = ("error", "scale", "numbers", "trainable", "weight")
 
 
 @sendable
@@ -100,6 +102,7 @@ class ClientReport:
         trainable: parameters that hooks have frozen (``False``) or unfrozen in the turn.
         scale: of the client's weight in the average, see :class:`ClientUpdate`.
         numbers: for the strategy's server.
+        weight: see :class:`ClientUpdate`.
     """
 
     num_samples: int = 0
@@ -109,18 +112,19 @@ class ClientReport:
     scale: float = 1.0
     numbers: dict[str, float] = field(default_factory=dict)
     trainable: dict[str, bool] = field(default_factory=dict)
+    weight: float | None = None
 
     def to_plain(self) -> list[Any]:
         """For a message."""
         metrics = {name: logged.to_plain() for name, logged in self.metrics.items()}
-        return [self.num_samples, self.num_steps, metrics, self.error, self.scale, self.numbers, self.trainable]
+        return [self.num_samples, self.num_steps, metrics, *(getattr(self, name) for name in _PLAIN)]
 
     @classmethod
     def from_plain(cls, content: list[Any]) -> "ClientReport":
         """Out of a message."""
-        num_samples, num_steps, metrics, error, scale, numbers, trainable = content
+        num_samples, num_steps, metrics, *others = content
         logged = {name: LoggedValue.from_plain(value) for name, value in metrics.items()}
-        return cls(num_samples, num_steps, logged, error, scale, numbers, trainable)
+        return cls(num_samples, num_steps, logged, *others)
 
 
 @dataclass
@@ -132,12 +136,15 @@ class ClientUpdate:
         scale: what its weight in each average is multiplied by, finite and at least 0; 0 leaves it out.
         numbers: what it tells the server beside.
         vectors: name -> a further vector, averaged as the weights are; those of ``Learner.extra_vectors``.
+        weight: its weight in each average in place of that by the collaboration or the cohort, at least 0; where it
+            uses several models, times its share of the model. ``None`` leaves that.
     """
 
     weights: Weights
     scale: float = 1.0
     numbers: dict[str, float] = field(default_factory=dict)
     vectors: dict[str, Weights] = field(default_factory=dict)
+    weight: float | None = None
 
 
 class TurnServices(Protocol):

@@ -1,5 +1,6 @@
 """The state of a federation: what a round changes and a checkpoint keeps."""
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
@@ -242,6 +243,20 @@ class Federation:
     def client_store(self, name: str) -> dict[int, Any]:
         """What hosted clients keep under a name: client -> plain values and tensors."""
         return self.client_stores.setdefault(name, {})
+
+    def remember(self, client: int) -> Callable[[], None]:
+        """A function that gives a hosted client back what it keeps now, whatever a turn that fails makes of it."""
+        state = copy.deepcopy(self.client_states.get(client))
+        kept = {name: of[client] for name, of in self.client_stores.items() if client in of}
+
+        def give_back() -> None:
+            for name, of in self.client_stores.items():
+                of.pop(client, None)
+                of.update({client: kept[name]} if name in kept else {})
+            self.client_states.pop(client, None)
+            self.client_states.update({} if state is None else {client: state})
+
+        return give_back
 
     def keep_local(self, flat: FlatModule, patterns: Sequence[str]) -> None:
         """Never average the parameters and buffers that match these names; each client keeps its own."""

@@ -22,7 +22,8 @@ class Contribution:
 
     Args:
         client: whose.
-        weight: before the client scaled it and before weights are normalised over those who contribute.
+        weight: by the collaboration, the cohort or its own update; before the client scaled it and before weights are
+            normalised over those who contribute.
         report: what the client told, its ``scale`` and ``numbers`` among it.
         current: it trained this model. Not so where it trained a mixture, or the model's clients or their weights were
             changed after its turn.
@@ -185,6 +186,18 @@ class Learner:
             weights: what it has learned, without its personal layers; to be read only.
         """
         return ClientUpdate(weights)
+
+    def weigh_cohort(self, contributions: Sequence[Contribution], state: Mapping[str, Any]) -> Sequence[float]:
+        """The weights of those whose turns did not fail in a model's average, in place of those they have.
+
+        A strategy that has it costs memory: what clients learned is kept until all have trained. Not asked where every
+        client has a model of its own.
+
+        Args:
+            contributions: to the model.
+            state: what the server keeps for it; to be read only.
+        """
+        return [one.weight for one in contributions]
 
     def aggregate(self, update: ModelUpdate) -> Weights:
         """The next shared model. Called on every rank for every model that somebody contributed to."""

@@ -17,19 +17,18 @@ m = γ m + (1 - γ) Δ            ``update.state["momentum"]``, γ = ``momentum`
 Where a metric is a loss, as in regression, the score is ``exp(-loss)``.
 
 Differs from the paper: accuracies are those of the received model on the client's training data, before it trains; the
-paper may mean after, which is ``moment="after"``. Sums are over the cohort of the model; a share of the accuracies is
-at least 1e-6. Momentum of the clients is the optimiser's. Clients that train a mixture of models are taken to have
-taken part equally often.
+paper may mean after, which is ``moment="after"``. Sums are over those of the cohort whose turns did not fail, so that
+what clients learn is kept until all have trained; a share of the accuracies is at least 1e-6. Momentum of the clients
+is the optimiser's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from lightning_fl.engine.client import ClientTurn, ClientUpdate
-from lightning_fl.engine.learner import ModelUpdate
+from lightning_fl.engine.learner import Contribution, ModelUpdate
 from lightning_fl.engine.probes.client_scores import default_score
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
@@ -91,16 +90,15 @@ class FedFA(FederatedStrategy):
         return {"score": float(importance_weights(name, values, higher_is_better(name, logged.higher_is_better)))}
 
     def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
-        """``α I_i + (1 - α) I'_i``."""
-        shares = self._shares(turn)
-        return ClientUpdate(weights, float(shares[sorted(turn.measured).index(turn.client)]) / turn.num_samples)
+        """The accuracy, for the server."""
+        return ClientUpdate(weights, numbers=dict(turn.measured[turn.client]))
 
-    def _shares(self, turn: ClientTurn) -> Tensor:
-        """The weights of the cohort, in the order of clients."""
-        cohort, turns = sorted(turn.measured), turn.model_state.get("turns", {})
-        scores = torch.tensor([turn.measured[client]["score"] for client in cohort], dtype=torch.float64)
-        counts = torch.tensor([turns.get(client, 0) + 1 for client in cohort], dtype=torch.float64)
-        return self.alpha * accuracy_weights(scores) + (1 - self.alpha) * participation_weights(counts)
+    def weigh_cohort(self, contributions: Sequence[Contribution], state: Mapping[str, Any]) -> list[float]:
+        """``α I_i + (1 - α) I'_i``."""
+        turns = state.get("turns", {})
+        scores = torch.tensor([one.report.numbers["score"] for one in contributions], dtype=torch.float64)
+        counts = torch.tensor([turns.get(one.client, 0) + 1 for one in contributions], dtype=torch.float64)
+        return (self.alpha * accuracy_weights(scores) + (1 - self.alpha) * participation_weights(counts)).tolist()
 
     def aggregate(self, update: ModelUpdate) -> Weights:
         """``x + m``; without momentum the average."""

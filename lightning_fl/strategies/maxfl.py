@@ -95,11 +95,11 @@ class MaxFL(FederatedStrategy):
 
     def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
         """``q_i``; with ``opt_out`` all or nothing."""
-        count = 1 if self.weights == "samples" else turn.num_samples  # its weight is multiplied by its samples
+        alike = 1.0 if self.weights == "clients" else None
         if self.opt_out:
-            return ClientUpdate(weights, 0.0 if turn.kept["out"] else 1 / count)
+            return ClientUpdate(weights, float(not turn.kept["out"]), weight=alike)
         weight = appeal_weight(turn.kept["loss"], self._threshold(turn))
-        return ClientUpdate(weights, weight / count, {"weight": weight})
+        return ClientUpdate(weights, weight, {"weight": weight}, weight=alike)
 
     def aggregate(self, update: ModelUpdate) -> Weights:
         """``x + s (average - x)``."""

@@ -72,13 +72,13 @@ class QFedAvg(FederatedStrategy):
         return {"loss": loss}
 
     def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
-        """``F_k^q`` for every client alike, and its terms of the server's step."""
+        """The weight ``F_k^q``, and the client's terms of the server's step."""
         loss = turn.measured[turn.client]["loss"]
         largest = max(one["loss"] for one in turn.measured.values())
         change = turn.combine((1.0, turn.start), (-1.0, weights))
         slope, bound = fair_terms(loss, largest, self.q, self._curvature(turn), turn.dot(change, change))
-        scale = loss_weight(loss, largest, self.q) / turn.num_samples  # times its samples is F^q
-        return ClientUpdate(weights, scale, {"slope": slope, "bound": bound})
+        weight = loss_weight(loss, largest, self.q)
+        return ClientUpdate(weights, numbers={"slope": slope, "bound": bound}, weight=weight)
 
     def _curvature(self, turn: ClientTurn) -> float:
         if self.lipschitz is not None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from bowls import TWO, Bowls, points, roll
 from lightning.pytorch import LightningModule
 from tiny import TinyClients, TinyModule
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lightning_fl import ConfigurationError, FederatedDataModule, FederatedTrainer, TrainingError
+from lightning_fl import Collaboration, ConfigurationError, FederatedDataModule, FederatedTrainer, TrainingError
 from lightning_fl.callbacks import Callback, PersonalLayers
 from lightning_fl.functional.fedfa import accuracy_weights, participation_weights
 from lightning_fl.functional.maxfl import appeal_step, appeal_weight
@@ -385,3 +386,28 @@ def test_who_cannot_measure_is_left_out_where_failing_clients_are(make: Callable
 @pytest.mark.parametrize("make", [QFedAvg, MaxFL, FedFA])
 def test_what_they_do_not_go_with(make: Any) -> None:
     assert sorted(make.excludes) == ["drawn_weights", "model_per_client"]
+
+
+@pytest.mark.parametrize(
+    "strategy", [QFedAvg(q=0.0), FedFA(alpha=0.0, momentum=0.0), MaxFL(1e9, opt_out=True, weights="clients")]
+)
+def test_weights_are_the_strategy_s_own_whatever_the_collaboration_says(strategy: Any, tmp_path: Path) -> None:
+    class Weighs(Callback):
+        def on_fit_start(self, run: FederatedTrainer) -> None:
+            run.collaboration = Collaboration(torch.tensor([[0.9, 0.1]], dtype=torch.float64))
+
+    run = roll(Bowls(*TWO), Weighs(), root=tmp_path, strategy=strategy, max_rounds=1)
+    assert float(points(run)) == pytest.approx((1.19 - 0.02) / 2, rel=1e-12)
+
+
+def test_fedfa_compares_those_who_arrived(tmp_path: Path) -> None:
+    class Fails(Callback):
+        def around_training_step(self, run: FederatedTrainer, batch: Any, compute: Any, generator: Any) -> Any:
+            assert run.participant is not None
+            return compute(batch) * (math.nan if run.participant.client == 2 else 1.0)
+
+    settings: dict[str, Any] = {"root": tmp_path, "on_client_error": "skip", "max_rounds": 1}
+    with pytest.warns(UserWarning, match="client 2 .* is left out of round 1"):
+        run = roll(Bowls(*TWO, (20, 2.0, (0.9,))), Fails(), strategy=FedFA(momentum=0.0), **settings)
+    alone = roll(Bowls(*TWO), strategy=FedFA(momentum=0.0), **settings)
+    torch.testing.assert_close(points(run), points(alone))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from bowls import TWO, Bowls, Regrouped, points, roll
 from learners import (
     Everything,
     FairAverage,
@@ -42,7 +43,7 @@ from lightning_fl.cohort import Cohort, Participant
 from lightning_fl.engine.client import ClientTurn, ClientUpdate
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.strategies import FedAvg
+from lightning_fl.strategies import SCAFFOLD, FedAvg
 
 CURVES = ((1.0, 2.0), (3.0, -1.0))  # f_A(w) = (w - 2)² / 2 of 10 samples, f_B(w) = 3 (w + 1)² / 2 of 30
 
@@ -323,6 +324,38 @@ def test_weights_that_cannot_be_added_forget_what_the_turn_has_kept() -> None:
     with pytest.warns(UserWarning, match="client 0 .* the weights are not finite"):
         run.fit(OneWeight(), TwoParabolas())
     assert list(watched.kept[0]) == [1]
+
+
+def test_the_sums_are_of_those_who_arrived(tmp_path: Path) -> None:
+    """The third client's weights could be added, its control could not."""
+    far = (10, 1.0, (8e12,))
+    settings: dict[str, Any] = {"root": tmp_path, "on_client_error": "skip", "max_rounds": 1}
+    for callbacks in ([], [Regrouped([0, 0, 0], [0, 0, 0])]):
+        with pytest.warns(UserWarning, match="client 2 .* is left out of round 1"):
+            run = roll(Bowls(*TWO, far), *callbacks, strategy=SCAFFOLD(), **settings)
+        torch.testing.assert_close(points(run), points(roll(Bowls(*TWO), strategy=SCAFFOLD(), **settings)))
+
+
+def test_a_client_that_failed_goes_on_from_what_it_kept_before() -> None:
+    """Its optimiser would stay NaN for ever."""
+
+    class Kept(TinyModule):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.Adam(self.parameters(), lr=0.01, foreach=False)
+            return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+
+    class Looks(Callback):
+        def on_round_end(self, run: FederatedTrainer) -> None:
+            states.append(json.dumps(run.client_states[1].state_dict(), default=lambda value: value.tolist()))
+            survivors.append(sorted(run.survivors))
+
+    states: list[str] = []
+    survivors: list[list[int]] = []
+    run = trainer(Fails(1, 2), Looks(), optimizer_state="keep", on_client_error="skip", max_rounds=3)
+    with pytest.warns(UserWarning, match="client 1 .* is left out of round 2"):
+        run.fit(Kept(), TinyClients())
+    assert survivors == [[0, 1, 2], [0, 2], [0, 1, 2]]
+    assert states[0] == states[1] != states[2]
 
 
 class Regroups(Callback):

@@ -102,10 +102,12 @@ def finish_personal_round(
 
 def _scaled(aggregation: Tensor, reports: Mapping[int, ClientReport]) -> Tensor:
     """A with every column scaled as its client says, and rows that sum to 1; a row of zeros keeps its own model."""
-    if all(report.scale == 1 for report in reports.values()):
+    if all(report.scale == 1 and report.weight is None for report in reports.values()):
         return aggregation
     scaled = aggregation.clone()
     for client, report in reports.items():
+        if report.weight is not None:
+            scaled[:, client] = (scaled[:, client] > 0) * report.weight
         scaled[:, client] *= report.scale
     totals = scaled.sum(1, keepdim=True)
     alone = torch.eye(len(scaled), dtype=scaled.dtype)

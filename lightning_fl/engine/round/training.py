@@ -17,8 +17,8 @@ from lightning_fl.engine.round.server import next_model
 from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.engine.stacked.turns import StackedTurns
 from lightning_fl.engine.turn.loop import LocalLoop
-from lightning_fl.engine.weights.flat import Weights, check_finite, combined
-from lightning_fl.engine.weights.weighted_sum import SoleContribution, WeightedSum
+from lightning_fl.engine.weights.flat import Weights, combined
+from lightning_fl.engine.weights.weighted_sum import SoleContribution, WeightedSum, check_addable
 from lightning_fl.errors import ConfigurationError, TrainingError
 
 __all__ = ["train_round"]
@@ -43,22 +43,26 @@ def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = N
         federation.forget_changed(loop.learner.kept_for_model)
         loop.round.trained = {one: loop.identity_of(loop.model_of(one)) for one in cohort.participants}
     choosers = loop.hooks.of("select_collaboration")
-    if choosers:
-        _train_then_choose(loop, cohort, stacked, choosers[0])
+    if personal := loop.hooks.of("select_collaborators"):
+        _train_own_models(loop, cohort, stacked, personal[0])
         return
-    choosers = loop.hooks.of("select_collaborators")
-    if choosers:
-        _train_own_models(loop, cohort, stacked, choosers[0])
+    if choosers or "weigh_cohort" in loop.own_steps:
+        _train_then_choose(loop, cohort, stacked, choosers[0] if choosers else None)
         return
     parts = _parts(loop, cohort)
     planned, contributors = _planned_totals(parts), _contributors(parts)
     sums = {model: _Sums(loop, model, contributors[model], planned[model]) for model in sorted(planned)}
 
     def add(participant: Participant, update: ClientUpdate) -> None:
-        for model, weight in parts[participant].items():
+        own = _own_weights(loop, participant, parts[participant], update.weight)
+        if len(own) > 1 or update.vectors:
+            for model, weight in own.items():
+                sums[model].check(update, weight)
+        for model, weight in own.items():
             sums[model].add_all_([(update, weight)])
 
     arrived = _train_cohort(loop, cohort, stacked, add)
+    parts |= {one: _own_weights(loop, one, parts[one], report.weight) for one, report in arrived.items()}
     starts, models = federation.models, list(federation.models)
     for model, total in sums.items():
         models[model] = total.average(parts, arrived)
@@ -96,36 +100,46 @@ def _refuse_given_models(cohort: Cohort, chooser: Hook) -> None:
         )
 
 
-def _train_then_choose(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None, chooser: Hook) -> None:
-    """Keep what the clients learned until it is known whose weights are averaged with whose."""
+def _train_then_choose(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None, chooser: Hook | None) -> None:
+    """Keep what the clients learned until it is known whose weights are averaged with whose, and by which weights."""
     federation = loop.federation
-    _refuse_given_models(cohort, chooser)
-    kept: dict[int, ClientUpdate] = {}
+    if chooser is not None:
+        _refuse_given_models(cohort, chooser)
+    kept: dict[Participant, ClientUpdate] = {}
 
     def keep(participant: Participant, update: ClientUpdate) -> None:
-        check_finite(update.weights, federation.shared_model(participant.client))
-        kept[participant.client] = replace(update, weights=update.weights.clone())
+        given = participant.model
+        start = federation.shared_model(participant.client) if given is None else federation.models[given]
+        check_addable(update.weights, start, update.scale)
+        for vector in update.vectors.values():
+            check_addable(vector, _zeros(loop, start), update.scale)
+        kept[participant] = replace(update, weights=update.weights.clone())
 
     arrived = _train_cohort(loop, cohort, stacked, keep)
-    collaboration = chooser({client: update.weights for client, update in kept.items()})
+    learned = {participant.client: update.weights for participant, update in kept.items()}
+    collaboration = None if chooser is None else chooser(learned)
     if collaboration is not None:
         federation.regroup(collaboration)
         federation.forget_changed(loop.learner.kept_for_model)
     parts = _parts(loop, cohort)
+    parts |= {one: _own_weights(loop, one, parts[one], report.weight) for one, report in arrived.items()}
+    if "weigh_cohort" in loop.own_steps:
+        _weigh_cohort(loop, parts, arrived)
     planned, contributors = _planned_totals(parts), _contributors(parts)
     starts, models = federation.models, list(federation.models)
     for model in sorted(planned):  # one sum at a time: its memory is several times a model's
         total = _Sums(loop, model, contributors[model], planned[model])
         total.add_all_(
             [
-                (kept[participant.client], part[model])
+                (kept[participant], part[model])
                 for participant, part in parts.items()
-                if participant.client in kept and model in part
+                if participant in kept and model in part
             ]
         )
         models[model] = total.average(parts, arrived)
     federation.models = models
     kept.clear()
+    learned.clear()
     federation.communication.end_turns(
         list(arrived), models, federation.collaboration, judged=collaboration is not None
     )
@@ -154,6 +168,27 @@ def _models_of(participant: Participant, column: list[float]) -> dict[int, float
         weights = {k: column[k] if participant.weight is None else participant.weight for k in participant.feeds}
         return {k: weight for k, weight in weights.items() if weight > 0}
     return {k: a if participant.weight is None else participant.weight for k, a in enumerate(column) if a > 0}
+
+
+def _own_weights(
+    loop: LocalLoop, participant: Participant, part: dict[int, float], weight: float | None
+) -> dict[int, float]:
+    """A participant's weight in each model, where it says so itself (:class:`ClientUpdate`)."""
+    if weight is None:
+        return part
+    shares = loop.federation.collaboration.personalisation[participant.client]
+    alone = participant.model is not None
+    return {model: weight if alone else weight * (float(shares[model]) or 1.0) for model in part}
+
+
+def _weigh_cohort(loop: LocalLoop, parts: _Parts, arrived: Mapping[Participant, ClientReport]) -> None:
+    """The weights that the strategy gives those who arrived, in ``parts``; those of others leave them."""
+    for model in _planned_totals(parts):
+        those = [one for one in arrived if model in parts[one]]
+        contributions = [Contribution(one.client, parts[one][model], arrived[one]) for one in those]
+        weights = loop.learner.weigh_cohort(contributions, loop.federation.model_states.get(model, {}))
+        for one, weight in zip(those, weights, strict=True):
+            parts[one] |= _own_weights(loop, one, {model: 0.0}, weight)
 
 
 def _planned_totals(parts: _Parts) -> dict[int, float]:
@@ -190,16 +225,23 @@ class _Sums:
         self._planned = planned
         self._start = loop.federation.models[model]
         self._weights = self._empty(clients, self._start)
-        self._vectors = {name: self._empty(clients, self._zeros()) for name in loop.learner.extra_vectors}
-
-    def _zeros(self) -> Weights:
-        """What further vectors are changes from: zero in the parameters that are averaged."""
-        return combined(self._start, [(0.0, self._start)], self._loop.averaged_spans())
+        vectors = loop.learner.extra_vectors
+        self._vectors = {name: self._empty(clients, _zeros(loop, self._start)) for name in vectors}
 
     def _empty(self, clients: Sequence[int], reference: Weights) -> WeightedSum | SoleContribution:
         if len(clients) == 1:
             return SoleContribution(self._loop.processes.client_ranks[clients[0]], reference)
         return WeightedSum(reference)
+
+    def check(self, update: ClientUpdate, weight: float) -> None:
+        """Refuse what cannot be added whole: nothing of it may stay in any sum.
+
+        Raises:
+            TrainingError: weights or vectors are not finite, or too large.
+        """
+        self._weights.check(update.weights, update.scale * (weight / self._planned))
+        for name, total in self._vectors.items():
+            total.check(update.vectors[name], update.scale * (weight / self._planned))
 
     def add_all_(self, updates: Sequence[tuple[ClientUpdate, float]]) -> None:
         """Add what clients hand over, each with its weight before it is scaled."""
@@ -231,6 +273,11 @@ class _Sums:
         return next_model(
             loop, model, self._start, average, contributions, dict(zip(self._vectors, vectors, strict=True))
         )
+
+
+def _zeros(loop: LocalLoop, start: Weights) -> Weights:
+    """What further vectors are changes from: zero in the parameters that are averaged."""
+    return combined(start, [(0.0, start)], loop.averaged_spans())
 
 
 def _after_average(
@@ -283,12 +330,15 @@ def _train_cohort(
         client = participant.client
         if client not in hosted or failure is not None or place in reports:
             continue
+        give_back = federation.remember(client) if loop.settings.on_client_error == "skip" else None
         try:
             report, turn = take_turn(place, participant)
             now.participant = participant
             reports[place] = _hand_over(loop, participant, turn, report, hand_over)
         except Exception as error:
             reports[place] = report_of(loop, cohort, place, error)
+            if give_back is not None:
+                give_back()
             failure = error if loop.settings.on_client_error == "fail" else None
             if failure is not None and loop.processes.several:  # the others do not finish their turns for it
                 judge(loop, cohort, {place: reports[place]}, failure)
@@ -368,15 +418,18 @@ def _hand_over(
     if turn.kept:
         mark = {OF_MODEL: loop.identity_of(turn.model)} if learner.kept_for_model else {}
         loop.federation.client_store(STRATEGY)[participant.client] = packed(turn.kept) | mark
-    return replace(report, scale=update.scale, numbers=update.numbers) if "client_update" in loop.own_steps else report
+    if "client_update" not in loop.own_steps:
+        return report
+    return replace(report, scale=update.scale, numbers=update.numbers, weight=update.weight)
 
 
 def _check_update(learner: Learner, update: ClientUpdate) -> None:
     name = f"{type(learner).__name__}.client_update"
     if not isinstance(update, ClientUpdate):
         raise ConfigurationError(f"{name} returned {type(update).__name__}: return ClientUpdate(weights).")
-    if not (math.isfinite(update.scale) and update.scale >= 0):
-        raise TrainingError(f"{name} gave scale={update.scale}: give a finite number of at least 0.")
+    for kind, factor in (("scale", update.scale), ("weight", update.weight)):
+        if factor is not None and not (math.isfinite(factor) and factor >= 0):
+            raise TrainingError(f"{name} gave {kind}={factor}: give a finite number of at least 0.")
     if sorted(update.vectors) != sorted(learner.extra_vectors):
         raise ConfigurationError(
             f"{name} gave the vectors {sorted(update.vectors)}, extra_vectors names {sorted(learner.extra_vectors)}:"

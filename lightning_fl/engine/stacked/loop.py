@@ -277,15 +277,16 @@ class StackedLoop:
                     row.losses.append(next(values))
         reports: list[ClientReport | FederatedError] = []
         for row in rows:
-            state = row.turn.state
-            state.global_step += len(row.steps)
-            state.batches += row.total
-            state.rounds_seen = self._loop.federation.current_round
             try:
                 metrics = row.collector.reduce(row.num_samples)
                 reports.append(turn_report(row.num_samples, len(row.steps), metrics, row.losses, row.sizes))
             except FederatedError as error:
                 reports.append(error)
+                continue
+            state = row.turn.state
+            state.global_step += len(row.steps)
+            state.batches += row.total
+            state.rounds_seen = self._loop.federation.current_round
         return reports
 
 

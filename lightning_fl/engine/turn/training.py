@@ -39,6 +39,7 @@ _STEPS = (
     "correct_gradient_",
     "end_client",
     "client_update",
+    "weigh_cohort",
     "aggregate",
     "evaluation_weights",
     "phases",

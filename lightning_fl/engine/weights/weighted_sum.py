@@ -162,7 +162,7 @@ class WeightedSum:
                     if magnitude == inf:
                         for earlier, done, opposite in added:  # back to the integers of before
                             _add_part(earlier, done, opposite, *earlier.start(rows))
-                        self._refuse(weights)
+                        check_addable(weights, self._reference, terms[k][1])
                     magnitudes[k] = max(magnitudes[k], magnitude)
                     added.append((block, part, -weight))
         self._magnitude += sum(magnitudes)
@@ -248,17 +248,13 @@ class WeightedSum:
                     part.copy_(torch.where(block.kept > 0, block.infinite, part))  # type: ignore[arg-type]
         return Weights(vectors)
 
-    def _refuse(self, weights: Weights) -> None:
-        """Say what is wrong with weights that cannot be added."""
-        largest = 0.0
-        for dtype, vector in weights.floating():
-            reference = self._reference.vectors[dtype]
-            change = vector.double() - reference.masked_fill(reference.isinf(), 0.0)
-            largest = max(largest, _largest_change(change, vector, reference))
-        problem = "are not finite" if largest == inf else f"changed by {largest:.3g}, more than {self.LARGEST:.3g}"
-        raise TrainingError(
-            f"the weights {problem}: training diverges; lower the learning rate or set trainer.gradient_clip_val."
-        )
+    def check(self, weights: Weights, weight: float) -> None:
+        """Refuse what :meth:`add_` refuses.
+
+        Raises:
+            TrainingError: as there.
+        """
+        check_addable(weights, self._reference, weight)
 
 
 class SoleContribution:
@@ -283,6 +279,10 @@ class SoleContribution:
         check_finite(weights, self._reference)
         self._weights = weights.clone()
 
+    def check(self, weights: Weights, weight: float) -> None:
+        """Refuse what :meth:`add_` refuses."""
+        check_finite(weights, self._reference)
+
     def add_all_(self, terms: Sequence[tuple[Weights, float]]) -> None:
         """Take the client's weights where it is hosted here: the only term, if there is one."""
         for weights, weight in terms:
@@ -299,6 +299,30 @@ class SoleContribution:
         """The client's weights."""
         assert self._weights is not None
         return self._weights
+
+
+def check_addable(weights: Weights, reference: Weights, weight: float = 1.0) -> None:
+    """Refuse weights that cannot be added up.
+
+    Args:
+        weights: of a client.
+        reference: what their change is from.
+        weight: of theirs in the sum.
+
+    Raises:
+        TrainingError: an entry became NaN or infinite, or its weighted change reaches :attr:`WeightedSum.LARGEST`.
+    """
+    largest = 0.0
+    for dtype, vector in weights.floating():
+        before = reference.vectors[dtype]
+        change = vector.double() - before.masked_fill(before.isinf(), 0.0)
+        largest = max(largest, _largest_change(change, vector, before))
+    if not largest * abs(weight) < WeightedSum.LARGEST:
+        bound = f"changed by {largest:.3g}, more than {WeightedSum.LARGEST:.3g}"
+        raise TrainingError(
+            f"the weights {'are not finite' if largest == inf else bound}: training diverges; lower the learning rate"
+            " or set trainer.gradient_clip_val."
+        )
 
 
 def mixture(weights: Sequence[float] | Tensor, models: Sequence[Weights]) -> Weights:
