@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from lightning_fl.engine.interrupt import ends_at_once
+from lightning_fl.engine.interrupt import ends_on_signals
 
 __all__ = ["first_words", "main"]
 
@@ -17,15 +17,13 @@ _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "NODE_RANK")
 
 
 def main() -> int:
-    """Run a command; a signal while modules are imported, or after the command, needs no answer."""
-    ends_at_once()
-    if sys.stderr.isatty() and all(os.environ.get(name, "0") == "0" for name in _RANKS):
-        print(first_words(sys.argv[1:]), end="", file=sys.stderr, flush=True)
-    from lightning_fl.cli import main as run_command
+    """Run a command."""
+    with ends_on_signals():
+        if sys.stderr.isatty() and all(os.environ.get(name, "0") == "0" for name in _RANKS):
+            print(first_words(sys.argv[1:]), end="", file=sys.stderr, flush=True)
+        from lightning_fl.cli import main as run_command
 
-    code = run_command()
-    ends_at_once(code)
-    return code
+        return run_command()
 
 
 def first_words(words: Sequence[str]) -> str:

@@ -26,6 +26,7 @@ from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.errors import CheckpointError
 from lightning_fl.file_names import client_files
 from lightning_fl.tensor_files import NUMPY, read_torch, unreadable_part
+from lightning_fl.user_file import near
 
 __all__ = [
     "class_path",
@@ -300,7 +301,7 @@ def _client_part(file: Path, client_name: str, number: int, token: str) -> dict[
 
 
 def resolve_checkpoint(
-    ckpt_path: str | os.PathLike[str] | None, fabric: Fabric, root: str, own: Sequence[Path]
+    ckpt_path: str | os.PathLike[str] | None, fabric: Fabric, root: Path, own: Sequence[Path]
 ) -> Path | None:
     """The file that ``last``, ``best`` or a path means; on every rank the one of that name below its own folders.
 
@@ -318,11 +319,11 @@ def resolve_checkpoint(
     if ckpt_path not in ("last", "best"):
         if not os.fspath(ckpt_path).strip():
             raise CheckpointError("ckpt_path is empty: give last, best or a file, or leave it out.")
-        return Path(ckpt_path).expanduser()
+        return Path(ckpt_path).expanduser().absolute()
     found: int | str | None = None
     if fabric.is_global_zero:
         versions = [
-            (int(match[1]), folder) for folder in Path(root).glob("version_*") if (match := _VERSION.match(folder.name))
+            (int(match[1]), folder) for folder in root.glob("version_*") if (match := _VERSION.match(folder.name))
         ]
         places: list[tuple[int | str, Path]] = [
             *enumerate(own),
@@ -333,9 +334,10 @@ def resolve_checkpoint(
     if found is None:
         monitored = " A best one exists only where a metric is monitored." if ckpt_path == "best" else ""
         raise CheckpointError(
-            f"no {ckpt_path}.ckpt in any run below {root}.{monitored} Check trainer.default_root_dir, or give a file."
+            f"no {ckpt_path}.ckpt in any run below {near(root)}.{monitored} Check trainer.default_root_dir, or give"
+            " a file."
         )
-    return _file(own[found] if isinstance(found, int) else Path(root) / found, ckpt_path)
+    return _file(own[found] if isinstance(found, int) else root / found, ckpt_path)
 
 
 def _file(folder: Path, name: str) -> Path:

@@ -4,7 +4,6 @@ Exit codes: 0; 2 for what the user is to mend or the machine refuses, with the r
 of this package's own; 128 + n after signal n. With ``LIGHTNING_FL_DEBUG=1`` an error comes with its traceback.
 """
 
-import io
 import os
 import re
 import signal
@@ -12,12 +11,12 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 
 from jsonargparse import ArgumentError
 
 from lightning_fl.engine.interrupt import Interrupted, ends_on_signals
 from lightning_fl.errors import FederatedError, TrainingError, cut
+from lightning_fl.escaping import encodable, printable
 from lightning_fl.refusals import chain, place_of, refusal
 
 _HINT = "\nLIGHTNING_FL_DEBUG=1 shows where in the code."
@@ -42,9 +41,8 @@ def exit_code(command: Callable[[], int]) -> int:
     Returns:
         The exit code.
     """
-    for stream in (sys.stdout, sys.stderr):  # a terminal may lack the letters of a client's name
-        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() != "utf-8":
-            stream.reconfigure(errors="backslashreplace")
+    for stream in (sys.stdout, sys.stderr):
+        encodable(stream)
     try:
         with ends_on_signals():
             code = command()
@@ -62,7 +60,7 @@ def exit_code(command: Callable[[], int]) -> int:
             traceback.print_exc()
         code, text = _judged(error)
         for line in text.splitlines():
-            print(f"error: {line}", file=sys.stderr)
+            print(f"error: {printable(line)}", file=sys.stderr)
         try:
             sys.stdout.flush()
         except OSError:
@@ -94,9 +92,10 @@ def _kept_traceback(error: Exception) -> str:
     """Keep the traceback of an error in a file; where it is, in words."""
     if _shows_traceback():
         return " with the traceback above"
-    path = Path(tempfile.gettempdir()) / f"lightning-fl-traceback-{os.getpid()}.txt"
     try:
-        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        number, path = tempfile.mkstemp(prefix="lightning-fl-traceback-", suffix=".txt")
+        with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write("".join(traceback.format_exception(error)))
     except OSError:
         return " with its traceback, which LIGHTNING_FL_DEBUG=1 shows"
     return f" with its traceback, {path}"

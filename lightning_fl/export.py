@@ -14,6 +14,7 @@ from typing import Any
 
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.escaping import markdown, markdown_code
 from lightning_fl.personalization import load_model_checkpoint
 from lightning_fl.prediction.models import choose_models
 from lightning_fl.trained_run import TrainedRun
@@ -119,7 +120,7 @@ def model_card(run: TrainedRun, model: str) -> str:
     title = f"{_short(recipe['model'])} on {dataset}"
     parts = [
         f"---\n{dump_yaml(_metadata(run, dataset, title))}---\n",
-        f"# {title}\n",
+        f"# {markdown(title)}\n",
         _about(run, model),
         "## Results\n",
         _results(summary, model),
@@ -127,7 +128,8 @@ def model_card(run: TrainedRun, model: str) -> str:
         _bullets(_data_lines(data, summary)),
         "## Training\n",
         _bullets(_training_lines(run)),
-        f"<details><summary>The recipe</summary>\n\n```yaml\n{dump_yaml(_recipe(recipe))}```\n\n</details>\n",
+        "<details><summary>The recipe</summary>\n",
+        f"{markdown_code(dump_yaml(_recipe(recipe)), 'yaml')}\n</details>\n",
         "## How to use\n",
         _usage(class_path),
     ]
@@ -161,7 +163,7 @@ def _about(run: TrainedRun, model: str) -> str:
     whose = "the shared model" if model.startswith("shared_") else f"the model of the client {_cell(model)}"
     lines = [
         f"This is {whose} of a federated run: {summary['num_clients']} clients trained it together by"
-        f" {summary['strategy']} in {summary['rounds']} rounds, without their data leaving them, with"
+        f" {markdown(summary['strategy'])} in {summary['rounds']} rounds, without their data leaving them, with"
         f" lightning-fl {summary['versions']['lightning-fl']}."
     ]
     if summary["data_source"] == "stand-in":
@@ -179,16 +181,16 @@ def _results(summary: Mapping[str, Any], model: str) -> str:
         return "Nothing was evaluated.\n"
     records = metrics[split]
     words = {"test": "test", "val": "validation", "train": "training"}
-    said = f"On each client's own {words[split]} data, with {summary['evaluated']}. "
+    said = f"On each client's own {words[split]} data, with {markdown(summary['evaluated'])}. "
     said += "; ".join(
-        f"{name}: {'higher' if of['higher_is_better'] else 'lower'} is better" for name, of in records.items()
+        f"{markdown(name)}: {'higher' if of['higher_is_better'] else 'lower'} is better" for name, of in records.items()
     )
     names = summary["client_names"]
     if not model.startswith("shared_"):
         names = [name for name in names if name == model]
-    rows = [[name, *(of["clients"].get(name) for of in records.values())] for name in names]
+    rows = [[_cell(name), *(_cell(of["clients"].get(name)) for of in records.values())] for name in names]
     if len(names) > 1:
-        rows += [[f"**{part}**", *(of[part] for of in records.values())] for part in ("mean", "worst")]
+        rows += [[f"**{part}**", *(_cell(of[part]) for of in records.values())] for part in ("mean", "worst")]
     return f"{said}.\n\n{_table(['client', *records], rows)}"
 
 
@@ -252,14 +254,11 @@ def _bullets(lines: Mapping[str, Any]) -> str:
     return "\n".join(f"- {name}: {_cell(value)}" for name, value in lines.items() if value is not None) + "\n"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [header, ["---", *(["---:"] * (len(header) - 1))], *rows]
-    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines) + "\n"
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [[_cell(name) for name in header], ["---", *(["---:"] * (len(header) - 1))]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [*lines, *rows]) + "\n"
 
 
 def _cell(value: Any) -> str:
     """A value in a table or a line of Markdown."""
-    if value is None:
-        return ""
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else markdown(value)

@@ -16,6 +16,7 @@ from lightning_fl.client_names import curve_names
 from lightning_fl.data.module import Split
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.metrics import GainSummary, MetricSummary, default_metric, metric_name
+from lightning_fl.terminal import terminal
 
 if TYPE_CHECKING:
     from lightning_fl.trainer import FederatedTrainer
@@ -136,7 +137,7 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None, pr
     """
     if not trainer.is_global_zero or trainer.datamodule is None:
         return
-    console = console or Console()
+    console = console or terminal()
     split: Split = "test" if trainer.metrics.get("test") else "val"
     metrics = {metric_name(name, split): metric for name, metric in trainer.metrics.get(split, {}).items()}
     source = trainer.datamodule.source

@@ -24,7 +24,7 @@ from lightning_fl.data.split_file import split_file_text
 from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.batches.from_loaders import LoaderBatches
 from lightning_fl.engine.federation import Federation
-from lightning_fl.engine.interrupt import ends_on_signals, signals_of_a_run
+from lightning_fl.engine.interrupt import signals_of_a_run
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.turn.compilation import CompiledSteps
 from lightning_fl.engine.turn.lazy_layers import give_shapes
@@ -40,6 +40,7 @@ from lightning_fl.lightning_types import is_overridden
 from lightning_fl.refusals import breaks_device
 from lightning_fl.run_log import versions
 from lightning_fl.surface import TrainerSurface
+from lightning_fl.user_file import near
 
 __all__ = ["Run"]
 
@@ -98,7 +99,6 @@ class Run:
         _limit_processes(self._trainer, self._arguments[1])
         remove_generated_files()
         with ExitStack() as signals:
-            signals.enter_context(ends_on_signals())
             self._trainer.launch()
             signals.enter_context(self._trainer.strategy.hidden_group())
             signals.enter_context(signals_of_a_run())  # whose thread must not be there when others are forked
@@ -117,10 +117,10 @@ class Run:
             check_same(trainer.strategy, settings_of(trainer, stage, self._arguments[0], self._ckpt_path), "recipe")
         # A resumed run may have found nothing better than the run it goes on from.
         resumed = [] if trainer.ckpt_path is None else [Path(trainer.ckpt_path).parent.parent]
-        before = [Path(trainer.log_dir)] if trainer.run_log.started else []
+        before = [trainer.run_log.directory] if trainer.run_log.started else []
         # Before there is a folder of this run's own: one that is refused leaves none.
-        path = resolve_checkpoint(self._ckpt_path, trainer.fabric, trainer.default_root_dir, [*before, *resumed])
-        state = None if path is None else load_state(path, trainer.fabric)
+        path = resolve_checkpoint(self._ckpt_path, trainer.fabric, trainer.run_log.root, [*before, *resumed])
+        state = None if path is None else load_state(near(path), trainer.fabric)
         trainer.run_log.start(trainer.fabric, fits=stage == "fit")
         goes_on = stage != "fit" and trainer.module is self._arguments[0] and bool(trainer.models)
         trainer.begin(trainer.federation.for_evaluation() if goes_on else Federation())
@@ -148,19 +148,20 @@ class Run:
         """Go on from a checkpoint that fits, and say what is not as it was."""
         trainer, evaluates = self._trainer, self._stage != "fit"
         assert trainer.datamodule is not None
-        check_fits(trainer, state, path)
+        shown = near(path)
+        check_fits(trainer, state, shown)
         names = trainer.datamodule.client_names()
         state = with_client_files(state, path, trainer.processes, names, trainer.strategy.rank_names)
         trainer.differs = find_differences(trainer, state, evaluates=evaluates)
         said = trainer.run_log.summary.get("differs_from_checkpoint", {})  # by the fit before this evaluation
-        say_differences(path, {name: values for name, values in trainer.differs.items() if name not in said})
+        say_differences(shown, {name: values for name, values in trainer.differs.items() if name not in said})
         try:
             trainer.load_state_dict(state, weights_only=evaluates)
         except CheckpointError as error:
-            raise CheckpointError(f"{path}: {error}") from error
+            raise CheckpointError(f"{shown}: {error}") from error
         if not evaluates:
-            rank_zero_info(f"goes on after round {trainer.current_round} of {path}")
-            say_nothing_left(trainer, path)
+            rank_zero_info(f"goes on after round {trainer.current_round} of {shown}")
+            say_nothing_left(trainer, shown)
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         with self._signals:
@@ -265,7 +266,7 @@ def _set_up(
         federated=trainer,
         datamodule=datamodule,
         loggers=trainer.loggers,
-        log_dir=trainer.log_dir,
+        log_dir=os.fspath(trainer.run_log.directory),
         callbacks=trainer.callbacks,
         checkpoint_callback=trainer.callback(ModelCheckpoint),
         profiler=trainer.profiler,
@@ -403,11 +404,13 @@ def _agree_on(trainer: TrainerSurface, weights: Weights) -> None:
 def _how_to_go_on(trainer: TrainerSurface) -> str:
     """What is to be done after another rank was lost."""
     checkpoint = trainer.callback(ModelCheckpoint)
-    path = Path(trainer.log_dir) / "checkpoints" / "last.ckpt"
+    path = near(trainer.log_dir) / "checkpoints" / "last.ckpt"
     written = None if checkpoint is None else _round_of(path, checkpoint.last_round, trainer.processes.private)
     if written is None:
         if trainer.resumes_fit:
-            return f"To go on from where this run did, start all ranks again with --ckpt_path {trainer.ckpt_path}."
+            assert trainer.ckpt_path is not None
+            path = near(trainer.ckpt_path)
+            return f"To go on from where this run did, start all ranks again with --ckpt_path {path}."
         return "No checkpoint of this run is there to go on from: begin anew."
     return f"To go on from round {written}, start all ranks again with --ckpt_path {path}."
 

@@ -31,6 +31,7 @@ from lightning_fl.file_names import client_files, file_names
 from lightning_fl.lightning_types import AnyLogger
 from lightning_fl.loggers import Outlet, outlet_of
 from lightning_fl.metrics import MetricSummary, metric_name
+from lightning_fl.user_file import near
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,7 +73,8 @@ class RunLog:
 
     def __init__(self, logger: bool | AnyLogger | list[bool | AnyLogger], root: str) -> None:
         self._logger = _checked(logger)
-        self._root = Path(root)
+        #: Where run folders are made, whatever user code makes the working directory.
+        self.root = Path(root).absolute()
         self._directory: Path | None = None
         self._root_is_new = self._is_new = False
         self._writes = False
@@ -89,7 +91,7 @@ class RunLog:
 
     @property
     def directory(self) -> Path:
-        """The run's folder; it exists once a run has started."""
+        """The run's folder, the whole path; it exists once a run has started."""
         assert self._directory is not None, "the run's folder is made when a run starts"
         return self._directory
 
@@ -115,8 +117,8 @@ class RunLog:
         if self.started:
             self.summary = {}
         self._problem, self._held = None, None
-        self._root_is_new, self._is_new = not self._root.exists(), True
-        self._directory, self.token = _make_folders(self._root, fabric)
+        self._root_is_new, self._is_new = not self.root.exists(), True
+        self._directory, self.token = _make_folders(self.root, fabric)
         self._writes = fabric.is_global_zero
         self.loggers = self._make_loggers() if self._writes else []
         self._outlets = [outlet_of(logger) for logger in self.loggers]
@@ -136,7 +138,7 @@ class RunLog:
     def _own_loggers(self) -> list[Any]:
         _quiet_writers()
         version = self.directory.name
-        return [OneFileTensorBoardLogger(self._root, version), WholeCSVLogger(self._root, version)]
+        return [OneFileTensorBoardLogger(self.root, version), WholeCSVLogger(self.root, version)]
 
     # -- curves --------------------------------------------------------------------------------------------------
 
@@ -526,7 +528,7 @@ def _make_folders(root: Path, fabric: Fabric) -> tuple[Path, str]:
         try:
             found = action()
         except OSError as error:
-            problem = f"trainer.default_root_dir={os.fspath(root)!r} cannot be written: {error}."
+            problem = f"trainer.default_root_dir={os.fspath(near(root))!r} cannot be written: {error}."
         of_ranks = strategy.exchange({rank: (problem, found)})
         for other, (text, _) in of_ranks.items():
             if text:

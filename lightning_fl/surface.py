@@ -22,6 +22,7 @@ from lightning_fl.engine.client import ClientReport, ClientState, LocalWork
 from lightning_fl.engine.communication import CommunicationAccount
 from lightning_fl.engine.federation import Federation, Round
 from lightning_fl.engine.hooks import Hooks
+from lightning_fl.engine.interrupt import end_with_this_process
 from lightning_fl.engine.probes.on_hosts import compute_on_hosts
 from lightning_fl.engine.probes.statistics import descriptor_statistics, target_statistics, target_summaries
 from lightning_fl.engine.processes import Processes
@@ -36,6 +37,7 @@ from lightning_fl.run_log import RunLog
 from lightning_fl.seeding import generator
 from lightning_fl.strategies.federated import FederatedStrategy
 from lightning_fl.strategies.fork_launcher import ForkLauncher
+from lightning_fl.user_file import near
 from lightning_fl.version import __version__
 
 __all__ = ["TrainerSurface"]
@@ -371,8 +373,9 @@ class TrainerSurface:
 
     @property
     def log_dir(self) -> str:
-        """The run's folder."""
-        return os.fspath(self.run_log.directory)
+        """The run's folder; from the working directory, where ``default_root_dir`` is given so."""
+        directory = self.run_log.directory
+        return os.fspath(directory if os.path.isabs(self.default_root_dir) else near(directory))
 
     @property
     def logs_clients(self) -> bool:
@@ -393,6 +396,7 @@ class TrainerSurface:
             if self.num_threads is not None:  # beside a GPU too, where sums over clients are the host's
                 os.environ["OMP_NUM_THREADS"] = str(self.num_threads)  # Fabric's launcher leaves a set value alone
                 torch.set_num_threads(self.num_threads)
+            end_with_this_process(getattr(launcher, "procs", []))
             self.fabric.launch()
             self._launched = True
         elif not self.strategy.connected:  # a run that failed took leave of the other ranks

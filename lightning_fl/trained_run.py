@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_fl.errors import CheckpointError, ConfigurationError
+from lightning_fl.escaping import printable_values
 from lightning_fl.file_names import client_files
 from lightning_fl.recipe.file import load_recipe
+from lightning_fl.user_file import refuse_link_out
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
@@ -169,18 +171,28 @@ class TrainedRun:
         return Made(made.model, made.data, settings)
 
 
-def check_out(out: Path, below: Path | None, *, replace: bool) -> None:
+#: Files and folders of a run that are its record and its models.
+_OF_A_RUN = ("config.yaml", "summary.json", "metrics.csv", "splits.json", "calibration.json", "models", "checkpoints")
+
+
+def check_out(out: Path, run: Path, *reads: Path, named: bool, replace: bool) -> None:
     """Refuse, before anything is read, a file that cannot be written or may not be replaced.
 
     Args:
         out: the file.
-        below: the run's folder, which a file that nobody named must not lie outside of.
+        run: a run's folder, of which the record and the models are read.
+        *reads: other files that are read.
+        named: the user named it; else it must not lie outside of the run's folder.
         replace: it may be there.
     """
+    whole, folder = out.resolve(), run.resolve()
+    own = whole.is_relative_to(folder) and whole.relative_to(folder).parts[:1]
+    if (own and own[0] in _OF_A_RUN) or whole in [path.resolve() for path in reads]:
+        raise ConfigurationError(f"{out} is itself read: name another file with --out.")
     if out.exists() and not replace:
         raise ConfigurationError(f"{out} is there already: name another file with --out, or replace it with --force.")
-    if below is not None and not out.resolve().is_relative_to(below.resolve()):
-        raise ConfigurationError(f"{out} leads out of the run's folder, by a link in it: name a file with --out.")
+    if not named:
+        refuse_link_out(out, run)
     folder = next(parent for parent in out.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         reason = "which cannot be written" if folder.is_dir() else "which is no folder"
@@ -202,7 +214,8 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
         raise ConfigurationError(f"{folder} is no run of lightning-fl fit, it has no config.yaml: {mend}.")
     summary_file = folder / "summary.json"
     try:
-        summary = json.loads(summary_file.read_text(encoding="utf-8")) if summary_file.is_file() else {}
+        text = summary_file.read_text(encoding="utf-8") if summary_file.is_file() else "{}"
+        summary = printable_values(json.loads(text))
         if not isinstance(summary, dict):
             raise TypeError("it is no mapping")
         finished = "rounds" in summary and "data" in summary

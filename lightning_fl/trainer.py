@@ -12,7 +12,6 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
-from rich.console import Console
 
 from lightning_fl.arguments import check_composition, check_settings, complete_callbacks, make_fabric
 from lightning_fl.callbacks.callback import Callback
@@ -36,6 +35,7 @@ from lightning_fl.engine.round.training import train_round
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.escaping import csv_table
 from lightning_fl.lightning_types import AnyLogger
 from lightning_fl.metrics import ClientMetrics, lightning_names, summarize
 from lightning_fl.run import Run
@@ -43,8 +43,11 @@ from lightning_fl.run_log import RunLog
 from lightning_fl.seeding import run_seed
 from lightning_fl.strategies.federated import FederatedStrategy
 from lightning_fl.surface import TrainerSurface
+from lightning_fl.terminal import terminal
 
 __all__ = ["FederatedTrainer"]
+
+_INTERRUPTED = "finishing the round, then saving a checkpoint (once more stops at once)."
 
 PrecisionName = Literal["32", "32-true", "bf16-mixed", "bf16-true", "64", "64-true"]
 
@@ -222,7 +225,8 @@ class FederatedTrainer(TrainerSurface):
             started = time.perf_counter() - self.wall_time_seconds
             logs = [(self.run_log, name, LOGGERS) for name in ("log_round", "log_steps")]
             timed = timed_rounds(self.profiler, self.loop, self.stacked, logs)
-            with InterruptGuard() as guard, timed as begin_round:
+            checkpoint = self.run_log.directory / "checkpoints" / "last.ckpt"
+            with InterruptGuard(_INTERRUPTED, checkpoint) as guard, timed as begin_round:
                 while self.current_round < self.max_rounds and not self.should_stop:
                     begin_round(self.current_round + 1)
                     self._fit_round()
@@ -387,5 +391,5 @@ class FederatedTrainer(TrainerSurface):
         """Print where the time went and write ``profile.csv`` on rank zero, where rounds were timed."""
         frame = profile_of_ranks(self.profiler, self.processes)
         if frame is not None and self.is_global_zero:
-            self.run_log.write("profile.csv", frame.to_csv(index=False, float_format="%.9f"))
-            Console().print(profile_table(frame))
+            self.run_log.write("profile.csv", csv_table(frame, float_format="%.9f"))
+            terminal().print(profile_table(frame))

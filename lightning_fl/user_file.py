@@ -1,10 +1,11 @@
-"""A file that a user names: whether it is there, and what its first bytes say it is."""
+"""A file that a user names: whether it is there, where it leads, and what its first bytes say it is."""
 
+import os
 from pathlib import Path
 
-from lightning_fl.errors import DataError
+from lightning_fl.errors import ConfigurationError, DataError
 
-__all__ = ["existing_file", "foreign_content"]
+__all__ = ["existing_file", "foreign_content", "near", "refuse_link_out"]
 
 #: What files of other kinds begin with, what they are, and what to do about it.
 _KINDS = (
@@ -50,6 +51,27 @@ def existing_file(path: str, argument: str = "path") -> Path:
         kind = "a folder, no file" if found.is_dir() else "no file"
         raise DataError(f"{given} is {kind} (looked for {found.absolute()}): check the name and the folder.")
     return found
+
+
+def near(path: str | os.PathLike[str]) -> Path:
+    """A path as one writes it here: from the working directory where it lies below that, else whole."""
+    whole = Path(path).absolute()
+    return whole.relative_to(Path.cwd()) if whole.is_relative_to(Path.cwd()) else whole
+
+
+def refuse_link_out(path: Path, folder: Path) -> Path:
+    """A file of a run, which others may have made: it must not lead out of the run's folder.
+
+    Args:
+        path: the file, which need not exist.
+        folder: the run's.
+
+    Raises:
+        ConfigurationError: it does, by a link.
+    """
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):  # resolve() fails on a circle
+        raise ConfigurationError(f"{path} leads out of the run's folder, by a link in it: replace it by a copy.")
+    return path
 
 
 def foreign_content(head: bytes) -> str | None:

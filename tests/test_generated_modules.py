@@ -42,9 +42,10 @@ import sys, tempfile
 from os import getpid, kill
 tempfile.tempdir, sys.dont_write_bytecode = {str(tmp_path)!r}, False
 import lightning_fl.run
-from lightning_fl.engine.interrupt import ends_at_once
+from lightning_fl.engine.interrupt import ends_on_signals
 from torch_geometric.nn import SGConv
-ends_at_once()
+command = ends_on_signals()
+command.__enter__()
 SGConv(2, 2)
 {end}
 """

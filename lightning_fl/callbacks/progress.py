@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -21,6 +21,7 @@ from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.metrics import MetricSummary, curve_name, default_metric
 from lightning_fl.options import check_counts
 from lightning_fl.surface import TrainerSurface
+from lightning_fl.terminal import terminal
 
 __all__ = ["ProgressDisplay", "RoundClock", "leading_metric"]
 
@@ -128,7 +129,7 @@ class ProgressDisplay(Callback):
         self._clock = RoundClock(now, trainer.wall_time_seconds)
         self._names = trainer.datamodule.client_names()
         self._line_round, self._line_time, self._next_refresh = trainer.current_round, now, 0.0
-        console = Console()
+        console = terminal()
         if console.is_jupyter:
             self._live = _NotebookDisplay()
             self._refresh(trainer)
@@ -233,7 +234,7 @@ class _NotebookDisplay:
         """Show something in place of what was there."""
         from IPython.display import HTML, display
 
-        console = Console(
+        console = terminal(
             file=io.StringIO(), record=True, width=self._COLUMNS, force_jupyter=False, color_system="truecolor"
         )
         console.print(renderable)

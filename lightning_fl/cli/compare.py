@@ -11,6 +11,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lightning_fl.atomic import write_whole
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.escaping import markdown, markdown_code
 from lightning_fl.file_names import file_names
 
 if TYPE_CHECKING:
@@ -211,8 +212,11 @@ def _write_tables(
     if "md" in formats:
         parts = [to_markdown(frame, warnings)]
         if settings:
-            parts.append("\n".join(["The recipes differ in:\n", *(f"- `{line}`" for line in settings), ""]))
-        runs = [f"- {label}: {', '.join(f'`{run.folder}`' for run in found)}" for label, found in groups.items()]
+            parts.append("\n".join(["The recipes differ in:\n", *(f"- {markdown_code(one)}" for one in settings), ""]))
+        runs = [
+            f"- {markdown(label)}: {', '.join(markdown_code(str(run.folder)) for run in found)}"
+            for label, found in groups.items()
+        ]
         parts.append("\n".join(["Runs:\n", *runs, ""]))
         write_whole(out / "table.md", "\n".join(parts))
 

@@ -42,7 +42,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     kind = out.suffix.removeprefix(".")
     if kind not in ("png", "svg", "pdf"):
         raise ConfigurationError(f"--out {config.out}: give a name that ends in .png, .svg or .pdf.")
-    check_out(out, None, replace=config.force)
+    check_out(out, Path(config.run).expanduser(), named=True, replace=config.force)
     if config.model == "all":
         raise ConfigurationError("--model all: one model is explained at a time; name it.")
     trained = TrainedRun.read(Path(config.run).expanduser())

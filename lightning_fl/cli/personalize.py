@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lightning_fl.terminal import terminal
 from lightning_fl.trained_run import TrainedRun, check_out
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     folder, summary = run.folder, run.summary
     data = Path(config.file).expanduser()
     out = folder / "personal" / f"{data.name.partition('.')[0]}.ckpt" if config.out is None else Path(config.out)
-    check_out(out, folder if config.out is None else None, replace=config.force)
+    check_out(out, folder, data, named=config.out is not None, replace=config.force)
     made = run.make(trust=config.trust, accelerator=config.accelerator)
 
     from lightning_fl.personalization import personalize
@@ -94,7 +94,7 @@ def _print(found: "Personalization", summary: dict[str, Any], folder: Path, data
     from lightning_fl.metrics import MetricSummary, metric_name
     from lightning_fl.report import breakable, of_all_targets, table_that_fits
 
-    console = Console()
+    console = terminal()
     if summary.get("data_source") == "stand-in":
         console.print(Text(f" {STAND_IN_LABEL} ", "bold black on yellow"))
     if summary.get("interrupted"):

@@ -14,8 +14,8 @@ from typing import IO, TYPE_CHECKING, Any
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from lightning_fl.atomic import whole_file
-from lightning_fl.data.unlabelled import STANDARD_INPUT
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.escaping import csv_table
 from lightning_fl.trained_run import check_out
 
 if TYPE_CHECKING:
@@ -141,9 +141,8 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     """Predict and write."""
     out = None if config.out == _STANDARD_OUTPUT else Path(config.out).expanduser()
     if out is not None:
-        check_out(out, None, replace=config.force)
-        if config.file != STANDARD_INPUT and out.exists() and out.samefile(Path(config.file).expanduser()):
-            raise ConfigurationError(f"{out} is the file that is read: name another one with --out.")
+        read = Path(config.file).expanduser()
+        check_out(out, Path(config.run).expanduser(), read, named=True, replace=config.force)
 
     from lightning_fl.prediction.predict import RunPredictor
 
@@ -197,7 +196,7 @@ def _write(tables: "Iterator[pd.DataFrame]", file: IO[bytes]) -> tuple[int, int]
     rows = failed = 0
     with _progress() as advance:
         for table in tables:
-            text = table.to_csv(index=False, header=rows == 0, lineterminator="\n")
+            text = csv_table(table, header=rows == 0)
             file.write(text.encode(errors="backslashreplace"))
             rows += len(table)
             failed += int(table.iloc[:, -1].notna().sum())
@@ -212,8 +211,9 @@ def _progress() -> Iterator[Any]:
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield lambda count: None
         return
-    from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from lightning_fl.terminal import terminal
 
     columns = (
         SpinnerColumn(),
@@ -221,6 +221,6 @@ def _progress() -> Iterator[Any]:
         TimeElapsedColumn(),
         TextColumn("{task.speed:,.0f} rows/s", style="dim"),
     )
-    with Progress(*columns[:3], console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns[:3], console=terminal(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=None)
         yield lambda count: progress.advance(task, count)

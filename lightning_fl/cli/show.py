@@ -7,6 +7,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.trained_run import check_out
 
 __all__ = ["add_arguments", "run"]
 
@@ -29,8 +30,10 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     from lightning_fl.study.run_page import write_run_page
 
     out = None if config.out is None else Path(config.out).expanduser()
-    if out is not None and not out.parent.is_dir():
-        raise ConfigurationError(f"--out {out}: there is no folder {out.parent}.")
+    if out is not None:
+        if not out.parent.is_dir():
+            raise ConfigurationError(f"--out {out}: there is no folder {out.parent}.")
+        check_out(out, Path(config.run).expanduser(), named=True, replace=True)
     path = write_run_page(config.run, out)
     print(f"report: {path}")
     if config.open:

@@ -1,7 +1,8 @@
 """The data contract: what the engine asks of federated data, whatever its source."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
 from typing import Any, Literal
 
 from lightning.fabric.utilities.data import sized_len
@@ -12,6 +13,7 @@ from torch.utils.data import Dataset
 from lightning_fl.data.digest import data_digest
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.escaping import printable
 from lightning_fl.options import check_counts
 
 __all__ = ["BATCH_HOOKS", "SPLITS", "SPLIT_NAMES", "FederatedDataModule", "Split", "default_names", "known_clients"]
@@ -63,6 +65,13 @@ class FederatedDataModule(LightningDataModule, ABC):
         self.eval_batch_size = eval_batch_size or 4 * batch_size
         self.shuffle = shuffle
         self.drop_last = drop_last
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Names come from data, of others maybe: nothing in them acts on a terminal, whoever shows them."""
+        super().__init_subclass__(**kwargs)
+        for method in ("client_names", "client_groups"):
+            if method in cls.__dict__:
+                setattr(cls, method, _printable_names(cls.__dict__[method]))
 
     @property
     @abstractmethod
@@ -213,6 +222,15 @@ class FederatedDataModule(LightningDataModule, ABC):
     def describe(self) -> Mapping[str, Any]:
         """What the run's record says of the data: plain numbers, strings, lists and dicts."""
         return {"source": self.source, "num_clients": self.num_clients}
+
+
+def _printable_names(method: Callable[[Any], list[str] | None]) -> Callable[[Any], list[str] | None]:
+    @wraps(method)
+    def names(self: Any) -> list[str] | None:
+        found = method(self)
+        return found if found is None or "".join(found).isprintable() else [printable(name) for name in found]
+
+    return names
 
 
 def default_names(num_clients: int) -> list[str]:

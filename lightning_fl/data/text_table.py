@@ -21,6 +21,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.data.cards.fields import did_you_mean, listed
 from lightning_fl.errors import DataError, cut
+from lightning_fl.escaping import printable
 from lightning_fl.user_file import foreign_content
 
 if TYPE_CHECKING:
@@ -282,7 +283,7 @@ def _columns(
         for place, name in enumerate(header)
         if name is not None or any(place < len(row) and row[place] for row in rows)
     ]
-    names = [header[place] or f"Unnamed: {place}" for place in kept]
+    names = [printable(header[place] or f"Unnamed: {place}", keep="\n\t") for place in kept]
     refuse_twice(names, path, kept)
     return names, kept
 

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 from lightning_fl.data.table_file import is_text, read_table_file
 from lightning_fl.data.text_table import require_columns, separator_of
 from lightning_fl.errors import DataError
+from lightning_fl.escaping import printable
 from lightning_fl.user_file import existing_file, foreign_content
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def _header(text: IO[str], place: str) -> tuple[list[str], Any]:
 
 
 def _names(header: list[str], place: str) -> list[str]:
-    names = [name.strip() or f"Unnamed: {number}" for number, name in enumerate(header)]
+    names = [printable(name.strip(), keep="\n\t") or f"Unnamed: {number}" for number, name in enumerate(header)]
     for name in names:
         if names.count(name) > 1:
             raise DataError(

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from lightning.pytorch.profilers import Profiler
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +21,7 @@ from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.engine.turn.loop import LocalLoop
+from lightning_fl.terminal import terminal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -141,7 +141,7 @@ class RoundProfiler(Profiler):
 
     def summary(self) -> str:
         """This rank's table as text."""
-        console = Console(width=80, color_system=None)
+        console = terminal(width=80, color_system=None)
         with console.capture() as captured:
             console.print(profile_table(_frame({0: self.rounds})))
         return captured.get()

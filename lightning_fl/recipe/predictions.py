@@ -16,6 +16,7 @@ from lightning_fl.data.loaders import is_dataset
 from lightning_fl.data.module import Split
 from lightning_fl.data.targets import dataset_targets
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.escaping import csv_table
 from lightning_fl.file_names import client_files
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def write_predictions(trainer: "FederatedTrainer", outputs: Mapping[int, list[An
             dataset = data.dataset if isinstance(data, DataLoader) else data
             known = not several and is_dataset(dataset) and not isinstance(dataset, IterableDataset)
             table = prediction_table(dataset if known else None, outputs_of_client)
-            write_whole(folder / f"{files[client]}.csv", table.to_csv(index=False))
+            write_whole(folder / f"{files[client]}.csv", csv_table(table))
     return folder
 
 

@@ -1,5 +1,6 @@
 """Training and evaluating as a recipe says: what ``lightning-fl fit``, ``validate``, ``test`` and ``predict`` do."""
 
+import os
 import shlex
 import sys
 import time
@@ -35,8 +36,10 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     from lightning_fl.strategies.fork_launcher import ForkLauncher, end_fork
 
     seed_everything(int(config.seed_everything), verbose=False)
+    here = os.getcwd()
     made = instantiate(parser, config)
     trainer: FederatedTrainer = made.trainer
+    trainer.run_log.root = Path(here, trainer.default_root_dir)  # a class of the recipe's may have left it
     if command == "fit":
         said = choose_processes(trainer, made.model, made.data, config.trainer.devices, arguments)
         if said is not None:

@@ -12,6 +12,7 @@ from typing import Any
 from jsonargparse import _common, set_parsing_settings
 
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.refusals import chain
 
 __all__ = ["own_classes_only", "predict_command", "refuse_foreign_classes"]
 
@@ -97,11 +98,8 @@ def _class_paths(value: Any) -> Iterator[str]:
 
 def _denied(error: BaseException | None) -> str | None:
     """What the parser was kept from importing, if that is why it failed."""
-    while error is not None:
-        if "import path denylist" in str(error):
-            return str(error).partition("Importing '")[2].partition("'")[0]
-        error = error.__cause__ or error.__context__
-    return None
+    said = next((str(each) for each in chain(error) if "import path denylist" in str(each)), None)
+    return None if said is None else said.partition("Importing '")[2].partition("'")[0]
 
 
 def _refusal(place: str, name: str) -> str:

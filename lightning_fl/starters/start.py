@@ -1,16 +1,16 @@
 """What ``lightning-fl init`` writes: a recipe, a module, and data where none are given."""
 
-import csv
 import io
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from lightning_fl.data.cards.fields import did_you_mean
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.escaping import csv_text
 
 __all__ = ["ALGORITHMS", "DATA", "TASKS", "Answers", "starter_files", "write_files"]
 
@@ -177,7 +177,7 @@ def _made_up(answers: Answers) -> dict[str, str | bytes]:
             value = 0.3 * length + _ENDS.index(end) * 0.1 - 2
             shown = str(int(value > 0)) if answers.task == "classification" else f"{value:.2f}"
             rows.append(["C" * length + end, shown, sites[number % 3]])
-        return {"example.csv": _csv(rows)}
+        return {"example.csv": csv_text(rows)}
     if answers.data == "table":
         classes = answers.task == "classification"
         rows = [["age", "dose", "kind", "site", "label" if classes else "response"]]
@@ -186,7 +186,7 @@ def _made_up(answers: Answers) -> dict[str, str | bytes]:
             value = age / 80 + dose + (kind == "a")
             label = ("yes" if value > 1.5 else "no") if classes else f"{value:.3f}"
             rows.append([str(age), f"{dose:.3f}", kind, sites[number % 3], label])
-        return {"example.csv": _csv(rows)}
+        return {"example.csv": csv_text(rows)}
     if answers.data == "images":
         from PIL import Image
 
@@ -200,12 +200,6 @@ def _made_up(answers: Answers) -> dict[str, str | bytes]:
                     found[f"example/{site}/{name}/{number:02d}.png"] = picture.getvalue()
         return found
     return {}
-
-
-def _csv(rows: Sequence[Sequence[str]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
 
 
 def write_files(found: Mapping[str, str | bytes], folder: Path) -> None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.fabric.utilities.distributed import _destroy_dist_connection
 
-from lightning_fl.engine.interrupt import ends_with_this_process, signals_wait
 from lightning_fl.strategies.rendezvous import INTERFACE_VARIABLES
 
 if TYPE_CHECKING:
@@ -90,16 +89,21 @@ class ForkLauncher(_SubprocessScriptLauncher):
         os.environ["WORLD_SIZE"] = str(self.num_processes)
         sys.stdout.flush()
         sys.stderr.flush()
-        with signals_wait():
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, handlers)  # children are started and not yet known
+        try:
             for rank in range(1, self.num_processes):
                 pid = os.fork()
                 if not pid:
+                    for number, handler in handlers.items():  # other forks than a rank's have none
+                        signal.signal(number, handler)
                     os.environ["LOCAL_RANK"] = str(rank)
                     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch's optimisers ask for a GPU's stream in every step
                     self.procs = []
                     return
                 self.procs.append(ForkedProcess(pid))
-                ends_with_this_process(self.procs[-1])
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

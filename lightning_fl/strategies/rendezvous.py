@@ -20,6 +20,7 @@ from typing import Any
 import torch.distributed
 from torch.distributed import PrefixStore, Store, TCPStore
 
+from lightning_fl.engine.interrupt import Interrupted, InterruptGuard
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.messages import MessageError, decode, encode
 from lightning_fl.strategies.peers import Channel, Peers, text_of
@@ -103,16 +104,20 @@ class _Wait:
         Raises:
             ConfigurationError: the time is over.
         """
-        while not self._there(there):
-            waited = time.monotonic() - self._began
-            if waited >= self._seconds:
-                raise ConfigurationError(
-                    f"waited {self._seconds:.0f} s for {missing()} at {self._place}: {mend}, or raise trainer.timeout."
-                )
-            if waited >= self._next and self._place.local_rank == 0:
-                print(f"waiting for {missing()} at {self._place} … {waited:.0f} s", file=sys.stderr, flush=True)
-                self._next = waited + _LINES
-            time.sleep(_LOOK)
+        with InterruptGuard() as guard:
+            while not self._there(there):
+                if guard.signal_number is not None:  # others who wait are told
+                    raise Interrupted(guard.signal_number)
+                waited = time.monotonic() - self._began
+                if waited >= self._seconds:
+                    raise ConfigurationError(
+                        f"waited {self._seconds:.0f} s for {missing()} at {self._place}: {mend}, or raise"
+                        " trainer.timeout."
+                    )
+                if waited >= self._next and self._place.local_rank == 0:
+                    print(f"waiting for {missing()} at {self._place} … {waited:.0f} s", file=sys.stderr, flush=True)
+                    self._next = waited + _LINES
+                time.sleep(_LOOK)
 
     def _there(self, there: Callable[[], bool]) -> bool:
         try:

@@ -15,6 +15,7 @@ from rich.text import Text
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.study.cells import Cell
+from lightning_fl.terminal import terminal
 
 __all__ = ["StudyDisplay"]
 
@@ -29,7 +30,7 @@ class StudyDisplay:
     """
 
     def __init__(self, cells: Sequence[Cell], num_workers: int, console: Console | None = None) -> None:
-        self._console = console or Console()
+        self._console = console or terminal()
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_interactive else None
         self._total = len(cells)
         self._done = sum(cell.finished() is not None for cell in cells)

@@ -13,7 +13,9 @@ import pandas as pd
 
 from lightning_fl.data.cards.fields import did_you_mean
 from lightning_fl.errors import CheckpointError, ConfigurationError
+from lightning_fl.escaping import printable_values
 from lightning_fl.recipe.file import load_recipe
+from lightning_fl.user_file import refuse_link_out
 
 __all__ = ["WATCHING", "FinishedRun", "RunMetric", "find_runs"]
 
@@ -84,6 +86,8 @@ class FinishedRun:
             raise ConfigurationError(f"{path} is not a folder: give a run's, such as runs/drflm_esol/version_0.")
         if not (path / "summary.json").is_file():
             return cls.read(_last_finished(path))
+        for name in ("summary.json", "config.yaml", "metrics.csv"):
+            refuse_link_out(path / name, path)
         recipe = path / "config.yaml"
         is_there = recipe.exists() or recipe.is_symlink()  # whatever it is: reading says what is wrong with it
         return cls(path, _read_record(path / "summary.json"), load_recipe(recipe) if is_there else {})
@@ -269,7 +273,7 @@ def _is_finished_fit(folder: Path) -> bool:
 def _read_record(path: Path) -> dict[str, Any]:
     """``summary.json`` of a run."""
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
+        summary = printable_values(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged ({_reason(error)}): {_MEND}") from error
     if not isinstance(summary, dict):

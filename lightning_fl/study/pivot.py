@@ -11,6 +11,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from lightning_fl.escaping import markdown
 from lightning_fl.study.claims import SHARES
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.intervals import share_interval
@@ -187,13 +188,14 @@ def markdown_table(
         num_labels: the first columns, which are flush left.
         best: as the rows, what is bold.
     """
+    rows = [list(map(markdown, row)) for row in rows]
     if best is not None:
         rows = [
             [f"**{text}**" if is_best else text for text, is_best in zip(row, marks, strict=True)]
             for row, marks in zip(rows, best, strict=True)
         ]
-    lines = [header, ["---"] * num_labels + ["---:"] * (len(header) - num_labels), *rows]
-    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
+    lines = [list(map(markdown, header)), ["---"] * num_labels + ["---:"] * (len(header) - num_labels), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def terminal_tables(pivot: Pivot, width: int) -> Iterator[Table]:

@@ -1,6 +1,5 @@
 """A comparison as text: for the terminal, Markdown, CSV and LaTeX. Takes the frame of ``comparison_table``."""
 
-import re
 from collections.abc import Iterator, Sequence
 
 import pandas as pd
@@ -11,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_fl.data.source import STAND_IN_LABEL
+from lightning_fl.escaping import csv_table, markdown
 from lightning_fl.study.table_columns import (
     Column,
     columns_of,
@@ -19,6 +19,7 @@ from lightning_fl.study.table_columns import (
     rows_of,
     title_of,
 )
+from lightning_fl.terminal import terminal
 
 __all__ = ["to_csv", "to_latex", "to_markdown", "to_terminal"]
 
@@ -49,7 +50,7 @@ def to_terminal(frame: pd.DataFrame, console: Console | None = None, warnings: S
         console: where to; standard output by default.
         warnings: why the rows do not compare, above the tables.
     """
-    console = console or Console()
+    console = console or terminal()
     for warning in warnings:
         console.print(Text(f"warning: {warning}", "yellow"))
     for number, of_metric in enumerate(_by_metric(frame)):
@@ -83,24 +84,24 @@ def to_markdown(frame: pd.DataFrame, warnings: Sequence[str] = ()) -> str:
         frame: of :func:`~lightning_fl.study.comparison_table.comparison_table`.
         warnings: why the rows do not compare, above the tables.
     """
-    parts = ["\n".join(f"> **Warning:** {_escape_markdown(warning)}  " for warning in warnings)] if warnings else []
+    parts = ["\n".join(f"> **Warning:** {markdown(warning)}  " for warning in warnings)] if warnings else []
     for of_metric in _by_metric(frame):
         columns, rows = columns_of(of_metric), rows_of(of_metric)
         seeds = ["seeds"] if any(row.seeds for row in rows) else []
-        header = ["", *seeds, *(column.name for column in columns)]
+        header = ["", *seeds, *(markdown(column.name) for column in columns)]
         lines = [f"**{STAND_IN_LABEL}**\n"] if has_stand_in(of_metric) else []
         lines += [
-            f"{_escape_markdown(title_of(of_metric))}\n",
+            f"{markdown(title_of(of_metric))}\n",
             f"| {' | '.join(header)} |",
             f"|{'|'.join(['---', *['---:'] * (len(header) - 1)])}|",
         ]
         for number, row in enumerate(rows):
-            cells = [_escape_markdown(row.label), *([row.seeds] if seeds else [])]
+            cells = [markdown(row.label), *([row.seeds] if seeds else [])]
             cells += [
                 f"**{column.cell(number)}**" if column.best[number] else column.cell(number) for column in columns
             ]
             lines.append(f"| {' | '.join(cells)} |")
-        notes = [f"- {_escape_markdown(note)}" for note in notes_of(of_metric)]
+        notes = [f"- {markdown(note)}" for note in notes_of(of_metric)]
         parts.append("\n".join([*lines, *([""] if notes else []), *notes]))
     return "\n\n".join(parts) + "\n"
 
@@ -147,7 +148,7 @@ def to_csv(frame: pd.DataFrame) -> str:
         frame: of :func:`~lightning_fl.study.comparison_table.comparison_table` or
             :func:`~lightning_fl.study.comparison_table.client_table`.
     """
-    return frame.to_csv(index=False, lineterminator="\n")
+    return csv_table(frame)
 
 
 def _by_metric(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
@@ -172,10 +173,6 @@ def _terminal_table(frame: pd.DataFrame, columns: Sequence[Column]) -> Table:
         cells += [Text("\n".join(column.lines(number)), "green" if column.best[number] else "") for column in columns]
         table.add_row(*cells)
     return table
-
-
-def _escape_markdown(text: str) -> str:
-    return re.sub(r"([\\|*_`<>\[\]])", r"\\\1", text)
 
 
 def _escape_latex(text: str) -> str:

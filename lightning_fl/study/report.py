@@ -9,10 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_fl.atomic import write_whole
+from lightning_fl.escaping import markdown
 from lightning_fl.study.claims import Answer
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.pivot import make_pivot, markdown_table, terminal_tables
 from lightning_fl.study.results import StudyResults
+from lightning_fl.terminal import terminal
 
 __all__ = ["CHOSEN_HEADER", "chosen_rows", "print_results", "write_markdown"]
 
@@ -38,17 +40,18 @@ def chosen_rows(study: Study) -> list[list[str]]:
 def write_markdown(results: StudyResults, out: Path) -> None:
     """Write ``table.md`` and ``claims.md`` into the study's folder."""
     pivot, study = make_pivot(results), results.study
-    parts = [f"# {study.title}", markdown_table(pivot.header, pivot.rows, pivot.num_labels, pivot.best), *pivot.notes]
+    parts = [f"# {markdown(study.title)}", markdown_table(pivot.header, pivot.rows, pivot.num_labels, pivot.best)]
+    parts += map(markdown, pivot.notes)
     if study.chosen:
         parts += ["Settings were chosen before, on other seeds:", markdown_table(CHOSEN_HEADER, chosen_rows(study), 5)]
     if results.failed:
-        names = [f"- {_name(cell.arm, cell.place, cell.seed)}: {cell.failure} ({cell.log})" for cell in results.failed]
-        parts.append("\n".join(["Failed:", "", *names]))
+        failed = [f"{_name(cell.arm, cell.place, cell.seed)}: {cell.failure} ({cell.log})" for cell in results.failed]
+        parts.append("\n".join(["Failed:", "", *(f"- {markdown(text)}" for text in failed)]))
     write_whole(out / "table.md", "\n\n".join(parts) + "\n")
     rows = [_claim_row(answer, study.table.digits) for answer in results.answers]
     claims = markdown_table(_CLAIM_HEADER, rows, len(_CLAIM_HEADER)) if rows else "The study claims nothing."
     notes = "\n\n".join(["", *_CLAIM_NOTES]) if rows else ""
-    write_whole(out / "claims.md", f"# {study.title}: claims\n\n{claims}{notes}\n")
+    write_whole(out / "claims.md", f"# {markdown(study.title)}: claims\n\n{claims}{notes}\n")
 
 
 def print_results(results: StudyResults, out: Path, console: Console | None = None) -> None:
@@ -59,7 +62,7 @@ def print_results(results: StudyResults, out: Path, console: Console | None = No
         out: its folder.
         console: where to; standard output by default.
     """
-    console = console or Console()
+    console = console or terminal()
     pivot, study = make_pivot(results), results.study
     # Not the tables' own titles, which would be broken to the tables' width.
     console.print(Text(study.title, "bold"))

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from lightning_fl.atomic import write_whole
 from lightning_fl.errors import CheckpointError, ConfigurationError
+from lightning_fl.escaping import csv_text, csv_value
 from lightning_fl.study.cells import Cell
 from lightning_fl.study.claims import STATISTICS, Answer, answer_claim, corrected
 from lightning_fl.study.declaration import Study
@@ -166,7 +167,8 @@ class StudyResults:
         study = load_study(out / "study.yaml")
         try:
             environment = json.loads((out / "environment.json").read_text(encoding="utf-8"))
-            rows = list(csv.DictReader(io.StringIO((out / "results.csv").read_text(encoding="utf-8"))))
+            header, *lines = csv.reader(io.StringIO((out / "results.csv").read_text(encoding="utf-8")))
+            rows = [dict(zip(map(csv_value, header), map(csv_value, line), strict=True)) for line in lines if line]
             cells = [_cell_of(row, list(study.grid)) for row in rows]
         except (OSError, ValueError, KeyError, RecursionError) as error:
             raise CheckpointError(
@@ -251,12 +253,7 @@ def _cell_of(row: dict[str, str], axes: Sequence[str]) -> CellResult:
 
 
 def _csv(rows: Sequence[Mapping[str, str]]) -> str:
-    buffer = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return buffer.getvalue()
+    return csv_text([list(rows[0]), *(row.values() for row in rows)]) if rows else ""
 
 
 def _text(number: float | None) -> str:

@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from lightning_fl.atomic import write_whole
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.drawing import BAD, GOOD
+from lightning_fl.escaping import page_environment
 from lightning_fl.recipe.trust import predict_command
 from lightning_fl.study.finished_run import FinishedRun, RunMetric
 from lightning_fl.study.hover import say_values
 from lightning_fl.study.html_report import images_of
+from lightning_fl.user_file import refuse_link_out
 from lightning_fl.user_yaml import dump_yaml
 
 __all__ = ["write_run_page"]
@@ -53,15 +54,9 @@ def write_run_page(folder: str | Path, out: Path | None = None) -> Path:
         CheckpointError: its files are damaged.
     """
     run = FinishedRun.read(folder)
-    environment = Environment(
-        loader=PackageLoader("lightning_fl.study", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     summary = run.summary
     method = summary.get("method", run.algorithm)
+    environment = page_environment()
     page = environment.get_template("run.html.j2").render(
         title=f"{method}: {summary.get('title', run.folder.name)}",
         subtitle=f"{len(run.clients)} clients, seed {run.seed} · {run.folder}",
@@ -158,7 +153,7 @@ def _draw_curves(run: FinishedRun) -> Figure | None:
 def _pictures(folder: Path) -> list[dict[str, Any]]:
     found = []
     for path in sorted(folder.glob("figures/*.png")):
-        data = base64.b64encode(path.read_bytes()).decode("ascii")
+        data = base64.b64encode(refuse_link_out(path, folder).read_bytes()).decode("ascii")
         found.append({"title": path.stem.replace("_", " "), "source": f"data:image/png;base64,{data}", "wide": False})
     return found
 

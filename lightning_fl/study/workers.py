@@ -12,24 +12,21 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
-from lightning_fl.engine.interrupt import ends_with_this_process
+from lightning_fl.engine.interrupt import InterruptGuard, end_with_this_process
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.study.cells import Cell
 from lightning_fl.study.forked import check_settings, run_cell, start_worker, visible_gpus
 from lightning_fl.study.schedule import known_seconds, next_cell, seconds_left
 
-__all__ = ["Watcher", "Workers", "usable_cores"]
+__all__ = ["Job", "Watcher", "Workers", "usable_cores"]
 
 #: How often the watcher is told how far the running cells are.
 _TICK_SECONDS = 1.0
 #: How long a cell that was asked to stop may take to finish its round and save it.
 _GRACE_SECONDS = 60.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Watcher(Protocol):
@@ -49,11 +46,20 @@ class Watcher(Protocol):
 
 
 @dataclass
-class _Job:
+class Job:
+    """A cell that runs.
+
+    Args:
+        cell: the cell.
+        handle: what runs it.
+        began: when.
+        slot: which of so many at once it is.
+    """
+
     cell: Cell
-    process: ForkServerProcess
+    handle: Any
     began: float
-    slot: int
+    slot: int = 0
 
 
 class _Server:
@@ -88,13 +94,14 @@ class Workers:
             raise ConfigurationError(
                 "lightning-fl study forks its workers, which this system cannot: use Linux or macOS."
             )
-        self.interrupted_by: int | None = None
         if os.getcwd() not in sys.path:  # modules of the user's own, which workers find as `fit` does
             sys.path.append(os.getcwd())
+        self._guard = InterruptGuard()
+        self._asked: float | None = None
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["lightning_fl.study.warm"])
-        self._jobs: list[_Job] = []
-        ends_with_this_process(_Server())
+        self._jobs: list[Job] = []
+        end_with_this_process([_Server()])
         self._gpus = self._find_gpus() if any(cell.accelerator != "cpu" for cell in cells) else []
         self.num_workers = num_workers or len(self._gpus) or usable_cores()
 
@@ -112,16 +119,12 @@ class Workers:
         firsts = list({cell.variant: cell for cell in reversed(cells)}.values())[::-1]
         for cell in firsts:
             cell.prepare()
-        workers = min(self.num_workers, len(firsts))
+        workers = min(self.num_workers, usable_cores(), len(firsts))
         with _one_thread_each(), _executor(workers, self._context) as executor:
             try:
                 faults = list(executor.map(check_settings, [cell.words() for cell in firsts]))
             except BrokenProcessPool as error:
                 raise ConfigurationError(f"the recipes cannot be checked: a worker died ({error}).") from error
-            except KeyboardInterrupt:  # there is nothing to wait for
-                _Server().kill()
-                executor.shutdown(wait=False, cancel_futures=True)
-                raise
         said = [
             f"{cell.name.rpartition(', ')[0]}: {line}"
             for cell, fault in zip(firsts, faults, strict=True)
@@ -140,7 +143,7 @@ class Workers:
     ) -> None:
         """Run cells until all have ended or a signal came (:attr:`interrupted_by`).
 
-        The first SIGINT or SIGTERM lets the running cells finish their round and save it; a second one kills them.
+        The first SIGINT or SIGTERM lets the running cells finish their round and save it; a second one ends all.
 
         Args:
             cells: what to run; one that is done meanwhile is left out.
@@ -151,32 +154,43 @@ class Workers:
         """
         pending = list(cells)
         seconds = known_seconds(known)
-        with _one_thread_each(), self._signals(watcher):
+        with _one_thread_each(), self._guard:
             try:
                 while self._jobs or (pending and not self.interrupted_by):
                     while pending and not self.interrupted_by and len(self._jobs) < self.num_workers:
                         cell = next_cell(pending, [job.cell for job in self._jobs], seconds)
                         pending.remove(cell)
                         if cell.finished() is None:
-                            self._start(cell, watcher, commit)
-                    wait([job.process.sentinel for job in self._jobs], _TICK_SECONDS)
-                    for job in [job for job in self._jobs if not job.process.is_alive()]:
+                            cell.prepare()
+                            resumed = cell.resumable()
+                            cell.note_start(resumed, commit)
+                            if self._start(cell):
+                                watcher.started(cell, resumed)
+                    for job, code in self._ended():
                         self._jobs.remove(job)
                         took = time.monotonic() - job.began
-                        # One that was asked to stop did not fail.
-                        if job.process.exitcode == 0 or not self.interrupted_by:
-                            job.cell.note_end(took, job.process.exitcode or 0)
+                        if code == 0 or not self.interrupted_by:  # one that was asked to stop did not fail
+                            job.cell.note_end(took, code)
                         seconds = known_seconds(known)
                         watcher.ended(job.cell, took, self._left(pending, seconds))
                         check(job.cell)
+                    if self.interrupted_by and self._asked is None:
+                        self._asked = time.monotonic()
+                        self._ask_to_stop()
+                        watcher.stopping(signal.Signals(self.interrupted_by).name)
+                    elif self._asked is not None and time.monotonic() > self._asked + _GRACE_SECONDS:
+                        self._kill()
                     watcher.tick(self._running(), self._left(pending, seconds))
             finally:
-                self._kill()
+                self._close()
 
-    def _start(self, cell: Cell, watcher: Watcher, commit: str) -> None:
-        cell.prepare()
-        resumed = cell.resumable()
-        cell.note_start(resumed, commit)
+    @property
+    def interrupted_by(self) -> int | None:
+        """The signal that ended the study early."""
+        return self._guard.signal_number
+
+    def _start(self, cell: Cell) -> bool:
+        """Start a cell; whether that worked."""
         slot = min(set(range(len(self._jobs) + 1)) - {job.slot for job in self._jobs})
         gpu = self._gpus[slot % len(self._gpus)] if self._gpus and self.num_workers > 1 else None
         process = self._context.Process(target=run_cell, args=(cell.words(), cell.log, gpu), name=cell.name)
@@ -184,12 +198,32 @@ class Workers:
             process.start()
         except (EOFError, OSError):
             if self.interrupted_by:  # a signal to all processes at once has ended the server
-                return
+                return False
             raise
-        self._jobs.append(_Job(cell, process, time.monotonic(), slot))
-        if self.interrupted_by:  # meanwhile
-            process.terminate()
-        watcher.started(cell, resumed)
+        self._jobs.append(Job(cell, process, time.monotonic(), slot))
+        return True
+
+    def _ended(self) -> list[tuple[Job, int]]:
+        """The cells that have ended, within a second or so, and their exit codes."""
+        wait([job.handle.sentinel for job in self._jobs], _TICK_SECONDS)
+        return [(job, job.handle.exitcode or 0) for job in self._jobs if not job.handle.is_alive()]
+
+    def _ask_to_stop(self) -> None:
+        """Ask every running cell to finish its round."""
+        for job in self._jobs:
+            job.handle.terminate()
+
+    def _kill(self) -> None:
+        """End what runs."""
+        for job in self._jobs:
+            job.handle.kill()
+
+    def _close(self) -> None:
+        """End what runs, and wait for it."""
+        self._kill()
+        for job in self._jobs:
+            job.handle.join()
+        self._jobs.clear()
 
     def _running(self) -> dict[Cell, float]:
         now = time.monotonic()
@@ -197,37 +231,6 @@ class Workers:
 
     def _left(self, pending: Sequence[Cell], seconds: Mapping[Any, float]) -> float | None:
         return seconds_left(pending, self._running(), seconds, self.num_workers)
-
-    def _kill(self) -> None:
-        for job in self._jobs:
-            job.process.kill()
-        for job in self._jobs:
-            job.process.join()
-        self._jobs.clear()
-
-    @contextlib.contextmanager
-    def _signals(self, watcher: Watcher) -> Iterator[None]:
-        """Turn the first signal into a request to every running cell, and let the second end them."""
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            again = self.interrupted_by is not None
-            for job in self._jobs:
-                if again:
-                    job.process.kill()
-                else:
-                    job.process.terminate()
-            if not again:
-                self.interrupted_by = number
-                signal.setitimer(signal.ITIMER_REAL, _GRACE_SECONDS)
-                watcher.stopping(signal.Signals(number).name)
-
-        before = {number: signal.signal(number, handle) for number in (*_SIGNALS, signal.SIGALRM)}
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def usable_cores() -> int:

@@ -1,7 +1,6 @@
 """A wrong recipe is refused before training, in words that name the key and the mend."""
 
 import json
-import os
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -198,7 +197,8 @@ def test_a_mistake_of_the_packages_own_keeps_its_traceback(command, monkeypatch,
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr("lightning_fl.cli.recipes.available_recipes", partial(json.loads, "{"))
     code, _, err = command("recipes")
-    kept = tmp_path / f"lightning-fl-traceback-{os.getpid()}.txt"
+    (kept,) = tmp_path.iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o600
     assert code == 1
     assert err.startswith("error: JSONDecodeError: Expecting property name")
     assert err.endswith(f"This is a mistake of lightning-fl's own: please report it with its traceback, {kept}.\n")

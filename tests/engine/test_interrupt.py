@@ -1,56 +1,26 @@
 import os
 import signal
-import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
-from processes import start
 
-from lightning_fl.engine import interrupt
 from lightning_fl.engine.interrupt import InterruptGuard, ends_on_signals
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_is_noted_and_the_second_is_not_held_back(number, capfd):
-    before = {each: signal.getsignal(each) for each in InterruptGuard.signals}
-    with InterruptGuard() as guard:
+
+@pytest.mark.parametrize("number", _SIGNALS)
+def test_the_first_signal_is_noted_and_handlers_are_put_back(number, capfd):
+    before = {each: signal.getsignal(each) for each in _SIGNALS}
+    with InterruptGuard("finishing the round") as guard:
         assert guard.signal_number is None
         os.kill(os.getpid(), number)
         assert guard.signal_number == number
         assert f"{signal.Signals(number).name}: finishing the round" in capfd.readouterr().err
-        with pytest.raises(KeyboardInterrupt, match=signal.Signals(number).name):  # noqa: PT012
-            os.kill(os.getpid(), number)
-            signal.sigtimedwait([], 1)
-    assert {each: signal.getsignal(each) for each in InterruptGuard.signals} == before
-
-
-def test_a_signal_that_a_guard_has_answered_ends_nothing_later(monkeypatch):
-    """The thread that sees signals may come to one of them when the guard of the rounds is gone."""
-    held = threading.Event()
-    watch = interrupt._watch
-
-    def late(reading):
-        held.wait()
-        watch(reading)
-
-    monkeypatch.setattr(interrupt, "_watch", late)
-    with ends_on_signals():
-        with interrupt.signals_of_a_run():
-            with InterruptGuard() as guard:
-                os.kill(os.getpid(), signal.SIGTERM)
-                assert guard.signal_number == signal.SIGTERM
-            held.set()
-        assert interrupt._THIS.end is None
-
-
-def test_handlers_are_put_back_after_an_error():
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(ValueError, match="ours"), InterruptGuard():  # noqa: PT012
-        assert signal.getsignal(signal.SIGTERM) != before
+    with pytest.raises(ValueError, match="ours"), InterruptGuard():
         raise ValueError("ours")
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert {each: signal.getsignal(each) for each in _SIGNALS} == before
 
 
 def test_outside_the_main_thread_signals_are_left_alone():
@@ -67,46 +37,6 @@ def test_outside_the_main_thread_signals_are_left_alone():
     assert inside == [(before, None)]
 
 
-def test_nothing_is_raised_inside_of_a_queue():
-    inside: list[str] = []
-    code = "def put():\n    kill(getpid(), 15)\n    sleep(0.1)\n    inside.append('whole')\n"
-    queue = {"__name__": "queue", "kill": os.kill, "getpid": os.getpid, "sleep": time.sleep, "inside": inside}
-    exec(code, queue)
-    with pytest.raises(KeyboardInterrupt, match="SIGTERM"), ends_on_signals():  # noqa: PT012
-        queue["put"]()
-        time.sleep(10)
-    assert inside == ["whole"]
-
-
-def test_what_is_around_a_command_does_not_delay_it():
-    code = "def work(run):\n    run()\n"
-    multiprocessing = {"__name__": "multiprocessing.process"}
-    exec(code, multiprocessing)
-
-    def command():
-        with ends_on_signals():
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(10)
-
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
-        multiprocessing["work"](command)
-    assert time.monotonic() - began < 0.9  # after a second it is raised anywhere
-
-
-def test_what_is_raised_while_an_object_is_taken_apart_is_raised_again(capfd):
-    class Noisy:
-        def __del__(self):
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.01)
-
-    with pytest.raises(KeyboardInterrupt, match="SIGTERM"), ends_on_signals():  # noqa: PT012
-        noisy = Noisy()
-        del noisy
-        time.sleep(10)
-    assert capfd.readouterr().err == ""
-
-
 def test_handlers_of_the_program_are_left_alone():
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
@@ -119,44 +49,66 @@ def test_handlers_of_the_program_are_left_alone():
         signal.signal(signal.SIGTERM, before)
 
 
-#: What waits in C++, where Python calls no handler, and has a child that ends with it.
-WAITS = """
-import os, signal, sys
+#: A run with a child, which ends with it, and with what a loader's worker does where it is.
+PROGRAM = """
+import multiprocessing, os, signal, sys, time
 from datetime import timedelta
+from pathlib import Path
 from torch.distributed import HashStore
-from lightning_fl.engine import interrupt
+from lightning_fl.engine.interrupt import InterruptGuard, end_with_this_process, ends_on_signals, signals_of_a_run
 from lightning_fl.strategies.fork_launcher import ForkedProcess
-pid = os.fork()
-if not pid:
+
+def pause():
     signal.alarm(60)
-    signal.pause()
-interrupt._LAST_RESORT = 0.3
-interrupt.ends_with_this_process(ForkedProcess(pid))
-with interrupt.ends_on_signals(), interrupt.signals_of_a_run(), interrupt.InterruptGuard():
-    # as a queue: should a signal come before it waits, nothing is raised either
-    names = {"__name__": "queue", "wait": HashStore().wait, "limit": timedelta(seconds=600)}
-    exec("print('here', flush=True); wait(['never'], limit)", names)
+    while True:
+        signal.pause()
+
+with ends_on_signals():
+    worker = multiprocessing.get_context("fork").Process(target=pause)
+    worker.start()
+    pid = os.fork()
+    if not pid:
+        pause()
+    end_with_this_process([ForkedProcess(pid)])
+    with signals_of_a_run(), InterruptGuard("noted", Path("last.ckpt")):
+        BODY
 """
+WAITS = {
+    "in Python": "print('here', flush=True); time.sleep(60)",
+    "in C++, where Python calls no handler": "print('here', flush=True);"
+    " HashStore().wait(['x'], timedelta(seconds=60))",
+    "where a signal wakes something else": "import socket; here, there = socket.socketpair(); there.setblocking(False);"
+    " signal.set_wakeup_fd(there.fileno()); print('here', flush=True); time.sleep(60)",
+    "while an object is taken apart": "Noisy = type('Noisy', (), {'__del__': lambda _: (print('here', flush=True),"
+    " time.sleep(60))}); Noisy()",
+}
 
 
 @pytest.mark.processes
-def test_a_process_that_waits_in_other_code_ends_all_the_same(start_warm):
-    process = start_warm("-c", WAITS)
+@pytest.mark.parametrize("body", WAITS.values(), ids=WAITS.keys())
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_second_signal_ends_the_process_and_its_children_at_once(kept, body, start_warm, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if kept:
+        Path("last.ckpt").touch()
+    process = start_warm("-c", PROGRAM.replace("BODY", body))
     process.until_it_prints("here")
     process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGINT)
-    ended = process.end()
-    assert ended.code in (128 + signal.SIGINT, 128 + signal.SIGTERM)  # which of the two Python hears of first is open
-    assert ended.err.endswith("interrupted\n")
-    assert "Traceback" not in ended.err
+    process.until_it_says("noted")
+    process.send_signal(signal.SIGTERM)
+    ended = process.end()  # its children have its output as well
+    assert (ended.code, ended.out.strip()) == (128 + signal.SIGTERM, "here")
+    assert ended.err == f"SIGTERM: noted\ninterrupted{': go on with --ckpt_path last.ckpt' if kept else ''}\n"
 
 
 @pytest.mark.processes
-def test_a_signal_while_modules_are_imported_is_no_traceback(tmp_path: Path):
-    Path(tmp_path / "slow.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\n")
-    code = "import sys; sys.modules.pop('lightning_fl.cli', None); import lightning_fl.__main__ as program\n"
-    code += f"sys.path.insert(0, {str(tmp_path)!r}); program.ends_at_once(); import slow"
-    process = start(sys.executable, "-c", code)
+def test_a_signal_while_modules_are_imported_is_no_traceback(start_warm, tmp_path, monkeypatch):
+    (tmp_path / "slow.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    monkeypatch.chdir(tmp_path)
+    code = "import sys; sys.modules['lightning_fl.cli'] = None; sys.path.insert(0, ''); sys.meta_path.insert(0, type("
+    code += "'Slow', (), {'find_spec': lambda self, name, *_: name == 'lightning_fl.cli' and __import__('slow') or None"
+    code += "})()); del sys.modules['lightning_fl.cli']; import lightning_fl.__main__ as program; program.main()"
+    process = start_warm("-c", code)
     process.until_it_prints("importing")
     process.send_signal(signal.SIGINT)
     ended = process.end()

@@ -234,13 +234,13 @@ class TestMarkdown:
 
     def test_labels_are_escaped(self):
         text = to_markdown(rows(**{"a|b*c_d`e<f>[g]\\": {}}))
-        assert "| a\\|b\\*c\\_d\\`e\\<f\\>\\[g\\]\\\\ |" in text
+        assert "| a\\|b\\*c_d\\`e&lt;f>[g]\\\\ |" in text
 
     def test_seeds_notes_label_and_warnings(self, frame):
         frame["source"] = "stand-in"
         frame["seeds"] = ["0", "1"]
         text = to_markdown(frame, ["a_b differ"])
-        assert text.startswith(f"> **Warning:** a\\_b differ  \n\n**{STAND_IN_LABEL}**\n\ntest acc (")
+        assert text.startswith(f"> **Warning:** a_b differ  \n\n**{STAND_IN_LABEL}**\n\ntest acc (")
         assert "|  | seeds | mean |" in text
         assert "| a | 0 | 0.500 |" in text
         assert "\n\n- The rows have different seeds" in text

@@ -112,6 +112,17 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (folder / "mine.html").is_file()
     assert main(["show", str(folder), "--out", str(folder / "no" / "mine.html")]) == 2
     assert "there is no folder" in capsys.readouterr().err
+    assert main(["show", str(folder), "--out", str(folder / "config.yaml")]) == 2
+    assert "is itself read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["figures/parity_test.png", "figures", "config.yaml", "metrics.csv", "summary.json"])
+def test_nothing_outside_of_the_run_is_shown(name: str, folder: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    (folder / name).rename(outside)
+    (folder / name).symlink_to(outside)
+    with pytest.raises(ConfigurationError, match=name):
+        write_run_page(folder)
 
 
 def test_what_is_no_run_is_refused_by_name(tmp_path: Path, folder: Path) -> None:

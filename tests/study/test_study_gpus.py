@@ -48,7 +48,7 @@ def start(own, cell):
         return SimpleNamespace(start=lambda: None, sentinel=None)
 
     own._context = SimpleNamespace(Process=process)
-    own._start(cell, SimpleNamespace(started=lambda *_: None), "commit")
+    own._start(cell)
     return given[0]
 
 

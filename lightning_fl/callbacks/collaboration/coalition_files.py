@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.escaping import csv_table, csv_value
 from lightning_fl.tensor_files import read_numpy, read_torch
 
 __all__ = ["coalition_table", "distance_table", "read_coalitions", "read_distances", "read_model"]
@@ -32,7 +33,8 @@ def read_distances(path: Path, names: list[str]) -> Tensor:
             matrix = torch.from_numpy(arrays[""]).double()
         else:
             table = pd.read_csv(path, index_col=0, dtype={0: str})
-            table.index = table.index.astype(str)
+            table.index = table.index.astype(str).map(csv_value)
+            table.columns = table.columns.map(csv_value)
             if not set(names) & set(table.index) or list(table.index) != list(table.columns):
                 raise ValueError("its first row and column are not the names of this run's clients")
             matrix = torch.from_numpy(table.reindex(index=names, columns=names).to_numpy("float64", copy=True))
@@ -64,7 +66,7 @@ def distance_table(names: Sequence[str], distances: Tensor) -> str:
     import pandas as pd  # takes a second to import
 
     table = pd.DataFrame(distances.numpy(), index=pd.Index(names, name="client"), columns=list(names))
-    return table.to_csv()
+    return csv_table(table, index=True)
 
 
 def read_coalitions(run: Path, names: Sequence[str]) -> dict[int, int]:
@@ -81,7 +83,7 @@ def read_coalitions(run: Path, names: Sequence[str]) -> dict[int, int]:
 
     path = run / "coalitions.csv"
     try:
-        table = pd.read_csv(path, dtype={"client": str}).set_index("client")["coalition"].astype(int)
+        table = pd.read_csv(path, converters={"client": csv_value}).set_index("client")["coalition"].astype(int)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigurationError(
             f"FedCollab.structure={str(run)!r}: {path} cannot be read ({error}). Give the folder of a finished run"
@@ -107,7 +109,7 @@ def coalition_table(names: Sequence[str], num_samples: Sequence[int], labels: Se
     import pandas as pd  # takes a second to import
 
     rows = [row for row in zip(names, num_samples, labels, strict=True) if row[2] >= 0]
-    return pd.DataFrame(rows, columns=["client", "samples", "coalition"]).to_csv(index=False)
+    return csv_table(pd.DataFrame(rows, columns=["client", "samples", "coalition"]))
 
 
 def read_model(run: Path, label: int, module: nn.Module, flat: FlatModule) -> Weights:

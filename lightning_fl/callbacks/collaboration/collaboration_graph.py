@@ -32,6 +32,7 @@ from lightning_fl.engine.client import LocalWork
 from lightning_fl.engine.probes.on_hosts import clients_without
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.escaping import csv_table
 from lightning_fl.functional.dpfl import Collaborators, Model, batched_greedy_collaborators
 from lightning_fl.metrics import default_metric, higher_is_better, monitored_metric
 from lightning_fl.options import check_counts, check_numbers
@@ -335,7 +336,7 @@ class CollaborationGraph(Callback):
             for k, j, count in received.tolist()
         ]
         table = pd.DataFrame(rows, columns=["round", "client", "received_from", "models", "bytes", "chosen"])
-        trainer.run_log.write("communication.csv", table.to_csv(index=False))
+        trainer.run_log.write("communication.csv", csv_table(table))
 
     def state_dict(self) -> dict[str, Any]:
         """The graph and its history."""

@@ -31,6 +31,7 @@ from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
 from lightning_fl.engine.turn.module_checks import refuse_manual_steps
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.escaping import csv_table
 from lightning_fl.functional.shapley import shapley_exact, shapley_permutations
 from lightning_fl.options import check_counts, warn_beyond_end
 from lightning_fl.surface import TrainerSurface
@@ -230,7 +231,7 @@ class ShapleyRewards(Callback):
         names = trainer.datamodule.client_names()
         columns = ["round", "model", "client", "psi", "cumulated"]
         table = pd.DataFrame(self._rows(names), columns=columns)
-        trainer.run_log.write("contributions.csv", table.to_csv(index=False))
+        trainer.run_log.write("contributions.csv", csv_table(table))
         cumulated = self.cumulated
         order = sorted(cumulated, key=lambda client: (-cumulated[client], client))
         trainer.run_log.summary["contributions"] = {

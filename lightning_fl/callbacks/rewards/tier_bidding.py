@@ -51,6 +51,7 @@ from lightning_fl.engine.probes.client_scores import ClientScores
 from lightning_fl.engine.probes.on_hosts import check_samples, check_split
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.escaping import csv_table
 from lightning_fl.functional.dpfl import shuffled
 from lightning_fl.functional.pifl import schedule, standings
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN
@@ -318,12 +319,12 @@ class TierBidding(Callback):
         names = trainer.datamodule.client_names()
         columns = ["round", "client", "tier", "importance", "share", "bid", "unaffordable", "role"]
         tiers = pd.DataFrame(tier_rows(self.rounds, names), columns=columns)
-        trainer.run_log.write("tiers.csv", tiers.to_csv(index=False))
+        trainer.run_log.write("tiers.csv", csv_table(tiers))
         trainer.run_log.summary["tiers"] = tier_summary(self.rounds, names)
         if self.ledger is not None:
             columns = ["number", "round", "kind", "tier", "sender", "recipient", "units"]
             table = pd.DataFrame(self.ledger.rows(names), columns=columns).astype({"tier": "Int64"})
-            trainer.run_log.write("tokens.csv", table.to_csv(index=False))
+            trainer.run_log.write("tokens.csv", csv_table(table))
             refused = sum(len(tiers) for one in self.rounds for tiers in one.unaffordable.values())
             placed = sum(len(tiers) for one in self.rounds for tiers in one.bids.values())
             trainer.run_log.summary["tokens"] = {

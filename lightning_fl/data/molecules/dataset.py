@@ -10,7 +10,6 @@ from pathlib import Path
 import rdkit
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
-from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
@@ -30,6 +29,7 @@ from lightning_fl.data.molecules.table import INVALID_POLICIES, Invalid, Molecul
 from lightning_fl.data.molecules.unlabelled import smiles_fault
 from lightning_fl.data.text_table import list_rows
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.terminal import terminal
 
 __all__ = ["MoleculeDataset"]
 
@@ -226,7 +226,7 @@ def _expect_length(found: int, expected: int) -> None:
 
 def _with_progress(smiles: list[str], doing: str = "Reading", of: str = "molecules") -> Iterable[str]:
     if getattr(rank_zero_only, "rank", 0) == 0 and len(smiles) > _PROGRESS_FROM and sys.stderr.isatty():
-        return track(smiles, f"{doing} {of}", console=Console(stderr=True), transient=True)
+        return track(smiles, f"{doing} {of}", console=terminal(stderr=True), transient=True)
     if len(smiles) > _LINE_FROM:
         rank_zero_info(f"{doing} {len(smiles):,} {of}")
     return smiles
