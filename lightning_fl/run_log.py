@@ -339,7 +339,7 @@ class RunLog:
             if not self._writes:
                 self._directory.rmdir()
             if self._root_is_new:
-                self._root.rmdir()
+                self.root.rmdir()
         self._directory = None
 
     def _add_metrics(self, federation: Federation, names: Sequence[str]) -> None:

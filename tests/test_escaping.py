@@ -89,7 +89,7 @@ def test_a_terminal_takes_no_text_for_markup_and_prints_what_its_stream_cannot_s
 
 #: What is made in one place of the package, and where.
 ONE_PLACE = {
-    "to_csv": {"escaping.py", "cli/compare.py"},  # the latter's own function of that name
+    "to_csv": {"escaping.py"},
     "writer": {"escaping.py"},
     "DictWriter": {"curve_table.py"},  # names of metrics and numbers
     "Console": {"terminal.py"},

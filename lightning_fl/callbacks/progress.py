@@ -18,6 +18,7 @@ from rich.text import Text
 from lightning_fl.callbacks.callback import Callback, method_of
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.data.source import STAND_IN_LABEL
+from lightning_fl.escaping import encodable
 from lightning_fl.metrics import MetricSummary, curve_name, default_metric
 from lightning_fl.options import check_counts
 from lightning_fl.surface import TrainerSurface
@@ -308,6 +309,5 @@ def _duration(seconds: float) -> str:
 
 
 def _print_plain(text: str) -> None:
-    # A name that the output's encoding lacks must not end a run.
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "replace").decode(encoding), flush=True)
+    encodable(sys.stdout)  # a name that the output's encoding lacks must not end a run
+    print(text, flush=True)

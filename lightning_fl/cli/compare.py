@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lightning_fl.atomic import write_whole
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.escaping import markdown, markdown_code
+from lightning_fl.escaping import csv_table, markdown, markdown_code
 from lightning_fl.file_names import file_names
 
 if TYPE_CHECKING:
@@ -202,11 +202,11 @@ def _write_tables(
     warnings: Sequence[str],
     settings: Sequence[str],
 ) -> None:
-    from lightning_fl.study.render import to_csv, to_latex, to_markdown
+    from lightning_fl.study.render import to_latex, to_markdown
 
     if "csv" in formats:
-        write_whole(out / "table.csv", to_csv(frame))
-        write_whole(out / "clients.csv", to_csv(clients))
+        write_whole(out / "table.csv", csv_table(frame))
+        write_whole(out / "clients.csv", csv_table(clients))
     if "tex" in formats:
         write_whole(out / "table.tex", to_latex(frame, warnings))
     if "md" in formats:

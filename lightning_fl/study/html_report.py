@@ -57,31 +57,28 @@ def write_html(results: StudyResults, out: Path) -> Path:
         The file.
     """
     study = results.study
-    page = (
-        page_environment()
-        .get_template("report.html.j2")
-        .render(
-            study=study,
-            pivot=make_pivot(results),
-            explained={name: _STATISTICS[name] for name in study.table.statistics},
-            chosen_header=CHOSEN_HEADER,
-            chosen=chosen_rows(study),
-            answers=[_answer(answer, study.table.digits) for answer in results.answers],
-            has_places=any(answer.axes for answer in results.answers),
-            has_needs=any(answer.seeds_needed for answer in results.answers),
-            has_remarks=any(answer.reason for answer in results.answers),
-            verdicts=Counter(answer.verdict for answer in results.answers),
-            figures=_figures(results, _runs(results, out)),
-            cells=[_cell(cell) for cell in results.cells],
-            statuses=Counter(cell.status for cell in results.cells),
-            hours=sum(cell.seconds or 0.0 for cell in results.cells) / 3600,
-            sources=sorted({cell.data_source for cell in results.cells} - {""}),
-            stand_in_label=STAND_IN_LABEL,
-            recipes={name: _recipe(arm.recipe, arm.overrides) for name, arm in study.arms.items()},
-            declaration=dump_yaml(study.as_dict(), width=110),
-            environment=results.environment,
-            repeat=_repeat(results),
-        )
+    environment = page_environment()
+    page = environment.get_template("report.html.j2").render(
+        study=study,
+        pivot=make_pivot(results),
+        explained={name: _STATISTICS[name] for name in study.table.statistics},
+        chosen_header=CHOSEN_HEADER,
+        chosen=chosen_rows(study),
+        answers=[_answer(answer, study.table.digits) for answer in results.answers],
+        has_places=any(answer.axes for answer in results.answers),
+        has_needs=any(answer.seeds_needed for answer in results.answers),
+        has_remarks=any(answer.reason for answer in results.answers),
+        verdicts=Counter(answer.verdict for answer in results.answers),
+        figures=_figures(results, _runs(results, out)),
+        cells=[_cell(cell) for cell in results.cells],
+        statuses=Counter(cell.status for cell in results.cells),
+        hours=sum(cell.seconds or 0.0 for cell in results.cells) / 3600,
+        sources=sorted({cell.data_source for cell in results.cells} - {""}),
+        stand_in_label=STAND_IN_LABEL,
+        recipes={name: _recipe(arm.recipe, arm.overrides) for name, arm in study.arms.items()},
+        declaration=dump_yaml(study.as_dict(), width=110),
+        environment=results.environment,
+        repeat=_repeat(results),
     )
     path = out / "report.html"
     write_whole(path, page)

@@ -1,4 +1,4 @@
-"""A comparison as text: for the terminal, Markdown, CSV and LaTeX. Takes the frame of ``comparison_table``."""
+"""A comparison as text: for the terminal, Markdown and LaTeX. Takes the frame of ``comparison_table``."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.escaping import csv_table, markdown
+from lightning_fl.escaping import markdown
 from lightning_fl.study.table_columns import (
     Column,
     columns_of,
@@ -21,7 +21,7 @@ from lightning_fl.study.table_columns import (
 )
 from lightning_fl.terminal import terminal
 
-__all__ = ["to_csv", "to_latex", "to_markdown", "to_terminal"]
+__all__ = ["to_latex", "to_markdown", "to_terminal"]
 
 #: What a narrow terminal goes without, the first ones first; mean and worst client stay.
 _LEFT_OUT = (
@@ -139,16 +139,6 @@ def to_latex(frame: pd.DataFrame, warnings: Sequence[str] = ()) -> str:
             lines.append(f"{' & '.join(cells)} \\\\")
         parts.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}}", r"\end{table}"]))
     return "\n\n".join(parts) + "\n"
-
-
-def to_csv(frame: pd.DataFrame) -> str:
-    """A line per group and metric (or run and client) with every digit; empty where there is no value.
-
-    Args:
-        frame: of :func:`~lightning_fl.study.comparison_table.comparison_table` or
-            :func:`~lightning_fl.study.comparison_table.client_table`.
-    """
-    return csv_table(frame)
 
 
 def _by_metric(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lightning_fl.engine.interrupt import InterruptGuard, end_with_this_process
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.study.cells import Cell
+from lightning_fl.study.display import StudyDisplay
 from lightning_fl.study.forked import check_settings, run_cell, start_worker, visible_gpus
 from lightning_fl.study.schedule import known_seconds, next_cell, seconds_left
 
-__all__ = ["Job", "Watcher", "Workers", "usable_cores"]
+__all__ = ["Job", "Workers", "usable_cores"]
 
 #: How often the watcher is told how far the running cells are.
 _TICK_SECONDS = 1.0
@@ -29,32 +30,9 @@ _TICK_SECONDS = 1.0
 _GRACE_SECONDS = 60.0
 
 
-class Watcher(Protocol):
-    """Whoever shows how a study goes."""
-
-    def started(self, cell: Cell, resumed: bool) -> None:
-        """A cell starts."""
-
-    def ended(self, cell: Cell, seconds: float, left: float | None) -> None:
-        """A cell ended, well or not, after some seconds; the rest takes about ``left`` seconds."""
-
-    def tick(self, running: Mapping[Cell, float], left: float | None) -> None:
-        """About a second has passed; the running cells with the seconds since they started."""
-
-    def stopping(self, signal_name: str) -> None:
-        """A signal was caught; the running cells are asked to finish their round."""
-
-
 @dataclass
 class Job:
-    """A cell that runs.
-
-    Args:
-        cell: the cell.
-        handle: what runs it.
-        began: when.
-        slot: which of so many at once it is.
-    """
+    """A cell that runs: what runs it, since when, and which of so many at once it is."""
 
     cell: Cell
     handle: Any
@@ -136,7 +114,7 @@ class Workers:
     def run(
         self,
         cells: Sequence[Cell],
-        watcher: Watcher,
+        watcher: StudyDisplay,
         known: Sequence[Cell],
         commit: str,
         check: Callable[[Cell], None] = lambda cell: None,

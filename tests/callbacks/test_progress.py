@@ -179,7 +179,7 @@ class TestPlainLines:
         with open(tmp_path / "out.txt", "w", encoding="ascii") as stream, monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", stream)
             make_trainer(ProgressDisplay(), max_rounds=1).fit(line_module(), data)
-        assert ": ??d?)" in (tmp_path / "out.txt").read_text()
+        assert ": \\u0141\\xf3d\\u017a)" in (tmp_path / "out.txt").read_text()
 
     def test_other_ranks_are_silent(self, capsys):
         display, trainer = ProgressDisplay(), SimpleNamespace(is_global_zero=False)

@@ -6,8 +6,9 @@ import pytest
 from rich.console import Console
 
 from lightning_fl.data.source import STAND_IN_LABEL
+from lightning_fl.escaping import csv_table
 from lightning_fl.study.comparison_table import STATISTICS, comparison_table
-from lightning_fl.study.render import to_csv, to_latex, to_markdown, to_terminal
+from lightning_fl.study.render import to_latex, to_markdown, to_terminal
 from lightning_fl.study.table_columns import columns_of, notes_of, rows_of, title_of
 
 
@@ -276,7 +277,7 @@ class TestLatex:
 
 def test_csv_has_every_digit_and_nothing_for_nothing(frame):
     frame["mean"] = [1 / 3, 2 / 3]
-    back = pd.read_csv(io.StringIO(to_csv(frame)), float_precision="round_trip")
+    back = pd.read_csv(io.StringIO(csv_table(frame)), float_precision="round_trip")
     assert list(back["mean"]) == [1 / 3, 2 / 3]
     assert list(back.columns) == list(frame.columns)
-    assert "nan" not in to_csv(frame)
+    assert "nan" not in csv_table(frame)
