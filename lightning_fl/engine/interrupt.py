@@ -206,12 +206,13 @@ def _watch(reading: socket.socket) -> None:
 
 def _in_fork() -> None:
     """A forked process, a loader's worker say, leaves Ctrl-C to this one."""
-    _THIS.__dict__ = vars(_Process())
-    for number, action in zip(_SIGNALS, (signal.SIG_IGN, signal.SIG_DFL), strict=True):
-        if signal.getsignal(number) is _handle:
-            with contextlib.suppress(ValueError):
-                signal.set_wakeup_fd(-1)
+    with contextlib.suppress(ValueError):
+        if _THIS.wakers is not None:
+            signal.set_wakeup_fd(-1)
+        for number, action in zip(_SIGNALS, (signal.SIG_IGN, signal.SIG_DFL), strict=True):
+            if signal.getsignal(number) is _handle:
                 signal.signal(number, action)
+    _THIS.__dict__ = vars(_Process())
 
 
 if hasattr(os, "register_at_fork"):
