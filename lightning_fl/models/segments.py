@@ -17,7 +17,6 @@ __all__ = [
     "SparseMatrix",
     "molecule_matrix",
     "multiplies",
-    "neighbour_matrix",
     "normalized_adjacency",
     "normalized_edges",
     "transformed",
@@ -179,24 +178,6 @@ def normalized_edges(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = to
     scale = weight.new_ones(num_nodes).index_add(0, target, weight).rsqrt_()
     weight = weight * scale.index_select(0, source) * scale.index_select(0, target)
     return EdgeMatrix(source, target, weight, scale.square())
-
-
-def neighbour_matrix(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> SparseMatrix:
-    """The matrix A whose product sums the vectors of a node's neighbours: 1 in row i and column j for an edge (j, i).
-
-    Args:
-        edge_index: [2, E], in any order; edges that occur twice count twice.
-        num_nodes: V.
-        dtype: of the weights.
-
-    Returns:
-        [V, V].
-    """
-    source, target = edge_index
-    ones = torch.ones(edge_index.size(1), dtype=dtype)
-    rows = _Rows(*_sort(source, target, num_nodes), ones)
-    paired = _is_paired(edge_index)
-    return SparseMatrix(rows, rows if paired else _Rows(*_sort(target, source, num_nodes), ones))
 
 
 def molecule_matrix(

@@ -7,7 +7,6 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCN as PyGGCN
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import to_dense_adj
 
 from lightning_fl.data.molecules.featurizer import encode_smiles
 from lightning_fl.models import MoleculeModel
@@ -16,7 +15,6 @@ from lightning_fl.models.readouts import LinearReadout
 from lightning_fl.models.segments import (
     SparseMatrix,
     molecule_matrix,
-    neighbour_matrix,
     normalized_adjacency,
     normalized_edges,
 )
@@ -104,13 +102,6 @@ def test_a_gcn_on_a_gpu_does_not_wait(cuda_standin):
     found = encoder(x, edge_index)
     assert not cuda_standin.waits
     torch.testing.assert_close(found.cpu(), expected)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_neighbours_are_those_of_the_edges(kind):
-    edge_index, n = kinds_of_edges()[kind]
-    expected = to_dense_adj(edge_index, max_num_nodes=n)[0].T if n else torch.zeros(0, 0)
-    assert torch.equal(dense(neighbour_matrix(edge_index, n), n), expected)
 
 
 def test_the_matrix_of_molecules():
