@@ -237,10 +237,7 @@ class ClientTurn:
         return copy_spans_(weights.clone(), other, self.buffers)
 
     def with_personal_layers(self, weights: Weights) -> Weights:
-        """Some weights with the client's personal layers; as they are if they have personal layers of their own.
-
-        They have none where these entries are those of ``start``.
-        """
+        """Some weights with the client's personal layers, unless theirs are others than those of ``start`` already."""
         return self.services.with_personal_layers(self, weights)
 
     def dot(self, first: Weights, second: Weights) -> float:
@@ -280,12 +277,9 @@ class ClientTurn:
         return self.services.train_again(self, start, purpose, work, correct_)
 
     def training_loss(self, weights: Weights) -> float:
-        """The module's mean loss over all training samples of the client, in evaluation mode; nothing is trained.
+        """The module's mean loss over all training samples at some weights, in evaluation mode; nothing is trained.
 
-        What callbacks (mixup) and the strategy add to a training step is no part of it.
-
-        Args:
-            weights: where, :meth:`with_personal_layers`.
+        The weights are taken :meth:`with_personal_layers`. What callbacks (mixup) and the strategy add is left out.
 
         Raises:
             TrainingError: it is not finite.
@@ -293,10 +287,7 @@ class ClientTurn:
         return self.services.loss_at(self, weights)
 
     def training_metrics(self, weights: Weights) -> dict[str, LoggedValue]:
-        """What ``validation_step`` logs of the client's training samples at some weights; nothing is kept of it.
-
-        Args:
-            weights: where, :meth:`with_personal_layers`.
+        """What ``validation_step`` logs of all training samples at some weights, :meth:`with_personal_layers`.
 
         Raises:
             ConfigurationError: the module has no ``validation_step``.
