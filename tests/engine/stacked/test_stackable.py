@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanAbsoluteError
 
 from lightning_fl import FederatedTrainer, Silos
-from lightning_fl.callbacks import DROClientSampling, LocalMixup
+from lightning_fl.callbacks import Callback, LocalMixup
 from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.strategies import FedAvg
 
@@ -84,13 +84,15 @@ def test_manual_optimisation_and_all_else_that_is_wrong_in_one_message(tmp_path)
             super().__init__()
             self.automatic_optimization = False
 
-    settings: dict[str, Any] = {"optimizer_state": "keep", "local_steps": 2, "local_epochs": None}
-    settings["callbacks"] = [LocalMixup(alpha=0.4), DROClientSampling(step_size=0.1)]
+    class Watches(Callback):
+        def on_client_step_end(self, trainer: Any, client: int, num_steps: int) -> None: ...
+
+    settings: dict[str, Any] = {"optimizer_state": "keep", "callbacks": [LocalMixup(alpha=0.4), Watches()]}
     with pytest.raises(
         ConfigurationError,
         match=r"stacked_clients=3 cannot train the clients of Manual at once: it optimises manually;"
         r" LocalMixup takes part in every step \(around_training_step\);"
-        r" DROClientSampling takes part in every step \(on_client_step_end\);"
+        r" Watches takes part in every step \(on_client_step_end\);"
         r" trainer.optimizer_state=keep goes on with each client's own optimiser\. Set trainer.stacked_clients=1",
     ):
         fit(tmp_path, 3, Manual(), **settings)
