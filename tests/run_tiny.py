@@ -61,7 +61,7 @@ from lightning_fl.strategies import (
     QFedAvg,
 )
 
-#: Ways of learning, by the names of the runs that take them.
+#: Ways of learning.
 STRATEGIES: dict[str, Any] = {
     "qfedavg": QFedAvg,
     "maxfl": MaxFL,
@@ -95,7 +95,7 @@ def callbacks(algorithm: str = "drflm") -> list[Any]:
         return [DROClientSampling(method="afl", step_size=0.05), PersonalLayers(layers=["linear.bias"])]
     if algorithm == "knnper":
         return [KNNPer(k=3, interpolation="validation"), PersonalLayers(layers=["linear.bias"])]
-    if algorithm in ("stacked", "learner", *STRATEGIES):
+    if algorithm in ("stacked", "learner"):
         return [UniformSampling(cohort_size=5), PersonalLayers(layers=["linear.bias"])]
     if algorithm == "fedcollab":
         small = DiscriminatorSettings(hidden=8, max_rounds=40, learning_rate=0.5)
@@ -147,8 +147,6 @@ def settings_of(algorithm: str) -> dict[str, Any]:
         return {"stacked_clients": 3, "optimizer_state": "fresh"}
     if algorithm == "learner":
         return {"strategy": Everything()}
-    if algorithm in STRATEGIES:
-        return {"strategy": STRATEGIES[algorithm]()}
     if algorithm == "afl":
         return {"local_steps": 1}
     if algorithm == "gathering":
@@ -160,7 +158,7 @@ def federation(algorithm: str) -> tuple[Any, Any]:
     """The module and the data."""
     if algorithm in ("tiers", "soft", "fedsoft", "flsc", "ifca", "fesem"):
         return CornerModule(), MixedClients()
-    if algorithm in ("stacked", "learner", *STRATEGIES):
+    if algorithm in ("stacked", "learner"):
         return TinyModule(norm=True), TinyClients((24, 10, 18, 7, 3, 16, 24))
     if algorithm == "states":
         return StatefulModule(), TinyClients()

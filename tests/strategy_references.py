@@ -297,21 +297,24 @@ class FedYogi(FedAdam):
 
 
 class QFedAvg(FedAvg):
-    """Li et al. 2020 (q-FFL), algorithm 2; L is one over the rate that a turn begins with."""
+    """Li et al. 2020 (q-FFL), algorithm 2; L is one over a turn's mean rate, so that q = 0 is the mean of clients."""
 
     q = 1.5
 
     def turn(self, i: int, x: Tensor) -> dict[str, Any]:
-        curvature = (1 + self.plan.decay * self.steps[i, "train"]) / RATE
-        y, loss = self.descend(i, x)[0], self.loss(i, x) + 1e-10
+        before, loss = self.steps[i, "train"], self.loss(i, x) + 1e-10
+        y, _ = self.descend(i, x)
+        rates = [RATE / (1 + self.plan.decay * step) for step in range(before, self.steps[i, "train"])]
+        curvature = len(rates) / sum(rates)
         change = curvature * (x - y)
         length = float((change * self.trained).square().sum())
         bound = self.q * loss ** (self.q - 1) * length + curvature * loss**self.q
-        return {"y": y, "weight": loss**self.q, "delta": loss**self.q * change, "h": bound}
+        return {"y": y, "weight": loss**self.q, "L": curvature, "h": bound}
 
     def aggregate(self, k: int, x: Tensor, told: dict[int, dict[str, Any]]) -> Tensor:
-        moved = sum(one["delta"] for one in told.values()) / sum(one["h"] for one in told.values())
-        return self.with_statistics(x - moved, self.average(told, {i: told[i]["weight"] for i in told}))
+        average = self.average(told, {i: told[i]["weight"] for i in told})
+        step = sum(one["weight"] * one["L"] for one in told.values()) / sum(one["h"] for one in told.values())
+        return self.with_statistics(x + step * (average - x), average)
 
 
 class QFedAvgOfNoFairness(QFedAvg):

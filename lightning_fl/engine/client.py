@@ -199,9 +199,10 @@ class ClientTurn:
         buffers: the module's buffers; where they lie in weights.
         services: of the loop that takes the turn.
         measured: client -> what ``Learner.measure_client`` found for it in this round, of those of the cohort that
-            train the same model as this one.
+            train the same model as this one, or of all where coalitions are chosen after the turns.
         report: once it has trained.
         optimizers: that it trains with, from its first step on.
+        rates: learning rate of the first of them in each of the turn's steps, once it has trained.
         purpose: of the draws of its training: those of the batches are others in a further turn of the same round.
         steps: whose gradients :meth:`Learner.correct_gradient_` has been given before the present one.
     """
@@ -219,6 +220,7 @@ class ClientTurn:
     measured: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     report: ClientReport | None = None
     optimizers: list[Optimizer] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
     purpose: str = "train"
     steps: int = 0
 

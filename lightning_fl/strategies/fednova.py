@@ -7,14 +7,15 @@ NeurIPS 2020 (https://arxiv.org/abs/2007.07481), equations 6 to 8.
 paper        here                                                          unit
 ===========  ============================================================  ===========
 tau_i        ``turn.report.num_steps``, steps of the optimiser             steps
-||a_i||_1    :func:`~lightning_fl.strategies.local_sgd.accumulated_steps`  steps
+||a_i||_1    :func:`~lightning_fl.strategies.local_sgd.distance`           steps
 d_i          ``(x - y_i) / (eta a_i)``                                     gradient
 p_i          a contribution's weight, of those who took part               share
 tau_eff      ``sum_i p_i a_i``                                             steps
 ===========  ============================================================  ===========
 
 Differs from the paper: p_i and tau_eff are of those who took part. A momentum buffer is taken to start at zero, which
-it does unless ``optimizer_state="keep"``. Of optimisers other than SGD, a_i is the number of steps.
+it does unless ``optimizer_state="keep"``. Of optimisers other than SGD, a_i is the number of steps. Learning rates that
+change within a turn are in a_i, over that with which the optimiser was made.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from lightning_fl.engine.client import ClientTurn, ClientUpdate
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies.fedavg import FedAvg
-from lightning_fl.strategies.local_sgd import accumulated_steps, plain_sgd
+from lightning_fl.strategies.local_sgd import distance, plain_sgd
 
 __all__ = ["FedNova"]
 
@@ -47,17 +48,14 @@ class FedNova(FedAvg):
 
     def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
         """Of SGD's momenta one that is the same for all parameters."""
-        if has_momentum(optimizers):
-            plain_sgd(optimizers, "FedNova")
+        _momentum(optimizers)
 
     def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
         """``y_i``, counted by ``1 / a_i``."""
-        assert turn.report is not None
-        steps = turn.report.num_steps
-        if not steps:
+        whole = float(turn.optimizers[0].defaults.get("lr") or 1.0)
+        accumulated = distance([rate / whole for rate in turn.rates], _momentum(turn.optimizers))
+        if not accumulated:
             return ClientUpdate(weights, scale=0.0)
-        momentum = plain_sgd(turn.optimizers, "FedNova")[1] if has_momentum(turn.optimizers) else 0.0
-        accumulated = accumulated_steps(steps, momentum)
         return ClientUpdate(weights, 1 / accumulated, {"accumulated_steps": accumulated})
 
     def aggregate(self, update: ModelUpdate) -> Weights:
@@ -72,6 +70,7 @@ class FedNova(FedAvg):
         return update.combine((1 - step, update.start), (step, update.average))
 
 
-def has_momentum(optimizers: Sequence[Optimizer]) -> bool:
-    """Whether a client's optimiser has a momentum of SGD's."""
-    return any(group.get("momentum") for one in optimizers for group in one.param_groups)
+def _momentum(optimizers: Sequence[Optimizer]) -> float:
+    """SGD's, 0 of other optimisers."""
+    some = any(group.get("momentum") for one in optimizers for group in one.param_groups)
+    return plain_sgd(optimizers, "FedNova") if some else 0.0

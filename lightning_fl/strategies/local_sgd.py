@@ -1,12 +1,13 @@
 """How far a client's SGD has gone: the weight with which a turn's gradients entered its change of the weights."""
 
 from collections.abc import Sequence
+from math import fsum
 
 from torch.optim import SGD, Optimizer
 
 from lightning_fl.errors import ConfigurationError
 
-__all__ = ["accumulated_steps", "plain_sgd"]
+__all__ = ["accumulated_steps", "distance", "plain_sgd"]
 
 
 def accumulated_steps(num_steps: int, momentum: float) -> float:
@@ -20,8 +21,15 @@ def accumulated_steps(num_steps: int, momentum: float) -> float:
     return (num_steps - momentum * (1 - momentum**num_steps) / (1 - momentum)) / (1 - momentum)
 
 
-def plain_sgd(optimizers: Sequence[Optimizer], who: str) -> tuple[float, float]:
-    """Learning rate and momentum of a client's one optimiser.
+def distance(rates: Sequence[float], momentum: float) -> float:
+    """The same sum, each weight times the learning rate of the step, for steps of these rates."""
+    if len(set(rates)) <= 1:
+        return sum(rates[:1]) * accumulated_steps(len(rates), momentum)
+    return fsum(rate * (1 - momentum**step) / (1 - momentum) for step, rate in enumerate(rates, start=1))
+
+
+def plain_sgd(optimizers: Sequence[Optimizer], who: str) -> float:
+    """Momentum of a client's one optimiser.
 
     Args:
         optimizers: of the client.
@@ -45,4 +53,4 @@ def plain_sgd(optimizers: Sequence[Optimizer], who: str) -> tuple[float, float]:
             f"{who} knows what SGD with one learning rate and one momentum does, without dampening or Nesterov's steps:"
             " give all parameter groups the same."
         )
-    return found.pop()
+    return found.pop()[1]

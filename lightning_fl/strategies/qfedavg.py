@@ -22,6 +22,7 @@ Differs from the paper: who takes part is a participation callback's choice. Wha
 """
 
 from collections.abc import Mapping
+from math import fsum
 from typing import Any
 
 from lightning_fl.engine.client import ClientTurn, ClientUpdate
@@ -40,7 +41,7 @@ class QFedAvg(FederatedStrategy):
 
     Args:
         q: how much fairness counts, at least 0; 0.1 to 5 in the paper. 0 counts clients alike.
-        lipschitz: L, the largest curvature of a loss; ``None`` for 1 / the learning rate of the client's turn.
+        lipschitz: L, the largest curvature of a loss; ``None`` for 1 / the mean learning rate of the client's turn.
         **settings: those of every strategy.
 
     Raises:
@@ -83,7 +84,8 @@ class QFedAvg(FederatedStrategy):
     def _curvature(self, turn: ClientTurn) -> float:
         if self.lipschitz is not None:
             return self.lipschitz
-        rate = float(turn.optimizers[0].param_groups[0]["lr"])
+        rates = turn.rates or [turn.learning_rate]
+        rate = rates[0] if len(set(rates)) == 1 else fsum(rates) / len(rates)
         if rate <= 0:
             raise ConfigurationError(f"QFedAvg takes 1 / the learning rate for L, which is {rate}: set lipschitz.")
         return 1 / rate

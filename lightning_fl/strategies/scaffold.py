@@ -8,7 +8,7 @@ paper     here                                                          unit
 ========  ============================================================  ==========
 c_i       ``turn.kept["control"]``, zero at first                       gradient
 c         ``update.state["control"]``, of each model                    gradient
-K eta_l   learning rate x :func:`accumulated_steps`                     step sizes
+K eta_l   :func:`~lightning_fl.strategies.local_sgd.distance`           step sizes
 eta_g     ``server_rate``                                               factor
 |S| / N   ``update.share``, of the cohort among the model's clients     share
 ========  ============================================================  ==========
@@ -30,7 +30,7 @@ from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.options import check_numbers
 from lightning_fl.strategies.fedavg import FedAvg
-from lightning_fl.strategies.local_sgd import accumulated_steps, plain_sgd
+from lightning_fl.strategies.local_sgd import distance, plain_sgd
 
 __all__ = ["SCAFFOLD"]
 
@@ -80,9 +80,7 @@ class SCAFFOLD(FedAvg):
 
     def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
         """The weights, and by how much c_i has changed."""
-        assert turn.report is not None
-        rate, momentum = plain_sgd(turn.optimizers, type(self).__name__)
-        went = rate * accumulated_steps(turn.report.num_steps, momentum)
+        went = distance(turn.rates, plain_sgd(turn.optimizers, type(self).__name__))
         if not went or turn.model is None:  # a mixture has no control
             return ClientUpdate(weights, vectors={"control": turn.combine((0.0, weights))})
         before = turn.kept["control"]

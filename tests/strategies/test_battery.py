@@ -23,9 +23,21 @@ PLANS = {
     "unequal sizes": Plan(),
     "sampled cohort": Plan(cohorts=SOME, rounds=4),
     "two coalitions": Plan(labels=(TWO,), cohorts={1: [0, 1, 3], 3: [2, 3]}, rounds=4),
-    "regrouped": Plan(labels=CHANGES, rounds=7),
+    "regrouped": Plan(labels=CHANGES, cohorts={2: [0, 1, 3], 5: [1, 2, 4]}, rounds=7),
+    "regrouped after training": Plan(labels=CHANGES, rounds=7, chosen=True),
+    "failing client": Plan(failing={0: [1], 1: [4], 2: [2, 0]}, rounds=4),
+    "schedule": Plan(decay=0.3),
     "BatchNorm": Plan(norm=True),
     "accumulation": Plan(accumulate=2),
+    "all of these": Plan(
+        labels=(TWO, TWO, OTHER),
+        cohorts=SOME,
+        failing={0: [2], 1: [4], 2: [0]},
+        decay=0.1,
+        accumulate=2,
+        norm=True,
+        rounds=5,
+    ),
 }
 
 
@@ -36,6 +48,7 @@ def test_every_strategy_has_a_reference() -> None:
     assert STRATEGIES.keys() == REFERENCES.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*left out of")
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -36,7 +36,7 @@ from lightning_fl.strategies import (
     FedProx,
     FedYogi,
 )
-from lightning_fl.strategies.local_sgd import accumulated_steps
+from lightning_fl.strategies.local_sgd import accumulated_steps, distance
 
 CURVATURES, CENTRES = np.array([[one[0] for one in CURVES], [one[1] for one in CURVES]])
 SHARES, RATE, START = np.array([0.25, 0.75]), 0.1, 1.0
@@ -70,6 +70,8 @@ def test_accumulated_steps() -> None:
     assert accumulated_steps(7, 0.0) == 7
     assert accumulated_steps(2, 0.9) == pytest.approx(2.9)
     assert accumulated_steps(5, 0.9) == pytest.approx(13.1441)
+    assert distance([0.2, 0.1, 0.4], 0.5) == pytest.approx(0.2 + 0.1 * 1.5 + 0.4 * 1.75)
+    assert distance([0.25] * 7, 0.0) == 0.25 * 7
 
 
 def test_scaffold_goes_to_the_optimum_with_unequal_steps() -> None:

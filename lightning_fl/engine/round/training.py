@@ -382,6 +382,9 @@ def _measure(loop: LocalLoop, cohort: Cohort) -> dict[int, ClientReport]:
         if report.error is None:
             participant = cohort.participants[place]
             loop.measured.setdefault(loop.model_of(participant), {})[participant.client] = report.numbers
+    if loop.hooks.of("select_collaboration"):  # whose weights are averaged with whose is not known yet
+        whole = {client: numbers for of_model in loop.measured.values() for client, numbers in of_model.items()}
+        loop.measured = dict.fromkeys(loop.measured, whole)
     return {place: report for place, report in found.items() if report.error is not None}
 
 

@@ -284,6 +284,7 @@ class StackedLoop:
                 reports.append(error)
                 continue
             state = row.turn.state
+            row.turn.rates = len(row.steps) * [row.turn.learning_rate]
             state.global_step += len(row.steps)
             state.batches += row.total
             state.rounds_seen = self._loop.federation.current_round

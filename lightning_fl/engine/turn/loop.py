@@ -173,7 +173,7 @@ class LocalLoop(TrainingLoop):
         Raises:
             TrainingError: a loss is NaN or infinite.
         """
-        self._second = {}
+        self._second, self.module_trainer.rates = {}, []
         phases = self.learner.phases(turn) if "phases" in self.own_steps else ()
         if phases:
             report = self._train_in_phases(turn, phases)
@@ -188,6 +188,7 @@ class LocalLoop(TrainingLoop):
             turn.spans = self.averaged_spans()
             self.flat.set_trainable(before)
         turn.optimizers = list(self.module_trainer.optimizers)
+        turn.rates, self.module_trainer.rates = self.module_trainer.rates or [], None
         return report
 
     def _correction(self, turn: ClientTurn) -> Correction | None:

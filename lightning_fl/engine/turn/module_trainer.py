@@ -144,6 +144,8 @@ class ModuleTrainer:
         self.strategy = ModuleStrategy(self, fabric)
         self.collector = LogCollector(settings.log_every_n_steps)
         self.optimizers: list[Optimizer] = []
+        #: Of the first optimiser, in each step of the turn; ``None`` where nobody asks.
+        self.rates: list[float] | None = None
         self.lr_scheduler_configs: list[LRSchedulerConfig] = []
         self.client: int | None = None
         self.global_step = 0
@@ -479,6 +481,9 @@ class ModuleTrainer:
     def count_step(self) -> None:
         """One optimiser step was taken."""
         self.global_step += 1
+        if self.rates is not None:
+            rate = self.optimizers[0].param_groups[0].get("lr")
+            self.rates.append(1.0 if rate is None else float(rate))
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print once, on rank zero."""
