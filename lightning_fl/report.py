@@ -151,13 +151,9 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None, pr
         console.print(Text(f"evaluated: {trainer.evaluated_model}"))
         names = trainer.datamodule.client_names()
         single = _of_targets(metrics)
-        metrics = of_all_targets(metrics)
-        table = client_table(metrics, names, samples)
-        if _too_wide(table, console):
-            # The lines below compare with the local models.
-            metrics = {name: metric for name, metric in metrics.items() if not name.startswith("local/")} or metrics
-            table = table_that_fits(lambda shown: client_table(shown, names, samples), metrics, console, _RECORD)
-        console.print(table)
+        # Local models, with which the lines below compare, are left out first where there is no room.
+        metrics = dict(sorted(of_all_targets(metrics).items(), key=lambda item: item[0].startswith("local/")))
+        console.print(table_that_fits(lambda shown: client_table(shown, names, samples), metrics, console, _RECORD))
         if single:
             console.print(Text("mean over clients of each target", "bold"))
             order = curve_names(getattr(trainer.datamodule, "target_names", None) or [], "target")
@@ -222,10 +218,6 @@ def _widths(table: Table, console: Console) -> Measurement:
     return Measurement.get(console, console.options.update(width=10_000), table)
 
 
-def _too_wide(table: Table, console: Console) -> bool:
-    return _widths(table, console).minimum > console.width
-
-
 def table_that_fits(
     make: Callable[[dict[str, MetricSummary]], Table],
     metrics: dict[str, MetricSummary],
@@ -248,7 +240,7 @@ def table_that_fits(
         for column in table.columns:
             if column.no_wrap:  # Rich takes such a column, too, for one that may be as narrow as its longest word
                 column.min_width = max(cell_len(str(cell)) for cell in (column.header, *column.cells))
-        if not _too_wide(table, console):
+        if _widths(table, console).minimum <= console.width:
             break
     return _fitted(table, console)
 

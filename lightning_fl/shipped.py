@@ -10,7 +10,7 @@ from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.package_folders import package_folder
 
-__all__ = ["available_recipes", "available_studies", "find_recipe", "find_study", "recipe_headline"]
+__all__ = ["available_recipes", "available_studies", "find_recipe", "find_study", "listing", "recipe_headline"]
 
 #: The folder of the studies among the recipes.
 _STUDIES = "studies"
@@ -72,6 +72,12 @@ def _find(name_or_path: str, kind: str, available: Callable[[], dict[str, Path]]
         f"no {kind} {name_or_path!r}: there is neither such a file nor a shipped {kind} of this name"
         f"{did_you_mean(stem, shipped)}. {command} lists those."
     )
+
+
+def listing(found: dict[str, Path]) -> str:
+    """A line for each recipe or study: its name and its headline."""
+    width = max(map(len, found), default=0)
+    return "\n".join(f"{name:{width}}  {recipe_headline(path)}".rstrip() for name, path in found.items())
 
 
 def recipe_headline(path: Path) -> str:

@@ -8,7 +8,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.shipped import available_recipes, recipe_headline
+from lightning_fl.shipped import available_recipes, listing
 
 __all__ = ["add_arguments", "run"]
 
@@ -43,9 +43,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     elif config.name is not None:
         print(recipes[config.name].read_text(encoding="utf-8"), end="")
     else:
-        width = max(map(len, recipes))
-        for name, path in recipes.items():
-            print(f"{name:{width}}  {recipe_headline(path)}".rstrip())
+        print(listing(recipes))
     return 0
 
 

@@ -12,7 +12,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.errors import ConfigurationError
-from lightning_fl.shipped import available_studies, find_study, recipe_headline
+from lightning_fl.shipped import available_studies, find_study, listing
 
 if TYPE_CHECKING:
     from lightning_fl.study.cells import Cell
@@ -65,7 +65,8 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
 def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Run what is not done, then write and print the results."""
     if config.study is None:
-        return _list_studies()
+        print(listing(available_studies()))
+        return 0
     # What follows takes a second to import.
     from lightning_fl.study.cells import cells_of
     from lightning_fl.study.display import StudyDisplay
@@ -155,14 +156,6 @@ def _said_of_share(asked: Sequence["Cell"], failed: Sequence["Cell"], num_open: 
         f" last writes {out}/table.md, or the same command without --shard."
     )
     return "\n".join(lines)
-
-
-def _list_studies() -> int:
-    studies = available_studies()
-    width = max(map(len, studies), default=0)
-    for name, path in studies.items():
-        print(f"{name:{width}}  {recipe_headline(path)}".rstrip())
-    return 0
 
 
 def _seeds(seeds: Sequence[int]) -> list[int]:

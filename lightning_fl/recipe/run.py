@@ -16,9 +16,6 @@ from lightning_fl.recipe.file import load_recipe
 from lightning_fl.recipe.instantiate import instantiate
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule
-
-    from lightning_fl.data.module import FederatedDataModule
     from lightning_fl.trainer import FederatedTrainer
 
 __all__ = ["run"]
@@ -47,7 +44,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     trainer.callbacks.insert(0, SaveConfig(parser.dump(config, skip_unset=False)))
     trainer.run_log.hyperparameters = flat_hyperparameters(config.as_dict())
     try:
-        code = _COMMANDS[command](trainer, made.model, made.data, config.ckpt_path, arguments)
+        code = _COMMANDS[command](made, config.ckpt_path, arguments)
     except BaseException as error:
         _end_together(trainer, error)
         raise
@@ -56,17 +53,12 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     return int(code)
 
 
-def _fit(
-    trainer: "FederatedTrainer",
-    module: "LightningModule",
-    data: "FederatedDataModule",
-    ckpt_path: str | None,
-    arguments: Sequence[str],
-) -> int:
+def _fit(made: Namespace, ckpt_path: str | None, arguments: Sequence[str]) -> int:
     from lightning_fl.lightning_types import is_overridden
 
+    trainer: FederatedTrainer = made.trainer
     try:
-        trainer.fit(module, data, ckpt_path=ckpt_path)
+        trainer.fit(made.model, made.data, ckpt_path=ckpt_path)
     except (KeyboardInterrupt, SystemExit):
         if trainer.interrupted_by is None:
             raise
@@ -76,8 +68,8 @@ def _fit(
         if trainer.checkpoint_callback is not None:
             print(f"To go on from round {trainer.current_round}: {_resume_command(arguments)}", file=sys.stderr)
         return 128 + trainer.interrupted_by
-    if is_overridden("test_step", module):
-        trainer.test(module, data, ckpt_path=trainer.trained_checkpoint)
+    if is_overridden("test_step", made.model):
+        trainer.test(made.model, made.data, ckpt_path=trainer.trained_checkpoint)
     _print_report(trainer)
     return 0
 
@@ -93,36 +85,23 @@ def _resume_command(arguments: Sequence[str]) -> str:
     return shlex.join(["lightning-fl", "fit", *words, "--ckpt_path", "last"])
 
 
-def _evaluate(
-    method: str,
-    trainer: "FederatedTrainer",
-    module: "LightningModule",
-    data: "FederatedDataModule",
-    ckpt_path: str,
-    arguments: Sequence[str],
-) -> int:
-    getattr(trainer, method)(module, data, ckpt_path=ckpt_path)
-    _print_report(trainer)
+def _evaluate(method: str, made: Namespace, ckpt_path: str, arguments: Sequence[str]) -> int:
+    getattr(made.trainer, method)(made.model, made.data, ckpt_path=ckpt_path)
+    _print_report(made.trainer)
     return 0
 
 
-def _predict(
-    trainer: "FederatedTrainer",
-    module: "LightningModule",
-    data: "FederatedDataModule",
-    ckpt_path: str,
-    arguments: Sequence[str],
-) -> int:
+def _predict(made: Namespace, ckpt_path: str, arguments: Sequence[str]) -> int:
     from lightning_fl.lightning_types import is_overridden
     from lightning_fl.recipe.predictions import write_predictions
 
-    if not is_overridden("predict_step", module) and not is_overridden("forward", module):
+    if not is_overridden("predict_step", made.model) and not is_overridden("forward", made.model):
         raise ConfigurationError(
-            f"{type(module).__name__} defines neither predict_step nor forward: lightning-fl predict needs one."
+            f"{type(made.model).__name__} defines neither predict_step nor forward: lightning-fl predict needs one."
         )
-    outputs = trainer.predict(module, data, ckpt_path=ckpt_path)
-    folder = write_predictions(trainer, outputs)
-    if trainer.is_global_zero:
+    outputs = made.trainer.predict(made.model, made.data, ckpt_path=ckpt_path)
+    folder = write_predictions(made.trainer, outputs)
+    if made.trainer.is_global_zero:
         print(f"predictions: {folder}")
     return 0
 

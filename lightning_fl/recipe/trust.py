@@ -34,15 +34,9 @@ def refuse_foreign_classes(recipe: Any, place: str) -> None:
 
 
 def predict_command(folder: Path, recipe: Mapping[str, Any], summary: Mapping[str, Any]) -> str | None:
-    """The command that predicts with a finished run, as it works from the folder in which the run was started.
+    """The command that predicts with a finished run, with FILE for new samples; ``None`` where its model cannot.
 
-    Args:
-        folder: the run's.
-        recipe: its ``config.yaml``.
-        summary: its ``summary.json``.
-
-    Returns:
-        The command, with FILE for new samples; ``None`` where the run's model cannot predict.
+    Relative paths are those of the folder in which the run was started. ``recipe`` and ``summary`` are its files'.
     """
     predicts = summary.get("predicts", "new samples")
     words = ["lightning-fl", "predict"]
