@@ -113,16 +113,18 @@ def test_an_evaluation_that_is_refused_leaves_its_fit_alone(tiny, command):
 
 
 def test_a_run_that_fails_has_its_recipe(tiny, command):
-    Path("own_model.py").write_text(
+    Path("failing_model.py").write_text(
         "from lightning_fl.models import MoleculeModel\n"
         "class Failing(MoleculeModel):\n"
         "    def training_step(self, batch, batch_idx):\n"
         "        raise ValueError('no step')\n"
     )
-    code, _, err = command("fit", "--config", "tiny.yaml", "--model", "own_model.Failing")
+    code, _, err = command("fit", "--config", "tiny.yaml", "--model", "failing_model.Failing")
     assert code == 2
     assert "no step" in err
-    assert yaml.safe_load(Path("runs/version_0/config.yaml").read_text())["model"]["class_path"] == "own_model.Failing"
+    assert (
+        yaml.safe_load(Path("runs/version_0/config.yaml").read_text())["model"]["class_path"] == "failing_model.Failing"
+    )
 
 
 @pytest.mark.slow
