@@ -49,14 +49,15 @@ class LastRounds(Callback):
             return
         assert trainer.datamodule is not None
         reports = {}
-        for client in trainer.hosted_clients:
-            if client in trainer.absent_clients:
-                continue
-            weights = trainer.client_model(client)
-            with trainer.around_evaluation(client, weights):
-                report = trainer.loop.evaluate(client, weights, _SPLIT)
-            if report is not None:
-                reports[client] = report.metrics
+        with trainer.loop.evaluations(_SPLIT):
+            for client in trainer.hosted_clients:
+                if client in trainer.absent_clients:
+                    continue
+                weights = trainer.client_model(client)
+                with trainer.around_evaluation(client, weights):
+                    report = trainer.loop.evaluate(client, weights, _SPLIT)
+                if report is not None:
+                    reports[client] = report.metrics
         found = summarize(trainer.strategy.exchange(reports), trainer.datamodule.client_names())
         named = {metric_name(name, _SPLIT): metric for name, metric in found.items()}
         self._higher |= {name: metric.higher_is_better for name, metric in named.items()}

@@ -15,7 +15,7 @@ from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_
 from torch import Tensor, nn
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.callbacks import Callback, PersonalLayers
+from lightning_fl.callbacks import Callback, LastRounds, PersonalLayers
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
@@ -690,8 +690,8 @@ def test_weights_that_a_hook_swaps_in_are_evaluated_and_swapped_out_again(
         on_validation_end = on_test_end = on_predict_end = LightningModule.on_validation_end
 
     def run(kind: type[Averaged]) -> FederatedTrainer:
-        personal = PersonalLayers(layers=["net.weight", "average"])
-        trainer = federated_trainer(tmp_path / kind.__name__, max_rounds=2, callbacks=[personal])
+        callbacks = [PersonalLayers(layers=["net.weight", "average"]), LastRounds(num=1)]
+        trainer = federated_trainer(tmp_path / kind.__name__, max_rounds=2, callbacks=callbacks)
         trainer.fit(make(kind), Clients((8, 4, 12)))
         return trainer
 
@@ -704,6 +704,8 @@ def test_weights_that_a_hook_swaps_in_are_evaluated_and_swapped_out_again(
         assert trainer.metrics["val"]["weight"].clients[client] == pytest.approx(average, rel=1e-6)
         assert plain.metrics["val"]["weight"].clients[client] != pytest.approx(average, rel=1e-3)
     expected = trainer.metrics["val"]["weight"].clients
+    (last,) = trainer.run_log.summary["last_rounds"]["test"].values()
+    assert list(last["clients"].values()) == pytest.approx(list(expected.values()))
     fitted = trainer.module
     assert trainer.test(fitted, Clients((8, 4, 12)))["weight"].clients == pytest.approx(expected)
     predicted = trainer.predict(fitted, Clients((8, 4, 12)))

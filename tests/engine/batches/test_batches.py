@@ -2,6 +2,8 @@ import itertools
 
 import pytest
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.fabric.utilities.seed import pl_worker_init_function
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data import (
@@ -484,6 +486,17 @@ def test_a_pass_ends_with_the_length_of_its_loader(make):
     assert firsts(batches.shuffled(PATH, 5)) == [0.0, 1.0, 2.0, 0.0, 1.0]
     batches.count(PATH, batches.epoch_length())
     assert batches.num_samples == 6
+
+
+def test_what_worker_processes_draw_does_not_depend_on_the_rank(monkeypatch):
+    def drawn(rank):
+        monkeypatch.setattr(rank_zero_only, "rank", rank)
+        batches = made(DataLoader(Fetched(4), batch_size=4, num_workers=1, worker_init_fn=pl_worker_init_function))
+        ((values, _), _), *_ = batches.shuffled(PATH, 1)
+        assert rank_zero_only.rank == rank
+        return values.tolist()
+
+    assert drawn(0) == drawn(1)
 
 
 def test_fetched_samples_are_collated():
