@@ -277,7 +277,7 @@ def check_settings(settings: dict[str, Any]) -> None:
     faults = []
     at_least_one = ("max_rounds", "local_epochs", "local_steps", "accumulate_grad_batches", "stacked_clients")
     numbers: list[tuple[Callable[..., None], dict[str, Any], tuple[str, ...]]] = [
-        (check_counts, {}, (*at_least_one, "num_nodes", "num_threads", "processes_per_device")),
+        (check_counts, {}, (*at_least_one, "limit_val_clients", "num_nodes", "num_threads", "processes_per_device")),
         (check_counts, {"at_least": 0}, ("check_val_every_n_rounds", "log_every_n_steps")),
         (check_counts, {"at_least": 0, "at_most": 2**64 - 1}, ("seed",)),
         (check_numbers, {"above": 0, "below": 10**9, "mend": " seconds"}, ("timeout",)),

@@ -7,6 +7,7 @@ zero has named them, so that a kill at any moment leaves a set that fits.
 """
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -109,6 +110,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} is the part of one client, {content['client']}: give the run's, such as last.ckpt beside it."
         )
+    if isinstance(names := content.get("client_names"), str):
+        with contextlib.suppress(ValueError):
+            content["client_names"] = json.loads(names)
     return completed(content, FIELDS, path)
 
 
@@ -176,7 +180,8 @@ def save_state(
         state = {**state, **kept, "client_files": {"name": name, "token": token}}
     if processes.rank == 0:
         path = folder / f"{name}.ckpt"
-        _save_readable(state, path, first=not path.exists())
+        names = json.dumps(state["client_names"])  # a single text: torch.save looks at every object
+        _save_readable({**state, "client_names": names}, path, first=not path.exists())
     return state
 
 

@@ -173,12 +173,8 @@ def _is_measured(value: Any) -> bool:
 
 
 def _is_figures(value: Any) -> bool:
-    """Clients' names, and metrics by their names."""
-    return (
-        isinstance(value, dict)
-        and _lists(value.get("clients"), _anything)
-        and _maps(value.get("of"), str, partial(_describes, MetricSummary))
-    )
+    """Metrics by their names."""
+    return isinstance(value, dict) and _maps(value.get("of"), str, partial(_describes, MetricSummary))
 
 
 def _describes(summary: type[GainSummary | MetricSummary], value: Any) -> bool:

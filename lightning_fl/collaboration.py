@@ -144,10 +144,10 @@ class Collaboration:
         """What clients use of the shared models."""
         if self.num_models == 1:
             return "the shared model"
-        used = [self.model_of(client) for client in range(self.num_clients)]
-        if None in used:
+        share, used = self.personalisation.max(1)
+        if (share != 1).any():
             return "each client's mixture of the shared models"
-        if len(set(used)) == self.num_clients:
+        if len(used.unique()) == self.num_clients:
             return "each client's own model"
         return "the model of each client's coalition"
 

@@ -85,8 +85,7 @@ def say_nothing_left(trainer: TrainerSurface, path: Path) -> None:
 
 
 def _check_names(trainer: TrainerSurface, state: Mapping[str, Any], path: Path) -> None:
-    assert trainer.datamodule is not None
-    before, now = state["client_names"], trainer.datamodule.client_names()
+    before, now = state["client_names"], trainer.client_names
     if before is None or before == now:
         return
     pairs = enumerate(zip(before, now, strict=False))
@@ -115,9 +114,8 @@ def _not_finite(trainer: TrainerSurface, model: Weights) -> str | None:
 
 def _other_data(trainer: TrainerSurface, before: Mapping[int, Mapping[str, str]]) -> dict[str, list[str]]:
     """The clients whose data are others than in the checkpoint; only that, and how many, leaves a client's rank."""
-    assert trainer.datamodule is not None
-    names, own = trainer.datamodule.client_names(), {}
-    for client in trainer.hosted_clients:
+    names, own = trainer.client_names, {}
+    for client in trainer.processes.panel:
         old, new = before.get(client, {}), trainer.data_digests.get(client, {})
         changed = [split for split in new if old.get(split, new[split]) != new[split]]
         if changed:

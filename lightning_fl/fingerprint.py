@@ -58,6 +58,9 @@ def check_same(strategy: FederatedStrategy, own: Mapping[str, str], what: str) -
     Raises:
         ConfigurationError: naming what differs, on which rank; the same on all ranks.
     """
+    digest = hashlib.sha256(repr(sorted(own.items())).encode(errors="surrogatepass")).hexdigest()
+    if len(set(strategy.exchange({strategy.global_rank: digest}).values())) == 1:
+        return
     of_ranks = strategy.exchange({strategy.global_rank: dict(own)})
     first, names = of_ranks[0], strategy.rank_names
     for rank, found in of_ranks.items():
@@ -170,13 +173,13 @@ def _recipe_of(trainer: TrainerSurface, module: Any) -> dict[str, Any]:
 
 def data_of(data: FederatedDataModule) -> dict[str, str]:
     """What of the data must be the same: who the clients are and, of data that all ranks hold, what they are."""
-    common: dict[str, Any] = {"the number of clients": data.num_clients}
-    common |= {f"the name of client {client}": name for client, name in enumerate(data.client_names())}
-    if not data.pinned:
-        sizes = data.client_sizes() or ()
-        common |= {f"the number of training samples of client {client}": size for client, size in enumerate(sizes)}
-        common |= {f"data: {name}": value for name, value in data.describe().items()}
-    return dict(_comparable(common))
+    common = {"the number of clients": repr(data.num_clients)}
+    common |= {f"the name of client {client}": repr(name) for client, name in enumerate(data.client_names())}
+    if data.pinned:
+        return common
+    sizes = data.client_sizes() or ()
+    common |= {f"the number of training samples of client {client}": repr(size) for client, size in enumerate(sizes)}
+    return common | dict(_comparable({f"data: {name}": value for name, value in data.describe().items()}))
 
 
 def layout_of(weights: Weights, module: Any) -> dict[str, str]:

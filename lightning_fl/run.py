@@ -26,6 +26,7 @@ from lightning_fl.engine.batches.from_loaders import LoaderBatches
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.interrupt import signals_of_a_run
 from lightning_fl.engine.processes import Processes
+from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.compilation import CompiledSteps
 from lightning_fl.engine.turn.lazy_layers import give_shapes
 from lightning_fl.engine.turn.loop import LocalLoop
@@ -35,10 +36,12 @@ from lightning_fl.engine.turn.surroundings import Surroundings
 from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.errors import CheckpointError, DataError, LostPeerError
 from lightning_fl.fingerprint import check_same, data_of, identity_of, layout_of, settings_of
+from lightning_fl.functional.dpfl import shuffled
 from lightning_fl.generated_modules import remove_generated_files
 from lightning_fl.lightning_types import is_overridden
 from lightning_fl.refusals import breaks_device
 from lightning_fl.run_log import versions
+from lightning_fl.seeding import generator
 from lightning_fl.surface import TrainerSurface
 from lightning_fl.user_file import near
 
@@ -147,11 +150,10 @@ class Run:
     def _take_up(self, state: dict[str, Any], path: Path) -> None:
         """Go on from a checkpoint that fits, and say what is not as it was."""
         trainer, evaluates = self._trainer, self._stage != "fit"
-        assert trainer.datamodule is not None
         shown = near(path)
         check_fits(trainer, state, shown)
-        names = trainer.datamodule.client_names()
-        state = with_client_files(state, path, trainer.processes, names, trainer.strategy.rank_names)
+        names = trainer.strategy.rank_names
+        state = with_client_files(state, path, trainer.processes, trainer.client_names, names)
         trainer.differs = find_differences(trainer, state, evaluates=evaluates)
         said = trainer.run_log.summary.get("differs_from_checkpoint", {})  # by the fit before this evaluation
         say_differences(shown, {name: values for name, values in trainer.differs.items() if name not in said})
@@ -225,9 +227,8 @@ class Run:
     def _end_record(self, error: BaseException | None) -> None:
         trainer = self._trainer
         if error is None and trainer.is_global_zero:
-            assert trainer.datamodule is not None
-            about, names = _about(trainer, self._stage), trainer.datamodule.client_names()
-            trainer.run_log.finish(None, about, trainer.federation, names, fitted=self._stage == "fit")
+            about, fitted = _about(trainer, self._stage), self._stage == "fit"
+            trainer.run_log.finish(None, about, trainer.federation, trainer.client_names, fitted=fitted)
         elif self._began:
             trainer.run_log.finish(error)
         else:
@@ -285,13 +286,15 @@ def _set_up(
     if processes.several:
         trainer.strategy.wait_for_all()
     datamodule.setup(stage)
-    check_distinct(datamodule.client_names())
+    trainer.client_names = datamodule.client_names()
+    check_distinct(trainer.client_names)
     processes.pinned = datamodule.pinned
     if processes.several:
         check_same(trainer.strategy, data_of(datamodule), "data set")
     processes.client_ranks = trainer.strategy.place_clients(
         datamodule.num_clients, datamodule.client_sizes(), pinned=datamodule.pinned, block=settings.stacked_clients
     )
+    processes.panel = _panel(processes, settings)
     _warn_of_idle_ranks(processes, settings.stacked_clients)
     shim.call_hook("setup", stage)
     shim.call_hook("configure_model")
@@ -338,7 +341,7 @@ def _know(trainer: TrainerSurface, stage: str) -> None:
     assert trainer.module is not None
     assert trainer.datamodule is not None
     trainer.identity = identity_of(trainer, trainer.module, trainer.datamodule)
-    own = {client: trainer.datamodule.data_digests(client, stage) for client in trainer.hosted_clients}
+    own = {client: trainer.datamodule.data_digests(client, stage) for client in trainer.processes.panel}
     trainer.data_digests = own if trainer.processes.private else trainer.processes.exchange(own)
 
 
@@ -354,15 +357,31 @@ def _write_splits(trainer: TrainerSurface) -> None:
         trainer.run_log.write("splits.json", text)
 
 
+def _panel(processes: Processes, settings: Settings) -> list[int]:
+    """The hosted ones of the clients that a fit validates: all, or of too many a sample of the run."""
+    most, clients = settings.limit_val_clients, processes.num_clients
+    if most is None or clients <= most:
+        return processes.hosted
+    drawn = shuffled(range(clients), generator(settings.seed, "validated clients"), most)
+    return [client for client in sorted(drawn) if processes.hosts(client)]
+
+
 def _exchange_sizes(trainer: TrainerSurface, factory: BatchFactory, processes: Processes) -> list[int]:
-    """Every client's number of training samples, its weight in the averages."""
+    """Every client's number of training samples, its weight in the averages.
+
+    Clients that the fit does not validate are opened only where the data module does not say their number.
+    """
     sizes: dict[int, int] = {}
     settings, data = trainer.settings, trainer.datamodule
     assert data is not None
+    opened, told = set(processes.panel), data.client_sizes() or []
     for client in processes.hosted:
+        given = data.given_samples(client)
+        if client not in opened and told and told[client]:
+            sizes[client] = told[client] if given is None else given
+            continue
         batches = factory.batches(client, "train")
         assert batches is not None
-        given = data.given_samples(client)
         if not batches.num_samples and given is not None:
             batches.num_samples = given
         if not batches.num_samples:
@@ -446,7 +465,7 @@ def _predicts(trainer: TrainerSurface) -> str | None:
 def _about(trainer: TrainerSurface, stage: str) -> dict[str, Any]:
     """What the summary says of a run besides its metrics."""
     assert trainer.datamodule is not None
-    source, names = trainer.datamodule.source, trainer.datamodule.client_names()
+    source, names = trainer.datamodule.source, trainer.client_names
     title = trainer.run_log.summary.get("title", f"{type(trainer.module).__name__} on {source} data")
     about = {
         "title": title,

@@ -95,6 +95,7 @@ class TrainerSurface:
         profiler: of the run.
         module: the user's; ``None`` outside of a run.
         datamodule: the data; ``None`` outside of a run.
+        client_names: of the data, once they are set up.
         batch_factory: makes clients' batches.
         loop: takes clients' turns.
         stacked: takes several at once, where ``stacked_clients`` says so.
@@ -118,6 +119,7 @@ class TrainerSurface:
     profiler: Profiler
     module: LightningModule | None
     datamodule: FederatedDataModule | None
+    client_names: list[str]
     batch_factory: BatchFactory
     loop: LocalLoop
     stacked: StackedLoop | None
@@ -135,6 +137,7 @@ class TrainerSurface:
     local_epochs = _Of[int]("settings")
     local_steps = _Of[int | None]("settings")
     check_val_every_n_rounds = _Of[int]("settings")
+    limit_val_clients = _Of[int | None]("settings")
     gradient_clip_val = _Of[float | None]("settings")
     gradient_clip_algorithm = _Of[Literal["norm", "value"] | None]("settings")
     accumulate_grad_batches = _Of[int]("settings")
@@ -200,12 +203,12 @@ class TrainerSurface:
     @property
     def present_clients(self) -> list[int]:
         """The clients that have joined."""
-        return [client for client in range(self.num_clients) if client not in self.absent_clients]
+        return sorted(set(range(self.num_clients)) - self.absent_clients)
 
     @property
     def active_clients(self) -> list[int]:
         """The clients that have joined and do not rest at present."""
-        return [client for client in self.present_clients if client not in self.resting_clients]
+        return sorted(set(range(self.num_clients)) - self.absent_clients - self.resting_clients)
 
     @property
     def is_global_zero(self) -> bool:
@@ -325,15 +328,14 @@ class TrainerSurface:
 
     def state_dict(self) -> dict[str, Any]:
         """All that a run needs to go on: plain values and tensors. To be called on every rank."""
-        assert self.datamodule is not None
         return {
             "lightning_fl_version": __version__,
             "module": class_path(self.module),
             "seed": self.seed,
-            "client_names": self.datamodule.client_names(),
+            "client_names": self.client_names,
             "recipe": dict(self.identity),
             "hyper_parameters": plain_hyper_parameters(self.module),
-            "data": {client: dict(of_client) for client, of_client in self.data_digests.items()},
+            "data": dict(self.data_digests),
             **self.federation.state_dict(self.processes),
             "layout": self.loop.flat.layout() if self.loop.flat.late else [],
             "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks()},

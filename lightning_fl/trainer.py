@@ -75,6 +75,8 @@ class FederatedTrainer(TrainerSurface):
         default_root_dir: where runs are written, each in a folder ``version_N`` of its own; default ``./runs``.
         check_val_every_n_rounds: evaluate every client's model on its validation data every n rounds and after the
             last; 0 for never.
+        limit_val_clients: fit validates at most so many clients, of more a sample drawn once by the seed; ``None`` for
+            all. ``validate`` and ``test`` take all.
         gradient_clip_val: clip gradients at this norm or value.
         gradient_clip_algorithm: "norm" (default) or "value".
         accumulate_grad_batches: batches per optimiser step.
@@ -129,6 +131,7 @@ class FederatedTrainer(TrainerSurface):
         logger: bool | AnyLogger | list[bool | AnyLogger] = True,
         default_root_dir: str | os.PathLike[str] | None = None,
         check_val_every_n_rounds: int = 1,
+        limit_val_clients: int | None = 1000,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: Literal["norm", "value"] | None = None,
         accumulate_grad_batches: int = 1,
@@ -155,6 +158,7 @@ class FederatedTrainer(TrainerSurface):
             local_steps=local_steps,
             local_epochs=local_epochs or 1,
             check_val_every_n_rounds=check_val_every_n_rounds,
+            limit_val_clients=limit_val_clients,
             gradient_clip_val=gradient_clip_val,
             gradient_clip_algorithm=gradient_clip_algorithm,
             accumulate_grad_batches=accumulate_grad_batches,
@@ -266,8 +270,7 @@ class FederatedTrainer(TrainerSurface):
         names = self._curve_names()
         self.run_log.log_round(self.federation, self.round_metrics, evaluated=self.evaluated_this_round, names=names)
         if self.log_every_n_steps:
-            assert self.datamodule is not None
-            self.run_log.log_steps(self.client_reports, self.datamodule.client_names())
+            self.run_log.log_steps(self.client_reports, self.client_names)
         self.call("on_round_end")
         self.should_stop |= self.loop.module_trainer.should_stop
 
@@ -346,7 +349,7 @@ class FederatedTrainer(TrainerSurface):
                 return ClientMetrics()
             reports: dict[int, ClientReport] = {}
             with self.loop.evaluations("validation" if split == "val" else split):
-                for client in self.hosted_clients:
+                for client in self.processes.panel if self.fitting else self.hosted_clients:
                     if client in self.absent_clients:
                         continue
                     weights = self.client_model(client)
@@ -364,14 +367,11 @@ class FederatedTrainer(TrainerSurface):
             return metrics
 
     def _summary(self, reports: Mapping[int, ClientReport]) -> ClientMetrics:
-        assert self.datamodule is not None
-        values = {client: report.metrics for client, report in reports.items()}
-        return summarize(values, self.datamodule.client_names())
+        return summarize({client: report.metrics for client, report in reports.items()}, self.client_names)
 
     def _curve_names(self) -> list[str] | None:
         """The clients' names where each has curves of its own."""
-        assert self.datamodule is not None
-        return self.datamodule.client_names() if self.logs_clients else None
+        return self.client_names if self.logs_clients else None
 
     def _repr_html_(self) -> str:
         """In a notebook: what was run, how far, the latest metrics of every client, and the run's folder."""

@@ -98,10 +98,9 @@ class ModelCheckpoint(Callback):
                 "absent_clients": sorted(trainer.absent_clients),
             }
             stores = {name: of for name, of in trainer.client_stores.items() if name != _STORE}
+            clients = sorted({client for of in stores.values() for client in of})
             trainer.client_stores[_STORE] = {
-                client: kept
-                for client in trainer.hosted_clients
-                if (kept := {name: of[client] for name, of in stores.items() if client in of})
+                client: {name: of[client] for name, of in stores.items() if client in of} for client in clients
             }
         self._save(trainer, trainer.state_dict(), best=improved)
 
@@ -120,12 +119,11 @@ class ModelCheckpoint(Callback):
         if not (private or trainer.is_global_zero):
             return
         assert trainer.module is not None
-        assert trainer.datamodule is not None
         export_models(
             exported,
             trainer.module,
             trainer.loop.flat,
-            trainer.datamodule.client_names(),
+            trainer.client_names,
             Path(trainer.log_dir) / "models",
             shared=trainer.is_global_zero,
             clients=trainer.hosted_clients if private else None,
@@ -204,8 +202,7 @@ class ModelCheckpoint(Callback):
 
         In this order, so that a kill in between leaves no best round that is later than the last one.
         """
-        assert trainer.datamodule is not None
-        names, folder = trainer.datamodule.client_names(), self._folder(trainer)
+        names, folder = trainer.client_names, self._folder(trainer)
         state = {**state, "record": trainer.run_log.state_dict()}
         saved = save_state(state, folder, "last", trainer.processes, names, trainer.run_log.token)
         self.last_round = trainer.current_round
@@ -240,8 +237,7 @@ class ModelCheckpoint(Callback):
             "client_stores": self._stores_of_best(state["client_stores"]),
             "callbacks": {**state["callbacks"], type(self).__name__: {"only_evaluates": True}},
         }
-        names = [] if trainer.datamodule is None else trainer.datamodule.client_names()
-        save_state({**state, **of_best}, folder, "best", trainer.processes, names, trainer.run_log.token)
+        save_state({**state, **of_best}, folder, "best", trainer.processes, trainer.client_names, trainer.run_log.token)
 
     def _is_best(self, state: dict[str, Any]) -> bool:
         """Whether a checkpoint is that of the best round."""

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, Literal
 
 from lightning.fabric.utilities.data import sized_len
@@ -106,7 +106,7 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     def client_names(self) -> list[str]:
         """A short name for each client, for tables and pictures."""
-        return default_names(self.num_clients)
+        return list(default_names(self.num_clients))
 
     def client_groups(self) -> list[str] | None:
         """What each client is known to belong to, such as the domain of its images; ``None`` where that is unknown."""
@@ -233,10 +233,11 @@ def _printable_names(method: Callable[[Any], list[str] | None]) -> Callable[[Any
     return names
 
 
-def default_names(num_clients: int) -> list[str]:
+@lru_cache(maxsize=4)
+def default_names(num_clients: int) -> tuple[str, ...]:
     """The names of clients that have none of their own."""
     width = len(str(num_clients - 1))
-    return [f"client_{client:0{width}d}" for client in range(num_clients)]
+    return tuple(f"client_{client:0{width}d}" for client in range(num_clients))
 
 
 def known_clients(datamodule: FederatedDataModule) -> int | None:

@@ -313,7 +313,7 @@ class Federation:
         """The latest figures, which a run that has no round left to take them again still reports."""
         return {
             "metrics": {
-                split: {"clients": list(metrics.names), "of": {name: one.state_dict() for name, one in metrics.items()}}
+                split: {"of": {name: one.state_dict() for name, one in metrics.items()}}
                 for split, metrics in self.metrics.items()
             },
             "gains": {
@@ -322,11 +322,9 @@ class Federation:
             "evaluated_samples": {split: dict(samples) for split, samples in self.evaluated_samples.items()},
         }
 
-    def _load_measured(self, state: dict[str, Any]) -> None:
+    def _load_measured(self, state: dict[str, Any], names: Sequence[str]) -> None:
         self.metrics = {
-            split: ClientMetrics(
-                {name: MetricSummary(**one).named(kept["clients"]) for name, one in kept["of"].items()}, kept["clients"]
-            )
+            split: ClientMetrics({name: MetricSummary(**one).named(names) for name, one in kept["of"].items()}, names)
             for split, kept in state.get("metrics", {}).items()
         }
         self.gains = {
@@ -395,7 +393,7 @@ class Federation:
         self.client_states = {
             client: ClientState(**saved) for client, saved in state["clients"].items() if client in hosted
         }
-        self._load_measured(state.get("measured", {}))
+        self._load_measured(state.get("measured", {}), state.get("client_names") or ())
         self.latest_means().update({name: torch.tensor(value) for name, value in state["callback_metrics"].items()})
 
 

@@ -44,15 +44,27 @@ class Processes:
         device: this rank's.
 
     Attributes:
-        client_ranks: the rank of every client, known when the data are set up.
+        hosted: the clients whose data this rank opens.
+        panel: those of them that a fit validates.
         pinned: clients' data belong to their ranks, which no other opens.
     """
 
     def __init__(self, transport: Transport, device: torch.device) -> None:
         self.transport = transport
         self.device = device
-        self.client_ranks: list[int] = []
+        self.client_ranks = []
+        self.panel: list[int] = []
         self.pinned = False
+
+    @property
+    def client_ranks(self) -> list[int]:
+        """The rank of every client, known when the data are set up."""
+        return self._client_ranks
+
+    @client_ranks.setter
+    def client_ranks(self, ranks: list[int]) -> None:
+        self._client_ranks = ranks
+        self.hosted = [client for client, host in enumerate(ranks) if host == self.rank] if ranks else []
 
     @property
     def num_clients(self) -> int:
@@ -74,11 +86,9 @@ class Processes:
         """Whether what a client keeps for itself stays on its rank: there are others, and its data are its own."""
         return self.several and self.pinned
 
-    @property
-    def hosted(self) -> list[int]:
-        """The clients whose data this rank opens."""
-        rank = self.rank
-        return [client for client, host in enumerate(self.client_ranks) if host == rank]
+    def hosts(self, client: int) -> bool:
+        """Whether this rank opens a client's data."""
+        return self.client_ranks[client : client + 1] == [self.rank]
 
     def exchange(self, of_hosted_clients: Mapping[int, T]) -> dict[int, T]:
         """What every rank knows of its clients, on all ranks: client -> value, in the order of clients."""

@@ -14,6 +14,7 @@ class Settings:
     local_epochs: int = 1
     local_steps: int | None = None
     check_val_every_n_rounds: int = 1
+    limit_val_clients: int | None = 1000
     gradient_clip_val: float | None = None
     gradient_clip_algorithm: Literal["norm", "value"] | None = None
     accumulate_grad_batches: int = 1

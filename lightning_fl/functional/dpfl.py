@@ -119,10 +119,10 @@ def double_greedy(
     return Collaborators(sorted(chosen), reward, reward_alone)
 
 
-def shuffled(candidates: Sequence[int], generator: torch.Generator) -> list[int]:
-    """The candidates in a random order that does not depend on the order in which they are given."""
+def shuffled(candidates: Sequence[int], generator: torch.Generator, count: int | None = None) -> list[int]:
+    """The first ``count`` of the candidates in a random order, which does not depend on the order they are given in."""
     ordered = sorted(candidates)
-    return [ordered[place] for place in torch.randperm(len(ordered), generator=generator).tolist()]
+    return [ordered[place] for place in torch.randperm(len(ordered), generator=generator)[:count].tolist()]
 
 
 def greedy_collaborators(

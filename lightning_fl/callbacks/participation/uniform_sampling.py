@@ -57,6 +57,5 @@ class UniformSampling(Callback):
 
     def select_clients(self, trainer: TrainerSurface) -> Cohort:
         """The first clients of a random order."""
-        possible = trainer.active_clients
-        drawn = shuffled(possible, trainer.generator("cohort"))[: self.num_participants(trainer.num_clients)]
-        return Cohort.of(sorted(drawn))
+        size = self.num_participants(trainer.num_clients)
+        return Cohort.of(sorted(shuffled(trainer.active_clients, trainer.generator("cohort"), size)))

@@ -11,7 +11,7 @@ from lightning_fl.data.division.division import Cut, Division, check_folds
 from lightning_fl.data.division.parts import group_numbers
 from lightning_fl.data.division.random import RandomDivision
 from lightning_fl.data.module import SPLITS, Split
-from lightning_fl.data.partition.sizes import remaining_fractions
+from lightning_fl.data.partition.sizes import remaining_fractions, split_clients
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.options import check_counts
 
@@ -103,17 +103,24 @@ def divide_clients(
         DataError: the samples cannot be divided so.
     """
     division = settings.division or RandomDivision()
+    fractions = remaining_fractions(settings.fractions, list(parts))
+    if type(division) is RandomDivision and settings.folds is None and labels is None and not (together and identities):
+        found = split_clients(parts["train"], fractions, seed, range(len(names)))
+        cut = [split for split in SPLITS if split == "train" or split not in parts]
+        return [
+            {split: part[client] for split, part in parts.items()} | {split: of_client[split] for split in cut}
+            for client, of_client in enumerate(found)
+        ]
     keys = division.read(datasets["train"], identities)
     shares: ClientShares = []
     for client, name in enumerate(names):
         train = parts["train"][client].sort().values
-        indices = train.tolist()
         copies = None
         if together and identities is not None:
-            copies = group_numbers([identities[index] for index in indices])
+            copies = group_numbers([identities[index] for index in train.tolist()])
         task = Cut(
             size=len(train),
-            fractions=remaining_fractions(settings.fractions, list(parts)),
+            fractions=fractions,
             own=list(parts),
             seed=seed,
             client=client,
@@ -123,7 +130,7 @@ def divide_clients(
             folds=settings.folds,
             fold=settings.fold,
         )
-        found = division.divide([] if keys is None else [keys[index] for index in indices], task)
+        found = division.divide([] if keys is None else [keys[index] for index in train.tolist()], task)
         if copies is not None:
             _check_copies(found, copies, name, division)
         own = {split: part[client] for split, part in parts.items()}

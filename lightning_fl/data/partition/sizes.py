@@ -9,7 +9,7 @@ from torch import Tensor
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.functional.dirichlet import sample_dirichlet
-from lightning_fl.seeding import generator
+from lightning_fl.seeding import derive_seed, generator
 
 __all__ = [
     "apportion",
@@ -23,6 +23,7 @@ __all__ = [
     "quantity",
     "quantity_sizes",
     "remaining_fractions",
+    "split_clients",
     "split_indices",
     "split_sizes",
 ]
@@ -37,11 +38,12 @@ def apportion(total: int, ratios: Sequence[float]) -> list[int]:
     >>> apportion(1128, [7, 2, 1])
     [790, 225, 113]
     """
-    if total < 0 or not all(0 <= ratio < math.inf for ratio in ratios) or not math.fsum(ratios) > 0:
+    whole = math.fsum(ratios)
+    if total < 0 or not all(0 <= ratio < math.inf for ratio in ratios) or not whole > 0:
         raise ConfigurationError(
             f"total={total}, ratios={list(ratios)}: give numbers >= 0, at least one ratio above 0."
         )
-    quotas = [total * ratio / math.fsum(ratios) for ratio in ratios]
+    quotas = [total * ratio / whole for ratio in ratios]
     counts = [math.floor(quota) for quota in quotas]
     # Rounded, so that 7:2:1 and 0.7:0.2:0.1 break ties alike.
     by_remainder = sorted(range(len(ratios)), key=lambda i: round(counts[i] - quotas[i], 9))
@@ -169,13 +171,42 @@ def split_indices(indices: Tensor, fractions: Sequence[float], seed: int, client
         ConfigurationError: if ``fractions`` are not three such numbers.
         DataError: if the client has no sample.
     """
+    (parts,) = split_clients([indices], fractions, seed, [client])
+    return parts
+
+
+def split_clients(
+    samples: Sequence[Tensor], fractions: Sequence[float], seed: int, clients: Sequence[int]
+) -> list[dict[Split, Tensor]]:
+    """What :func:`split_indices` makes of the samples of each of some clients, which are cut and sorted all at once."""
     check_fractions(fractions)
-    if len(indices) == 0:
+    counts = [len(indices) for indices in samples]
+    if 0 in counts:
+        client = clients[counts.index(0)]
         raise DataError(f"client {client} has no samples to split: take fewer clients or a more even partition.")
-    sizes = split_sizes(len(indices), fractions)
-    order = torch.randperm(len(indices), generator=generator(seed, "split", client))
-    parts = indices.sort().values[order].split(sizes)
-    return {split: part.sort().values for split, part in zip(SPLITS, parts, strict=True)}
+    of_size = {count: split_sizes(count, fractions) for count in set(counts)}
+    sizes = torch.tensor([of_size[count] for count in counts])
+    draws = torch.Generator()
+    orders = [
+        torch.randperm(count, generator=draws.manual_seed(derive_seed(seed, "split", client)))
+        for client, count in zip(clients, counts, strict=True)
+    ]
+    owner = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    ascending = _sorted_within(owner, torch.cat(list(samples)))
+    part = torch.arange(sizes.numel()).repeat_interleave(sizes.flatten())
+    places = _sorted_within(part, torch.cat(orders))
+    starts = torch.tensor(counts).cumsum(0) - torch.tensor(counts)
+    parts = ascending[starts[owner] + places].split(sizes.flatten().tolist())
+    return [
+        dict(zip(SPLITS, parts[begin : begin + len(SPLITS)], strict=True))
+        for begin in range(0, len(parts), len(SPLITS))
+    ]
+
+
+def _sorted_within(groups: Tensor, values: Tensor) -> Tensor:
+    """Values sorted within each group [n], groups ascending."""
+    by_value = values.argsort()
+    return values[by_value[groups[by_value].argsort(stable=True)]]
 
 
 def split_sizes(num_samples: int, fractions: Sequence[float]) -> list[int]:

@@ -80,12 +80,12 @@ class BatchFactory:
                 made = None
             if made is None and split == "train":
                 raise DataError(
-                    f"client {client} ({self._data.client_names()[client]}) has no training samples: use fewer"
+                    f"{self._name_of(client)} has no training samples: use fewer"
                     " clients, another partitioner or another split seed, or leave the client out."
                 )
             if made is not None:
                 if split == "train" and isinstance(made, PackedBatches):
-                    _check_labels(made, f"client {client} ({self._data.client_names()[client]})")
+                    self._check_labels(made, client)
                 self._hooks.call("on_client_data", client, split, made)
             self._made[key] = made
         return self._made[key]
@@ -109,6 +109,26 @@ class BatchFactory:
         self._packs.clear()
         self._made.clear()
         self._room = Room(self._device)
+
+    def _name_of(self, client: int) -> str:
+        return f"client {client} ({self._data.client_names()[client]})"
+
+    def _check_labels(self, batches: PackedBatches, client: int) -> None:
+        """Refuse training samples of which every target is missing (NaN): a masked loss of them is 0.
+
+        Raises:
+            DataError: they are.
+        """
+        try:
+            targets = batches.targets
+        except ConfigurationError:  # graphs without y, which are learnt from without targets
+            return
+        if targets.is_floating_point() and bool(targets.isnan().all()):
+            raise DataError(
+                f"{self._name_of(client)} has no target in its {batches.num_samples} training samples, all are missing:"
+                " fill some in, or leave the client out of the data (unlabelled: leave_out, where one data set is"
+                " shared out)."
+            )
 
     def _shown(self, data: Any, split: Split) -> Any:
         """Loaders in place of data sets, in the form in which the data module gave them."""
@@ -193,23 +213,6 @@ class BatchFactory:
             )
         self._said = True
         return pack.send_to(self._device)
-
-
-def _check_labels(batches: PackedBatches, client: str) -> None:
-    """Refuse training samples of which every target is missing (NaN): a masked loss of them is 0, and counts in full.
-
-    Raises:
-        DataError: they are.
-    """
-    try:
-        targets = batches.targets
-    except ConfigurationError:  # graphs without y, which are learnt from without targets
-        return
-    if targets.is_floating_point() and bool(targets.isnan().all()):
-        raise DataError(
-            f"{client} has no target in its {batches.num_samples} training samples, all are missing: fill some in, or"
-            " leave the client out of the data (unlabelled: leave_out, where one data set is shared out)."
-        )
 
 
 def _plain_options(loader: DataLoader) -> dict[str, Any] | None:

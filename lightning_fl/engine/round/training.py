@@ -322,13 +322,13 @@ def _train_cohort(
     """
     federation, now = loop.federation, loop.round
     federation.communication.begin_turns(cohort.participants, federation.models, federation.collaboration)
-    hosted, after = set(loop.processes.hosted), loop.hooks.of("on_client_end")
+    after = loop.hooks.of("on_client_end")
     take_turn = partial(_take_turn, loop) if stacked is None else StackedTurns(loop, stacked, cohort).take
     reports = _measure(loop, cohort) if "measure_client" in loop.own_steps else {}  # by place in the cohort
     failure: Exception | None = None
     for place, participant in enumerate(cohort.participants):
         client = participant.client
-        if client not in hosted or failure is not None or place in reports:
+        if not loop.processes.hosts(client) or failure is not None or place in reports:
             continue
         give_back = federation.remember(client) if loop.settings.on_client_error == "skip" else None
         try:
@@ -368,7 +368,7 @@ def _measure(loop: LocalLoop, cohort: Cohort) -> dict[int, ClientReport]:
     found: dict[int, ClientReport] = {}
     failure: Exception | None = None
     for place, participant in enumerate(cohort.participants):
-        if participant.client not in loop.processes.hosted:
+        if not loop.processes.hosts(participant.client):
             continue
         try:
             found[place] = ClientReport(numbers=loop.measure(participant))

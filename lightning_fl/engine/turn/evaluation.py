@@ -258,14 +258,14 @@ class EvaluationLoop:
         return output
 
     def open_validation_data(self) -> None:
-        """Open the hosted clients' validation data, so that what they cannot be read by is said before training.
+        """Open the validation data that a fit reads, so that what they cannot be read by is said before training.
 
         Raises:
             ConfigurationError: a client's loaders do not fit ``validation_step``.
         """
         if not (self.settings.check_val_every_n_rounds and self.evaluates("val")):
             return
-        for client in self.processes.hosted:
+        for client in self.processes.panel:
             batches = self.batches(client, "val")
             if batches is not None:
                 self._check_loaders("validation", len(batches.loaders) > 1, len(batches.loaders))

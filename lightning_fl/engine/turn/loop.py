@@ -123,7 +123,7 @@ class LocalLoop(TrainingLoop):
         final = federation.client_stores.get("final_models", {})
         adapters = self.hooks.of("evaluation_weights")
         own = "evaluation_weights" in self.own_steps
-        if not (own or adapters) or client in final or client not in self.processes.hosted:
+        if not (own or adapters) or client in final or not self.processes.hosts(client):
             return model
         device, home = self.processes.device, self.flat.device
         if home != device:  # a run has ended, and all is on the host
