@@ -153,7 +153,6 @@ class TrainerSurface:
     deterministic = _Of[bool]("settings")
     compile = _Of[bool | dict[str, Any]]("settings")
     fused_optimizers = _Of[bool]("settings")
-    cuda_graphs = _Of[bool]("settings")
     default_root_dir = _Of[str]("settings")
 
     # -- the federation and the round: engine/federation.py says what each is ------------------------------------

@@ -104,9 +104,6 @@ class FederatedTrainer(TrainerSurface):
             through ``torch.compile`` may be given to fit and the others instead.
         fused_optimizers: take the steps of SGD, Adam, AdamW and Adagrad by torch's fused kernels, one for all weights.
             Results are those without it up to rounding.
-        cuda_graphs: capture forward and backward pass as CUDA graphs, which a GPU then works through without waiting
-            for Python: one for each shape of a batch, for all clients and rounds, with the same bits as without. What
-            cannot be captured is refused; docs/lightning-support.md says what it needs.
 
     Example:
         >>> from lightning_fl import FederatedTrainer
@@ -150,7 +147,6 @@ class FederatedTrainer(TrainerSurface):
         profile: bool = False,
         compile: bool | dict[str, Any] = False,
         fused_optimizers: bool = False,
-        cuda_graphs: bool = False,
     ) -> None:
         check_settings(locals())
         self.settings = Settings(
@@ -174,7 +170,6 @@ class FederatedTrainer(TrainerSurface):
             deterministic=deterministic,
             compile=compile,
             fused_optimizers=fused_optimizers,
-            cuda_graphs=cuda_graphs,
             default_root_dir=os.fspath(default_root_dir or "runs"),
         )
         self.profiler: Profiler = RoundProfiler() if profile else PassThroughProfiler()

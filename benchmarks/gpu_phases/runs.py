@@ -30,9 +30,6 @@ _SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         {"compile": {"mode": "reduce-overhead"}, "accumulate_grad_batches": 2},
     ),
     "fused": ("varied", {"fused_optimizers": True}),
-    "captured": ("varied", {"cuda_graphs": True}),
-    "captured bf16-mixed": ("varied", {"cuda_graphs": True, "precision": "bf16-mixed"}),
-    "captured SCAFFOLD": ("lenet", {"cuda_graphs": True, "strategy": "scaffold"}),
     "stacked": ("lenet", {"stacked_clients": 4}),
     "two processes": ("lenet", {"processes_per_device": 2}),
     "profile": ("lenet", {"profile": True}),
@@ -61,9 +58,6 @@ def _run(name: str, options: Options) -> Iterator[Row]:
     unknown = [setting for setting in settings if not supports(setting)]
     if unknown:
         yield Row(name, "not run", note=f"the trainer has no {unknown[0]}")
-        return
-    if "cuda_graphs" in settings and options.device != "cuda":
-        yield Row(name, "not run", note="needs a CUDA device")
         return
     if task == "gnn" and not has("torch_geometric"):
         yield Row(name, "not run", note="needs torch_geometric")

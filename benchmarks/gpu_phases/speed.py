@@ -69,8 +69,6 @@ def _ms(times: list[float]) -> str:
 _ARMS: dict[str, dict[str, Any]] = {
     "one after another": {},
     "fused": {"fused_optimizers": True},
-    "captured": {"cuda_graphs": True},
-    "captured, fused": {"cuda_graphs": True, "fused_optimizers": True},
     "stacked": {"stacked_clients": 100},
     "stacked, fused": {"stacked_clients": 100, "fused_optimizers": True},
     "reduce-overhead": {"compile": {"mode": "reduce-overhead"}},
@@ -102,7 +100,7 @@ def _hundred(task: str, options: Options) -> Iterator[Row]:
     for name, times in seconds.items():
         if name != "bare":
             times_faster = statistics.median(b / t for b, t in zip(seconds["bare"], times, strict=True))
-            aim = "10" if name.startswith(("stacked", "captured")) else ""
+            aim = "10" if name.startswith("stacked") else ""
             yield Row(f"{task}: {name}, times faster than the bare loop", f"{times_faster:.2f}", aim, _ms(times))
     for name, reason in refused.items():
         yield Row(f"{task}: {name}", "refused", note=reason)

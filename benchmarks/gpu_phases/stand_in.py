@@ -1,4 +1,4 @@
-"""The tests' software device and recorded graphs, for trying the phases where there is no GPU."""
+"""The tests' software device, for trying the phases where there is no GPU."""
 
 import sys
 from collections import Counter
@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
-
-import torch
 
 __all__ = ["standing_in", "waits_so_far"]
 
@@ -20,10 +17,8 @@ def standing_in() -> Iterator[None]:
     """torch has a CUDA device of software, in this process alone."""
     sys.path.append(str(Path(__file__).parents[2] / "tests"))
     from cuda_standin.device import StandIn
-    from recorded_graphs import RecordedGraph, record
 
-    graphs = patch.multiple(torch.cuda, CUDAGraph=RecordedGraph, graph=record, graph_pool_handle=object)
-    with StandIn() as device, graphs:
+    with StandIn() as device:
         _active.append(device)
         try:
             yield

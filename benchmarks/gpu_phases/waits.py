@@ -72,5 +72,4 @@ ARMS: dict[str, Arm] = {
     "varied": partial(_waits, "varied", {}),
     "gnn": partial(_waits, "gnn", {}),
     "stacked": partial(_waits, "lenet", {"stacked_clients": 16}),
-    "captured": partial(_waits, "varied", {"cuda_graphs": True}),
 }

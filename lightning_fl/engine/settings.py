@@ -30,7 +30,6 @@ class Settings:
     deterministic: bool = False
     compile: bool | dict[str, Any] = False
     fused_optimizers: bool = False
-    cuda_graphs: bool = False
     default_root_dir: str = "runs"
 
     def evaluates_after(self, num_rounds: int) -> bool:

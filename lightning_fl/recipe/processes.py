@@ -75,14 +75,14 @@ def _slow_gpu(trainer: "FederatedTrainer", module: "LightningModule", data: "Fed
     """What is said where a GPU waits for Python, and cores for nothing."""
     strategy, clients, size = trainer.strategy, known_clients(data), _num_parameters(module)
     processes = min(len(os.sched_getaffinity(0)), clients or _MANY_CORES) if hasattr(os, "sched_getaffinity") else 1
-    faster = trainer.stacked_clients > 1 or trainer.cuda_graphs
-    if strategy.num_processes > 1 or strategy.num_nodes > 1 or faster or processes < _MANY_CORES:
+    alone = strategy.num_processes == strategy.num_nodes == trainer.stacked_clients == 1
+    if not alone or processes < _MANY_CORES:
         return None
     if not 0 < size <= _TINY_MODEL:
         return None
     return (
         f"the model is small ({size:,} parameters), and a GPU spends most of its steps waiting: {processes} processes"
-        " on the CPU (--trainer.accelerator cpu) may be faster, or --trainer.cuda_graphs true, or"
+        " on the CPU (--trainer.accelerator cpu) may be faster, or"
         f" --trainer.stacked_clients {clients or processes}. benchmarks/gpu.py compares them."
     )
 

@@ -26,8 +26,6 @@ _LEFT_ON_THE_CPU: dict[str, str] = {
     "tests/engine/stacked/test_stackable.py::test_a_step_that_cannot_be_run_for_several_clients": (
         "its plain attributes stay on the host"
     ),
-    "tests/engine/turn/test_captured.py::test_a_cpu": "it is about a CPU",
-    "tests/engine/turn/test_captured.py::test_steps_on_the_software_device": "it has a stand-in of its own",
     "tests/models/test_molecule.py::test_bf16_mixed_is_close_to_full_precision": (
         "autocast of recurrent cells is not stood in for"
     ),

@@ -84,7 +84,7 @@ def test_a_gpu_that_a_small_model_leaves_idle(tmp_path, monkeypatch):
     assert "16 processes on the CPU (--trainer.accelerator cpu) may be faster" in said
     assert "--trainer.stacked_clients 20. benchmarks/gpu.py" in said
     assert "12 processes" in said_of_a_gpu(tmp_path, monkeypatch, clients=12)
-    others = {"cores": 4}, {"clients": 7}, {"gpus": 2}, {"stacked_clients": 4}, {"cuda_graphs": True}
+    others = {"cores": 4}, {"clients": 7}, {"gpus": 2}, {"stacked_clients": 4}
     for settings in (*others, {"module": Empty()}, {"module": big()}):
         assert said_of_a_gpu(tmp_path, monkeypatch, **settings) is None, settings
 

@@ -23,7 +23,6 @@ from torch.optim import Optimizer
 from lightning_fl.engine.client import ClientState
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.settings import Settings
-from lightning_fl.engine.turn.captured import CapturedSteps
 from lightning_fl.engine.turn.correction import Correction, GradientCorrection
 from lightning_fl.engine.turn.flat_optimizer import FlatOptimizer, has_fused_step
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
@@ -88,8 +87,6 @@ class Optimization:
         self.look_at_parameters()
         self._validated = False
         self._said_not_fused = False
-        #: Runs losses and gradients instead of Python; ``None`` where every operation is asked for by itself.
-        self.captured: CapturedSteps | None = None
         self._shim = module_trainer
         module_trainer.before_optimizer_step = self._before_step
         self._own = {
@@ -100,8 +97,7 @@ class Optimization:
         # the forward pass gets the gradients' memory, still in the cache.
         self._clears_early = not (self._own["on_before_zero_grad"] or self._own["optimizer_zero_grad"])
         if not module.automatic_optimization:
-            neutrals = {"gradient_clip_val": None, "accumulate_grad_batches": 1}
-            neutrals |= {"fused_optimizers": False, "cuda_graphs": False}
+            neutrals = {"gradient_clip_val": None, "accumulate_grad_batches": 1, "fused_optimizers": False}
             for name, neutral in neutrals.items():
                 if getattr(settings, name) != neutral:
                     raise ConfigurationError(
@@ -118,8 +114,6 @@ class Optimization:
         """Leave optimisers that the module goes on holding as they were when the run began."""
         self._end_flat()
         self._pristine.restore()
-        if self.captured is not None:
-            self.captured.release()
 
     # -- a turn --------------------------------------------------------------------------------------------------
 
@@ -131,8 +125,6 @@ class Optimization:
             correct_: changes the gradient of the averaged parameters before every step.
         """
         self._correct_, self._correction = correct_, None
-        if self.captured is not None:
-            self.captured.begin_turn()
         optimizers, schedulers = self.configure()
         for parameter in self._parameters:
             parameter.grad = None
@@ -247,9 +239,7 @@ class Optimization:
 
     # -- a step --------------------------------------------------------------------------------------------------
 
-    def step(
-        self, compute: Compute, index: int, *, first: bool, stepping: bool, batch: Any
-    ) -> tuple[Tensor | None, STEP_OUTPUT]:
+    def step(self, compute: Compute, index: int, *, first: bool, stepping: bool) -> tuple[Tensor | None, STEP_OUTPUT]:
         """One batch: loss, backward and, where ``stepping``, the optimiser's step.
 
         Args:
@@ -257,7 +247,6 @@ class Optimization:
             index: the batch's index in the turn.
             first: gradients are cleared before (the first batch of an accumulation).
             stepping: the optimiser steps after (the last batch of an accumulation).
-            batch: what ``compute`` is of, where steps are captured.
         """
         if not self._module.automatic_optimization:
             loss, output = compute()
@@ -268,10 +257,6 @@ class Optimization:
 
         def closure() -> Tensor | None:
             with torch.enable_grad():  # the optimiser may have switched gradients off
-                if self.captured is not None and batch is not None:
-                    replayed = self.captured.run(batch)
-                    result.append((replayed, replayed))
-                    return replayed
                 if first and self._clears_early:
                     self._zero_grad(optimizer, index)
                 loss, output = compute()

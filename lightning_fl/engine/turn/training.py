@@ -17,8 +17,6 @@ from lightning_fl.engine.client import ClientReport, ClientState, LocalWork
 from lightning_fl.engine.hooks import Hook, Hooks
 from lightning_fl.engine.learner import Learner, changes
 from lightning_fl.engine.turn.amounts import TurnLength, turn_report
-from lightning_fl.engine.turn.capturable import reasons_against_capture
-from lightning_fl.engine.turn.captured import CapturedSteps
 from lightning_fl.engine.turn.correction import Correction
 from lightning_fl.engine.turn.evaluation import EvaluationLoop
 from lightning_fl.engine.turn.metric_states import MetricStates
@@ -121,30 +119,6 @@ class TrainingLoop(EvaluationLoop):
             )
         if "check_optimizers" in self.own_steps:
             self._check_optimizers()
-        if self.settings.cuda_graphs:
-            self._refuse_capture()
-            self.optimization.captured = CapturedSteps(
-                self.module_trainer, self.flat, lambda batch, index: self.loss(self.step("training_step", batch, index))
-            )
-
-    def _refuse_capture(self) -> None:
-        found = reasons_against_capture(
-            self.module,
-            self.processes.device,
-            self.settings,
-            self.hooks,
-            self.overridden,
-            self.own_steps,
-            lambda client: self.batches(client, "train"),
-            self.processes.hosted,
-            self.name_of,
-        )
-        reasons = [reason for of_rank in self.processes.of_ranks(list(found)) for reason in of_rank]
-        if reasons:
-            raise ConfigurationError(
-                f"trainer.cuda_graphs cannot capture the training steps of {type(self.module).__name__}:"
-                f" {'; '.join(dict.fromkeys(reasons))}. Set trainer.cuda_graphs=false, or do without what is named."
-            )
 
     def _check_optimizers(self) -> None:
         """Show the strategy what a client's turn would begin with: the optimisers of the first one that is hosted."""
@@ -267,7 +241,7 @@ class TrainingLoop(EvaluationLoop):
                     self.draws.look(self.step_batches[-1].draws)
                 return self.loss(output, by_strategy), output
 
-            loss, output = self.optimization.step(compute, index, first=first, stepping=stepping, batch=batch)
+            loss, output = self.optimization.step(compute, index, first=first, stepping=stepping)
             first = False
             if loss is not None:
                 losses.append(loss.detach())
