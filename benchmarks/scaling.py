@@ -1,12 +1,13 @@
 """How a round's time and memory grow: with clients, with parameters, and over processes.
 
-    uv run --group bench python benchmarks/scaling.py [clients|parameters|processes|all] [--repeats 3]
+    uv run --group bench python benchmarks/scaling.py [clients|many|parameters|processes|all] [--repeats 3]
 
 "clients": LeNet, 20,000 random images in all and as many steps for every number of clients. A process trains all of
 them, one federation after another within each repeat, and gives the ratios of their rounds; memory is the peak resident
-set of a process of its own. "parameters": fully connected networks; the time of a turn outside the data, forward and
-backward passes and the optimiser's steps, per client and parameter, beside copying as many weights. "processes": 20
-clients on one process and on two forked ones.
+set of a process of its own. "many": up to 100,000 clients of ten samples, 100 of which take part in a round, each
+number in a process of its own: set-up, a round, peak memory, and how they grow. "parameters": fully connected networks;
+the time of a turn outside the data, forward and backward passes and the optimiser's steps, per client and parameter,
+beside copying as many weights. "processes": 20 clients on one process and on two forked ones.
 
 Rounds after the first count. Ratios are taken within a repeat; their median and range are printed, as Markdown.
 """
@@ -16,6 +17,7 @@ import contextlib
 import io
 import itertools
 import logging
+import math
 import resource
 import statistics
 import subprocess
@@ -32,10 +34,14 @@ from arms.federations import FEDERATIONS
 from lightning.pytorch import LightningModule
 from overhead import RoundTimes
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 from workloads import Clients, ImageModule, images
 
-from lightning_fl import FederatedTrainer
+from lightning_fl import FederatedTrainer, Partitioned
+from lightning_fl.callbacks import Callback, DROClientSampling, ModelCheckpoint, UniformSampling
+from lightning_fl.data import IID
 from lightning_fl.engine import profile
+from lightning_fl.surface import TrainerSurface
 
 #: The federations "few" and "many" of the comparison with peers, and one between them.
 NUM_IMAGES, BATCH_SIZE = FEDERATIONS["few"].num_clients * FEDERATIONS["few"].samples, FEDERATIONS["few"].batch_size
@@ -99,6 +105,79 @@ def clients(counts: list[int], rounds: int, repeats: int) -> None:
         of_time, of_memory = against(seconds[count], seconds[counts[0]]), against(memory[count], memory[counts[0]])
         print(f"| {count:,} | {statistics.median(seconds[count]):.3f} | {of_time} ", end="")
         print(f"| {statistics.median(memory[count]):,.0f} | {of_memory} |")
+
+
+def many(counts: list[int], rounds: int, repeats: int, forks: int, algorithm: str) -> None:
+    """Cohorts of 100 of ever more clients, with loggers and checkpoints as by default."""
+    found: dict[int, list[list[float]]] = {count: [] for count in counts}
+    for _, count in itertools.product(range(repeats), counts):
+        command = [sys.executable, __file__, "--many-one", str(count), "--rounds", str(rounds)]
+        command += ["--forks", str(forks), "--algorithm", algorithm]
+        with tempfile.TemporaryDirectory() as folder:
+            output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout
+        found[count].append([float(word) for word in output.splitlines()[-1].split()])
+        print(count, output.splitlines()[-1], file=sys.stderr, flush=True)
+    print(
+        f"\n| clients ({algorithm}, processes: {forks}) | set-up s | s per round | x {counts[0]:,} clients | peak MiB |"
+    )
+    print("|---|---|---|---|---|")
+    medians = {count: [statistics.median(of) for of in zip(*found[count], strict=True)] for count in counts}
+    for count, (setup, of_round, peak) in medians.items():
+        print(f"| {count:,} | {setup:.2f} | {of_round:.3f} | {of_round / medians[counts[0]][1]:.2f} | {peak:,.0f} |")
+    logs = [math.log(count) for count in counts]
+    slopes = [statistics.linear_regression(logs, [math.log(medians[c][k]) for c in counts]).slope for k in range(3)]
+    print("| log-log slope | {:.2f} | {:.2f} | | {:.2f} |".format(*slopes))
+
+
+class _Starts(Callback):
+    """When rounds begin."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_round_start(self, trainer: TrainerSurface) -> None:
+        self.times.append(overhead.clock())
+
+
+def many_one(num_clients: int, rounds: int, forks: int, algorithm: str) -> None:
+    """Print the seconds of the set-up and of a round, and the peak in MiB."""
+    draws = torch.Generator().manual_seed(0)
+    samples = torch.randn(10 * num_clients, 16, generator=draws), torch.arange(10 * num_clients) % 2
+    data = Partitioned(TensorDataset(*samples), IID(num_clients=num_clients), batch_size=10)
+    drawn: Callback = UniformSampling(cohort_size=100)
+    if algorithm == "drfa":
+        drawn = DROClientSampling(cohort_size=100, step_size=0.01)
+    starts = _Starts()
+    trainer = FederatedTrainer(
+        strategy="scaffold" if algorithm == "scaffold" else "fedavg", max_rounds=rounds, local_steps=1,
+        accelerator="cpu", devices=1, callbacks=[drawn, starts, ModelCheckpoint(save_models=False)], enable_progress_bar=False,
+    )  # fmt: skip
+    if forks > 1:
+        trainer.strategy.fork_processes(forks)
+    began = overhead.clock()
+    trainer.fit(Linear(), data)
+    if trainer.is_global_zero:
+        first, second, *rest = starts.times
+        later = [after - before for before, after in itertools.pairwise([second, *rest])]
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(first - began, statistics.median(later), peak)
+
+
+class Linear(LightningModule):
+    """Logistic regression, validated too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 2)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return F.cross_entropy(self.layer(batch[0]), batch[1])
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("val_loss", F.cross_entropy(self.layer(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 def parameters(sizes: list[int], rounds: int, repeats: int) -> None:
@@ -179,13 +258,17 @@ def against(values: list[float], others: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", default="all", choices=["clients", "parameters", "processes", "all"])
+    parser.add_argument("what", nargs="?", default="all", choices=["clients", "many", "parameters", "processes", "all"])
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--many", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--forks", type=int, default=1, help="of many clients: processes")
+    parser.add_argument("--algorithm", default="fedavg", choices=["fedavg", "scaffold", "drfa"], help="of many clients")
     parser.add_argument("--parameters", type=int, nargs="+", default=[60_000, 1_000_000, 10_000_000])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cpu-time", action="store_true", help="of clients: process time, on a busy machine")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--many-one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--forked", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -197,11 +280,17 @@ def main() -> None:
         lenet(arguments.one, rounds=2)
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         return
+    if arguments.many_one:
+        many_one(arguments.many_one, arguments.rounds, arguments.forks, arguments.algorithm)
+        return
     if arguments.forked:
         forked(arguments.forked, arguments.rounds)
         return
     tables: dict[str, Callable[[], None]] = {
         "clients": lambda: clients(arguments.clients, arguments.rounds, arguments.repeats),
+        "many": lambda: many(
+            arguments.many, max(arguments.rounds, 6), arguments.repeats, arguments.forks, arguments.algorithm
+        ),
         "parameters": lambda: parameters(arguments.parameters, arguments.rounds, arguments.repeats),
         "processes": lambda: processes(arguments.rounds, arguments.repeats),
     }
