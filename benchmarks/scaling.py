@@ -150,7 +150,8 @@ def many_one(num_clients: int, rounds: int, forks: int, algorithm: str) -> None:
     starts = _Starts()
     trainer = FederatedTrainer(
         strategy="scaffold" if algorithm == "scaffold" else "fedavg", max_rounds=rounds, local_steps=1,
-        accelerator="cpu", devices=1, callbacks=[drawn, starts, ModelCheckpoint(save_models=False)], enable_progress_bar=False,
+        callbacks=[drawn, starts, ModelCheckpoint(save_models=False)], enable_progress_bar=False,
+        accelerator="cpu", devices=1,
     )  # fmt: skip
     if forks > 1:
         trainer.strategy.fork_processes(forks)

@@ -25,7 +25,7 @@ from lightning_fl.data.loaders import (
     make_loader,
     sampled_dataset,
 )
-from lightning_fl.data.module import SPLIT_NAMES, FederatedDataModule, Split
+from lightning_fl.data.module import SPLIT_NAMES, FederatedDataModule, Split, default_names
 from lightning_fl.data.partition.sizes import check_fractions
 from lightning_fl.data.shared import cut_splits
 from lightning_fl.errors import ConfigurationError, DataError
@@ -292,7 +292,8 @@ class Silos(FederatedDataModule):
         data = self._parts[client].get(split)
         if data is None or (is_dataset(data) and not holds_several(data)):
             return data if data is None or self._collate is None else self._collated(data, split)
-        source = f"{self.client_names()[client]}: the {split} data are"
+        name = (self.names or default_names(self.num_clients))[client]
+        source = f"{name}: the {split} data are"
         if holds_several(data):
             made = _map_parts(data, lambda part: self._collated(part, split) if is_dataset(part) else part)
             return self._settle(combined(made, split), client, split)

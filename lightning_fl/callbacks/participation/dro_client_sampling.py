@@ -181,21 +181,19 @@ class DROClientSampling(Callback):
         if len(present) < trainer.num_clients:  # who has not arrived is not drawn, and keeps its weight
             there = torch.zeros_like(self.weights)
             there[present] = self.weights[present] / self.weights[present].sum()
-        everybody = Cohort(tuple(Participant(i, 0, weight) for i, weight in enumerate(there.tolist()) if weight))
         if self.method == "afl":
             self._ask(trainer, present, trainer.models[0], sent=trainer.models[0])
-            return everybody
+            return _everybody(there)
         size = len(present) if self.cohort == "all" else self.cohort_size or trainer.num_clients
         self.snapshot_step = int(torch.randint(1, trainer.local_steps + 1, (), generator=trainer.generator("snapshot")))
         asked = draw_subset(len(present), min(size, len(present)), trainer.generator("loss clients"))
         self._loss_clients = [present[position] for position in asked.tolist()]
         self._snapshots, self._done = WeightedSum(trainer.models[0]), {}
         if self.cohort == "all":
-            return everybody
-        counts = draw_cohort(there, size, trainer.generator("cohort")).tolist()
-        return Cohort(
-            tuple(Participant(i, 0, 1.0, draw=draw) for i, count in enumerate(counts) for draw in range(count))
-        )
+            return _everybody(there)
+        counts = draw_cohort(there, size, trainer.generator("cohort"))
+        drawn = counts.nonzero().flatten().tolist()
+        return Cohort(tuple(Participant(i, 0, 1.0, draw=draw) for i in drawn for draw in range(int(counts[i]))))
 
     def on_client_start(self, trainer: TrainerSurface, client: int) -> None:
         """No snapshot of this turn yet."""
@@ -243,9 +241,10 @@ class DROClientSampling(Callback):
         self.weights = sampling_weights_update(
             self.weights, estimate, self.step_size, trainer.local_steps, floor=self.floor
         )
-        assert trainer.datamodule is not None
-        names = curve_names(trainer.datamodule.client_names())
-        for name, weight in zip(names, self.weights.tolist(), strict=True):
+        if not trainer.logs_clients:
+            trainer.log("sampling_weight/max", float(self.weights.max()))
+            return
+        for name, weight in zip(curve_names(trainer.client_names), self.weights.tolist(), strict=True):
             trainer.log(f"sampling_weight/{name}", weight)
 
     def _ask_at_snapshot(self, trainer: TrainerSurface) -> None:
@@ -287,9 +286,8 @@ class DROClientSampling(Callback):
 
     def _finite(self, trainer: TrainerSurface, losses: Mapping[int, float]) -> dict[int, float]:
         """The losses that are numbers. A client whose is none has failed, and is left out where failing ones are."""
-        assert trainer.datamodule is not None
         finite = {client: loss for client, loss in losses.items() if math.isfinite(loss)}
-        lost = [trainer.datamodule.client_names()[client] for client in losses if client not in finite]
+        lost = [trainer.client_names[client] for client in losses if client not in finite]
         if lost and trainer.on_client_error == "fail":
             raise TrainingError(
                 f"DROClientSampling asks for losses: that of {', '.join(lost)} is not finite. Lower the learning rate,"
@@ -309,3 +307,8 @@ class DROClientSampling(Callback):
         """Take up lambda, and w_t."""
         self.weights = state["weights"]
         self._latest, self._num_averaged = state.get("latest"), state.get("num_averaged", 0)
+
+
+def _everybody(weights: Tensor) -> Cohort:
+    """A turn for every client of positive weight."""
+    return Cohort(tuple(Participant(i, 0, weight) for i, weight in enumerate(weights.tolist()) if weight))

@@ -245,12 +245,13 @@ def pathological_shares(
         )
     rng = generator(seed, "partition", "pathological")
     holders = torch.zeros(len(sizes), num_clients, dtype=torch.float64)
+    num_holders = torch.zeros(len(sizes), dtype=torch.long)
     for client in range(num_clients):
         # The classes with the fewest holders, ties in random order.
         shuffled = present[torch.randperm(len(present), generator=rng)]
-        fewest = shuffled[holders[shuffled].sum(1).argsort(stable=True)]
-        holders[fewest[:classes_per_client], client] = 1.0
-    num_holders = holders.sum(1)
+        fewest = shuffled[num_holders[shuffled].argsort(stable=True)][:classes_per_client]
+        holders[fewest, client] = 1.0
+        num_holders[fewest] += 1
     if (short := (sizes < num_holders).nonzero()).numel():
         label = int(short[0])
         raise DataError(
