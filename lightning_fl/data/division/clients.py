@@ -105,11 +105,11 @@ def divide_clients(
     division = settings.division or RandomDivision()
     fractions = remaining_fractions(settings.fractions, list(parts))
     if type(division) is RandomDivision and settings.folds is None and labels is None and not (together and identities):
-        found = split_clients(parts["train"], fractions, seed, range(len(names)))
+        parts_of = split_clients(parts["train"], fractions, seed, range(len(names)))
         cut = [split for split in SPLITS if split == "train" or split not in parts]
         return [
             {split: part[client] for split, part in parts.items()} | {split: of_client[split] for split in cut}
-            for client, of_client in enumerate(found)
+            for client, of_client in enumerate(parts_of)
         ]
     keys = division.read(datasets["train"], identities)
     shares: ClientShares = []
