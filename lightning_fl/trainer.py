@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
-from lightning.pytorch.profilers import PassThroughProfiler, Profiler
+from lightning.pytorch.profilers import Profiler
 
 from lightning_fl.arguments import check_composition, check_settings, complete_callbacks, make_fabric
 from lightning_fl.callbacks.callback import Callback
@@ -24,11 +24,12 @@ from lightning_fl.engine.hooks import Hook, Hooks
 from lightning_fl.engine.interrupt import InterruptGuard
 from lightning_fl.engine.profile import (
     AGGREGATION,
+    EVALUATION,
     LOGGERS,
     RoundProfiler,
+    Unprofiled,
     profile_of_ranks,
     profile_table,
-    timed_evaluation,
     timed_rounds,
 )
 from lightning_fl.engine.round.training import train_round
@@ -172,10 +173,11 @@ class FederatedTrainer(TrainerSurface):
             fused_optimizers=fused_optimizers,
             default_root_dir=os.fspath(default_root_dir or "runs"),
         )
-        self.profiler: Profiler = RoundProfiler() if profile else PassThroughProfiler()
+        self.profiler: Profiler = RoundProfiler() if profile else Unprofiled()
         self.callbacks: list[Callback] = complete_callbacks(callbacks, enable_progress_bar, enable_checkpointing)
         self.fabric = make_fabric(strategy, accelerator, devices, num_nodes, precision, plugins, processes_per_device)
         self.strategy: FederatedStrategy = self.fabric.strategy  # type: ignore[assignment]
+        self.strategy.profiler = self.profiler
         if timeout is not None:
             self.strategy.timeout = timedelta(seconds=timeout)
         self.run_log = RunLog(logger, self.default_root_dir)
@@ -185,7 +187,7 @@ class FederatedTrainer(TrainerSurface):
         """A run begins, with the callbacks that the trainer has by now."""
         super().begin(federation)
         check_composition(self.strategy, self.callbacks)
-        self.hooks = Hooks(self.callbacks, Callback, self)
+        self.hooks = Hooks(self.callbacks, Callback, self, self.profiler)
 
     @property
     def checkpoint_callback(self) -> ModelCheckpoint | None:
@@ -222,9 +224,8 @@ class FederatedTrainer(TrainerSurface):
             self.loop.take_in()
             self.stacked = StackedLoop(self.loop) if self.stacked_clients > 1 else None
             started = time.perf_counter() - self.wall_time_seconds
-            logs = [(self.run_log, name, LOGGERS) for name in ("log_round", "log_steps")]
-            timed = timed_rounds(self.profiler, self.loop, self.stacked, logs)
             checkpoint = self.run_log.directory / "checkpoints" / "last.ckpt"
+            timed = timed_rounds(self.profiler, self.fabric.device)
             with InterruptGuard(_INTERRUPTED, checkpoint) as guard, timed as begin_round:
                 while self.current_round < self.max_rounds and not self.should_stop:
                     begin_round(self.current_round + 1)
@@ -263,9 +264,12 @@ class FederatedTrainer(TrainerSurface):
         if self.evaluated_this_round:
             self.metrics["val"] = self._evaluate("val")
         names = self._curve_names()
-        self.run_log.log_round(self.federation, self.round_metrics, evaluated=self.evaluated_this_round, names=names)
-        if self.log_every_n_steps:
-            self.run_log.log_steps(self.client_reports, self.client_names)
+        with self.profiler.profile(LOGGERS):
+            self.run_log.log_round(
+                self.federation, self.round_metrics, evaluated=self.evaluated_this_round, names=names
+            )
+            if self.log_every_n_steps:
+                self.run_log.log_steps(self.client_reports, self.client_names)
         self.call("on_round_end")
         self.should_stop |= self.loop.module_trainer.should_stop
 
@@ -339,7 +343,7 @@ class FederatedTrainer(TrainerSurface):
         return self.metrics[split]
 
     def _evaluate(self, split: Split) -> ClientMetrics:
-        with timed_evaluation(self.profiler):
+        with self.profiler.profile(EVALUATION):
             if not self.loop.evaluates(split):
                 return ClientMetrics()
             reports: dict[int, ClientReport] = {}

@@ -1,8 +1,10 @@
 """Who wants to hear of what: the engine knows that there are hooks, not what a callback is."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 
 __all__ = ["Hook", "Hooks", "overrides"]
 
@@ -14,17 +16,19 @@ def overrides(listener: object, hook: str, base: type) -> bool:
 
 @dataclass(frozen=True)
 class Hook:
-    """One listener's method, looked up when it is called: a profiler may have put a timed one in its place.
+    """One listener's method.
 
     Args:
         listener: whose.
         name: of the method.
         run: the method's first argument.
+        profiler: is told of every call.
     """
 
     listener: object
     name: str
     run: Any
+    profiler: Profiler
 
     @property
     def owner(self) -> str:
@@ -33,7 +37,8 @@ class Hook:
 
     def __call__(self, *args: Any) -> Any:
         """Tell the listener."""
-        return getattr(self.listener, self.name)(self.run, *args)
+        with self.profiler.profile(f"[Callback]{self.owner}.{self.name}"):
+            return getattr(self.listener, self.name)(self.run, *args)
 
 
 class Hooks:
@@ -43,24 +48,24 @@ class Hooks:
         listeners: the objects that define hooks; the list is looked at anew at every question.
         base: their class, whose methods are neutral.
         run: what every hook is given first.
+        profiler: is told of every call.
     """
 
-    def __init__(self, listeners: Sequence[Any] = (), base: type = object, run: Any = None) -> None:
+    def __init__(
+        self, listeners: Sequence[Any] = (), base: type = object, run: Any = None, profiler: Profiler | None = None
+    ) -> None:
+        self._profiler = profiler or PassThroughProfiler()
         self._listeners = listeners
         self._base = base
         self._run = run
 
     def of(self, name: str) -> list[Hook]:
         """Those that define a hook."""
-        return [Hook(one, name, self._run) for one in self._listeners if overrides(one, name, self._base)]
+        return [
+            Hook(one, name, self._run, self._profiler) for one in self._listeners if overrides(one, name, self._base)
+        ]
 
     def call(self, name: str, *args: Any) -> None:
         """Tell all that define a hook."""
         for hook in self.of(name):
             hook(*args)
-
-    def every(self) -> Iterator[Hook]:
-        """All public methods that listeners define anew."""
-        names = [name for name, value in vars(self._base).items() if callable(value) and not name.startswith("_")]
-        for one in self._listeners:
-            yield from (Hook(one, name, self._run) for name in names if overrides(one, name, self._base))

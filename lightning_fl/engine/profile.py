@@ -1,42 +1,32 @@
 """Where a round's time goes: a profiler of Lightning's kind whose times exclude each other, and add up to the round.
 
-Lightning's own profilers count a part inside another in both. Here time belongs to the part that began last and has not
-ended, so every moment of a round is counted once. While a profiled fit runs, the methods that the parts stand for are
-replaced, on their objects, by timed ones; without ``FederatedTrainer(profile=True)`` nothing of this file runs.
+The engine names its phases by ``with profiler.profile(PHASE)``. Lightning's own profilers count a phase inside another
+in both; here time belongs to the one that began last and has not ended, so every moment of a round is counted once.
 """
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
-from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.engine.processes import Processes
-from lightning_fl.engine.stacked.loop import StackedLoop
-from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.terminal import terminal
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "AGGREGATION",
-    "LOGGERS",
-    "RoundProfiler",
-    "profile_of_ranks",
-    "profile_table",
-    "timed_evaluation",
-    "timed_rounds",
-]
+__all__ = ["RoundProfiler", "Unprofiled", "profile_of_ranks", "profile_table", "timed_items", "timed_rounds"]
 
 T = TypeVar("T")
+
+_NOTHING = nullcontext()
 
 DATA = "data"
 SET_UP = "turn set-up"
@@ -50,12 +40,19 @@ EVALUATION = "evaluation"
 LOGGERS = "loggers"
 WAITING = "waiting for ranks"
 REST = "rest"
+#: A hook of a callback is named by this, its class and the method: ``[Callback]LocalMixup.around_training_step``.
+CALLBACK = "[Callback]"
 
-#: What a callback or an evaluation does by way of the engine's parts is its own: leaving it out would save all of that.
+#: Inside a callback or an evaluation these are its own: leaving it out would save all of that.
 _ABSORBED = frozenset({DATA, SET_UP, FORWARD, BACKWARD, OPTIMIZER, HOOKS, BOOKKEEPING, AGGREGATION, EVALUATION})
-#: Called inside other hooks, to gather a state.
-_NOT_TIMED = frozenset({"state_dict", "load_state_dict"})
-_COLLECTIVES = ("exchange", "broadcast_bytes_", "all_reduce", "broadcast", "barrier")
+
+
+class Unprofiled(PassThroughProfiler):
+    """Times nothing, at a tenth of Lightning's cost: phases are marked in every step."""
+
+    def profile(self, action_name: str) -> AbstractContextManager[None]:  # type: ignore[override]
+        """A context in which nothing happens."""
+        return _NOTHING
 
 
 class RoundProfiler(Profiler):
@@ -91,14 +88,20 @@ class RoundProfiler(Profiler):
         self._count()
         self._running.clear()
 
-    def start(self, action_name: str, absorbs: bool = False) -> None:
-        """Time is from now on that of an action; ``absorbs`` takes the engine's parts inside it as its own."""
+    def start(self, action_name: str) -> None:
+        """Time is from now on that of an action, or of what it is a part of."""
         if not self._running:
             return
         self._since = self._count()
         _, outer, absorbing = self._running[-1]
-        absorbed = absorbing and action_name in _ABSORBED
-        self._running.append((action_name, outer, True) if absorbed else (action_name, action_name, absorbs))
+        if absorbing and action_name in _ABSORBED:
+            self._running.append((action_name, outer, True))
+            return
+        category, absorbs = action_name, action_name == EVALUATION
+        if action_name.startswith(CALLBACK):
+            category, _, hook = action_name.removeprefix(CALLBACK).partition(".")
+            absorbs = hook != "around_training_step"  # the step inside is not the callback's
+        self._running.append((action_name, category, absorbs))
 
     def stop(self, action_name: str) -> None:
         """An action ends; one that is not running, because it began outside of the rounds, is ignored."""
@@ -107,30 +110,6 @@ class RoundProfiler(Profiler):
                 self._since = self._count()
                 del self._running[place]
                 return
-
-    def timed(self, category: str, function: Callable[..., T], absorbs: bool = False) -> Callable[..., T]:
-        """The function, its time counted; what is left running inside it, by an error say, ends with it."""
-
-        def run(*args: Any, **kwargs: Any) -> T:
-            depth = len(self._running)
-            self.start(category, absorbs)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self._since = self._count()
-                del self._running[depth:]
-
-        return run
-
-    def iterate(self, category: str, items: Iterable[T]) -> Iterator[T]:
-        """The items, the time of making each counted."""
-        following: Callable[[], T] = self.timed(category, iter(items).__next__)
-        while True:
-            try:
-                item = following()
-            except StopIteration:
-                return
-            yield item
 
     def _count(self) -> float:
         """Give the innermost action the time since the last change; returns what time it is."""
@@ -147,126 +126,31 @@ class RoundProfiler(Profiler):
         return captured.get()
 
 
-# -- a run's rounds ----------------------------------------------------------------------------------------------
+def timed_items(profiler: Profiler, items: Iterable[T]) -> Iterator[T]:
+    """Batches, the making of each counted as data."""
+    following = iter(items)
+    while True:
+        with profiler.profile(DATA):
+            try:
+                item = next(following)
+            except StopIteration:
+                return
+        yield item
 
 
 @contextmanager
-def timed_evaluation(profiler: Profiler) -> Iterator[None]:
-    """Times an evaluation with all that the engine does in it."""
-    if not isinstance(profiler, RoundProfiler):
-        yield
-        return
-    profiler.start(EVALUATION, absorbs=True)
-    try:
-        yield
-    finally:
-        profiler.stop(EVALUATION)
-
-
-@contextmanager
-def timed_rounds(
-    profiler: Profiler, loop: LocalLoop, stacked: StackedLoop | None, others: Sequence[tuple[object, str, str]]
-) -> Iterator[Callable[[int], None]]:
-    """Times the rounds of a fit, where the profiler is a :class:`RoundProfiler`.
-
-    Args:
-        profiler: of the run.
-        loop: takes the clients' turns.
-        stacked: takes several at once.
-        others: further methods: their object, their name, the category of their time.
-
-    Yields:
-        What to call when a round begins, with its number (1 for the first).
-    """
+def timed_rounds(profiler: Profiler, device: torch.device) -> Iterator[Callable[[int], None]]:
+    """Around a fit's rounds: yields what to call when one begins, with its number (1 for the first)."""
     if not isinstance(profiler, RoundProfiler):
         yield lambda number: None
         return
     profiler.rounds.clear()
-    if loop.processes.device.type == "cuda":
-        profiler.clock = _after_kernels(loop.processes.device)
-    with ExitStack() as restoring:
-        restoring.callback(profiler.end_rounds)
-        for owner, name, timed in _timed_methods(profiler, loop, stacked, others):
-            restoring.callback(_restore, owner, name, vars(owner).get(name))
-            setattr(owner, name, timed)
+    if device.type == "cuda":
+        profiler.clock = _after_kernels(device)
+    try:
         yield profiler.begin_round
-
-
-def _timed_methods(
-    profiler: RoundProfiler, loop: LocalLoop, stacked: StackedLoop | None, others: Sequence[tuple[object, str, str]]
-) -> Iterator[tuple[object, str, Callable[..., Any]]]:
-    """What is timed: an object, its method, and the timed one."""
-    shim, optimization, processes = loop.module_trainer, loop.optimization, loop.processes
-    methods: list[tuple[object, str, str]] = [
-        (loop, "move", DATA),
-        (loop, "load", SET_UP),
-        (loop, "seed", SET_UP),
-        (optimization, "begin", SET_UP),
-        (optimization, "end", SET_UP),
-        (loop, "training_output", FORWARD),
-        (loop, "loss", FORWARD),
-        (optimization, "_backward", BACKWARD),
-        (optimization, "step", OPTIMIZER),
-        (loop, "call", HOOKS),
-        (loop, "train", BOOKKEEPING),
-        *others,
-    ]
-    if stacked is not None:
-        methods += [
-            (stacked, "train", BOOKKEEPING),
-            (stacked, "_rows", DATA),
-            (stacked, "_gather", DATA),
-            (stacked.visits, "next_batch", DATA),
-            (stacked.visits, "stack", DATA),
-            (stacked, "_begin", SET_UP),
-            (stacked, "_forward", FORWARD),
-            (stacked, "_backward", BACKWARD),
-            (stacked, "_step", OPTIMIZER),
-        ]
-    if loop.around:  # the module's step inside the callbacks around it
-        methods.append((loop, "step", FORWARD))
-    if not loop.module.automatic_optimization:  # called from within training_step
-        methods += [(shim.strategy, "backward", BACKWARD), (shim.strategy, "optimizer_step", OPTIMIZER)]
-    if processes.several:
-        methods += [(processes.transport, name, WAITING) for name in _COLLECTIVES]
-    for owner, name, category in methods:
-        yield owner, name, profiler.timed(category, getattr(owner, name))
-
-    open_batches = profiler.timed(DATA, loop.batches)
-
-    def batches(*args: Any) -> "_TimedBatches | None":
-        found = open_batches(*args)
-        return None if found is None else _TimedBatches(found, profiler)
-
-    yield loop, "batches", batches
-    for hook in loop.hooks.every():
-        if hook.name not in _NOT_TIMED:
-            around = hook.name == "around_training_step"  # the step inside is not the listener's
-            yield hook.listener, hook.name, profiler.timed(hook.owner, getattr(hook.listener, hook.name), not around)
-
-
-def _restore(owner: object, name: str, own: object) -> None:
-    """Put back an object's own attribute; the class's shows again where it had none."""
-    delattr(owner, name)
-    if own is not None:
-        setattr(owner, name, own)
-
-
-class _TimedBatches:
-    """A client's batches, the making of each timed."""
-
-    def __init__(self, batches: ClientBatches, profiler: RoundProfiler) -> None:
-        self._batches = batches
-        self._profiler = profiler
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._batches, name)
-        if name == "loaders":
-            return [self if loader is self._batches else _TimedBatches(loader, self._profiler) for loader in found]
-        if name not in ("once", "shuffled", "passes", "some", "singly"):
-            return found
-        made = self._profiler.timed(DATA, found)
-        return lambda *args, **kwargs: self._profiler.iterate(DATA, made(*args, **kwargs))
+    finally:
+        profiler.end_rounds()
 
 
 def _after_kernels(device: torch.device) -> Callable[[], float]:

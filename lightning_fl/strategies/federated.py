@@ -20,10 +20,12 @@ from lightning.fabric.strategies import STRATEGY_REGISTRY, DDPStrategy
 from lightning.fabric.strategies.registry import _StrategyRegistry
 from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from torch import Tensor, nn
 from torch.distributed import GroupMember, ProcessGroup, Store
 
 from lightning_fl.engine.learner import Learner, ModelUpdate
+from lightning_fl.engine.profile import WAITING
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.engine.weights.local_parameters import averaged_spans
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
@@ -114,6 +116,7 @@ class FederatedStrategy(Learner, DDPStrategy):
         super().__init__(start_method=start_method, process_group_backend=process_group_backend)
         self._backward_sync_control = None
         self.timeout = timeout
+        self.profiler: Profiler = PassThroughProfiler()
         self._peers: Peers | None = None
         self._store: Store | None = None
         self._group: ProcessGroup | None = None
@@ -346,7 +349,8 @@ class FederatedStrategy(Learner, DDPStrategy):
                 GroupMember.WORLD = hidden
             if peers is not None:
                 peers.waits = True
-            yield
+            with self.profiler.profile(WAITING):
+                yield
         except (RuntimeError, ValueError) as error:
             if peers is None or isinstance(error, FederatedError):
                 raise

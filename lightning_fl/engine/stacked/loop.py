@@ -16,6 +16,7 @@ from torch.func import functional_call
 from lightning_fl.engine.batches.packed import PackedBatches
 from lightning_fl.engine.batches.packs import TensorPack
 from lightning_fl.engine.client import ClientReport, ClientTurn
+from lightning_fl.engine.profile import BACKWARD, BOOKKEEPING, DATA, FORWARD, OPTIMIZER, SET_UP
 from lightning_fl.engine.stacked.correction import StackedCorrection
 from lightning_fl.engine.stacked.rows import Row, RowBatch
 from lightning_fl.engine.stacked.stackable import explain, outside_draws, refuse_kept_tensors, refuse_unstackable
@@ -49,6 +50,7 @@ class StackedLoop:
         self._settings = loop.settings
         self._module = loop.module
         self._shim = loop.module_trainer
+        self._profile = self._shim.profiler.profile
         self._view = StackedTrainer(self._shim)
         self._training_step = _TrainingStep(self._loop)
         self._losses: list[tuple[list[Row], Tensor]] = []
@@ -76,21 +78,30 @@ class StackedLoop:
         Raises:
             FederatedError: the step fails, or cannot be run for several clients at once; nobody's state has changed.
         """
+        with self._profile(BOOKKEEPING):
+            return self._train(turns)
+
+    def _train(
+        self, turns: Sequence[ClientTurn]
+    ) -> tuple[StackedWeights, list[tuple[int, ClientReport | FederatedError]]]:
         self._shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
         self._losses.clear()
-        rows = self._rows(turns)
+        with self._profile(DATA):
+            rows = self._rows(turns)
         # Who is done first comes last, so that those who go on are always the first rows.
         order = sorted(range(len(rows)), key=lambda place: -len(rows[place].steps))
         ordered = [rows[place] for place in order]
         with self._view.instead_of_shim():
-            weights = self._begin(ordered)
+            with self._profile(SET_UP):
+                weights = self._begin(ordered)
             correct_ = self._correction(ordered, weights)
             for step in range(len(ordered[0].steps)):
                 active = [row for row in ordered if len(row.steps) > step]
                 weights.keep_first(len(active))
                 for members, batches in _alike([row.steps[step] for row in active]):
                     self._batch_of(weights, [active[member] for member in members], members, batches, step)
-                self._step(weights, correct_)
+                with self._profile(OPTIMIZER):
+                    weights.step(self._settings.gradient_clip_val, self._settings.gradient_clip_algorithm, correct_)
         reports = self._reports(rows)
         return weights, [(order.index(place), report) for place, report in enumerate(reports)]
 
@@ -164,21 +175,24 @@ class StackedLoop:
         index, size = batches[0].index, len(batches[0].samples)
         for row in rows:
             row.collector.begin_step(None, size, row.turn.state.global_step + step)
-        if self.visits.needed:
-            batch = self.visits.stack(
-                [
-                    self.visits.next_batch(weights, row, place, weights.active)
-                    for row, place in zip(rows, places, strict=True)
-                ]
-            )
-        else:
-            batch = self._gather(rows, batches)
+        with self._profile(DATA):
+            if self.visits.needed:
+                batch = self.visits.stack(
+                    [
+                        self.visits.next_batch(weights, row, place, weights.active)
+                        for row, place in zip(rows, places, strict=True)
+                    ]
+                )
+            else:
+                batch = self._gather(rows, batches)
         last = {index == row.total - 1 for row in rows}
         self._view.begin_step(**self._facts(rows, step), batch_idx={index}, is_last_batch=last)
         chosen = None if len(places) == weights.active else to_device(torch.tensor(places), weights.device)
         trained, kept = weights.parts(chosen)
-        losses, logged = self._forward(weights, trained, kept, batch, index)
-        gradients = self._backward(weights, trained, losses)
+        with self._profile(FORWARD):
+            losses, logged = self._forward(weights, trained, kept, batch, index)
+        with self._profile(BACKWARD):
+            gradients = self._backward(weights, trained, losses)
         weights.accumulate(chosen, gradients, trained, kept)
         self._losses.append((rows, losses.detach()))
         for entry, values in zip(self._view.logged, logged, strict=True):
@@ -261,11 +275,6 @@ class StackedLoop:
                     " (requires_grad_(False)), or set trainer.stacked_clients=1."
                 )
         return gradients
-
-    def _step(
-        self, weights: StackedWeights, correct_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None
-    ) -> None:
-        weights.step(self._settings.gradient_clip_val, self._settings.gradient_clip_algorithm, correct_)
 
     # -- what comes of it ----------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.precision import Precision
 from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.model_helpers import _ModuleMode
 
@@ -19,6 +20,7 @@ from lightning_fl.engine.batches.transfer import BatchTransfer
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.federation import Federation, Round
 from lightning_fl.engine.processes import Processes
+from lightning_fl.engine.profile import DATA, HOOKS
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.metric_states import MetricStates
 from lightning_fl.engine.turn.module_checks import check_dataloader_idx, refuse_hooks, takes_batch_index
@@ -86,6 +88,7 @@ class EvaluationLoop:
         module = module_trainer.model
         self.module = module
         self.module_trainer = module_trainer
+        self.profiler: Profiler = module_trainer.profiler
         self.flat = flat
         self.data = data
         self.factory = factory
@@ -303,7 +306,8 @@ class EvaluationLoop:
 
     def batches(self, client: int, split: Split) -> Any:
         """A client's batches, after callbacks (label noise) saw them."""
-        found, state = self.factory.batches(client, split), self.federation.client_states.get(client)
+        with self.profiler.profile(DATA):
+            found, state = self.factory.batches(client, split), self.federation.client_states.get(client)
         if found is not None:
             found.next_pass = 0 if state is None else state.passes
         return found
@@ -334,6 +338,10 @@ class EvaluationLoop:
         """A hook of the module's, if it defines it, with ``self.log`` knowing where it is called from."""
         if not self.overridden(name):
             return None
+        with self.profiler.profile(HOOKS):
+            return self._call(name, *args)
+
+    def _call(self, name: str, *args: Any) -> Any:
         if name not in _HOOKS_OF_RUN:
             return self.module_trainer.call_hook(name, *args)
         fn, stage = _HOOKS_OF_RUN[name]

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fl.engine.profile import BACKWARD, OPTIMIZER
 from lightning_fl.engine.turn.trainer_attributes import refusal
 from lightning_fl.lightning_types import own_lightning
 
@@ -96,9 +97,10 @@ class ModuleStrategy:
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None, *args: Any, **kwargs: Any) -> Tensor:
         """The module's hooks of a backward pass, and the pass."""
         trainer = self._trainer
-        trainer.call_hook("on_before_backward", loss)
-        trainer.call_hook("backward", loss, *args, **kwargs)
-        trainer.call_hook("on_after_backward")
+        with trainer.profiler.profile(BACKWARD):
+            trainer.call_hook("on_before_backward", loss)
+            trainer.call_hook("backward", loss, *args, **kwargs)
+            trainer.call_hook("on_after_backward")
         return loss
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
@@ -109,7 +111,8 @@ class ModuleStrategy:
             self._trainer.before_optimizer_step(optimizer)
             return result
 
-        return self._trainer.precision_plugin.optimizer_step(optimizer, closure=closure_then_hooks, **kwargs)
+        with self._trainer.profiler.profile(OPTIMIZER):
+            return self._trainer.precision_plugin.optimizer_step(optimizer, closure=closure_then_hooks, **kwargs)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The optimiser's state."""

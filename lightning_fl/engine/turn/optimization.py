@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from lightning_fl.engine.client import ClientState
 from lightning_fl.engine.federation import Federation
+from lightning_fl.engine.profile import BACKWARD
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.correction import Correction, GradientCorrection
 from lightning_fl.engine.turn.flat_optimizer import FlatOptimizer, has_fused_step
@@ -267,7 +268,8 @@ class Optimization:
                     return None
                 if accumulate > 1:
                     loss = loss / accumulate
-                self._backward(loss)
+                with self._shim.profiler.profile(BACKWARD):
+                    self._backward(loss)
                 if first and accumulate > 1 and "training_step" in vars(self._module):
                     self._own_gradients()
             return loss.detach()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from torch import Tensor
 
 from lightning_fl.data.module import Split
@@ -36,7 +37,7 @@ class Surroundings:
     log_dir: str | None = None
     callbacks: list[Any] = field(default_factory=list)
     checkpoint_callback: Any = None
-    profiler: Any = None
+    profiler: Profiler = field(default_factory=PassThroughProfiler)
     target_statistics: Callable[[], tuple[Tensor, Tensor]] | None = None
     descriptor_statistics: Callable[[], tuple[Tensor, Tensor]] | None = None
     target_summaries: Callable[[Callable[[Tensor], Tensor], Split], Tensor] | None = None

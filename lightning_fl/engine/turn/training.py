@@ -16,6 +16,7 @@ from lightning_fl.engine.batches.parts import parts_of
 from lightning_fl.engine.client import ClientReport, ClientState, LocalWork
 from lightning_fl.engine.hooks import Hook, Hooks
 from lightning_fl.engine.learner import Learner, changes
+from lightning_fl.engine.profile import BOOKKEEPING, DATA, FORWARD, OPTIMIZER, SET_UP, timed_items
 from lightning_fl.engine.turn.amounts import TurnLength, turn_report
 from lightning_fl.engine.turn.correction import Correction
 from lightning_fl.engine.turn.evaluation import EvaluationLoop
@@ -165,9 +166,10 @@ class TrainingLoop(EvaluationLoop):
         """
         trainable = self.flat.trainable()
         try:
-            self.metric_states.begin(client)
-            report = self._train(client, start, state, purpose, own, work, correct_)
-            self.metric_states.end(client, keep=own)
+            with self.profiler.profile(BOOKKEEPING):
+                self.metric_states.begin(client)
+                report = self._train(client, start, state, purpose, own, work, correct_)
+                self.metric_states.end(client, keep=own)
         finally:  # what hooks freeze and unfreeze holds for all from the next round on
             changed = self.flat.frozen_since(trainable)
             if changed:
@@ -189,21 +191,22 @@ class TrainingLoop(EvaluationLoop):
         batches = self.batches(client, "train")
         batches.next_pass = state.passes
         length = self.turn_length(batches, work)
-        if start is not None:
-            self.load(client, start, own)
         by_strategy = own and "client_loss" in self.own_steps
         parts = self.learner.batch_parts if own else 1
-        self.generators = self.seed(*path)
+        accumulate, profile = settings.accumulate_grad_batches, self.profiler.profile
         # An elementwise correction asks for no gradients at other weights.
         again = correct_ is not None and not self.learner.elementwise
-        if again:
-            self.draws = DrawStates([*self.generators, *self._generators])
-        shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
-        shim.begin_turn(client, state.global_step, batches_before=state.batches)
-        shim.num_training_batches = length.total
-        accumulate = settings.accumulate_grad_batches
-        shim.estimated_stepping_batches = settings.max_rounds * length.steps
-        self.optimization.begin(state, correct_)
+        with profile(SET_UP):
+            if start is not None:
+                self.load(client, start, own)
+            self.generators = self.seed(*path)
+            if again:
+                self.draws = DrawStates([*self.generators, *self._generators])
+            shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
+            shim.begin_turn(client, state.global_step, batches_before=state.batches)
+            shim.num_training_batches = length.total
+            shim.estimated_stepping_batches = settings.max_rounds * length.steps
+            self.optimization.begin(state, correct_)
         if self.overridden("on_train_epoch_start"):
             self.call("on_train_epoch_start")
             self.refuse_new("in on_train_epoch_start", client)
@@ -211,8 +214,10 @@ class TrainingLoop(EvaluationLoop):
         losses: list[Tensor] = []
         sizes: list[float] = []
         first = True  # no batch of the present step has counted yet
-        for index, (batch, size) in enumerate(self._training_batches(batches, path, length)):
-            batch = self.move(batch, batches.on_device, client)
+        taken = timed_items(self.profiler, self._training_batches(batches, path, length))
+        for index, (batch, size) in enumerate(taken):
+            with profile(DATA):
+                batch = self.move(batch, batches.on_device, client)
             shim.batch_idx, shim.is_last_batch = index, index == length.total - 1
             first, stepping = first or length.begins_step(index), length.ends_step(index)
             whole = batch
@@ -234,14 +239,16 @@ class TrainingLoop(EvaluationLoop):
             def compute(batch: Any = batch, index: int = index) -> tuple[Tensor | None, STEP_OUTPUT]:
                 if batch is None:  # the step of the batches before it
                     return None, None
-                if again:
-                    self.step_batches[-1].draws = self.draws.read()
-                output = self.training_output(batch, index, self.generators)
-                if again:
-                    self.draws.look(self.step_batches[-1].draws)
-                return self.loss(output, by_strategy), output
+                with profile(FORWARD):
+                    if again:
+                        self.step_batches[-1].draws = self.draws.read()
+                    output = self.training_output(batch, index, self.generators)
+                    if again:
+                        self.draws.look(self.step_batches[-1].draws)
+                    return self.loss(output, by_strategy), output
 
-            loss, output = self.optimization.step(compute, index, first=first, stepping=stepping)
+            with profile(OPTIMIZER):
+                loss, output = self.optimization.step(compute, index, first=first, stepping=stepping)
             first = False
             if loss is not None:
                 losses.append(loss.detach())
@@ -254,7 +261,8 @@ class TrainingLoop(EvaluationLoop):
         self.call("on_train_epoch_end")
         self.refuse_new("in the turn", client)
         self.step_batches = []
-        self.optimization.end(state)
+        with profile(SET_UP):
+            self.optimization.end(state)
         state.batches += shim.batch_idx + 1
         state.passes = batches.next_pass
         shim.end_turn()
@@ -299,7 +307,8 @@ class TrainingLoop(EvaluationLoop):
         """``training_step`` inside the callbacks that change what it is given (mixup)."""
 
         def training_step(batch: Any) -> STEP_OUTPUT:
-            return self.step("training_step", batch, index)
+            with self.profiler.profile(FORWARD):  # again, inside a callback's part
+                return self.step("training_step", batch, index)
 
         compute: Callable[[Any], STEP_OUTPUT] = training_step
         for hook, draws in zip(self.around, generators, strict=True):
