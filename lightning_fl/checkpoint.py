@@ -350,6 +350,8 @@ def _file(folder: Path, name: str) -> Path:
 
 
 _VERSION = re.compile(r"version_(\d+)$")
+#: Clients whose models are links to a shared one's file, of which file systems allow some ten thousand.
+_MOST_LINKS = 1000
 
 
 def export_models(
@@ -365,7 +367,8 @@ def export_models(
     """Write every shared model and every client's model as a checkpoint that ``load_from_checkpoint`` opens.
 
     A client's file bears its name, as :func:`~lightning_fl.file_names.client_files` makes a file's of it. Clients that
-    use a shared model as it is are links to its file. The files hold ``hyper_parameters`` as Lightning saves them.
+    use a shared model as it is are links to its file; of more than 1,000 clients they have none. The files hold
+    ``hyper_parameters`` as Lightning saves them.
 
     Args:
         federation: with what these clients keep.
@@ -385,12 +388,13 @@ def export_models(
     own = {*federation.client_stores.get("final_models", {}), *federation.personal_layers}
     device = next(iter(flat.weights.vectors.values())).device
     stems = client_files(names)
+    shares, used = (values.tolist() for values in federation.collaboration.personalisation.max(1))
     for client in range(len(names)) if clients is None else clients:
         path = directory / f"{stems[client]}.ckpt"
-        used = federation.collaboration.model_of(client)
-        if files and used is not None and client not in own:
-            with _saving(path):
-                link_whole(files[used], path)
+        if files and shares[client] == 1 and client not in own:
+            if len(names) <= _MOST_LINKS:
+                with _saving(path):
+                    link_whole(files[used[client]], path)
             continue
         flat.load(federation.client_model(client, device))
         save_atomically(model_checkpoint(module, federation.current_round), path)

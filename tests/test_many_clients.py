@@ -1,6 +1,7 @@
 """What a run does for each client follows its cohorts and the clients that it validates, not all there are."""
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,6 +82,13 @@ def test_a_checkpoint_keeps_names_as_one_text_and_reads_a_list(tmp_path):
     assert load_checkpoint(path)["client_names"] == names
     torch.save({**held, "client_names": names}, path)
     assert load_checkpoint(path)["client_names"] == names
+
+
+def test_clients_of_a_shared_model_have_links_up_to_a_number(monkeypatch, tmp_path):
+    for most, files in ((8, 9), (7, 1)):
+        monkeypatch.setattr("lightning_fl.checkpoint._MOST_LINKS", most)
+        trainer = fit(tmp_path, TinyClients(SIZES))
+        assert len(list((Path(trainer.log_dir) / "models").iterdir())) == files
 
 
 def test_clients_are_split_together_as_each_by_itself():

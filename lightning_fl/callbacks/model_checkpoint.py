@@ -32,8 +32,9 @@ class ModelCheckpoint(Callback):
     A run goes on from either with ``ckpt_path="last"`` or ``"best"``, to the same result as if it had not stopped; its
     own folder then has the best round's checkpoint from the start.
     After fit the best round's models (the last round's where nothing is monitored) are written to ``models/``, one
-    ordinary Lightning checkpoint per shared model and per client. Where clients' data belong to their ranks (``Silos``
-    in several processes), what a client keeps for itself, and its model, are written by its own rank.
+    ordinary Lightning checkpoint per shared model and per client (of more than 1,000 clients, of those alone that have
+    a model of their own). Where clients' data belong to their ranks (``Silos`` in several processes), what a client
+    keeps for itself, and its model, are written by its own rank.
 
     Args:
         every_n_rounds: rounds between two ``last.ckpt``; 0 for improvements and the end only.
