@@ -113,7 +113,10 @@ class FederatedDataModule(LightningDataModule, ABC):
         return None
 
     def client_sizes(self) -> Sequence[int] | None:
-        """Training samples per client where known without opening a silo, to balance the ranks; else ``None``."""
+        """Training samples per client where known without opening a silo, else ``None``.
+
+        By these ranks are balanced, and clients that a fit does not validate weighed until they first take part.
+        """
         return None
 
     def num_samples(self, split: Split) -> list[int]:
