@@ -113,6 +113,7 @@ def many(counts: list[int], rounds: int, repeats: int, forks: int, algorithm: st
     for _, count in itertools.product(range(repeats), counts):
         command = [sys.executable, __file__, "--many-one", str(count), "--rounds", str(rounds)]
         command += ["--forks", str(forks), "--algorithm", algorithm]
+        command += ["--cpu-time"] * (overhead.clock is time.process_time)
         with tempfile.TemporaryDirectory() as folder:
             output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout
         found[count].append([float(word) for word in output.splitlines()[-1].split()])
@@ -267,7 +268,7 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, nargs="+", default=[60_000, 1_000_000, 10_000_000])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--cpu-time", action="store_true", help="of clients: process time, on a busy machine")
+    parser.add_argument("--cpu-time", action="store_true", help="of clients and many: process time, on a busy machine")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--many-one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--forked", type=int, help=argparse.SUPPRESS)
