@@ -8,14 +8,15 @@ import inspect
 import operator
 import os
 import random
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric.utilities.seed import seed_everything
 from lightning.pytorch.utilities.seed import isolate_rng
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "run_seed",
     "seed_default_generators",
     "seed_held_generators",
+    "seeded_as",
 ]
 
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -37,6 +39,8 @@ _DEPTH, _MOST_ENTRIES = 7, 100
 _APART = (torch.Tensor, np.ndarray, str, bytes, type, ModuleType)
 #: Reads a generator's state, and sets it.
 _Access = tuple[Callable[[], Any], Callable[[Any], Any]]
+#: Where ``seed_everything`` puts its seed.
+_RUN_SEED = "PL_GLOBAL_SEED"
 
 
 def derive_seed(seed: int, *path: int | str) -> int:
@@ -169,6 +173,20 @@ def isolated_draws() -> AbstractContextManager[None]:
     return isolate_rng(include_cuda=torch.cuda.is_initialized())
 
 
+@contextmanager
+def seeded_as(seed: int) -> Iterator[None]:
+    """Default generators and :func:`run_seed` as in a run with this seed, and afterwards as they were."""
+    before = os.environ.get(_RUN_SEED)
+    with isolated_draws():
+        seed_everything(seed, verbose=False)
+        try:
+            yield
+        finally:
+            os.environ.pop(_RUN_SEED, None)
+            if before is not None:
+                os.environ[_RUN_SEED] = before
+
+
 def run_seed() -> int:
     """The seed of the run: what ``seed_everything`` set in this process or its parent, else 0."""
-    return int(os.environ.get("PL_GLOBAL_SEED", "0"))
+    return int(os.environ.get(_RUN_SEED, "0"))

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Made", "TrainedRun", "check_out"]
 
-_SHARED = re.compile(r"shared_(\d+)\.ckpt")
+_SHARED = re.compile(r"shared_(0|[1-9]\d*)\.ckpt")
+_SNAPSHOT = re.compile(rf".*round_(\d+)[\\/]{_SHARED.pattern}", re.DOTALL)
 #: Settings of the trainer that a run's models are used with, too.
 _KEPT_SETTINGS = ("num_threads", "precision", "deterministic")
 
@@ -88,11 +89,10 @@ class TrainedRun:
     @property
     def snapshots(self) -> dict[str, Path]:
         """The shared models of earlier rounds (``Snapshots``), in their order: ``shared_K_round_R`` -> file."""
-        files = (self.folder / "models" / "snapshots").glob("round_*/shared_*.ckpt")
-        numbered = sorted(
-            files, key=lambda path: [int(word.rpartition("_")[2]) for word in (path.parent.name, path.stem)]
-        )
-        return {f"{path.stem}_{path.parent.name}": path for path in numbered}
+        folder = self.folder / "models" / "snapshots"
+        found = [(match, path) for path in folder.glob("round_*/*.ckpt") if (match := _SNAPSHOT.fullmatch(str(path)))]
+        found.sort(key=lambda pair: [int(number) for number in pair[0].groups()])
+        return {f"{path.stem}_{path.parent.name}": path for _, path in found}
 
     @property
     def personal_layers(self) -> Any:
@@ -151,6 +151,7 @@ class TrainedRun:
         from lightning_fl.recipe.instantiate import instantiate
         from lightning_fl.recipe.parser import make_parser
         from lightning_fl.recipe.trust import own_classes_only, refuse_foreign_classes
+        from lightning_fl.seeding import seeded_as
 
         named = {"model": self.recipe["model"], "data": self.recipe["data"]}
         place = str(self.folder / "config.yaml")
@@ -160,13 +161,9 @@ class TrainedRun:
             model = named["model"]
             named["model"] = {**model, "init_args": {**(model.get("init_args") or {}), **model_arguments}}
         fit = make_parser("fit", own_modules=trust)  # imports torch and what depends on it, without their warnings
-
-        from lightning import seed_everything
-
-        seed_everything(self.summary["seed"], verbose=False)
         settings = {key: value for key, value in (self.recipe.get("trainer") or {}).items() if key in _KEPT_SETTINGS}
         named["trainer"] = {**settings, "accelerator": accelerator, "devices": 1, "logger": False}
-        with nullcontext() if trust else own_classes_only(place):
+        with seeded_as(self.summary["seed"]), nullcontext() if trust else own_classes_only(place):
             made = instantiate(fit, fit.parse_object(named))
         return Made(made.model, made.data, settings)
 

@@ -96,6 +96,8 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
             print(f"{CellResult.of(cell, study.metric, out).status:8}{cell.name}")
         return 0
     left = [cell for cell in asked if cell.finished() is None]
+    if changed := sum(cell.data_changed() for cell in left):
+        print(f"data files have changed since {changed} of these cells were run: they are run again", file=sys.stderr)
     workers: Workers | RayWorkers
     if config.ray is None:
         workers = Workers(config.workers, left)

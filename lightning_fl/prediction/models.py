@@ -13,6 +13,7 @@ from lightning_fl.data.cards.fields import did_you_mean, listed
 from lightning_fl.data.cards.lookup import file_sha256
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.personalization import load_model_checkpoint, load_weights
+from lightning_fl.seeding import isolated_draws
 from lightning_fl.trained_run import Made, TrainedRun
 
 __all__ = ["LoadedModel", "best_client", "choose_models", "load_models"]
@@ -152,7 +153,8 @@ def load_models(
         key = repr(sorted(arguments.items()))
         if key not in made:
             made[key] = run.make(trust=trust, accelerator=accelerator, model_arguments=arguments)
-            made[key].model.configure_model()
+            with isolated_draws():
+                made[key].model.configure_model()
         module = copy.deepcopy(made[key].model) if len(chosen) > 1 else made[key].model
         load_weights(module, path, content)
         loaded.append(LoadedModel(name, path, module))

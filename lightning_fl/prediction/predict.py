@@ -30,6 +30,7 @@ from lightning_fl.prediction.uncertainty import (
     spread_columns,
     total_spread,
 )
+from lightning_fl.seeding import isolated_draws, seed_default_generators
 from lightning_fl.trained_run import TrainedRun
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class RunPredictor:
         if similarity:
             from lightning_fl.prediction.similarity import TrainingSimilarity
 
-            self._similarity = TrainingSimilarity(made.data)
+            self._similarity = TrainingSimilarity(made.data, self.run.summary["seed"])
 
     def _learn_uncertainty(self, runs: Sequence[tuple[str, TrainedRun]]) -> None:
         """Read what the runs measured of the models, and find layers of dropout, as far as it is asked for.
@@ -161,7 +162,9 @@ class RunPredictor:
 
     def _predict(self, chunk: Unlabelled, number: int) -> _Predicted:
         """What the models say of a chunk, the ``number``-th."""
-        models = [self._outputs(place, chunk) for place in range(len(self.models))]
+        with isolated_draws():
+            seed_default_generators(self.run.summary["seed"], number, "predictions")
+            models = [self._outputs(place, chunk) for place in range(len(self.models))]
         if not self._uncertainty.has_spread:
             return _Predicted(models)
         members = [[outputs] for outputs in models]

@@ -11,6 +11,7 @@ from lightning_fl.data.molecules.module import MoleculeDataModule
 from lightning_fl.data.shared import SharedDataModule
 from lightning_fl.data.unlabelled import Unlabelled
 from lightning_fl.errors import ConfigurationError, DataError, FederatedError
+from lightning_fl.seeding import seeded_as
 
 __all__ = ["TrainingSimilarity"]
 
@@ -25,6 +26,7 @@ class TrainingSimilarity:
 
     Args:
         data: the run's data module, not set up; its data are opened again, by the recipe.
+        seed: the run's, by which clients got them.
 
     Raises:
         ConfigurationError: the run's data are no molecules.
@@ -34,12 +36,13 @@ class TrainingSimilarity:
         columns: ``similarity``, the largest over clients, and ``similarity@CLIENT`` where there are several.
     """
 
-    def __init__(self, data: FederatedDataModule) -> None:
+    def __init__(self, data: FederatedDataModule, seed: int) -> None:
         if not isinstance(data, MoleculeDataModule):
             raise ConfigurationError("similarity: the run's data are no molecules; leave it out.")
         try:
-            data.prepare_data()
-            data.setup("fit")
+            with seeded_as(seed):
+                data.prepare_data()
+                data.setup("fit")
         except FederatedError as error:
             raise DataError(f"similarity: the run's own data are opened for it, and that failed: {error}") from error
         smiles = data.dataset.smiles

@@ -1,23 +1,27 @@
 """The cells of a study: one ``lightning-fl fit`` for each arm, place on the grid and seed, and how far each has come.
 
 A cell has a folder of its own, named after what it is and a hash of everything that decides its result: recipe,
-overrides, seed, package version. A declaration that changes makes another cell, so that no result is taken for one of
-other settings; the folder's ``cell.json`` says what was hashed and is written before the cell starts.
+overrides, seed, package version, and the content of the files that these name. A declaration or file that changes makes
+another cell, so that no result is taken for one of other settings; the folder's ``cell.json`` says what was hashed and
+is written before the cell starts.
 """
 
+import contextlib
 import csv
+import glob
 import hashlib
 import json
 import os
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lightning_fl.atomic import write_whole
+from lightning_fl.data.cards.lookup import file_sha256
 from lightning_fl.errors import CheckpointError, ConfigurationError
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.shipped import find_recipe
@@ -141,6 +145,15 @@ class Cell:
     def _override(self, number: int) -> Path:
         return self.folder / f"override_{number}.yaml"
 
+    def data_changed(self) -> bool:
+        """Whether it was run before on other data: a folder beside its own differs in what files hold."""
+        beside = self.folder.parent.glob(f"{glob.escape(self.folder.name.rpartition('-')[0])}-*/cell.json")
+        for record in beside:
+            found = _read_json(record)
+            if isinstance(found, dict) and {**found, "files": self.content["files"]} == self.content != found:
+                return True
+        return False
+
     # -- how far it has come -------------------------------------------------------------------------------------
 
     def versions(self) -> list[Path]:
@@ -248,10 +261,12 @@ def cells_of(study: Study, out: Path) -> list[Cell]:
         ConfigurationError: a recipe is not there or is no recipe.
     """
     cells = []
+    sums: dict[str, str] = {}
     for arm, place in study.places():
         recipe = find_recipe(study.arms[arm].recipe.format(**place))
         layers = study.layers(arm, place)
         read = load_recipe(recipe)
+        files = {name: _sum_of(name, out, sums) for name in sorted(_names_in([read, *layers]))}
         for seed in study.run_seeds:
             content = _plain(
                 {
@@ -261,6 +276,7 @@ def cells_of(study: Study, out: Path) -> list[Cell]:
                     "lightning-fl": __version__,
                     "arm": arm,
                     "place": place,
+                    "files": {name: found for name, found in files.items() if found},
                 }
             )
             digest = hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=5).hexdigest()
@@ -269,6 +285,48 @@ def cells_of(study: Study, out: Path) -> list[Cell]:
             name = f"{words},seed={seed}-{digest}"
             cells.append(Cell(arm, place, seed, out.absolute() / "cells" / name, study.split, recipe, layers, content))
     return cells
+
+
+def _names_in(layers: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The texts in settings of model, data and callbacks, which may name files."""
+    found = set()
+    for layer in layers:
+        trainer = layer.get("trainer")
+        found |= _texts(trainer.get("callbacks") if isinstance(trainer, Mapping) else None)
+        found |= _texts([value for key, value in layer.items() if key.startswith(("data", "model", "trainer.callb"))])
+    return found
+
+
+def _texts(value: object) -> set[str]:
+    """The texts in nested settings; files in a ``data_root`` are compared with the sums in their cards."""
+    if isinstance(value, Mapping):
+        value = [part for key, part in value.items() if key != "data_root"]
+    if isinstance(value, list):
+        return set().union(*map(_texts, value))
+    return {value} if isinstance(value, str) else set()
+
+
+def _sum_of(name: str, out: Path, known: dict[str, str]) -> str:
+    """What a file holds, or which files of which sizes and times a folder; "" where there is nothing.
+
+    A folder that the study writes into says nothing.
+    """
+    if name not in known:
+        known[name] = ""
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # a text that is no name, or nobody may read it
+            path = Path(name).expanduser()
+            if path.is_file():
+                known[name] = file_sha256(path)
+            elif path.is_dir() and not out.resolve().is_relative_to(path.resolve()):
+                known[name] = _folder_sum(path)
+    return known[name]
+
+
+def _folder_sum(folder: Path) -> str:
+    """Sum of the names, sizes and times of change of the files in a folder, and below it."""
+    states = [(str(path.relative_to(folder)), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
+    listed = "".join(f"{name}\0{state.st_size}\0{state.st_mtime_ns}\n" for name, state in states)
+    return hashlib.sha256(listed.encode(errors="surrogateescape")).hexdigest()
 
 
 def _plain(content: Mapping[str, Any]) -> dict[str, Any]:

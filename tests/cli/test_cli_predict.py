@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import random
 import re
 import shutil
 import sys
@@ -70,6 +72,21 @@ def run(finished, tmp_path):
     rows = [f'm{number},{BAD.get(number, "C" * (number + 1) + "O")},"a, b"' for number in range(12)]
     Path("new.csv").write_text("\n".join(["name,smiles,note", *rows]) + "\n")
     return found
+
+
+def _global_draws():
+    return torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random(), os.environ.get("PL_GLOBAL_SEED")  # noqa: NPY002
+
+
+def test_the_callers_generators_stay_as_they_were(run, monkeypatch):
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    found = []
+    for predicts in (False, True):
+        torch.manual_seed(7), np.random.seed(7), random.seed(7)  # noqa: NPY002
+        if predicts:
+            predict(run, ["CCO", "CCN"])
+        found.append(_global_draws())
+    assert found[0] == found[1]
 
 
 @pytest.fixture

@@ -65,6 +65,24 @@ def test_a_changed_recipe_is_another_cell_and_more_seeds_and_arms_are_not(cells,
     assert cells_of(study, tmp_path / "out")[0].folder != cells[0].folder
 
 
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_other_data_under_the_same_name_make_another_cell(tmp_path, kind):
+    data = tmp_path / "mine"
+    file = data if kind == "file" else data / "one.csv"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("a\n1\n")
+    _, before = tiny_cells(tmp_path, scale="s", scales={"s": {"overrides": {"data.path": str(data)}}})
+    finish(before[0], 0.5)
+    _, same = tiny_cells(tmp_path, scale="s", scales={"s": {"overrides": {"data.path": str(data)}}})
+    assert same[0].folder == before[0].folder
+    assert not same[0].data_changed()
+    file.write_text("a\n22\n")
+    _, other = tiny_cells(tmp_path, scale="s", scales={"s": {"overrides": {"data.path": str(data)}}})
+    assert other[0].finished() is None
+    assert other[0].data_changed()
+    assert not other[1].data_changed()
+
+
 def test_a_recipe_that_is_not_there(tmp_path):
     study = write_study(tmp_path, arms={"a": "fedavg_digit"})
     with pytest.raises(ConfigurationError, match="no recipe 'fedavg_digit'.*did you mean 'fedavg_digits'"):
