@@ -481,7 +481,7 @@ class ModuleTrainer:
     def count_step(self) -> None:
         """One optimiser step was taken."""
         self.global_step += 1
-        if self.rates is not None:
+        if self.rates is not None and self.optimizers:
             rate = self.optimizers[0].param_groups[0].get("lr")
             self.rates.append(1.0 if rate is None else float(rate))
 
