@@ -254,7 +254,7 @@ class Federation:
                 of.pop(client, None)
                 of.update({client: kept[name]} if name in kept else {})
             self.client_states.pop(client, None)
-            self.client_states.update({} if state is None else {client: state})
+            self.client_states.update({} if state in (None, ClientState()) else {client: state})
 
         return give_back
 

@@ -338,7 +338,7 @@ def test_an_error_of_the_step_fails_its_group(tmp_path):
     assert (
         "once. Set trainer.stacked_clients=1. The cause: ValueError: three samples" in together.client_reports[6].error
     )
-    assert together.client_states[6].global_step == 0
+    assert 6 not in together.client_states
 
 
 @pytest.mark.slow
