@@ -231,7 +231,8 @@ def _printable_names(method: Callable[[Any], list[str] | None]) -> Callable[[Any
     @wraps(method)
     def names(self: Any) -> list[str] | None:
         found = method(self)
-        return found if found is None or "".join(found).isprintable() else [printable(name) for name in found]
+        harmless = found is None or "".join(map(str, found)).isprintable()
+        return found if harmless else [printable(name) for name in found or ()]
 
     return names
 
