@@ -105,7 +105,7 @@ class _Wait:
             ConfigurationError: the time is over.
         """
         with InterruptGuard() as guard:
-            while not self._there(there):
+            while not there():
                 if guard.signal_number is not None:  # others who wait are told
                     raise Interrupted(guard.signal_number)
                 waited = time.monotonic() - self._began
@@ -118,15 +118,6 @@ class _Wait:
                     print(f"waiting for {missing()} at {self._place} … {waited:.0f} s", file=sys.stderr, flush=True)
                     self._next = waited + _LINES
                 time.sleep(_LOOK)
-
-    def _there(self, there: Callable[[], bool]) -> bool:
-        try:
-            return there()
-        except torch.distributed.DistError as error:
-            raise ConfigurationError(
-                f"rank 0 at {self._place} ended while ranks waited for others: its output says why."
-                f" ({_first_line(error)})"
-            ) from None
 
 
 def meet(place: Place, timeout: timedelta) -> tuple[Store, Peers]:
@@ -157,6 +148,10 @@ def meet(place: Place, timeout: timedelta) -> tuple[Store, Peers]:
                 _tell(store, "refused", text)
                 if place.rank == 0 and not place.served:
                     time.sleep(10 * _LOOK)
+        if isinstance(error, torch.distributed.DistError):
+            raise ConfigurationError(
+                f"rank 0 at {place} ended while ranks waited for others: its output says why. ({_first_line(error)})"
+            ) from None
         raise
     return PrefixStore("group", store), peers
 
