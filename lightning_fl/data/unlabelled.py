@@ -199,12 +199,18 @@ def _names(header: list[str], place: str) -> list[str]:
 
 
 def texts_of(frame: "pd.DataFrame", column: str, place: str) -> list[str]:
-    """A column as texts without blanks at their ends, "" where there is nothing.
+    """A column of SMILES, its name in any case, as texts without blanks at their ends; "" where there is nothing.
 
     Raises:
         DataError: there is no such column.
     """
-    require_columns(frame, [column], place)
+    alike = [name for name in frame.columns if str(name).lower() == column.lower()]
+    if column not in frame.columns and len(alike) == 1:
+        column = alike[0]
+    try:
+        require_columns(frame, [column], place)
+    except DataError as error:
+        raise DataError(f"{error} Name the column of SMILES with --smiles_column.") from error
     return ["" if value is None or value != value else str(value).strip() for value in frame[column].tolist()]
 
 

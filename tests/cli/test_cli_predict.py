@@ -74,6 +74,12 @@ def run(finished, tmp_path):
     return found
 
 
+def test_the_column_of_smiles_is_found_in_any_case(run):
+    for header in ("SMILES", "Smiles"):
+        Path("case.csv").write_text(f"{header}\nCCO\nCCN\n")
+        assert predict(run, "case.csv")["activity"].notna().all()
+
+
 def _global_draws():
     return torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random(), os.environ.get("PL_GLOBAL_SEED")  # noqa: NPY002
 
@@ -168,7 +174,9 @@ def test_the_column_of_smiles_may_have_another_name(run, command):
     Path("other.csv").write_text("structure\nCO\n")
     code, _, err = command("predict", run, "other.csv")
     assert code == 2
-    assert err.splitlines()[-1] == "error: other.csv has no column 'smiles'. It has structure."
+    assert err.splitlines()[-1] == (
+        "error: other.csv has no column 'smiles'. It has structure. Name the column of SMILES with --smiles_column."
+    )
     code, out, _ = command("predict", run, "other.csv", "--smiles_column", "structure")
     assert (code, out.splitlines()[0]) == (0, "structure,activity,error")
 
@@ -252,7 +260,11 @@ def test_the_file_is_there_whole_or_not_at_all(run, command):
             b"smiles\nxx\n\nyy\n",
             "bad.csv: no prediction can be made for any of its 2 rows; the first: not",
         ),
-        ("no.csv", b"smile\nCO\n", "no.csv has no column 'smiles' (did you mean 'smile'?). It has smile."),
+        (
+            "no.csv",
+            b"smile\nCO\n",
+            "no.csv has no column 'smiles' (did you mean 'smile'?). It has smile. Name the column",
+        ),
         ("null.csv", b"smi\0les\nCO\n", "null.csv cannot be read as a table: it holds bytes of zero, it is no text."),
     ],
 )

@@ -109,4 +109,7 @@ def _in_words(loop: LocalLoop, error: Exception) -> str:
     text += "" if text.endswith((".", "!", "?")) else "."
     if loop.settings.channels_last and "view size is not compatible" in text:
         text += " Images are laid out as trainer.channels_last says; set it to false where the module needs `view`."
+    precision = loop.precision
+    if precision != "32-true" and any(word in text for word in ("dtype", "BFloat16", "Double")):
+        text += f" The run computes with trainer.precision={precision}: try 32, or bf16-mixed to save memory."
     return text

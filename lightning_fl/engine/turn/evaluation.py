@@ -105,6 +105,7 @@ class EvaluationLoop:
             for name in ("training_step", "validation_step", "test_step", "predict_step")
         }
         self._checked_loaders: set[tuple[str, bool]] = set()
+        self.precision = str(self._precision.precision)
         self.move = BatchTransfer(module, data, processes.device, self._precision, channels_last=settings.channels_last)
         self.mode = _ModuleMode()  # what of the module trains, kept for the time of an evaluation
         self.metric_states = MetricStates(module, federation)
