@@ -244,6 +244,8 @@ def check_composition(learner: Learner, callbacks: Sequence[Callback]) -> None:
                     f"trainer.strategy={type(learner).__name__} does not go with {type(callback).__name__}: {reason}."
                     " Leave one of the two out."
                 )
+            if (reason := learner.cautions.get(trait)) is not None:
+                rank_zero_warn(f"trainer.strategy={type(learner).__name__} with {type(callback).__name__}: {reason}.")
     given = {trait for callback in callbacks for trait in callback.traits}
     for trait, reason in learner.requires.items():
         if trait not in given:

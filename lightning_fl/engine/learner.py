@@ -108,6 +108,8 @@ class Learner:
 
     #: Trait of a callback (``Callback.traits``) -> the reason why the two do not go together.
     excludes: Mapping[str, str] = {}
+    #: Trait of a callback -> why the two rather do not: a run with both is warned of.
+    cautions: Mapping[str, str] = {}
     #: Trait that one of the callbacks must have -> the reason why.
     requires: Mapping[str, str] = {}
     #: Into how many parts every batch of a turn is divided; a step's own gradient is that of the first.

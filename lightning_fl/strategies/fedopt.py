@@ -33,6 +33,10 @@ from lightning_fl.strategies.fedavg import FedAvg
 __all__ = ["FedAdagrad", "FedAdam", "FedAvgM", "FedYogi"]
 
 
+#: With a model for each client.
+_CAUTION = "no paper has a server's optimiser for models that one client uses each, and they train worse with it"
+
+
 class FedAvgM(FedAvg):
     """``v <- momentum v + Delta``, ``w <- x + server_rate v``.
 
@@ -48,6 +52,7 @@ class FedAvgM(FedAvg):
     """
 
     name = "fedavgm"
+    cautions = {"model_per_client": _CAUTION}  # noqa: RUF012 - of the class
 
     def __init__(self, *, momentum: float = 0.9, server_rate: float = 1.0, **settings: Any) -> None:
         super().__init__(**settings)
@@ -68,6 +73,8 @@ class FedAvgM(FedAvg):
 
 class _Adaptive(FedAvg):
     """``m <- beta_1 m + (1 - beta_1) Delta``, ``w <- x + eta m / (sqrt(v) + tau)``."""
+
+    cautions = {"model_per_client": _CAUTION}  # noqa: RUF012 - of the class
 
     def __init__(self, server_rate: float, momentum: float, tau: float, **settings: Any) -> None:
         super().__init__(**settings)

@@ -318,6 +318,12 @@ def test_what_does_not_compose_is_refused(strategy: type[FedAvg], callback: Any,
         run.fit(OneWeight(), TwoParabolas())
 
 
+@pytest.mark.parametrize("strategy", [FedAvgM, FedAdagrad, FedAdam, FedYogi])
+def test_a_server_s_optimiser_for_a_model_each_is_warned_of(strategy: type[FedAvg]) -> None:
+    with pytest.warns(UserWarning, match=f"{strategy.__name__} with CollaborationGraph"):
+        trainer(GRAPH(), strategy=strategy())
+
+
 @pytest.mark.parametrize("callback", [GRAPH, SOFT, DRAWS, lambda: FedCollab(), lambda: UniformSampling(cohort_size=2)])
 def test_fedprox_goes_with_everything(callback: Any) -> None:
     run = trainer(callback(), strategy=FedProx(mu=0.5))

@@ -139,6 +139,11 @@ class HCCT(ClientClusters):
         warn_beyond_end(self, trainer.max_rounds, every_n_rounds=self.every_n_rounds)
         if self.compared_layer is not None:
             self._spans(trainer)
+        for hook in trainer.hooks.of("select_clients"):
+            rank_zero_warn(
+                f"HCCT with {hook.owner}: clients that are not drawn in a round stay behind alone, so that groups fall"
+                " apart the more rounds partition anew. Have all clients take part, or raise HCCT.every_n_rounds."
+            )
 
     def _tell_range(self, trainer: TrainerSurface) -> None:
         """Say once which cosines bring clients together, and warn where that hardly depends on the data."""

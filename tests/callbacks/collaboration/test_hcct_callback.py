@@ -11,7 +11,7 @@ from rounding import assert_equal_up_to_rounding
 from tiny import TinyModule
 from two_kinds import SIZES, TwoKinds, trainer, weights_of
 
-from lightning_fl.callbacks import HCCT, Callback, ClientArrivals, LocalTraining, PersonalLayers
+from lightning_fl.callbacks import HCCT, Callback, ClientArrivals, LocalTraining, PersonalLayers, UniformSampling
 from lightning_fl.cohort import Cohort
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.hcct import hierarchical_partition, partition_from_gram, partition_utility
@@ -325,3 +325,8 @@ def test_bad_settings_of_the_mean_are_named():
         HCCT(memory=-0.1)
     with pytest.raises(ConfigurationError, match=r"HCCT\.hysteresis=-1"):
         HCCT(hysteresis=-1.0)
+
+
+def test_sampled_clients_are_warned_of():
+    with pytest.warns(UserWarning, match="HCCT with UniformSampling"):
+        trainer(HCCT(), UniformSampling(cohort_size=3), rounds=1).fit(TinyModule(), TwoKinds())
