@@ -481,8 +481,8 @@ class ModuleTrainer:
     def count_step(self) -> None:
         """One optimiser step was taken."""
         self.global_step += 1
-        if self.rates is not None and self.optimizers:
-            rate = self.optimizers[0].param_groups[0].get("lr")
+        if self.rates is not None and (groups := self.optimizers[0].param_groups):  # none where nothing is trained
+            rate = groups[0].get("lr")
             self.rates.append(1.0 if rate is None else float(rate))
 
     def print(self, *args: Any, **kwargs: Any) -> None:
