@@ -150,7 +150,11 @@ class Cell:
         beside = self.folder.parent.glob(f"{glob.escape(self.folder.name.rpartition('-')[0])}-*/cell.json")
         for record in beside:
             found = _read_json(record)
-            if isinstance(found, dict) and {**found, "files": self.content["files"]} == self.content != found:
+            if (
+                isinstance(found, dict)
+                and found.get("files")
+                and {**found, "files": self.content.get("files")} == self.content != found
+            ):
                 return True
         return False
 
@@ -266,7 +270,8 @@ def cells_of(study: Study, out: Path) -> list[Cell]:
         recipe = find_recipe(study.arms[arm].recipe.format(**place))
         layers = study.layers(arm, place)
         read = load_recipe(recipe)
-        files = {name: _sum_of(name, out, sums) for name in sorted(_names_in([read, *layers]))}
+        sums_of = {name: _sum_of(name, out, sums) for name in sorted(_names_in([read, *layers]))}
+        files = {name: total for name, total in sums_of.items() if total}
         for seed in study.run_seeds:
             content = _plain(
                 {
@@ -276,7 +281,7 @@ def cells_of(study: Study, out: Path) -> list[Cell]:
                     "lightning-fl": __version__,
                     "arm": arm,
                     "place": place,
-                    "files": {name: found for name, found in files.items() if found},
+                    **({"files": files} if files else {}),
                 }
             )
             digest = hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=5).hexdigest()
