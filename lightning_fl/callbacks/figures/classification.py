@@ -53,14 +53,7 @@ class _ClassificationFigure(HeldOutFigure):
 class ROCFigure(_ClassificationFigure):
     """True over false positive rate of every client, and of all together, with the areas (AUROC).
 
-    For when it is drawn and what leaves a client see :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure`.
-
-    Args:
-        split: "test" or "val".
-        target: which of several targets: its number from 0 or its name; ``None`` for a panel of each.
-
-    Raises:
-        ConfigurationError: an argument is not one of the above.
+    See :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure` for its arguments and what leaves a client.
     """
 
     picture = "roc"
@@ -70,14 +63,7 @@ class ROCFigure(_ClassificationFigure):
 class PrecisionRecallFigure(_ClassificationFigure):
     """Precision over recall of every client, and of all together, with average precision; dashed: the rate by chance.
 
-    For when it is drawn and what leaves a client see :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure`.
-
-    Args:
-        split: "test" or "val".
-        target: which of several targets: its number from 0 or its name; ``None`` for a panel of each.
-
-    Raises:
-        ConfigurationError: an argument is not one of the above.
+    See :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure` for its arguments and what leaves a client.
     """
 
     picture = "precision_recall"
@@ -87,14 +73,7 @@ class PrecisionRecallFigure(_ClassificationFigure):
 class CalibrationFigure(_ClassificationFigure):
     """Share of positives over the mean probability, in ten bins of equal width, of every client and of all together.
 
-    For when it is drawn and what leaves a client see :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure`.
-
-    Args:
-        split: "test" or "val".
-        target: which of several targets: its number from 0 or its name; ``None`` for a panel of each.
-
-    Raises:
-        ConfigurationError: an argument is not one of the above.
+    See :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure` for its arguments and what leaves a client.
     """
 
     picture = "calibration"

@@ -6,7 +6,6 @@ All clients and rounds share the compiled steps, since they share the module and
 Processes compile after they were forked.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from types import MethodType
@@ -19,8 +18,9 @@ from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
 from torchmetrics import Metric, MetricCollection
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.errors import ConfigurationError, cut
 from lightning_fl.lightning_types import is_overridden
+from lightning_fl.options import check_counts
 
 __all__ = ["CompileSettings", "CompiledSteps", "compile_faults"]
 
@@ -30,55 +30,29 @@ CompileSettings = bool | dict[str, Any]
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 #: Of a metric: a graph would depend on how often it was called.
 _COUNTING = ("forward", "update", "compute", "reset")
-_KINDS: dict[str, type] = {
-    "fullgraph": bool,
-    "dynamic": bool,
-    "mode": str,
-    "options": dict,
-    "name": str,
-    "disable": bool,
-    "recompile_limit": int,
-    "isolate_recompiles": bool,
-}
 
 
 def compile_faults(settings: CompileSettings) -> list[str]:
-    """What is wrong with ``trainer.compile``, each fault with what there is instead."""
+    """What is wrong with ``trainer.compile``: torch judges it, except for values that it takes without a look."""
     if isinstance(settings, bool):
         return []
     if not isinstance(settings, Mapping):
         return [f"trainer.compile={settings!r}: give true, false or keyword arguments of torch.compile."]
-    faults = []
-    known = [name for name in inspect.signature(torch.compile).parameters if name != "model"]
-    unknown = [name for name in settings if name not in known]
-    if unknown:
-        faults.append(f"trainer.compile: torch.compile takes no {', '.join(unknown)}. It takes {', '.join(known)}.")
-    given = {name: value for name, value in settings.items() if value is not None and name in known}
-    for name, kind in _KINDS.items():
-        if name in given and type(given[name]) is not kind:
-            faults.append(f"trainer.compile.{name}={given.pop(name)!r}: give a {kind.__name__}.")
-    if given.get("recompile_limit", 1) < 1:
-        faults.append(f"trainer.compile.recompile_limit={given['recompile_limit']}: give a number of at least 1.")
-    if "mode" in given and "options" in given:
-        faults.append("trainer.compile.mode and trainer.compile.options are both set: a mode is a set of options.")
-    backend = given.get("backend", "inductor")
-    if callable(backend):
-        return faults
-    backends = torch._dynamo.list_backends(exclude_tags=())
-    if backend not in backends:
-        faults.append(f"trainer.compile.backend={backend!r}: choose one of {', '.join(backends)}.")
-    if backend != "inductor":
-        return faults
-    modes = torch._inductor.list_mode_options()
-    if "mode" in given and given["mode"] not in modes:
-        faults.append(f"trainer.compile.mode={given['mode']!r}: choose one of {', '.join(modes)}.")
-    options = {*torch._inductor.list_options(), "guard_filter_fn", "use_aoti"}
-    wrong = [name for name in given.get("options", {}) if name.replace("-", "_") not in options]
-    if wrong:
-        faults.append(
-            f"trainer.compile.options has no {', '.join(wrong)}: torch._inductor.list_options() lists what there is."
-        )
-    return faults
+    given = _arguments(settings)
+    if type(given.get("fullgraph", True)) is not bool:
+        return [f"trainer.compile.fullgraph={given['fullgraph']!r}: give true or false."]
+    try:
+        check_counts("", recompile_limit=given.get("recompile_limit"))
+        torch.compile(_probe, **given)
+    except Exception as error:  # torch raises errors of a dozen types
+        return [f"trainer.compile={dict(settings)}: torch.compile does not take that: {cut(str(error), 400)}"]
+    return []
+
+
+def _arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What is set, with options of their own: torch takes entries out of them."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    return given | ({"options": dict(given["options"])} if isinstance(given.get("options"), Mapping) else {})
 
 
 class CompiledSteps:
@@ -110,9 +84,7 @@ class CompiledSteps:
             return
         self.module = model
         if settings is not False:
-            given = {} if settings is True else {name: value for name, value in settings.items() if value is not None}
-            if "options" in given:  # torch takes entries out of it
-                given["options"] = dict(given["options"])
+            given = {} if settings is True else _arguments(settings)
             self._compile = partial(torch.compile, **given)
             self._backend = given.get("backend", "inductor")
 
