@@ -176,9 +176,6 @@ def concept_permutations(num_classes: int, num_permuted: int) -> list[list[int]]
     Returns:
         Four permutations of ``0..C-1``.
 
-    Raises:
-        ConfigurationError: if an argument is out of range.
-
     >>> concept_permutations(4, 2)
     [[0, 1, 2, 3], [1, 0, 2, 3], [3, 2, 1, 0], [2, 3, 1, 0]]
     """

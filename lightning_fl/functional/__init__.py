@@ -1,4 +1,8 @@
-"""The papers' mathematics as pure functions: tensors in, tensors or plain values out, no training, no global state."""
+"""The papers' mathematics as pure functions: tensors in, tensors or plain values out, no training, no global state.
+
+Shapes that do not fit and arguments out of their range raise ``ConfigurationError``; clients' values that are not
+finite raise ``DataError``.
+"""
 
 from lightning_fl.functional.cfl import Bipartition, UpdateNorms, optimal_bipartition, split_cluster, update_norms
 from lightning_fl.functional.conformal import conformal_quantile, conformal_scores, pooled_quantile, score_counts

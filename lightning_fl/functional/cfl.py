@@ -70,7 +70,6 @@ def update_norms(gram: Tensor, num_samples: Sequence[int]) -> UpdateNorms:
         num_samples: |D_i| >= 0, not all zero, length N.
 
     Raises:
-        ConfigurationError: the matrix is not square, or not one of inner products.
         DataError: there is not one count of at least 0 per client, or all are zero.
     """
     inner, counts = check_gram(gram), np.asarray(num_samples, dtype=np.float64)
@@ -88,9 +87,6 @@ def optimal_bipartition(similarities: Tensor) -> Bipartition:
 
     Args:
         similarities: α, symmetric, shape [N, N] with N >= 2, entries from -1 to 1; the diagonal is not read.
-
-    Raises:
-        ConfigurationError: the shape or an entry is wrong.
 
     Example:
         >>> optimal_bipartition(torch.tensor([[1.0, -0.9, 0.8], [-0.9, 1.0, -0.7], [0.8, -0.7, 1.0]])).labels
@@ -131,7 +127,6 @@ def split_cluster(
         gamma_max: from 0, where any separation will do, to 1.
 
     Raises:
-        ConfigurationError: the matrix is not square, or not one of inner products.
         DataError: there is not one count of at least 0 per client, or all are zero.
 
     Example:

@@ -61,9 +61,6 @@ class DiscriminatorSettings:
         max_validation: validation samples of each side at most.
         shared_size: the same number of training samples in all pairs, half of the smallest client's; otherwise half of
             the smaller client of each pair.
-
-    Raises:
-        ConfigurationError: an argument is out of range.
     """
 
     hidden: int = 200

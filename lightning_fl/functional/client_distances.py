@@ -157,7 +157,6 @@ def pairwise_distances(
 
     Raises:
         ConfigurationError: clients, pairs or shapes do not go together, or a client has fewer than 4 samples.
-        DataError: a client's features are not all finite.
         TrainingError: a discriminator's loss is not finite.
     """
     settings = settings or DiscriminatorSettings()

@@ -57,9 +57,6 @@ def conformal_quantile(scores: Tensor, level: float) -> float:
     Args:
         scores: [n].
         level: wanted coverage, in (0, 1).
-
-    Raises:
-        ConfigurationError: the level is out of its range.
     """
     rank = _rank(level, len(scores) + 1)
     return float(scores.double().sort().values[rank - 1]) if rank <= len(scores) else math.inf
@@ -81,9 +78,6 @@ def pooled_quantile(counts: Sequence[Mapping[int, int]], level: float) -> float:
     Args:
         counts: each client's :func:`score_counts`; a client without scores is none of the K.
         level: wanted coverage, in (0, 1).
-
-    Raises:
-        ConfigurationError: the level is out of its range.
     """
     total: Counter[int] = Counter()
     for of_client in counts:

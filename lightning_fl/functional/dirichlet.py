@@ -27,9 +27,6 @@ def sample_dirichlet(
 
     Returns:
         Shares, float64, shape [*size, K], each row >= 0 with sum 1.
-
-    Raises:
-        ConfigurationError: if ``concentration`` is not a positive number.
     """
     if not 0 < concentration < float("inf"):
         raise ConfigurationError(f"concentration={concentration}: give a positive number.")

@@ -138,9 +138,6 @@ def greedy_collaborators(
         candidates: clients to choose from, without the client itself; n of them.
         budget: B_c, the most collaborators; ``None`` for no limit.
         generator: of the order and of the draws.
-
-    Raises:
-        ConfigurationError: the budget is negative, or a candidate is named twice.
     """
     _check(candidates, budget)
     order = shuffled(candidates, generator)
@@ -175,9 +172,6 @@ def batched_greedy_collaborators(
         generator: of the order and of the draws; the same one gives the set of :func:`greedy_collaborators`.
         batch_size: models fetched at a time; B_c by default, all without one.
         everybody: ``p_k w_k + sum_i p_i w_i`` over all candidates, float64, where it is known: saves the first pass.
-
-    Raises:
-        ConfigurationError: the budget is negative, a candidate is named twice, or a weight is not positive.
     """
     _check(candidates, budget)
     bad = [client for client in candidates if not weights[client] > 0]

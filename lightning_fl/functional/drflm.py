@@ -48,10 +48,6 @@ def project_simplex(values: Tensor, floor: float = 0.0) -> Tensor:
 
     Returns:
         The projection, shape [N], in the type of ``values``.
-
-    Raises:
-        ConfigurationError: if ``values`` is not a floating vector with an entry, has an entry that is not finite, or
-            ``floor`` is out of range.
     """
     if values.ndim != 1 or len(values) == 0 or not values.is_floating_point():
         raise ConfigurationError(
@@ -88,9 +84,6 @@ def sampling_weights_update(
 
     Returns:
         The new weights, shape [N], in the type of ``weights``.
-
-    Raises:
-        ConfigurationError: if the shapes differ, an argument is out of range or a loss is not finite.
     """
     if weights.shape != losses.shape:
         raise ConfigurationError(
@@ -115,9 +108,6 @@ def loss_estimate(losses: Tensor, clients: Sequence[int], num_clients: int) -> T
 
     Returns:
         v, shape [N], in the type of ``losses``.
-
-    Raises:
-        ConfigurationError: if there is not one loss per client, or a client is repeated or unknown.
     """
     count = len(clients)
     if losses.shape != (count,) or count == 0:
@@ -144,9 +134,6 @@ def draw_cohort(weights: Tensor, cohort_size: int, generator: torch.Generator) -
 
     Returns:
         Counts, int64, shape [N], with sum c.
-
-    Raises:
-        ConfigurationError: if a weight is negative or not finite, all are 0, or ``cohort_size`` is less than 1.
     """
     if weights.ndim != 1 or not torch.isfinite(weights).all() or (weights < 0).any() or not weights.sum() > 0:
         raise ConfigurationError(
@@ -163,9 +150,6 @@ def draw_subset(num_clients: int, size: int, generator: torch.Generator) -> Tens
 
     Returns:
         ``size`` distinct clients in ascending order, int64, shape [size].
-
-    Raises:
-        ConfigurationError: unless ``1 <= size <= num_clients``.
     """
     if not 1 <= size <= num_clients:
         raise ConfigurationError(
@@ -186,9 +170,6 @@ def mix(values: Tensor, permutation: Tensor, gamma: float | Tensor) -> Tensor:
 
     Returns:
         The mixed samples, in the shape and type of ``values``.
-
-    Raises:
-        ConfigurationError: if ``values`` holds integers, the lengths differ, or γ is out of range.
     """
     if not (values.is_floating_point() or values.is_complex()):
         raise ConfigurationError(
@@ -223,9 +204,6 @@ def sample_gamma(alpha: float, generator: torch.Generator, size: Sequence[int] =
 
     Returns:
         Shares in [0, 1], torch's default type, shape ``size``.
-
-    Raises:
-        ConfigurationError: if ``alpha`` is negative or not finite.
     """
     if not 0 <= alpha < math.inf:
         raise ConfigurationError(f"alpha={alpha}: give a number of at least 0 (0 turns mixing off).")

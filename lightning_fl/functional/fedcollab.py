@@ -64,9 +64,6 @@ def coalition_objective(
     Returns:
         L, in the units of the distances.
 
-    Raises:
-        ConfigurationError: if a shape does not fit or an argument is out of range.
-
     Example:
         >>> apart = torch.tensor([[0.0, 0.5], [0.5, 0.0]])
         >>> coalition_objective([0, 1], apart, num_samples=[100, 100], capacity=10)  # 10 / sqrt(100)
@@ -106,9 +103,6 @@ def solve_coalitions(
 
     Returns:
         Coalition of each client, labels 0..K-1 in order of first appearance.
-
-    Raises:
-        ConfigurationError: if a shape does not fit or an argument is out of range.
 
     Example:
         >>> types = torch.tensor([0, 0, 1, 1])
@@ -153,9 +147,6 @@ def join_coalitions(
     Returns:
         Labels of all clients, length N. The others keep theirs; a newcomer gets the label of the coalition it joins
         (of equals the smallest label), or the next free label if it is best alone.
-
-    Raises:
-        ConfigurationError: if a shape does not fit or an argument is out of range.
     """
     pairs, samples = _check(distances, num_samples, capacity)
     labels = _labels(assignment, len(samples))

@@ -39,9 +39,6 @@ def floored_importance(shares: Tensor, sigma: float) -> Tensor:
 
     Returns:
         float64, the same shape; rows sum to 1 or, with zeros, to slightly more.
-
-    Raises:
-        ConfigurationError: sigma is out of range.
     """
     check_numbers("", at_least=0, at_most=1, sigma=sigma)
     exact = shares.double()
@@ -57,9 +54,6 @@ def contribution_weights(importance: Tensor, num_samples: Sequence[int] | Tensor
 
     Returns:
         float64, shape [S, N], rows sum to 1; a model of no use to anybody weighs clients by their samples.
-
-    Raises:
-        ConfigurationError: a shape does not fit or a count is not positive.
     """
     counts = torch.from_numpy(check_counts(num_samples, len(importance)))
     weights = importance.double().T * counts
@@ -77,9 +71,6 @@ def draw_contributors(weights: Tensor, number: int, generator: torch.Generator) 
 
     Returns:
         Positions in ``weights``, ascending.
-
-    Raises:
-        ConfigurationError: weights are no vector of numbers of at least 0, not all 0, or the number is out of range.
     """
     check_whole("", number=number)
     if weights.ndim != 1 or not bool((weights.isfinite() & (weights >= 0)).all()) or not float(weights.sum()) > 0:

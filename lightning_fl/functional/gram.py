@@ -51,11 +51,6 @@ def gram_matrix(updates: Tensor | Iterable[Tensor]) -> Tensor:
 
     Returns:
         G, float64, shape [N, N], symmetric, on the device of the updates.
-
-    Raises:
-        ConfigurationError: if a block is not a floating matrix, blocks differ in their number of rows, or there are
-            none.
-        DataError: if an update has an entry that is not finite.
     """
     gram: Tensor | None = None
     for columns in float64_columns(updates):
@@ -81,9 +76,6 @@ def float64_columns(updates: Tensor | Iterable[Tensor]) -> Iterator[Tensor]:
 
     Yields:
         [N, c], c >= 1.
-
-    Raises:
-        ConfigurationError: if a block is not a floating matrix, or blocks differ in their number of rows.
     """
     rows: int | None = None
     for block in (updates,) if isinstance(updates, Tensor) else updates:
@@ -104,11 +96,7 @@ def float64_columns(updates: Tensor | Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def check_gram(gram: Tensor) -> _Array:
-    """A Gram matrix as float64 of NumPy's, a copy.
-
-    Raises:
-        ConfigurationError: the matrix is not square, or not one of inner products.
-    """
+    """A Gram matrix as float64 of NumPy's, a copy."""
     inner = gram.detach().to("cpu", torch.float64).numpy().copy()
     if inner.ndim != 2 or inner.shape[0] != inner.shape[1] or not len(inner):
         raise ConfigurationError(f"gram of shape {list(inner.shape)}: give the square matrix [N, N] of gram_matrix.")
@@ -118,11 +106,7 @@ def check_gram(gram: Tensor) -> _Array:
 
 
 def check_counts(num_samples: Sequence[int] | Tensor, num_clients: int) -> _Array:
-    """Numbers of samples as float64 of NumPy's, shape [N].
-
-    Raises:
-        ConfigurationError: there is not one positive count per client.
-    """
+    """Numbers of samples as float64 of NumPy's, shape [N]."""
     counts = torch.as_tensor(num_samples, dtype=torch.float64, device="cpu").numpy().copy()
     if counts.shape != (num_clients,) or not (np.isfinite(counts) & (counts > 0)).all():
         raise ConfigurationError(
@@ -146,9 +130,6 @@ def cosine_similarities(gram: Tensor) -> Tensor:
 
     Returns:
         float64, shape [N, N], symmetric, from -1 to 1; the diagonal is 1. The similarity with a zero update is 0.
-
-    Raises:
-        ConfigurationError: the matrix is not square, or not one of inner products.
     """
     inner = check_gram(gram)
     scale = inverse_roots(inner.diagonal())
@@ -171,9 +152,6 @@ def remembered_cosines(mean: Tensor, weight: Tensor, cosines: Tensor, memory: fl
 
     Returns:
         The new C̄ and w.
-
-    Raises:
-        ConfigurationError: shapes differ, or ``memory`` is out of range.
     """
     if not mean.shape == weight.shape == cosines.shape or not 0 <= memory <= 1:
         raise ConfigurationError(
@@ -193,9 +171,6 @@ def with_cosines(gram: Tensor, cosines: Tensor) -> Tensor:
 
     Returns:
         float64, shape [N, N], with the diagonal of G.
-
-    Raises:
-        ConfigurationError: a matrix is not square, G is not one of inner products, or shapes differ.
     """
     inner = check_gram(gram)
     if cosines.shape != gram.shape:
@@ -218,9 +193,6 @@ def join_most_similar(gram: Tensor, num_samples: Sequence[int] | Tensor, labels:
         Groups of all clients, length N: the others keep theirs, of equally similar ones a client joins the smallest
         label. Where no cosine is positive, it joins none: -1. That with a mean update that cancels, or with a zero
         one, is 0.
-
-    Raises:
-        ConfigurationError: if a shape does not fit or an argument is out of range.
 
     Example:
         >>> updates = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.1, 0.5]])
@@ -256,10 +228,6 @@ def squared_distances(blocks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
 
     Returns:
         float64, shape [K], on the device of the blocks.
-
-    Raises:
-        ConfigurationError: if there is no block, or shapes do not fit.
-        DataError: if a distance is not finite.
     """
     total: Tensor | None = None
     for point, centres in blocks:

@@ -89,10 +89,6 @@ def hierarchical_partition(
     Returns:
         Group of each client, labels 0..K-1 in order of first appearance.
 
-    Raises:
-        ConfigurationError: if a shape does not fit or an argument is out of range.
-        DataError: if an update has an entry that is not finite.
-
     Example:
         >>> hierarchical_partition(torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.1]]), [50, 50, 50], tradeoff=1.0)
         [0, 1, 0]
@@ -116,9 +112,6 @@ def partition_from_gram(
 
     Returns:
         Labels, merges and the total utility.
-
-    Raises:
-        ConfigurationError: if a shape does not fit or an argument is out of range.
     """
     inner, samples = _check(gram, num_samples, tradeoff)
     cosines = _weighted_cosines(inner, samples)
@@ -170,9 +163,6 @@ def partition_utility(
         tradeoff: λ >= 0.
         labels: group of each client, any numbers, length N.
         leave_one_out: compare a client with the others of its group only.
-
-    Raises:
-        ConfigurationError: if a shape does not fit or an argument is out of range.
     """
     inner, samples = _check(gram, num_samples, tradeoff)
     if len(labels) != len(samples):
@@ -201,9 +191,6 @@ def least_merged_cosine(appetite: float, *, leave_one_out: bool = False) -> floa
 
     Returns:
         ρ from -1 (even exactly opposed updates merge) to 1 (none do).
-
-    Raises:
-        ConfigurationError: ``appetite`` is negative or not finite.
     """
     if not 0 <= appetite < math.inf:
         raise ConfigurationError(f"appetite={appetite}: give a finite number of at least 0.")
@@ -233,9 +220,6 @@ def join_group(
     Returns:
         Labels of all clients, length N: the others keep theirs; the newcomer gets the label of the group with the
         largest ΔU > 0 (of equals the smallest label), or the next free label.
-
-    Raises:
-        ConfigurationError: if a shape does not fit or an argument is out of range.
     """
     _, samples = _check(gram, num_samples, tradeoff)
     if len(labels) != len(samples) or not 0 <= newcomer < len(samples):

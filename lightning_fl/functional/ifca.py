@@ -33,9 +33,6 @@ def perturbed(weights: Tensor, scale: float, generator: torch.Generator) -> Tens
 
     Returns:
         Shape [P], in the type and on the device of ``weights``; weights that are all zero stay so.
-
-    Raises:
-        ConfigurationError: if ``weights`` is not a floating vector or ``scale`` is out of range.
     """
     if weights.ndim != 1 or not weights.is_floating_point():
         raise ConfigurationError(

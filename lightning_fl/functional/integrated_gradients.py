@@ -43,10 +43,6 @@ def integrated_gradients(
 
     Returns:
         Shape, type and device of ``inputs``; summed over a molecule's features, one number an atom, in the units of F.
-
-    Raises:
-        ConfigurationError: ``inputs`` are not floating, the baseline has another shape, ``num_points`` is less than 1,
-            or ``compute`` returns more than a number.
     """
     if not inputs.is_floating_point():
         raise ConfigurationError(f"inputs of integrated gradients are floating numbers, not {inputs.dtype}.")

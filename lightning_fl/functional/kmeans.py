@@ -35,9 +35,6 @@ def kmeans_from_gram(
     Returns:
         Cluster of each point in order of first appearance, length N: 0..K-1, fewer where fewer points differ.
 
-    Raises:
-        ConfigurationError: a shape does not fit or an argument is out of range.
-
     Example:
         >>> points = torch.tensor([[0.0, 1.0], [5.0, 5.0], [0.1, 1.0], [5.0, 5.2]])
         >>> kmeans_from_gram(points @ points.T, num_clusters=2, seed=0)

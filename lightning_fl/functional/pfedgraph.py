@@ -38,9 +38,6 @@ def thresholded_cosines(gram: Tensor, threshold: float = 0.9) -> Tensor:
 
     Returns:
         float64, shape [N, N], symmetric, 1 on the diagonal.
-
-    Raises:
-        ConfigurationError: the matrix is not one of inner products, or the threshold is out of range.
     """
     check_numbers("", at_least=-1, at_most=1, threshold=threshold)
     cosines = cosine_similarities(gram)
@@ -60,9 +57,6 @@ def collaboration_weights(cosines: Tensor, num_samples: Sequence[int] | Tensor, 
 
     Returns:
         A, float64, shape [N, N], rows sum to 1.
-
-    Raises:
-        ConfigurationError: a shape does not fit or a value is out of range.
 
     Example:
         >>> collaboration_weights(torch.tensor([[1.0, 0.6], [0.6, 1.0]]), [10, 30], 0.8)

@@ -70,9 +70,6 @@ def importance_weights(name: str, values: Tensor, higher_is_better: bool) -> Ten
     Returns:
         Scores in [0, 1], float64, shape [K].
 
-    Raises:
-        ConfigurationError: if a value is out of its range.
-
     Example:
         >>> importance_weights("acc", torch.tensor([0.375, 0.125, 0.0]), higher_is_better=True).tolist()
         [0.375, 0.125, 0.0]
@@ -129,9 +126,6 @@ def choose_bids(importance: Sequence[float], past_rewards: Sequence[float], thre
     Returns:
         Distinct tiers; empty if no υ is above the threshold.
 
-    Raises:
-        ConfigurationError: if the lengths differ or an entry is not finite.
-
     Example:
         >>> choose_bids([0.9, 0.1, 0.6], [0.0, 50.0, 20.0], threshold=0.5)
         [2, 0]
@@ -159,9 +153,6 @@ def standings(history: Sequence[tuple[int, Mapping[int, float]]], now: int, deca
 
     Returns:
         Client -> standing in [-1, 1]. Who never trained is not named; :func:`schedule` counts it as 0.
-
-    Raises:
-        ConfigurationError: if a contribution is NaN or the decay is out of range.
 
     Example:
         >>> standings([(1, {0: 5.0, 1: 9.0}), (2, {1: 0.1, 2: 0.3, 3: 0.2})], now=3, decay=0.5)
@@ -208,9 +199,6 @@ def schedule(
         generator: of ties and of the draw, on the CPU.
         available: ζ_a, whom the random ones are drawn from besides the bidders. ``None`` for nobody: then everybody
             chosen has bid, which equation 7 takes for granted when N_p + N_r clients pay.
-
-    Raises:
-        ConfigurationError: if a number is negative, a client is named twice or a contribution is NaN.
     """
     if num_best < 0 or num_random < 0:
         raise ConfigurationError(f"num_best={num_best}, num_random={num_random}: give numbers of at least 0.")

@@ -68,10 +68,6 @@ class FirstOrderShapley:
         gradient: ∇L at the aggregate of all clients, floating, shape [P] or a list of such vectors.
         normalized: equation 2, else equation 1.
 
-    Raises:
-        ConfigurationError: if a vector is not floating or has more than one dimension.
-        DataError: if the gradient is not finite.
-
     Example:
         >>> shapley = FirstOrderShapley(torch.tensor([1.0, 0.0]))
         >>> shapley.add(7, 1, torch.tensor([-2.0, 5.0]))
@@ -95,10 +91,6 @@ class FirstOrderShapley:
             client: its number, each once.
             weight: λ_i >= 0; with normalised values any multiple of it.
             contribution: W_i, model or update, in the shapes of the gradient, in any floating dtype.
-
-        Raises:
-            ConfigurationError: if the client was added before, its weight is out of range or a shape does not fit.
-            DataError: if the contribution is not finite.
         """
         if client in self._products:
             raise ConfigurationError(f"client {client} was added twice: add each client once.")
@@ -158,10 +150,6 @@ def shapley_first_order(
     Returns:
         ψ, in the units of the loss, larger is better, float64, shape [N].
 
-    Raises:
-        ConfigurationError: if a shape does not fit, or a weight is out of range.
-        DataError: if the gradient or a contribution is not finite.
-
     Example:
         >>> updates = torch.tensor([[-2.0, 5.0], [2.0, 5.0]])
         >>> shapley_first_order(torch.tensor([1.0, 0.0]), [0.25, 0.75], updates)
@@ -188,10 +176,6 @@ def shapley_exact(value: Value, num_players: int) -> Tensor:
 
     Returns:
         Values, float64, shape [N]; they sum to v(everybody) - v(nobody).
-
-    Raises:
-        ConfigurationError: if the number of players is out of range.
-        DataError: if a value is not finite.
 
     Example:
         >>> shapley_exact(lambda coalition: float({0, 1} <= coalition), num_players=3)
@@ -231,10 +215,6 @@ def shapley_permutations(
         num_players: N >= 1.
         generator: of the permutations, on the CPU.
         num_permutations: even, at least 4.
-
-    Raises:
-        ConfigurationError: if an argument is out of range.
-        DataError: if a value is not finite.
 
     Example:
         >>> estimate = shapley_permutations(lambda c: float(len(c)), 3, torch.Generator(), num_permutations=4)

@@ -27,11 +27,6 @@ def most_telling_layer(
 
     Returns:
         Name of the layer.
-
-    Raises:
-        ConfigurationError: if there is no layer, a layer is not a floating matrix, layers differ in their number of
-            clients, or ``num_samples`` does not fit.
-        DataError: if an update has an entry that is not finite.
     """
     if not updates_by_layer:
         raise ConfigurationError("updates_by_layer is empty: give at least one layer [N, P_l].")

@@ -86,9 +86,6 @@ def reimbursement_share(accuracy: float, best_accuracy: float, eta: float, gamma
     Returns:
         θ in [0, η].
 
-    Raises:
-        ConfigurationError: if an accuracy is negative or not finite.
-
     Example:
         >>> reimbursement_share(0.75, 0.5, eta=0.8, gamma=1.0)  # δ = 0.5
         0.4
@@ -116,9 +113,6 @@ def reward_ranks(contributions: Mapping[int, float], participations: Mapping[int
 
     Returns:
         Ranks by client, ascending in rank.
-
-    Raises:
-        ConfigurationError: if a contribution is NaN.
 
     Example:
         >>> reward_ranks({4: 0.1, 7: -0.2}, {})
@@ -178,9 +172,6 @@ def settle_round(
 
     Returns:
         kind of payment -> client -> units; all together what the payers paid.
-
-    Raises:
-        ConfigurationError: if an accuracy is out of range or a contribution is NaN.
     """
     if not contributions:
         return {"refund": dict.fromkeys(sorted(payers), price)}

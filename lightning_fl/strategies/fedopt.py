@@ -46,9 +46,6 @@ class FedAvgM(FedAvg):
         momentum: beta, below 1.
         server_rate: eta.
         **settings: those of every strategy.
-
-    Raises:
-        ConfigurationError: an argument is out of range.
     """
 
     name = "fedavgm"
@@ -112,9 +109,6 @@ class FedAdagrad(_Adaptive):
         momentum: beta_1, 0 in the paper.
         tau: keeps steps of small changes small.
         **settings: those of every strategy.
-
-    Raises:
-        ConfigurationError: an argument is out of range.
     """
 
     name = "fedadagrad"
@@ -136,9 +130,6 @@ class FedAdam(_Adaptive):
         beta2: beta_2, below 1.
         tau: keeps steps of small changes small.
         **settings: those of every strategy.
-
-    Raises:
-        ConfigurationError: an argument is out of range.
     """
 
     name = "fedadam"

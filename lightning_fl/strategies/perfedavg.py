@@ -44,9 +44,6 @@ class PerFedAvg(FedAvg):
         delta: how far w is moved along the gradient for that, to both sides.
         smallest_part: samples that a part has at least; FedCollab leaves out batches of fewer than 4.
         **settings: those of every strategy.
-
-    Raises:
-        ConfigurationError: an argument is out of range.
     """
 
     name = "perfedavg"

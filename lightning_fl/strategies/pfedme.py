@@ -46,9 +46,6 @@ class PFedMe(FedAvg):
         server_rate: beta; 1 for the plain average.
         warm_start: theta goes on from batch to batch and from turn to turn.
         **settings: those of every strategy.
-
-    Raises:
-        ConfigurationError: an argument is out of range.
     """
 
     name = "pfedme"

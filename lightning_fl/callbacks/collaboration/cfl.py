@@ -74,9 +74,6 @@ class CFL(ClientClusters):
     Attributes:
         clusters: number of every client's cluster, as ``splits`` number them; -1 for none, length N.
         splits: every split so far.
-
-    Raises:
-        ConfigurationError: a value is out of range.
     """
 
     def __init__(

@@ -19,9 +19,6 @@ class CollaborationFigure(RoundFigure):
 
     Args:
         every_n_rounds: also draw it every n rounds; 0 for the end only.
-
-    Raises:
-        ConfigurationError: ``every_n_rounds`` is negative.
     """
 
     def draw(self, trainer: TrainerSurface) -> None:

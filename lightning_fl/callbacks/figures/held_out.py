@@ -37,9 +37,6 @@ class HeldOutFigure(Callback):
     Args:
         split: "test" or "val".
         target: which of several targets: its number from 0 or its name; ``None`` for a panel of each.
-
-    Raises:
-        ConfigurationError: an argument is not one of the above.
     """
 
     only_shows = True

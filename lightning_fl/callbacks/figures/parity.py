@@ -20,9 +20,6 @@ class ParityFigure(HeldOutFigure):
     Args:
         split: "test" or "val".
         target: which of several targets: its number from 0 or its name; ``None`` for a panel of each.
-
-    Raises:
-        ConfigurationError: an argument is not one of the above.
     """
 
     picture = "parity"

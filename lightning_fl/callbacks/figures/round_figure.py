@@ -12,9 +12,6 @@ class RoundFigure(Callback):
 
     Args:
         every_n_rounds: also draw every n rounds; 0 for the end of the fit only.
-
-    Raises:
-        ConfigurationError: ``every_n_rounds`` is negative.
     """
 
     only_shows = True

@@ -39,9 +39,6 @@ class Tokens:
         price: tokens that a bid costs a client that is selected, above 0 and at most the initial balance.
         eta: η in [0, 1], the share of the pool that is paid back where a tier's model has not improved.
         gamma: γ in (0, 1], the relative improvement of a tier's accuracy from which on nothing is paid back.
-
-    Raises:
-        ConfigurationError: a value is out of range.
     """
 
     initial_balance: float = 100.0

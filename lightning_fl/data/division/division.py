@@ -130,9 +130,6 @@ def check_folds(folds: int | None, fold: int, fractions: Sequence[float]) -> Non
         folds: K, a whole number of at least 2, or ``None``.
         fold: which, a whole number of at least 0.
         fractions: shares of train, val and test.
-
-    Raises:
-        ConfigurationError: they do not fit.
     """
     if folds is None:
         if fold != 0:

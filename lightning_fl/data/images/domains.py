@@ -88,7 +88,6 @@ class ImageDomains(SharedImages):
             :class:`~lightning_fl.data.shared.SharedDataModule`.
 
     Raises:
-        ConfigurationError: from the constructor, if an argument is not allowed.
         DataError: from ``prepare_data`` and ``setup``, if data are missing, damaged or too few, or classes differ.
 
     Example:

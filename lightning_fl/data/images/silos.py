@@ -56,7 +56,6 @@ class ImageFolders(FederatedDataModule):
             :class:`~lightning_fl.data.module.FederatedDataModule`.
 
     Raises:
-        ConfigurationError: from the constructor, if an argument is not allowed.
         DataError: from ``setup``, if there are no silos or classes; from ``client_data``, if a silo's images are
             missing, damaged or of an unknown class. Messages name the silo.
     """

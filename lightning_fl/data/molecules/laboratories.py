@@ -50,7 +50,6 @@ class PrivateTargets(FederatedDataModule):
             :class:`~lightning_fl.data.module.FederatedDataModule`.
 
     Raises:
-        ConfigurationError: from the constructor, if an argument is not allowed.
         DataError: when a laboratory's data are opened: its file is missing or damaged, or has more targets than
             ``num_targets`` or none.
     """

@@ -76,7 +76,6 @@ class MoleculeDataModule(SharedDataModule):
             :class:`~lightning_fl.data.shared.SharedDataModule`.
 
     Raises:
-        ConfigurationError: from the constructor, if an argument is not allowed.
         DataError: from ``prepare_data`` and ``setup``, if the data are missing or damaged, a client gets no molecule,
             or rows cannot be merged.
     """

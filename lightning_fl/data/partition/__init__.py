@@ -2,7 +2,8 @@
 
 The functions go from labels or keys to indices. Every partition is a list with one int64 tensor per client: disjoint,
 ascending indices. They cover all samples unless the function says what is left unused. The same arguments and seed give
-the same partition in every process.
+the same partition in every process. Arguments out of range raise ``ConfigurationError``; labels, keys and numbers of
+samples that cannot be shared out as asked raise ``DataError``.
 """
 
 from lightning_fl.data.partition.from_file import FromFile

@@ -74,7 +74,6 @@ def deal_groups(
 
     Raises:
         ConfigurationError: if ``ratios`` are not N positive numbers.
-        DataError: if there are more clients than groups, or a sample has no group.
     """
     check_num_clients(num_clients)
     ratios = [1.0] * num_clients if ratios is None else ratios
@@ -123,10 +122,6 @@ def by_group(
             Otherwise groups are dealt to that many clients, see :func:`deal_groups`.
         seed: seed of the partition (not used where each group is a client).
         ratios: the clients' shares of the samples; ``None`` for equal ones.
-
-    Raises:
-        ConfigurationError: if ``ratios`` do not fit.
-        DataError: if there are more clients than groups, or a sample has no group.
     """
     if num_clients is not None:
         client_of = deal_groups(groups, num_clients, seed, ratios)
@@ -144,10 +139,6 @@ def scaffold(smiles: Sequence[str], num_clients: int, seed: int, ratios: Sequenc
     """Partition molecules by Bemis-Murcko scaffold; molecules of one scaffold stay together.
 
     Molecules without a ring share one (empty) scaffold, often the largest group. See :func:`deal_groups`.
-
-    Raises:
-        ConfigurationError: if ``ratios`` do not fit.
-        DataError: if there are more clients than scaffolds, or a SMILES cannot be read.
     """
     scaffolds = murcko_scaffolds(smiles)
     client_of = deal_groups(scaffolds, num_clients, seed, ratios, kind="scaffolds")
@@ -158,9 +149,6 @@ def murcko_scaffolds(smiles: Sequence[str]) -> list[str]:
     """The Bemis-Murcko scaffold of every molecule: canonical SMILES without chirality, empty where there is no ring.
 
     Bemis, Murcko, "The properties of known drugs. 1. Molecular frameworks", J. Med. Chem. 39 (1996) 2887.
-
-    Raises:
-        DataError: if a SMILES cannot be read.
     """
     from rdkit.Chem import MolFromSmiles
     from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles

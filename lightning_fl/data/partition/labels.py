@@ -44,9 +44,6 @@ def bin_targets(values: Tensor, num_bins: int) -> Tensor:
 
     Returns:
         Labels ``0, 1, ...`` without gaps, ascending with the target, int64, shape [n].
-
-    Raises:
-        ConfigurationError: if ``values`` is not a vector or ``num_bins`` is less than 1.
     """
     if values.ndim != 1 or num_bins < 1:
         raise ConfigurationError(
@@ -75,10 +72,6 @@ def by_shares(labels: Tensor, shares: Tensor, seed: int) -> list[Tensor]:
 
     Returns:
         A list of N index tensors; a client whose shares round to nothing has none.
-
-    Raises:
-        ConfigurationError: if a share is negative or a row sums to more than 1.
-        DataError: if the labels are not a vector of integers in ``0..C-1``.
     """
     if shares.ndim != 2 or not (shares >= 0).all() or (shares.double().sum(1) > 1 + _SUM_TOLERANCE).any():
         raise ConfigurationError(
@@ -96,10 +89,6 @@ def by_counts(labels: Tensor, counts: Tensor, seed: int) -> list[Tensor]:
         labels: classes ``0..C-1``, integers, shape [n].
         counts: samples of class c for client i, >= 0, integers, shape [C, N].
         seed: seed of the partition.
-
-    Raises:
-        ConfigurationError: if ``counts`` is not a matrix of integers >= 0.
-        DataError: if the labels are not a vector of integers in ``0..C-1``, or a class has too few samples.
     """
     if counts.ndim != 2 or counts.is_floating_point() or (counts < 0).any():
         raise ConfigurationError(
@@ -133,10 +122,6 @@ def by_sizes_stratified(labels: Tensor, sizes: Sequence[int], seed: int) -> list
         labels: classes, integers >= 0, shape [n]; for real targets see :func:`bin_targets`.
         sizes: samples of every client, each at least 1.
         seed: seed of the partition.
-
-    Raises:
-        ConfigurationError: if a size is less than 1 or there is none.
-        DataError: if the labels are not a vector of integers, or fewer than the sizes need.
     """
     check_sizes(sizes, len(labels))
     return stratified_parts(checked_labels(labels), sizes, generator(seed, "partition", "stratified"))
@@ -159,10 +144,6 @@ def dirichlet_shares(
 
     Returns:
         Shares, float64, shape [C, N]; each row sums to 1.
-
-    Raises:
-        ConfigurationError: if ``alpha``, ``num_clients``, ``min_samples`` or ``max_draws`` is out of range.
-        DataError: if there are too few samples, or no draw gave every client enough.
     """
     check_num_clients(num_clients)
     labels = checked_labels(labels)
@@ -206,10 +187,6 @@ def dirichlet(
         seed: seed of the partition.
         min_samples: least number of samples of a client.
         max_draws: how often to draw anew until every client has as many.
-
-    Raises:
-        ConfigurationError: if an argument is out of range.
-        DataError: if there are too few samples, or no draw gave every client enough.
     """
     shares = dirichlet_shares(labels, num_clients, alpha, seed, min_samples=min_samples, max_draws=max_draws)
     return by_shares(labels, shares, seed)
@@ -227,7 +204,6 @@ def pathological_shares(
         Shares, float64, shape [C, N]; each row sums to 1.
 
     Raises:
-        ConfigurationError: if an argument is out of range, or some class would have no client.
         DataError: if a class has fewer samples than clients that hold it.
     """
     check_num_clients(num_clients)
@@ -269,7 +245,6 @@ def pathological(labels: Tensor, num_clients: int, classes_per_client: int, seed
     section 3, with whole classes instead of shards, so that the number of classes is exact.
 
     Raises:
-        ConfigurationError: if an argument is out of range, or some class would have no client.
         DataError: if a class has fewer samples than clients that hold it.
     """
     return by_shares(labels, pathological_shares(labels, num_clients, classes_per_client, seed), seed)
@@ -286,9 +261,6 @@ def type_shares(shares: Sequence[Sequence[float]], clients_per_type: int) -> Ten
 
     Returns:
         Shares, float64, shape [C, types · clients_per_type]; rows that sum to less than 1 leave samples unused.
-
-    Raises:
-        ConfigurationError: if an argument is out of range.
 
     >>> type_shares([[1.0, 0.5], [0.0, 0.5]], 2).tolist()
     [[0.5, 0.5, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]]
@@ -327,11 +299,7 @@ def check_alpha(alpha: float) -> None:
 
 
 def checked_labels(labels: Tensor, num_classes: int | None = None) -> Tensor:
-    """The labels as int64 on the CPU.
-
-    Raises:
-        DataError: if they are not a vector of integers in ``0..num_classes-1`` (of integers >= 0 for ``None``).
-    """
+    """The labels as int64 on the CPU."""
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex() or len(labels) == 0:
         raise DataError(
             f"labels of shape {list(labels.shape)} and type {labels.dtype}: give one integer class per sample, [n]; put"

@@ -40,10 +40,6 @@ def group_lda(
 
     Returns:
         For every client its ascending indices, int64; together all samples.
-
-    Raises:
-        ConfigurationError: if ``num_clients`` or ``alpha`` is out of range.
-        DataError: if there are too few samples, a sample has no group, or no draw gave every client enough.
     """
     check_num_clients(num_clients)
     check_alpha(alpha)

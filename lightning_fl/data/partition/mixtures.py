@@ -42,9 +42,6 @@ def mixture_shares(mixture: str, num_clients: int, seed: int) -> Tensor:
     Returns:
         Shares from 0 to 1, float64, shape [N].
 
-    Raises:
-        ConfigurationError: if the mixture is none of these, or N is less than 1.
-
     >>> mixture_shares("10:90", 4, 0).tolist()
     [0.9, 0.9, 0.1, 0.1]
     """
@@ -66,11 +63,7 @@ def mixture_share(mixture: str, client: int, num_clients: int, seed: int) -> flo
 
 
 def check_mixture(mixture: str) -> tuple[float, float] | None:
-    """The percentages p and q of a mixture ``"p:q"``, or ``None`` for ``"linear"`` and ``"random"``.
-
-    Raises:
-        ConfigurationError: if it is none of these.
-    """
+    """The percentages p and q of a mixture ``"p:q"``, or ``None`` for ``"linear"`` and ``"random"``."""
     if mixture in ("linear", "random"):
         return None
     try:
@@ -162,9 +155,6 @@ def by_mixture(
 
     Returns:
         For every part one ascending index tensor per client.
-
-    Raises:
-        DataError: if a distribution has no sample, or the two have too few.
     """
     counts = torch.bincount(of_b, minlength=3)
     available = counts[:2].tolist()

@@ -39,9 +39,6 @@ def half_normal_counts(num_shards: int, num_clients: int, seed: int, *, scale: f
 
     Returns:
         Shards of every client, >= 1, sum K, int64, shape [N].
-
-    Raises:
-        ConfigurationError: if an argument is out of range.
     """
     check_shards(num_shards, num_clients, scale=scale)
     rng = generator(seed, "partition", "half_normal")
@@ -80,10 +77,6 @@ def shard_holdings(
 
     Returns:
         Shards of class c at client i, int64, shape [C, N], sum K.
-
-    Raises:
-        ConfigurationError: if an argument is out of range.
-        DataError: if the labels are not a vector of integers >= 0, or have too few samples for the shards.
     """
     check_shards(num_shards, num_clients, scale=scale, shard_size=shard_size)
     labels = checked_labels(labels, num_classes)
@@ -112,9 +105,6 @@ def by_shards(labels: Tensor, holdings: Tensor, seed: int, *, shard_size: int | 
         seed: seed of the partition.
         shard_size: samples in a shard; ``None`` for as many as all classes held allow, so that separate test data give
             every client its class shares.
-
-    Raises:
-        DataError: if a class has too few samples.
     """
     if shard_size is None:
         labels = checked_labels(labels, len(holdings))
@@ -148,10 +138,6 @@ def one_class_shards(
         scale: scale of the half-normal distribution in shards, see :func:`half_normal_counts`.
         shard_size: samples in a shard; ``None`` for as many as the classes allow. A client has ``shard_size · K/N``
             samples on average: 95 give the paper's 950 with K = 100 and N = 10.
-
-    Raises:
-        ConfigurationError: if an argument is out of range.
-        DataError: if the labels are not a vector of integers >= 0, or have too few samples for the shards.
     """
     holdings = shard_holdings(labels, num_clients, num_shards, seed, scale=scale, shard_size=shard_size)
     return by_shards(labels, holdings, seed, shard_size=shard_size)

@@ -32,9 +32,6 @@ __all__ = [
 def apportion(total: int, ratios: Sequence[float]) -> list[int]:
     """Divide ``total`` in given ratios into whole numbers that sum to it (largest remainders, ties to the first).
 
-    Raises:
-        ConfigurationError: if ``total`` or a ratio is negative, or no ratio is positive.
-
     >>> apportion(1128, [7, 2, 1])
     [790, 225, 113]
     """
@@ -53,12 +50,7 @@ def apportion(total: int, ratios: Sequence[float]) -> list[int]:
 
 
 def iid(num_samples: int, num_clients: int, seed: int) -> list[Tensor]:
-    """A random partition into parts whose sizes differ by at most one.
-
-    Raises:
-        ConfigurationError: if ``num_clients`` is less than 1.
-        DataError: if there are more clients than samples.
-    """
+    """A random partition into parts whose sizes differ by at most one."""
     check_num_clients(num_clients)
     return quantity(num_samples, [1.0] * num_clients, seed)
 
@@ -70,10 +62,6 @@ def quantity(num_samples: int, ratios: Sequence[float], seed: int) -> list[Tenso
         num_samples: samples to share out.
         ratios: one positive number per client; only their proportions count.
         seed: seed of the partition.
-
-    Raises:
-        ConfigurationError: if a ratio is not positive.
-        DataError: if a client would have no sample.
     """
     return by_sizes(num_samples, quantity_sizes(num_samples, ratios), seed)
 
@@ -110,10 +98,6 @@ def dirichlet_ratios(
 
     Returns:
         N numbers with sum 1.
-
-    Raises:
-        ConfigurationError: if ``num_clients`` or ``alpha`` is out of range.
-        DataError: if there are too few samples, or no draw gave every client enough.
     """
     check_num_clients(num_clients)
     if num_clients * min_samples > num_samples:
@@ -142,10 +126,6 @@ def by_sizes(num_samples: int, sizes: Sequence[int], seed: int) -> list[Tensor]:
         num_samples: samples to choose from.
         sizes: samples of every client, each at least 1.
         seed: seed of the partition.
-
-    Raises:
-        ConfigurationError: if a size is less than 1 or there is none.
-        DataError: if there are fewer samples than the sizes need.
     """
     check_sizes(sizes, num_samples)
     order = torch.randperm(num_samples, generator=generator(seed, "partition", "quantity"))
@@ -166,10 +146,6 @@ def split_indices(indices: Tensor, fractions: Sequence[float], seed: int, client
 
     Returns:
         Ascending indices under "train", "val" and "test" that together are ``indices``.
-
-    Raises:
-        ConfigurationError: if ``fractions`` are not three such numbers.
-        DataError: if the client has no sample.
     """
     (parts,) = split_clients([indices], fractions, seed, [client])
     return parts

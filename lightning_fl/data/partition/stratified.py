@@ -26,9 +26,6 @@ def stratified_parts(labels: Tensor, sizes: Sequence[int], rng: torch.Generator)
 
     Returns:
         For every part its ascending positions in ``labels``, int64, shape [size].
-
-    Raises:
-        DataError: if the labels are not a vector of integers, or the parts need more samples than there are.
     """
     check_classes(labels)
     if sum(sizes) > len(labels):
@@ -66,10 +63,6 @@ def split_stratified(
 
     Returns:
         Ascending indices under "train", "val" and "test" that together are ``indices``.
-
-    Raises:
-        ConfigurationError: if ``fractions`` are not three such numbers.
-        DataError: if the client has no sample, or the labels are not a vector of integers.
     """
     sizes = [len(part) for part in split_indices(indices, fractions, seed, client).values()]
     parts = stratified_parts(labels, sizes, generator(seed, "split", "stratified", client))
