@@ -35,11 +35,7 @@ _MOST_NAMED = 5
 
 
 def check_distinct(names: Sequence[str]) -> None:
-    """Refuse clients of the same name, whose figures nobody could tell apart.
-
-    Raises:
-        ConfigurationError: naming them.
-    """
+    """Refuse clients of the same name, whose figures nobody could tell apart."""
     same = [name for name, count in Counter(names).items() if count > 1]
     if same:
         clients = [

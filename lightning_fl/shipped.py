@@ -17,11 +17,7 @@ _STUDIES = "studies"
 
 
 def available_recipes() -> dict[str, Path]:
-    """The recipes that come with the package: name to path, sorted by name; ``folder/name`` for one in a folder.
-
-    Raises:
-        ConfigurationError: the package was installed without them.
-    """
+    """The recipes that come with the package: name to path, sorted by name; ``folder/name`` for one in a folder."""
     folder = _folder()
     paths = (path for path in sorted(folder.rglob("*.yaml")) if path.relative_to(folder).parts[0] != _STUDIES)
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}

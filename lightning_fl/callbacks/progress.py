@@ -43,9 +43,6 @@ class ProgressDisplay(Callback):
 
     Args:
         every_n_rounds: of the rounds that are due for a plain line, keep those divisible by this number.
-
-    Raises:
-        ConfigurationError: ``every_n_rounds`` is below 1.
     """
 
     only_shows = True

@@ -282,9 +282,6 @@ class ClientTurn:
         """The module's mean loss over all training samples at some weights, in evaluation mode; nothing is trained.
 
         The weights are taken :meth:`with_personal_layers`. What callbacks (mixup) and the strategy add is left out.
-
-        Raises:
-            TrainingError: it is not finite.
         """
         return self.services.loss_at(self, weights)
 

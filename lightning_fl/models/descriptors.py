@@ -46,11 +46,7 @@ class DescriptorScale(nn.Module):
             self.set_statistics(*statistics())
 
     def set_statistics(self, mean: Tensor, std: Tensor) -> None:
-        """Fix mean [F] and deviation [F]; a deviation of 0 is taken as 1.
-
-        Raises:
-            DataError: one is not finite.
-        """
+        """Fix mean [F] and deviation [F]; a deviation of 0 is taken as 1."""
         wrong = (~(mean.isfinite() & std.isfinite())).nonzero().flatten().tolist()
         if wrong:
             raise DataError(

@@ -64,9 +64,6 @@ class SurvivalModel(LightningModule):
         momentum: of "sgd".
         weight_decay: L2 penalty of the optimiser.
 
-    Raises:
-        ConfigurationError: an argument is out of range, or a batch does not fit.
-
     Example:
         >>> SurvivalModel(in_features=39)(torch.zeros(2, 39)).shape
         torch.Size([2])

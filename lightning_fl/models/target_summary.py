@@ -165,11 +165,7 @@ def check_labels(
 
 
 def refuse_bounds(task: TaskName, data: Any) -> None:
-    """Refuse censored values of a data module under a classification, which would take the bound for the class.
-
-    Raises:
-        DataError: naming their rows.
-    """
+    """Refuse censored values of a data module under a classification, which would take the bound for the class."""
     dataset: Any = getattr(data, "dataset", None)
     bounds: Tensor | None = getattr(dataset, "bounds", None)
     if task == "regression" or bounds is None or not bounds.any():
@@ -243,11 +239,7 @@ def check_options_of(
 def check_weights_of(
     num_targets: int, class_weights: str | float | list[float] | None, task_weights: list[float] | None
 ) -> None:
-    """Refuse lists of weights that have not one number for each target.
-
-    Raises:
-        ConfigurationError: naming the list.
-    """
+    """Refuse lists of weights that have not one number for each target."""
     for name, weights in (("class_weights", class_weights), ("task_weights", task_weights)):
         if isinstance(weights, list | tuple) and len(weights) != num_targets:
             one = "one, or one for each" if name == "class_weights" else "one for each"

@@ -55,9 +55,6 @@ class Uncertainty:
         calibrate: how probabilities are corrected.
         spread: the standard deviation over the models that predict; columns ``TARGET_std``.
         mc_dropout: passes with dropout, at least 2, whose deviation is in ``TARGET_std``.
-
-    Raises:
-        ConfigurationError: a value is out of its range.
     """
 
     interval: float | None = None
@@ -74,11 +71,7 @@ class Uncertainty:
             )
 
     def check_models(self, count: int) -> None:
-        """Refuse what ``count`` models together cannot give.
-
-        Raises:
-            ConfigurationError: naming the option.
-        """
+        """Refuse what ``count`` models together cannot give."""
         if self.spread and self.mc_dropout is None and count < 2:
             raise ConfigurationError(
                 "--spread is over several predictions, and one model predicts: add --model all or snapshots, --with"

@@ -169,11 +169,7 @@ def client_gains(
 
 
 def check_groups(groups: Mapping[str, Sequence[FinishedRun]]) -> None:
-    """Refuse a group without runs, or with two of one seed, which would count twice.
-
-    Raises:
-        ConfigurationError: there is such a group.
-    """
+    """Refuse a group without runs, or with two of one seed, which would count twice."""
     if not groups:
         raise ConfigurationError("there are no runs to compare: give at least one.")
     for label, runs in groups.items():

@@ -42,9 +42,6 @@ def paired_interval(differences: Sequence[float], confidence: float = 0.95) -> I
     Args:
         differences: one for each seed [n]; one that is not finite makes everything NaN.
         confidence: of the two-sided interval, in (0, 1).
-
-    Raises:
-        ConfigurationError: ``confidence`` is out of its range.
     """
     if not 0 < confidence < 1:
         raise ConfigurationError(f"confidence={confidence}: give a probability between 0 and 1, such as 0.95.")

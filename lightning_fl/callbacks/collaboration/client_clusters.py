@@ -191,11 +191,7 @@ class ClientClusters(Callback):
 
 
 def check_at_most_clients(owner: object, num_clients: int, **values: int) -> None:
-    """Refuse more clusters, or models, than clients.
-
-    Raises:
-        ConfigurationError: naming the first argument that is too large.
-    """
+    """Refuse more clusters, or models, than clients."""
     for name, value in values.items():
         if value > num_clients:
             raise ConfigurationError(

@@ -25,9 +25,6 @@ class UniformSampling(Callback):
     Args:
         cohort_size: clients of a round, as a number of at least 1 or as a share of the clients below 1; all, where
             fewer are there.
-
-    Raises:
-        ConfigurationError: the size is out of range.
     """
 
     role = "participation"

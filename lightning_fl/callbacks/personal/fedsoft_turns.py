@@ -28,9 +28,6 @@ def drawn_participants(trainer: TrainerSurface, possible: Sequence[Participant],
 
     Returns:
         Those who are drawn for some model, counting alike, in the order of ``possible``.
-
-    Raises:
-        ConfigurationError: somebody has given them weights.
     """
     if any(one.weight is not None for one in possible):
         raise ConfigurationError(

@@ -95,9 +95,6 @@ class RandomBidding(BiddingPolicy):
 
     Args:
         num_bids: the most tiers in a round; ``None`` for all.
-
-    Raises:
-        ConfigurationError: the number is less than 1.
     """
 
     def __init__(self, *, num_bids: int | None = 1) -> None:

@@ -45,11 +45,7 @@ _KINDS: tuple[type[Card], ...] = (MoleculeCard, ImageCard, TableCard)
 
 
 def available_cards() -> dict[str, Path]:
-    """The cards that come with the package: name to path, sorted by name.
-
-    Raises:
-        ConfigurationError: the package was installed without them.
-    """
+    """The cards that come with the package: name to path, sorted by name."""
     return {path.stem: path for path in sorted(package_folder("datasets", "cards").glob("*.yaml"))}
 
 
@@ -87,11 +83,7 @@ def load_card(name_or_path: str | Path) -> Card:
 
 
 def expect_kind(card: Card, kind: type[KindOfCard]) -> KindOfCard:
-    """The card, if it is of this kind.
-
-    Raises:
-        ConfigurationError: it describes something else.
-    """
+    """The card, if it is of this kind."""
     if not isinstance(card, kind):
         raise ConfigurationError(
             f"card {card.name!r} describes {card.content}, not {kind.content}: use {card.data_module}, or choose"

@@ -43,9 +43,6 @@ class DivisionSettings:
         Args:
             owner: whose options they are.
             stratified: whether classes are to keep their proportions.
-
-        Raises:
-            ConfigurationError: they do not.
         """
         check_counts(owner, at_least=2, folds=self.folds)
         check_counts(owner, at_least=0, fold=self.fold)
@@ -98,9 +95,6 @@ def divide_clients(
 
     Returns:
         For every client ascending indices under "train", "val" and "test".
-
-    Raises:
-        DataError: the samples cannot be divided so.
     """
     division = settings.division or RandomDivision()
     fractions = remaining_fractions(settings.fractions, list(parts))

@@ -95,9 +95,6 @@ class Division(ABC):
             dataset: the training data of all clients.
             identities: which thing every sample is of (the molecule), for divisions that keep copies together; ``None``
                 where samples are not known to be the same.
-
-        Raises:
-            DataError: the data set does not know it.
         """
         return None
 
@@ -111,9 +108,6 @@ class Division(ABC):
 
         Returns:
             Ascending positions 0..n-1 under "train", "val" and "test", disjoint; those in none are used by nobody.
-
-        Raises:
-            DataError: the samples cannot be divided so.
         """
 
     def describe(self) -> dict[str, Any]:
@@ -170,11 +164,7 @@ def read_texts(dataset: Dataset, column: str | None, reader: str, *, gaps: bool 
 
 
 def check_train(parts: dict[Split, Tensor], cut: Cut, mend: str) -> dict[Split, Tensor]:
-    """The parts, if there is something to train on.
-
-    Raises:
-        DataError: there is not.
-    """
+    """The parts, if there is something to train on."""
     if len(parts["train"]) == 0:
         raise DataError(f"client {cut.name}: none of its {cut.size} samples is for training: {mend}.")
     return parts

@@ -73,11 +73,7 @@ class HashDivision(Division):
         return identities
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
-        """The parts of the client's samples.
-
-        Raises:
-            DataError: all are held out.
-        """
+        """The parts of the client's samples."""
         shares = hash_shares(keys, cut.seed)
         if cut.folds is not None:
             parts = cut.by_folds((shares * cut.folds).long())

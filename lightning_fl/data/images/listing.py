@@ -75,9 +75,6 @@ def refuse_folders(folder: Path, endings: tuple[str, ...], what: str) -> None:
         folder: all in it and below it is looked at.
         endings: of the files that are read.
         what: begins the message.
-
-    Raises:
-        DataError: there is one.
     """
     for root, names, _ in os.walk(folder, followlinks=True):
         for name in names:

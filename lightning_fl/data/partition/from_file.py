@@ -39,11 +39,7 @@ class FromFile(Partitioner):
         return self._file
 
     def check_record(self, record: Mapping[str, Any]) -> None:
-        """Refuse data of another file.
-
-        Raises:
-            DataError: the sums differ.
-        """
+        """Refuse data of another file."""
         now = sums_of(record.get("files") or [record])
         known = self._splits.sums
         if known != now:

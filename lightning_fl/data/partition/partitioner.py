@@ -70,9 +70,6 @@ class Partitioner(ABC):
 
         Returns:
             Name of the split to the ascending sample indices of every client; at least the splits in ``datasets``.
-
-        Raises:
-            DataError: if the data cannot be partitioned.
         """
         return self.partition_splits(datasets, seed)
 
@@ -81,9 +78,6 @@ class Partitioner(ABC):
 
         Args:
             record: what the data module says of where its data come from, such as ``file`` and ``sha256``.
-
-        Raises:
-            DataError: they are others.
         """
 
     def describe(self) -> dict[str, Any]:
@@ -133,9 +127,6 @@ def read_column(dataset: Dataset, name: str, reader: str) -> Sequence[Any]:
         dataset: has a method ``column(name)``.
         name: of the column.
         reader: who needs it, for the message.
-
-    Raises:
-        DataError: there is no such method or column.
     """
     return read_keys(
         dataset,
@@ -150,9 +141,6 @@ def read_smiles(dataset: Dataset, reader: str) -> Sequence[str]:
     Args:
         dataset: has an attribute ``smiles``.
         reader: who needs them, for the message.
-
-    Raises:
-        DataError: there is no such attribute.
     """
     return read_keys(
         dataset,
@@ -177,9 +165,6 @@ def read_keys(dataset: Any, read: Callable[[Any], Sequence[Any] | None], problem
         dataset: the data set.
         read: gives the entries of a data set; ``None`` if it has none.
         problem: what to say then, after the name of the data set's class.
-
-    Raises:
-        DataError: there are none, or not one per sample.
     """
     if type(dataset) is Subset:
         values = read_keys(dataset.dataset, read, problem)

@@ -212,11 +212,7 @@ def morgan_fingerprints(smiles: Sequence[str], *, num_bits: int = 1024, radius: 
 
 
 def count_classes(targets: Tensor) -> int:
-    """The number of classes that whole-numbered targets [n, T] speak of, their largest plus 1; 0 for real values.
-
-    Raises:
-        DataError: a class is negative.
-    """
+    """The number of classes that whole-numbered targets [n, T] speak of, their largest plus 1; 0 for real values."""
     if targets.is_floating_point():
         return 0
     if len(targets) and int(targets.min()) < 0:

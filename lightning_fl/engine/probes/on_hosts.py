@@ -62,11 +62,7 @@ def clients_without(loop: LocalLoop, split: Split, clients: Collection[int]) -> 
 
 
 def check_split(argument: str, split: str) -> None:
-    """Refuse a split that models may not be chosen or valued by.
-
-    Raises:
-        ConfigurationError: naming the argument.
-    """
+    """Refuse a split that models may not be chosen or valued by."""
     if split not in ("train", "val"):
         raise ConfigurationError(f"{argument}={split!r}: choose train or val; test samples are for the end.")
 

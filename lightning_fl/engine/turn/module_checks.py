@@ -20,11 +20,7 @@ _STAGES = {
 
 
 def refuse_hooks(module: LightningModule) -> None:
-    """Refuse hooks that are not called here.
-
-    Raises:
-        ConfigurationError: naming the hook, and what to do instead.
-    """
+    """Refuse hooks that are not called here."""
     if is_overridden("configure_sharded_model", module):
         raise ConfigurationError(
             f"{type(module).__name__}.configure_sharded_model is not called: Lightning has dropped it for"
@@ -33,11 +29,7 @@ def refuse_hooks(module: LightningModule) -> None:
 
 
 def refuse_manual_steps(module: LightningModule, who: str) -> None:
-    """Refuse a module whose ``training_step`` trains by itself, where its losses or gradients are asked for.
-
-    Raises:
-        ConfigurationError: naming ``who`` asks.
-    """
+    """Refuse a module whose ``training_step`` trains by itself, where its losses or gradients are asked for."""
     if not module.automatic_optimization:
         raise ConfigurationError(
             f"{who} needs the loss that training_step returns, and {type(module).__name__} optimises manually: use"

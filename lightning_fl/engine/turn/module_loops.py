@@ -66,11 +66,7 @@ class _Loop:
         return CombinedLoader(loader, "max_size_cycle" if self._split == "train" else "sequential")
 
     def setup_data(self) -> None:
-        """Make the loaders, which in a client's turn are there already.
-
-        Raises:
-            ConfigurationError: no client has its turn.
-        """
+        """Make the loaders, which in a client's turn are there already."""
         if self.trainer.client is None:
             refuse_outside_of_a_turn(f"{self._path}.setup_data()")
 

@@ -222,9 +222,6 @@ class ModuleTrainer:
         Args:
             split: whose samples.
             name: what the module asked for below ``self.trainer``, for the message.
-
-        Raises:
-            ConfigurationError: no client has its turn.
         """
         if self.client is None:
             refuse_outside_of_a_turn(name)

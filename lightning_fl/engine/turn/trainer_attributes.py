@@ -50,11 +50,7 @@ def refusal(name: str, federated: object = None) -> str:
 
 
 def refuse_outside_of_a_turn(name: str) -> NoReturn:
-    """Say that an attribute is another one for each client.
-
-    Raises:
-        ConfigurationError: always.
-    """
+    """Say that an attribute is another one for each client."""
     raise ConfigurationError(
         f"self.trainer.{name} belongs to a client: read it in configure_optimizers, or later in a client's turn."
     )

@@ -410,11 +410,7 @@ class FlatModule:
 
 
 def check_finite(weights: Weights, reference: Weights) -> None:
-    """Refuse weights with an entry that became NaN or infinite.
-
-    Raises:
-        TrainingError: there is one.
-    """
+    """Refuse weights with an entry that became NaN or infinite."""
     for dtype, vector in weights.floating():
         if largest_magnitude(vector) == inf and not ((vector == reference.vectors[dtype]) | vector.isfinite()).all():
             raise TrainingError(

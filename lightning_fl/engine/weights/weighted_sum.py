@@ -249,11 +249,7 @@ class WeightedSum:
         return Weights(vectors)
 
     def check(self, weights: Weights, weight: float) -> None:
-        """Refuse what :meth:`add_` refuses.
-
-        Raises:
-            TrainingError: as there.
-        """
+        """Refuse what :meth:`add_` refuses."""
         check_addable(weights, self._reference, weight)
 
 

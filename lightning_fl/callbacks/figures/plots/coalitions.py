@@ -46,9 +46,6 @@ def draw_distances(distances: Tensor, labels: Sequence[int], names: Sequence[str
         names: N client names.
         title: what and when.
         source: where the data came from.
-
-    Raises:
-        ConfigurationError: the sizes differ.
     """
     count = len(names)
     if tuple(distances.shape) != (count, count) or len(labels) != count:
@@ -167,9 +164,6 @@ def draw_partition(
         names: N client names.
         title: what is shown.
         source: where the data came from.
-
-    Raises:
-        ConfigurationError: the sizes differ, or there is no round.
     """
     count = len(names)
     if not rounds or len(assignments) != len(rounds) or any(len(labels) != count for labels in assignments):

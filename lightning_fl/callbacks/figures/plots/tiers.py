@@ -48,9 +48,6 @@ def draw_balances(
         names: N client names.
         title: what is shown.
         source: where the data came from.
-
-    Raises:
-        ConfigurationError: the sizes differ, or there is no round.
     """
     if not rounds or len(balances) != len(rounds):
         raise ConfigurationError(
@@ -96,9 +93,6 @@ def draw_payments(transactions: Sequence[Transaction], *, title: str, source: st
         transactions: those with a tier, at least one.
         title: what is shown.
         source: where the data came from.
-
-    Raises:
-        ConfigurationError: there is no transaction.
     """
     if not transactions:
         raise ConfigurationError("transactions: there is none, so that there is nothing to draw; draw it later.")
@@ -149,9 +143,6 @@ def draw_tier_contributions(cumulated: Tensor, names: Sequence[str], *, title: s
         title: what and when.
         label: the quantity and its unit.
         source: where the data came from.
-
-    Raises:
-        ConfigurationError: the sizes differ, or there is no tier.
     """
     if cumulated.ndim != 2 or len(cumulated) != len(names) or not cumulated.shape[1]:
         raise ConfigurationError(
@@ -203,9 +194,6 @@ def draw_tier_membership(
         names: N client names.
         title: what is shown.
         source: where the data came from.
-
-    Raises:
-        ConfigurationError: the sizes differ, or there is no round.
     """
     if not rounds or len(cohorts) != len(rounds):
         raise ConfigurationError(
@@ -264,9 +252,6 @@ def draw_cdf(series: Mapping[str, Sequence[float]], *, quantity: str, title: str
         quantity: what the values are.
         title: what and when.
         source: where the data came from.
-
-    Raises:
-        ConfigurationError: no series has a value.
     """
     finite = {name: np.array([v for v in values if np.isfinite(v)], dtype=float) for name, values in series.items()}
     finite = {name: values for name, values in finite.items() if len(values)}
