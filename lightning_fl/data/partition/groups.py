@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fl.data.partition.sizes import apportion, check_num_clients, check_ratios
+from lightning_fl.data.partition.sizes import apportion, check_ratios
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.options import check_counts
 from lightning_fl.seeding import generator
 
 __all__ = [
@@ -75,7 +76,7 @@ def deal_groups(
     Raises:
         ConfigurationError: if ``ratios`` are not N positive numbers.
     """
-    check_num_clients(num_clients)
+    check_counts("", num_clients=num_clients)
     ratios = [1.0] * num_clients if ratios is None else ratios
     check_ratios(ratios)
     if len(ratios) != num_clients:

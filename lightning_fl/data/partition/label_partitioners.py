@@ -145,9 +145,7 @@ class LabelTypes(_ByShares):
     """
 
     def __init__(self, *, shares: list[list[float]], clients_per_type: int = 5, target: int | None = None) -> None:
-        check_counts(self, clients_per_type=clients_per_type)
-        check_numbers(self, shares=shares, at_least=0, at_most=1)
-        check_type_shares(shares, clients_per_type)
+        check_type_shares(shares, clients_per_type, self)
         super().__init__(num_clients=len(shares) * clients_per_type, num_bins=len(shares[0]), target=target)
         self.shares = shares
         self.clients_per_type = clients_per_type
@@ -219,9 +217,7 @@ class OneClassShards(_ByLabel):
         target: int | None = None,
     ) -> None:
         super().__init__(num_clients=num_clients, num_bins=num_bins, target=target)
-        check_counts(self, num_shards=num_shards, shard_size=shard_size)
-        check_numbers(self, scale=scale, above=0)
-        check_shards(num_shards, num_clients, scale=scale, shard_size=shard_size)
+        check_shards(num_shards, num_clients, scale=scale, shard_size=shard_size, owner=self)
         self.num_shards = num_shards
         self.scale = scale
         self.shard_size = shard_size

@@ -7,10 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fl.data.partition.sizes import check_num_clients, check_sizes
+from lightning_fl.data.partition.sizes import check_sizes
 from lightning_fl.data.partition.stratified import stratified_parts
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.functional.dirichlet import sample_dirichlet
+from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.seeding import generator
 
 __all__ = [
@@ -18,7 +19,6 @@ __all__ = [
     "by_counts",
     "by_shares",
     "by_sizes_stratified",
-    "check_alpha",
     "check_type_shares",
     "checked_labels",
     "dirichlet",
@@ -145,13 +145,10 @@ def dirichlet_shares(
     Returns:
         Shares, float64, shape [C, N]; each row sums to 1.
     """
-    check_num_clients(num_clients)
+    check_counts("", num_clients=num_clients, max_draws=max_draws)
+    check_counts("", min_samples=min_samples, at_least=0)
+    check_numbers("", alpha=alpha, above=0)
     labels = checked_labels(labels)
-    check_alpha(alpha)
-    if min_samples < 0 or max_draws < 1:
-        raise ConfigurationError(
-            f"min_samples={min_samples}, max_draws={max_draws}: give at least 0 samples and at least one draw."
-        )
     if num_clients * max(1, min_samples) > len(labels):
         raise DataError(
             f"{num_clients} clients with at least {max(1, min_samples)} of {len(labels)} samples each: ask for at most"
@@ -206,7 +203,7 @@ def pathological_shares(
     Raises:
         DataError: if a class has fewer samples than clients that hold it.
     """
-    check_num_clients(num_clients)
+    check_counts("", num_clients=num_clients)
     labels = checked_labels(labels)
     sizes = torch.bincount(labels, minlength=num_classes or 0)
     present = sizes.nonzero().squeeze(1)
@@ -270,32 +267,24 @@ def type_shares(shares: Sequence[Sequence[float]], clients_per_type: int) -> Ten
     return (matrix / clients_per_type).repeat_interleave(clients_per_type, dim=0).T.contiguous()
 
 
-def check_type_shares(shares: Sequence[Sequence[float]], clients_per_type: int) -> None:
+def check_type_shares(shares: Sequence[Sequence[float]], clients_per_type: int, owner: object = "") -> None:
     """Refuse anything but shares of each class for each type, and a positive number of clients per type."""
-    if clients_per_type < 1:
-        raise ConfigurationError(f"clients_per_type={clients_per_type}: give at least 1.")
+    check_counts(owner, clients_per_type=clients_per_type)
+    check_numbers(owner, shares=list(shares), at_least=0, at_most=1)
     if len(shares) == 0 or len(shares[0]) == 0 or len({len(of_type) for of_type in shares}) > 1:
         raise ConfigurationError(
             f"shares={[list(of_type) for of_type in shares]}: give every type a list of shares, one per class, all of"
             " one length."
         )
     for number, of_type in enumerate(shares):
-        if not all(0 <= share <= 1 for share in of_type) or not any(of_type):
-            raise ConfigurationError(
-                f"shares[{number}]={list(of_type)}: give numbers from 0 to 1, at least one above 0."
-            )
+        if not any(of_type):
+            raise ConfigurationError(f"shares[{number}]={list(of_type)}: give at least one above 0.")
     for label, of_class in enumerate(zip(*shares, strict=True)):
         if math.fsum(of_class) > 1 + _SUM_TOLERANCE:
             raise ConfigurationError(
                 f"the types' shares of class {label}, {list(of_class)}, sum to {math.fsum(of_class):g}: they may sum to"
                 " 1 at most."
             )
-
-
-def check_alpha(alpha: float) -> None:
-    """Refuse a concentration that is not a positive number."""
-    if not 0 < alpha < math.inf:
-        raise ConfigurationError(f"alpha={alpha}: give a positive number (0.1 very uneven, 100 nearly alike).")
 
 
 def checked_labels(labels: Tensor, num_classes: int | None = None) -> Tensor:

@@ -9,9 +9,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.groups import indices_of_clients, murcko_scaffolds, sorted_groups
-from lightning_fl.data.partition.labels import check_alpha
 from lightning_fl.data.partition.partitioner import Partitioner, read_smiles
-from lightning_fl.data.partition.sizes import check_num_clients
 from lightning_fl.errors import DataError
 from lightning_fl.functional.dirichlet import sample_dirichlet
 from lightning_fl.options import check_counts, check_numbers
@@ -41,8 +39,8 @@ def group_lda(
     Returns:
         For every client its ascending indices, int64; together all samples.
     """
-    check_num_clients(num_clients)
-    check_alpha(alpha)
+    check_counts("", num_clients=num_clients)
+    check_numbers("", alpha=alpha, above=0)
     names, sizes = sorted_groups(groups), Counter(groups)
     if num_clients * min_samples > len(groups):
         raise DataError(

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from lightning_fl.data.partition.labels import by_counts
-from lightning_fl.data.partition.sizes import check_num_clients, split_sizes
+from lightning_fl.data.partition.sizes import split_sizes
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.options import check_counts
 from lightning_fl.seeding import generator
 
 __all__ = ["by_mixture", "check_mixture", "largest_mixture", "mixture_counts", "mixture_share", "mixture_shares"]
@@ -45,7 +46,7 @@ def mixture_shares(mixture: str, num_clients: int, seed: int) -> Tensor:
     >>> mixture_shares("10:90", 4, 0).tolist()
     [0.9, 0.9, 0.1, 0.1]
     """
-    check_num_clients(num_clients)
+    check_counts("", num_clients=num_clients)
     shares = [mixture_share(mixture, client, num_clients, seed) for client in range(num_clients)]
     return torch.tensor(shares, dtype=torch.float64)
 

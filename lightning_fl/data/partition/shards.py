@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from lightning_fl.data.partition.labels import by_counts, checked_labels
-from lightning_fl.data.partition.sizes import check_num_clients
 from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.seeding import generator
 
 __all__ = ["by_shards", "check_shards", "half_normal_counts", "one_class_shards", "shard_holdings"]
@@ -144,20 +144,15 @@ def one_class_shards(
 
 
 def check_shards(
-    num_shards: int, num_clients: int, *, scale: float | None = None, shard_size: int | None = None
+    num_shards: int, num_clients: int, *, scale: float | None = None, shard_size: int | None = None, owner: object = ""
 ) -> None:
     """Refuse numbers of shards and clients that do not go together, and a scale or size that is not positive."""
-    check_num_clients(num_clients)
+    check_counts(owner, num_clients=num_clients, num_shards=num_shards, shard_size=shard_size)
+    check_numbers(owner, scale=scale, above=0)
     if num_shards < num_clients:
         raise ConfigurationError(
             f"num_shards={num_shards} for num_clients={num_clients}: give at least one shard per client."
         )
-    if scale is not None and not 0 < scale < math.inf:
-        raise ConfigurationError(
-            f"scale={scale}: give a positive number of shards, or None for one that fits the mean."
-        )
-    if shard_size is not None and shard_size < 1:
-        raise ConfigurationError(f"shard_size={shard_size}: give at least 1 sample, or None for as many as fit.")
 
 
 def _largest_size(sizes: Tensor, num_shards: int) -> int:

@@ -9,13 +9,13 @@ from torch import Tensor
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.functional.dirichlet import sample_dirichlet
+from lightning_fl.options import check_counts
 from lightning_fl.seeding import derive_seed, generator
 
 __all__ = [
     "apportion",
     "by_sizes",
     "check_fractions",
-    "check_num_clients",
     "check_ratios",
     "check_sizes",
     "dirichlet_ratios",
@@ -51,7 +51,7 @@ def apportion(total: int, ratios: Sequence[float]) -> list[int]:
 
 def iid(num_samples: int, num_clients: int, seed: int) -> list[Tensor]:
     """A random partition into parts whose sizes differ by at most one."""
-    check_num_clients(num_clients)
+    check_counts("", num_clients=num_clients)
     return quantity(num_samples, [1.0] * num_clients, seed)
 
 
@@ -99,7 +99,7 @@ def dirichlet_ratios(
     Returns:
         N numbers with sum 1.
     """
-    check_num_clients(num_clients)
+    check_counts("", num_clients=num_clients)
     if num_clients * min_samples > num_samples:
         raise DataError(
             f"{num_clients} clients with at least {min_samples} of {num_samples} samples each: ask for at most"
@@ -218,12 +218,6 @@ def remaining_fractions(fractions: Sequence[float], given: Sequence[Split]) -> l
         return list(fractions)  # as they are: a quotient could differ in the last digit
     shares = [share if keep else 0.0 for keep, share in zip(kept, fractions, strict=True)]
     return [share / math.fsum(shares) for share in shares]
-
-
-def check_num_clients(num_clients: int) -> None:
-    """Refuse a number of clients less than 1."""
-    if num_clients < 1:
-        raise ConfigurationError(f"num_clients={num_clients}: give at least 1.")
 
 
 def check_ratios(ratios: Sequence[float]) -> None:

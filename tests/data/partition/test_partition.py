@@ -209,7 +209,7 @@ def test_dirichlet_gives_up_with_the_mend():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"alpha": 0.0}, ConfigurationError, "alpha=0.0: give a positive number"),
+        ({"alpha": 0.0}, ConfigurationError, "alpha=0.0"),
         ({"alpha": float("nan")}, ConfigurationError, "alpha=nan"),
         ({"num_clients": 0}, ConfigurationError, "num_clients=0"),
         ({"num_clients": 601}, DataError, "at most 600 clients"),
