@@ -275,28 +275,16 @@ def predict(
     """Predict new samples with a finished run's model: ``lightning-fl predict RUN FILE`` from Python.
 
     Args:
-        run: see :class:`RunPredictor`, as of all others.
+        run: the run's folder.
         samples: a CSV file, a table, or a list of SMILES; a folder or ``.npz`` file of images. No targets are needed.
-        model: the shared model, unless another is named.
-        trust: let the run name classes of others.
-        accelerator: "cpu", "cuda" or "auto".
-        batch_size: most samples in a batch.
-        workers: processes that read molecules; ``None`` for one per core, or one for few.
-        smiles_column: where it is another one than the run's.
-        similarity: to the nearest training molecule.
-        others: further runs, of other seeds.
-        interval: coverage of conformal intervals, ``TARGET_lower`` to ``TARGET_upper``.
-        calibrate: "platt" or "isotonic", for probabilities.
-        spread: ``TARGET_std`` over the models.
-        mc_dropout: ``TARGET_std`` over passes with dropout.
+        model: the shared model, unless another is named; for this and all that follow see :class:`RunPredictor`.
 
     Returns:
         The rows and columns that were given, the predictions under the targets' names (``TARGET_predicted`` where the
         samples have that column), and ``error``.
 
     Raises:
-        ConfigurationError: there is no such run or model, or an argument is out of range.
-        CheckpointError: a file of the run is damaged.
+        ConfigurationError, CheckpointError: as for :class:`RunPredictor`.
         DataError: the samples are missing, damaged or empty, or nothing can be predicted for any.
 
     Example::
