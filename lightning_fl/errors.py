@@ -3,6 +3,9 @@
 All derive from :class:`FederatedError`, so that the command line can print one or two lines instead of a traceback.
 """
 
+import difflib
+from collections.abc import Collection
+
 __all__ = [
     "CheckpointError",
     "ConfigurationError",
@@ -11,6 +14,7 @@ __all__ = [
     "LostPeerError",
     "TrainingError",
     "cut",
+    "listed",
     "page",
 ]
 
@@ -46,6 +50,14 @@ def cut(text: object, most: int = 60) -> str:
     """A text for a message, or its beginning where it has more than so many signs."""
     text = str(text)
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def listed(names: Collection[str], most: int = 20, *, near: str = "") -> str:
+    """``"a, b, c and 4 more"``: the first of some names, for messages; of too many those most like ``near`` first."""
+    if near and len(names) > most:
+        names = sorted(names, key=lambda name: -difflib.SequenceMatcher(None, near.lower(), name.lower()).ratio())
+    shown = ", ".join(list(names)[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def page(name: str) -> str:

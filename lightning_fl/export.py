@@ -60,7 +60,7 @@ def export_run(run: TrainedRun, folder: Path, *, model: str | None = None) -> li
     files = {
         "README.md": model_card(run, name),
         "config.yaml": f"# lightning-fl {__version__}\n{dump_yaml(_recipe(run.recipe))}",
-        "summary.json": json.dumps(_without_places(run.summary), indent=2) + "\n",
+        "summary.json": json.dumps({**_without_places(run.summary), "num_models": 1}, indent=2) + "\n",
     }
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

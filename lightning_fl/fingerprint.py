@@ -10,7 +10,7 @@ import inspect
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ _CHANGES_NOTHING = (
     "ModelCheckpoint.save_models",
     "data.eval_batch_size",
 )
+#: What names classes, which are compared though a file may be called like one.
+_CLASSES = ("model", "data", "trainer.strategy", "trainer.callbacks")
 #: What a data module's record says of its clients, whose names, sizes and samples are compared one by one.
 _SIZES = ("num_clients", "client_names", "clients", "client_sizes", "num_samples")
 #: What the result of an evaluation depends on, besides the checkpoint; and what of it plays no part there.
@@ -203,7 +205,7 @@ def _arguments(owner: str, made: Any) -> dict[str, Any]:
 
 def _comparable(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in values.items():
-        if _is_plain(value):
+        if name in _CLASSES or _is_plain(value):
             text = repr(value)
             if len(text) > _MOST_CHARACTERS:
                 digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
@@ -219,6 +221,8 @@ def _is_plain(value: Any) -> bool:
         return all(_is_plain(part) for pair in value.items() for part in pair)
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
+    if is_dataclass(value):
+        return all(_is_plain(getattr(value, part.name, None)) for part in fields(value))
     return value is None or isinstance(value, bool | int | float)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.errors import ConfigurationError, listed
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -307,7 +307,7 @@ def monitored_metric(logged: Collection[str], monitor: str | None, default: str 
     if name is None or name not in logged:
         raise ConfigurationError(
             f"{owner}.monitor={monitor or default!r} is not logged in validation. Logged are:"
-            f" {', '.join(logged) or 'no metrics'}."
+            f" {listed(logged, near=name or '') or 'no metrics'}."
         )
     return name
 

@@ -234,9 +234,10 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
             f"{folder / 'models'} holds no shared_*.ckpt: the run kept no models; train with ModelCheckpoint's"
             " save_models (and trainer.enable_checkpointing) true."
         )
-    missing = sorted(set(range(max(found) + 1)).difference(found))
-    if missing:
-        raise CheckpointError(f"{folder / 'models' / f'shared_{missing[0]}.ckpt'} is missing: copy the run again.")
+    known = summary.get("num_models")  # of older versions' runs the files say it
+    shared = range(known if isinstance(known, int) and known > 0 else max(found) + 1)
+    if (missing := next((k for k in shared if k not in found), None)) is not None:
+        raise CheckpointError(f"{folder / 'models' / f'shared_{missing}.ckpt'} is missing: copy the run again.")
     recipe = load_recipe(folder / "config.yaml")
     if not isinstance(recipe.get("trainer") or {}, dict):
         raise ConfigurationError(f"{folder / 'config.yaml'}: trainer is no mapping. Copy the file again.")
@@ -245,4 +246,4 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
             f"{folder / 'config.yaml'} has no {' and no '.join(lacking)}: it is not the file that lightning-fl fit"
             " wrote. Copy it again, or train again."
         )
-    return recipe, summary, [found[k] for k in sorted(found)]
+    return recipe, summary, [found[k] for k in shared]

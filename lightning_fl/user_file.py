@@ -10,19 +10,11 @@ __all__ = ["existing_file", "foreign_content", "near", "refuse_link_out"]
 #: What files of other kinds begin with, what they are, and what to do about it.
 _KINDS = (
     (b"PAR1", "a Parquet file", "write it as CSV"),
-    (b"ARROW1", "an Arrow file", "write it as CSV"),
     (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an Excel file of the old kind (.xls)", "save it as CSV (UTF-8)"),
-    (b"\x28\xb5\x2f\xfd", "packed by zstd", "unpack it"),
-    (b"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it"),
-    (b"Rar!\x1a\x07", "a rar archive", "unpack it"),
     (b"\x93NUMPY", "a NumPy array (.npy)", "write it in the format that is asked for"),
-    (b"\x89HDF", "an HDF5 file", "write it in the format that is asked for"),
-    (b"SQLite format 3", "an SQLite database", "write the table as CSV"),
     (b"\x89PNG", "a picture (PNG)", "name another file"),
     (b"\xff\xd8\xff", "a picture (JPEG)", "name another file"),
-    (b"GIF8", "a picture (GIF)", "name another file"),
     (b"%PDF", "a PDF", "name another file"),
-    (b"\x7fELF", "a program", "name another file"),
 )
 _PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 _WEB_PAGE = (b"<!doctype html", b"<html", b"<head", b"<?xml")

@@ -14,7 +14,16 @@ from tiny import TinyClients, TinyModule
 from torch import nn
 
 from lightning_fl import CheckpointError, FederatedTrainer
-from lightning_fl.callbacks import Callback, LearningCurves, LocalMixup, ModelCheckpoint, UniformSampling
+from lightning_fl.callbacks import (
+    HCCT,
+    Callback,
+    DiscriminatorSettings,
+    FedCollab,
+    LearningCurves,
+    LocalMixup,
+    ModelCheckpoint,
+    UniformSampling,
+)
 from lightning_fl.checkpoint import plain_hyper_parameters
 
 #: What another field of a checkpoint leads to: name, value (``...``: it is not there), words of the refusal.
@@ -89,7 +98,7 @@ def test_a_field_that_is_missing_or_of_another_kind_is_named(
     change(last, keys, value)
     with pytest.raises(CheckpointError) as caught:
         trainer(tmp_path).fit(module(), TinyClients(), ckpt_path=last)
-    assert str(caught.value).startswith(str(last))
+    assert str(caught.value).startswith(last.name)
     assert words in str(caught.value)
 
 
@@ -173,6 +182,32 @@ def test_another_recipe_is_said_by_name_and_value(last: Path, tmp_path: Path) ->
         "LocalMixup.alpha": ["0.4", "0.1"],
         "data.batch_size": ["8", "4"],
     }
+
+
+@pytest.mark.parametrize("name", ["folder", "HCCT"])
+def test_callbacks_are_compared_where_there_were_none_and_files_have_their_names(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe without callbacks names none, which is no path; a file called as a class changes nothing."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()
+    plain = [ModelCheckpoint(every_n_rounds=1)]
+    before = trainer(tmp_path, 1, callbacks=plain)
+    before.fit(module(), TinyClients())
+    last = Path(before.log_dir) / "checkpoints" / "last.ckpt"
+    with pytest.warns(UserWarning, match="trainer.callbacks was"):
+        found = goes_on(last, tmp_path, callbacks=[*plain, HCCT(), LearningCurves()])
+    assert found["trainer.callbacks"] == ["''", "'HCCT'"]
+
+
+def test_settings_within_a_callback_s_argument_are_compared(tmp_path: Path) -> None:
+    def coalitions(**of: Any) -> list[Callback]:
+        return [FedCollab(discriminator=DiscriminatorSettings(**of)), ModelCheckpoint(every_n_rounds=1)]
+
+    before = trainer(tmp_path, 1, callbacks=coalitions())
+    before.fit(module(), TinyClients())
+    last = Path(before.log_dir) / "checkpoints" / "last.ckpt"
+    assert list(goes_on(last, tmp_path, callbacks=coalitions(max_train=7))) == ["FedCollab.discriminator"]
 
 
 def shifted(client: int) -> TinyClients:

@@ -15,7 +15,7 @@ from lightning_fl.collaboration import Collaboration
 from lightning_fl.data.module import Split
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import CheckpointError, ConfigurationError
+from lightning_fl.errors import CheckpointError, ConfigurationError, listed
 from lightning_fl.metrics import ClientMetrics, curve_name, default_metric
 from lightning_fl.options import check_counts
 from lightning_fl.surface import TrainerSurface
@@ -115,6 +115,7 @@ class ModelCheckpoint(Callback):
         if not self.save_models:
             return
         exported = self.kept(trainer, state["client_stores"])
+        trainer.run_log.summary["num_models"] = len(exported.models)
         exported.client_stores = {**exported.client_stores, "final_models": self._final_models(trainer, exported)}
         private = trainer.processes.private
         if not (private or trainer.is_global_zero):
@@ -265,6 +266,6 @@ class ModelCheckpoint(Callback):
         else:
             raise ConfigurationError(
                 f"ModelCheckpoint.monitor={self.monitor!r} is not logged in validation. Logged are:"
-                f" {', '.join(metrics)} (each also as NAME/worst)."
+                f" {listed(metrics, near=base or name)} (each also as NAME/worst)."
             )
         return value, metric.higher_is_better if self.mode == "auto" else self.mode == "max"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
+    "PACKED",
     "is_excel",
     "list_rows",
     "read_numbers",
@@ -41,7 +42,8 @@ __all__ = [
 ]
 
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
-_PACKED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+#: What packed files begin with -> what opens them.
+PACKED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 _ZIP = b"PK\x03\x04"
 _MOST_BYTES = 4 << 30
 _HEAD_BYTES = 512
@@ -102,7 +104,8 @@ def require_columns(frame: "pd.DataFrame", names: Collection[str], place: str) -
     known = list(map(str, frame.columns))
     for name in names:
         if name not in known:
-            raise DataError(f"{place} has no column {name!r}{did_you_mean(name, known)}. It has {listed(known)}.")
+            hint = did_you_mean(name, known)
+            raise DataError(f"{place} has no column {name!r}{hint}. It has {listed(known, near=name)}.")
 
 
 def read_numbers(column: "pd.Series") -> "tuple[pd.Series, pd.Series]":
@@ -177,7 +180,7 @@ def read_packed(path: Path) -> bytes:
             head = stream.read(_HEAD_BYTES)
         if head.startswith(_ZIP) and not _seems_excel(head, path):
             return _only_member(path)
-        opener: Any = next((opener for start, opener in _PACKED.items() if head.startswith(start)), open)
+        opener: Any = next((opener for start, opener in PACKED.items() if head.startswith(start)), open)
         with opener(path, "rb") as unpacked:
             content = _bounded(unpacked, path)
     except (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
@@ -288,7 +291,7 @@ def _columns(
     return names, kept
 
 
-def refuse_twice(names: Sequence[str], path: Path, kept: Sequence[int] | None = None) -> None:
+def refuse_twice(names: Sequence[str], path: Path | str, kept: Sequence[int] | None = None) -> None:
     """Refuse columns of one name.
 
     Args:

@@ -4,13 +4,14 @@ import csv
 import io
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from lightning_fl.data.table_file import is_text, read_table_file
-from lightning_fl.data.text_table import require_columns, separator_of
+from lightning_fl.data.text_table import PACKED, refuse_twice, require_columns, separator_of
 from lightning_fl.errors import DataError
 from lightning_fl.escaping import printable
 from lightning_fl.user_file import existing_file, foreign_content
@@ -152,20 +153,14 @@ def _read_text_rows(source: str, rows: int) -> "Iterator[pd.DataFrame]":
 
 
 def _opened(source: str) -> Any:
-    import bz2
-    import contextlib
-    import gzip
-    import lzma
-
     if source == STANDARD_INPUT:
-        return contextlib.nullcontext(sys.stdin.buffer)
+        return nullcontext(sys.stdin.buffer)
     path = existing_file(source, argument="")
     with path.open("rb") as stream:
         head = stream.read(512)
     if (kind := foreign_content(head)) is not None:
         raise DataError(f"{path} cannot be read as a table: {kind}.")
-    packed: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
-    opener = next((opener for start, opener in packed.items() if head.startswith(start)), open)
+    opener: Any = next((opener for start, opener in PACKED.items() if head.startswith(start)), open)
     return opener(path, "rb")
 
 
@@ -190,11 +185,7 @@ def _header(text: IO[str], place: str) -> tuple[list[str], Any]:
 
 def _names(header: list[str], place: str) -> list[str]:
     names = [printable(name.strip(), keep="\n\t") or f"Unnamed: {number}" for number, name in enumerate(header)]
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(
-                f"{place} has the column {name!r} {names.count(name)} times: rename all but one, or take them away."
-            )
+    refuse_twice(names, place)
     return names
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.errors import ConfigurationError, listed
 from lightning_fl.metrics import GainSummary, direction_is_known, gains, summarize_gains
 from lightning_fl.study.comparability import same_data
 from lightning_fl.study.finished_run import FinishedRun, RunMetric
@@ -35,14 +35,12 @@ def leading_metric(groups: Mapping[str, Sequence[FinishedRun]], split: str = "te
     there = [[name for name in run.metric_names(split) if not name.startswith("local/")] for run in runs]
     common = [name for name in there[0] if all(name in names for names in there)] if there else []
     if not common:
-        lists = "; ".join(
-            dict.fromkeys(
-                f"{run.folder} has {', '.join(names) or 'none'}" for run, names in zip(runs, there, strict=True)
-            )
-        )
+        found = dict.fromkeys(f"{run.folder} has {listed(of) or 'none'}" for run, of in zip(runs, there, strict=True))
         others = [other for other in ("test", "val", "train") if all(other in run.splits() for run in runs)]
         mend = f" All have metrics of {' and '.join(others)}: choose with --split." if others and runs else ""
-        raise ConfigurationError(f"the runs have no {split} metric in common: {lists or 'there are no runs'}.{mend}")
+        raise ConfigurationError(
+            f"the runs have no {split} metric in common: {listed(found) or 'there are no runs'}.{mend}"
+        )
     return next((name for name in common if "loss" not in name), common[0])
 
 
@@ -83,7 +81,7 @@ def comparison_table(
     """
     check_groups(groups)
     if baseline is not None and baseline not in groups:
-        raise ConfigurationError(f"baseline={baseline!r} is none of the rows. There are {', '.join(groups)}.")
+        raise ConfigurationError(f"baseline={baseline!r} is none of the rows. There are {listed(groups)}.")
     names = list(dict.fromkeys(metrics)) or [leading_metric(groups, split)]
     rows = []
     for name in names:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from lightning_fl.data.cards.fields import did_you_mean
+from lightning_fl.data.cards.fields import did_you_mean, listed
 from lightning_fl.errors import CheckpointError, ConfigurationError
 from lightning_fl.escaping import printable_values
 from lightning_fl.recipe.file import load_recipe
@@ -160,10 +160,10 @@ class FinishedRun:
         """
         found = self.summary["metrics"].get(split, {})
         if name not in found:
-            there = ", ".join(f"{name} ({other})" for other in self.splits() for name in self.metric_names(other))
-            hint = did_you_mean(name, found)
+            there = [f"{known} ({other})" for other in self.splits() for known in self.metric_names(other)]
             raise ConfigurationError(
-                f"{self.folder} has no {split} metric {name!r}{hint}. It has {there or 'no metrics'}."
+                f"{self.folder} has no {split} metric {name!r}{did_you_mean(name, found)}. It has"
+                f" {listed(there, near=f'{name} ({split})') or 'no metrics'}."
             )
         record = found[name]
         return RunMetric(

@@ -251,7 +251,7 @@ def test_the_file_is_there_whole_or_not_at_all(run, command):
     [
         ("empty.csv", b"", "empty.csv is empty: check the file."),
         ("header.csv", b"smiles\n", "header.csv has no rows of data, only a header: check the file."),
-        ("twice.csv", b"smiles,a,a\nCO,1,2\n", "twice.csv has the column 'a' 2 times: rename all but one, or take"),
+        ("twice.csv", b"smiles,a,a\nCO,1,2\n", "twice.csv has the column 'a' 2 times, as columns 2, 3: rename all but"),
         ("x.pdf", b"%PDF-1.4\n", "x.pdf cannot be read as a table: it is a PDF: name another file."),
         ("x.csv", b"smiles\nC\xff\n", "x.csv cannot be read as a table: it is no text in UTF-8."),
         ("q.csv", b'smiles\n"CO\n', "q.csv cannot be read as a table: line 2: unexpected end of data."),

@@ -30,7 +30,7 @@ class TestLeadingMetric:
     def test_none_in_common(self, make_run):
         a, b = make_run("a", [1.0]), make_run("b", [1.0], metric="rmse")
         with pytest.raises(
-            ConfigurationError, match=r"no test metric in common: .*a has acc; .*b has rmse\. All have "
+            ConfigurationError, match=r"no test metric in common: .*a has acc, .*b has rmse\. All have "
         ):
             leading_metric({"a": [a], "b": [b]})
         with pytest.raises(ConfigurationError, match=r"no val metric .*a has none\. All have metrics of test: choose"):

@@ -4,7 +4,7 @@ import torch
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.collaboration import Collaboration
-from lightning_fl.data.cards.catalogue import did_you_mean
+from lightning_fl.data.cards.fields import did_you_mean, listed
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.options import check_counts, warn_beyond_end
 from lightning_fl.surface import TrainerSurface
@@ -42,7 +42,7 @@ class ClientArrivals(Callback):
             if name not in numbers:
                 raise ConfigurationError(
                     f"ClientArrivals.rounds: there is no client {name!r}{did_you_mean(name, names)}; the data have"
-                    f" {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}."
+                    f" {listed(names, near=name)}."
                 )
         warn_beyond_end(self, trainer.max_rounds, rounds=self.rounds)
         self._first = {numbers[name]: first for name, first in self.rounds.items()}

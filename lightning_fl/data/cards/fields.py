@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.errors import ConfigurationError, listed
 from lightning_fl.file_names import MOST_PLAIN_BYTES, is_plain_name
 
 __all__ = [
@@ -44,12 +44,6 @@ def did_you_mean(word: str, known: Collection[str]) -> str:
     lowered = {entry.lower(): entry for entry in known}
     near = difflib.get_close_matches(word.lower(), lowered, n=1)
     return f" (did you mean {lowered[near[0]]!r}?)" if near else ""
-
-
-def listed(names: Collection[str], most: int = 20) -> str:
-    """``"a, b, c and 4 more"``: the first of some names, for messages."""
-    shown = ", ".join(list(names)[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def read_file(content: object, where: str) -> CardFile:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from lightning_fl.data.cards.fields import did_you_mean
+from lightning_fl.data.cards.fields import did_you_mean, listed
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
 from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.options import check_counts
@@ -93,7 +93,7 @@ class ImageDataset(Dataset):
         if name != "label":
             raise DataError(
                 f"{self.place} has no column {name!r}{did_you_mean(name, self.column_names)}. It has"
-                f" {', '.join(self.column_names)}."
+                f" {listed(self.column_names, near=name)}."
             )
         return [self.classes[target] for target in self.targets.tolist()]
 
@@ -261,7 +261,7 @@ def _entry(arrays: Mapping[str, np.ndarray], name: str, place: str) -> np.ndarra
     if name not in arrays:
         raise DataError(
             f"{place} has no entry {name!r}{did_you_mean(name, arrays)}: every part needs images and labels. It has"
-            f" {', '.join(arrays)}."
+            f" {listed(arrays, near=name)}."
         )
     return arrays[name]
 

@@ -14,7 +14,7 @@ from rich.progress import track
 from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 
-from lightning_fl.data.cards.catalogue import did_you_mean
+from lightning_fl.data.cards.fields import did_you_mean, listed
 from lightning_fl.data.molecules.cache import load_or_make
 from lightning_fl.data.molecules.codes import MOST_ATOMS
 from lightning_fl.data.molecules.descriptors import (
@@ -155,10 +155,9 @@ class MoleculeDataset(InMemoryDataset):
             DataError: there is no such column.
         """
         if name not in self._columns:
-            known = ", ".join(self._columns) or "none"
             raise DataError(
                 f"{self._place} has no column {name!r}{did_you_mean(name, self._columns)}. Besides molecules and "
-                f"targets it has: {known}."
+                f"targets it has: {listed(self._columns, near=name) or 'none'}."
             )
         return [self._columns[name][index] for index in self.indices()]
 

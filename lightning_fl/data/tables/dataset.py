@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 import pandas as pd
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -91,6 +92,8 @@ class TableSchema:
                 _refuse_large(cells, numbers, f"{place}, column {name!r}")
                 numeric.append(name)
                 continue
+            if categorical is None:
+                _warn_of_texts(numbers, wrong, f"{place}, column {name!r}", "categories")
             values = _merged(cells.dropna().unique())
             if len(values) > _MAX_VALUES:
                 raise DataError(
@@ -273,6 +276,16 @@ def _is_numeric(numbers: pd.Series, wrong: pd.Series) -> bool:
     return int(numbers.notna().sum()) > len(wrong)
 
 
+def _warn_of_texts(numbers: pd.Series, texts: pd.Series, place: str, what: str) -> None:
+    """Warn of a column of numbers and texts, all of which become categories or classes."""
+    if len(texts) and numbers.notna().any():
+        rows = list_rows(list(map(int, texts.index)), texts.tolist())
+        rank_zero_warn(
+            f"{place} holds numbers and {len(texts)} texts, {rows}: all its different values are {what}. Correct the"
+            " texts if they should be numbers."
+        )
+
+
 def _refuse_large(cells: pd.Series, numbers: pd.Series, place: str) -> None:
     fault = f"are above {_LARGEST:g}, where no deviation can be computed"
     refuse_values(cells[numbers.abs() > _LARGEST], place, fault, "Choose a smaller unit")
@@ -284,10 +297,11 @@ def class_names(column: pd.Series, place: str) -> list[str]:
     Raises:
         DataError: there is one class only, or the values are no classes.
     """
-    values = column.dropna().unique().tolist()
-    numbers = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce").astype(float)
-    whole = bool(np.isfinite(numbers).all()) and bool((numbers % 1 == 0).all())
-    if len(values) > _MAX_VALUES or (numbers.notna().all() and not whole):
+    given = column.dropna()
+    values, numbers = given.unique().tolist(), pd.to_numeric(given, errors="coerce").astype(float)
+    finite = np.isfinite(numbers)
+    whole = bool((numbers[finite] % 1 == 0).all())
+    if len(values) > _MAX_VALUES or (_is_numeric(numbers[finite], given[~finite]) and not whole):
         raise DataError(
             f"{place}, target column {column.name!r} has {len(values)} different values, such as {values[0]!r}: they"
             " are no classes. Choose a column of classes, or put the values into classes first."
@@ -297,7 +311,8 @@ def class_names(column: pd.Series, place: str) -> list[str]:
             f"{place}, target column {column.name!r} has {len(values)} different values: there is nothing to learn."
             " Choose another column."
         )
-    return sorted(values, key=float) if whole else sorted(values)
+    _warn_of_texts(numbers[finite], given[~finite], f"{place}, target column {column.name!r}", "classes")
+    return sorted(values, key=float) if finite.all() and whole else sorted(values)
 
 
 def class_indices(column: pd.Series, classes: Sequence[str], place: str) -> Tensor:

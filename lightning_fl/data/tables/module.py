@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.data.cards.catalogue import expect_kind, load_card
+from lightning_fl.data.cards.fields import listed
 from lightning_fl.data.cards.lookup import file_sha256, find_file
 from lightning_fl.data.cards.tables import TableCard
 from lightning_fl.data.module import Split
@@ -183,7 +184,7 @@ class TableData(SharedDataModule):
         categorical = self.categorical
         if categorical is not None and (unknown := [name for name in categorical if name not in columns]):
             raise DataError(
-                f"categorical={categorical}: {unknown[0]!r} is none of the columns to learn from, {', '.join(columns)}."
+                f"categorical={categorical}: {unknown[0]!r} is none of the columns to learn from, {listed(columns)}."
             )
         if categorical is None and self.card is not None:
             categorical = [*self.card.categorical, *derived]
@@ -236,7 +237,7 @@ class TableData(SharedDataModule):
         frames = {split: frame.dropna(subset=list(columns)) for split, frame in read.frames.items()}
         if any(frame.empty for frame in frames.values()):
             raise DataError(
-                f"{place}: incomplete=leave_out leaves no row, for none has a value in each of {', '.join(columns)}."
+                f"{place}: incomplete=leave_out leaves no row, for none has a value in each of {listed(columns)}."
                 " Drop columns that have few, or keep the rows."
             )
         left_out = {split: len(read.frames[split]) - len(frame) for split, frame in frames.items()}

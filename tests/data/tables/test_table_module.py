@@ -150,6 +150,20 @@ def test_a_gap_has_several_names_among_numbers_and_is_a_category_among_texts(tab
     assert data._held["train"].tensors[0][:, 0].tolist() == [-1.0, 0.0, 0.0, 1.0]
 
 
+@pytest.mark.parametrize("column", ["dose", "sick"])
+def test_numbers_among_texts_that_become_categories_are_named(table, column):
+    """A column of categories, or of classes, in which some cells are numbers."""
+    rows = ["1,no", "low,yes", "high,no", "low,yes"] if column == "dose" else ["1,0", "2,1", "3,x", "4,1"]
+    with pytest.warns(UserWarning, match=rf"column '{column}' holds numbers and [13] texts, row"):
+        data = _ready(path=table("\n".join(["dose,sick", *rows])), target="sick", split=(1.0, 0.0, 0.0))
+    assert data.classes == (["no", "yes"] if column == "dose" else ["0", "1", "x"])
+
+
+def test_a_target_of_fractions_with_a_text_has_no_classes(table):
+    with pytest.raises(DataError, match="target column 'y'.*are no classes"):
+        _ready(path=table("x,y\n1,0.5\n2,1.5\n3,2.5\n4,none yet\n"), target="y")
+
+
 def test_whole_numbers_as_classes_keep_their_order(table):
     rows = "".join(f"{i},{(2, 10, 1)[i % 3]}\n" for i in range(9))
     data = _ready(path=table("x,class\n" + rows), target="class", split=(1.0, 0.0, 0.0))
