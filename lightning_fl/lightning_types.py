@@ -6,15 +6,20 @@ nobody has, nothing can derive from it.
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.loggers.logger import Logger
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning_utilities.core.overrides import is_overridden as _is_overridden
 
-__all__ = ["EITHER_NAME", "AnyDataModule", "AnyLogger", "AnyModule", "is_overridden", "own_lightning"]
+__all__ = ["EITHER_NAME", "AnyDataModule", "AnyLogger", "AnyModule", "is_overridden", "own_lightning", "rank_seen"]
+
+_RANK_ZERO: Any = rank_zero_only  # has the process's rank as an attribute
 
 
 class _Counts(type):
@@ -66,6 +71,16 @@ def own_lightning(module: object, name: str) -> ModuleType:
     """A submodule, such as ``core.optimizer``, of the Lightning that a module is built on."""
     root = "pytorch_lightning" if isinstance(module, PytorchLightningModule) else "lightning.pytorch"
     return import_module(f"{root}.{name}")
+
+
+@contextmanager
+def rank_seen(rank: int) -> Iterator[None]:
+    """Lightning's functions, which do some things on rank zero alone, take this process for a rank."""
+    before, _RANK_ZERO.rank = _RANK_ZERO.rank, rank
+    try:
+        yield
+    finally:
+        _RANK_ZERO.rank = before
 
 
 def is_overridden(method: str, instance: object) -> bool:

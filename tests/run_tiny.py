@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from learners import Everything
 from meeting import Meeting
-from states_tiny import GatheringModule, SampledClients, StatefulModule
+from states_tiny import AveragedModule, GatheringModule, SampledClients, StatefulModule
 from tier_tiny import CornerModule, FailingTurns, MixedClients
 from tiny import FolderSilo, TinyClients, TinyModule
 
@@ -85,7 +85,7 @@ def callbacks(algorithm: str = "drflm") -> list[Any]:
     """An algorithm with state that crosses rounds."""
     if algorithm == "drflm":
         return [DROClientSampling(step_size=0.05), LocalMixup(alpha=0.4)]
-    if algorithm == "states":
+    if algorithm in ("states", "averages"):
         return [UniformSampling(cohort_size=2)]
     if algorithm == "gathering":
         return []
@@ -162,6 +162,8 @@ def federation(algorithm: str) -> tuple[Any, Any]:
         return TinyModule(norm=True), TinyClients((24, 10, 18, 7, 3, 16, 24))
     if algorithm == "states":
         return StatefulModule(), TinyClients()
+    if algorithm == "averages":
+        return AveragedModule(), TinyClients()
     if algorithm == "gathering":
         return GatheringModule(), SampledClients()
     return TinyModule(dropout=0.2, norm=True), TinyClients()

@@ -7,6 +7,7 @@ import torch.distributed as dist
 import torchmetrics
 from lightning.fabric.utilities.distributed import _distributed_is_initialized
 from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.callbacks import Callback, EMAWeightAveraging
 from tiny import TinyClients, TinyModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -45,6 +46,35 @@ class StatefulModule(TinyModule):
     @torch.no_grad()
     def on_train_batch_end(self, *_: Any) -> None:
         self.teacher.weight.lerp_(self.linear.weight, 0.1)
+
+
+class AveragedModule(TinyModule):
+    """Is evaluated with an average over its steps; counts batches, by which its loss is multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__(norm=True)
+        self.counts = Counts()
+
+    def configure_callbacks(self) -> Any:
+        return [EMAWeightAveraging(decay=0.5), self.counts]
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * (1 + 0.1 * self.counts.batches)
+
+
+class Counts(Callback):
+    """Counts batches."""
+
+    batches = 0
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.batches += 1
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["batches"] = self.batches
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        self.batches = checkpoint["batches"]
 
 
 class GatheringModule(TinyModule):

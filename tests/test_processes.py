@@ -108,6 +108,17 @@ def test_states_of_all_kinds_do_not_depend_on_the_processes(tmp_path: Path, two_
     assert {name for client in one.client_store("metric_states").values() for name in client} == {"best"}
 
 
+def test_states_of_callbacks_do_not_depend_on_the_processes(tmp_path: Path, two_ranks: TwoRanks) -> None:
+    """An average with which clients are evaluated, and a count that the loss depends on."""
+    one = in_this_process(tmp_path, TinyClients(), "averages")
+    ranks = two_ranks("--algorithm", "averages")
+    tested = {str(client): value for client, value in one.metrics["test"]["test_loss"].clients.items()}
+    for rank in ranks:
+        assert rank["weights"] == digest(one.models[0])
+        assert rank["test"] == tested
+    assert {state["batches"] for state in one.client_store("callback_states").values()} <= {3, 6, 9, 12}
+
+
 def test_what_modules_gather_and_samplers_divide_does_not_depend_on_the_processes(
     tmp_path: Path, two_ranks: TwoRanks
 ) -> None:

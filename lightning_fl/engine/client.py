@@ -332,8 +332,8 @@ class ClientTurn:
         self.services.second_step(self, name, gradient)
 
 
-def packed(kept: dict[str, Any]) -> dict[str, Any]:
-    """What a strategy keeps, as plain values and tensors of its own on the CPU.
+def packed(kept: dict[str, Any], who: str = "the strategy") -> dict[str, Any]:
+    """What a strategy keeps, or somebody else, as plain values and tensors of its own on the CPU.
 
     Raises:
         ConfigurationError: a checkpoint cannot hold a value.
@@ -341,7 +341,7 @@ def packed(kept: dict[str, Any]) -> dict[str, Any]:
     for name, value in kept.items():
         if not isinstance(value, Weights) and not _is_plain(value):
             raise ConfigurationError(
-                f"the strategy keeps {name!r}, a {type(value).__name__} that a checkpoint cannot hold: keep numbers,"
+                f"{who} keeps {name!r}, a {type(value).__name__} that a checkpoint cannot hold: keep numbers,"
                 " strings, tensors, Weights, or lists and dicts of numbers, strings and tensors."
             )
     return {

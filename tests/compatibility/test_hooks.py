@@ -13,6 +13,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, train_both
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback, LastRounds, PersonalLayers
@@ -621,6 +622,7 @@ class Averaged(Linear):
     """Evaluates with an average over its steps, which hooks of the run swap in: by copying it, or by its memory."""
 
     copies = True
+    own = ("net.weight", "average")
 
     def __init__(self) -> None:
         super().__init__()
@@ -631,7 +633,7 @@ class Averaged(Linear):
 
     def swap_in(self) -> None:
         weight = self.net.weight
-        self.own = weight.data.clone() if self.copies else weight.data
+        self.held = weight.data.clone() if self.copies else weight.data
         if self.copies:
             weight.data.copy_(self.average)
         else:
@@ -639,9 +641,9 @@ class Averaged(Linear):
 
     def swap_out(self) -> None:
         if self.copies:
-            self.net.weight.data.copy_(self.own)
+            self.net.weight.data.copy_(self.held)
         else:
-            self.net.weight.data = self.own
+            self.net.weight.data = self.held
 
     on_validation_start = on_test_start = on_predict_start = swap_in
     on_validation_end = on_test_end = on_predict_end = swap_out
@@ -657,6 +659,20 @@ class Averaged(Linear):
 
 class AveragedByMemory(Averaged):
     copies = False
+
+
+class AveragedByTorch(Averaged):
+    """Holds torch's ``AveragedModel`` of its net, which counts its updates."""
+
+    own = (*Averaged.own, "swa")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.swa = AveragedModel(self.net)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.swa.update_parameters(self.net)
+        self.average.copy_(self.swa.module.weight.detach())
 
 
 class AveragedByEpoch(Averaged):
@@ -678,19 +694,19 @@ class AveragedByCallback(AveragedByEpoch):
         return LambdaCallback(**hooks)
 
 
-@pytest.mark.parametrize("module", [Averaged, AveragedByMemory, AveragedByEpoch, AveragedByCallback])
+@pytest.mark.parametrize("module", [Averaged, AveragedByMemory, AveragedByTorch, AveragedByEpoch, AveragedByCallback])
 def test_weights_that_a_hook_swaps_in_are_evaluated_and_swapped_out_again(
     module: type[Averaged], tmp_path: Path
 ) -> None:
     """Each client has weights, and an average, of its own; training knows nothing of it."""
 
-    class Plain(Averaged):
+    class Plain(module if module is AveragedByTorch else Averaged):  # type: ignore[misc]
         swap_in = swap_out = LightningModule.on_validation_start
         on_validation_start = on_test_start = on_predict_start = LightningModule.on_validation_start
         on_validation_end = on_test_end = on_predict_end = LightningModule.on_validation_end
 
     def run(kind: type[Averaged]) -> FederatedTrainer:
-        callbacks = [PersonalLayers(layers=["net.weight", "average"]), LastRounds(num=1)]
+        callbacks = [PersonalLayers(layers=list(module.own)), LastRounds(num=1)]
         trainer = federated_trainer(tmp_path / kind.__name__, max_rounds=2, callbacks=callbacks)
         trainer.fit(make(kind), Clients((8, 4, 12)))
         return trainer

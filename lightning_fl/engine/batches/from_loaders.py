@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.data import sized_len
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import DataLoader, IterableDataset
@@ -14,11 +13,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from lightning_fl.data.loaders import combined_size
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch, guess_batch_size
 from lightning_fl.errors import DataError
+from lightning_fl.lightning_types import rank_seen
 from lightning_fl.seeding import derive_seed, held_generators, seed_default_generators, seed_held_generators
 
 __all__ = ["LoaderBatches", "LoadersInTurn"]
-
-_RANK_ZERO: Any = rank_zero_only  # has the process's rank as an attribute
 
 
 class LoaderBatches(ClientBatches):
@@ -105,11 +103,8 @@ class LoaderBatches(ClientBatches):
         """The loader from its beginning to its length, which one without an end may have."""
         several = isinstance(self._loader, CombinedLoader)
         gave = False
-        rank, _RANK_ZERO.rank = _RANK_ZERO.rank, 0  # by which Lightning seeds worker processes
-        try:
+        with rank_seen(0):  # by which Lightning seeds worker processes
             items = iter(self._loader)
-        finally:
-            _RANK_ZERO.rank = rank
         for item in itertools.islice(items, self.epoch_length()):
             gave = self._gave_batches = True
             batch = item[0] if several else item

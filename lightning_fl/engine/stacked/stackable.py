@@ -59,6 +59,8 @@ def _of_the_run(loop: LocalLoop) -> Iterator[str]:
     hooks = [name for name in _HOOKS_OF_A_TURN if loop.overridden(name)]
     if hooks:
         yield f"it overrides {', '.join(hooks)}"
+    for callback in loop.callback_states.callbacks.values():
+        yield f"its callback {type(callback).__name__} keeps a state"
     for hook in ("around_training_step", "gradient_correction", "on_client_step_end"):
         for watching in loop.hooks.of(hook):
             yield f"{watching.owner} takes part in every step ({hook})"

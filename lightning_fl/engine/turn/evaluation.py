@@ -22,6 +22,7 @@ from lightning_fl.engine.federation import Federation, Round
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.profile import DATA, HOOKS
 from lightning_fl.engine.settings import Settings
+from lightning_fl.engine.turn.callback_states import CallbackStates
 from lightning_fl.engine.turn.metric_states import MetricStates
 from lightning_fl.engine.turn.module_checks import check_dataloader_idx, refuse_hooks, takes_batch_index
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
@@ -109,6 +110,7 @@ class EvaluationLoop:
         self.move = BatchTransfer(module, data, processes.device, self._precision, channels_last=settings.channels_last)
         self.mode = _ModuleMode()  # what of the module trains, kept for the time of an evaluation
         self.metric_states = MetricStates(module, federation)
+        self.callback_states = CallbackStates(module_trainer, flat, federation)
         self._generators = held_generators(*module.modules())
         self._swapping = False  # in evaluations whose hooks of the run are called in each client's turn
 
@@ -116,17 +118,19 @@ class EvaluationLoop:
     def evaluations(self, word: str) -> Iterator[None]:
         """Call ``on_WORD_start`` and ``on_WORD_end`` once around the evaluations of all clients of this process.
 
-        Where the first gives the module other weights (an average over its steps) and the second puts its own back,
-        both are called in each client's turn instead. Calling them once on a shared model shows whether they do.
+        Where the first gives the module other weights (an average over its steps) and the second puts its own back, or
+        a callback with a state has one of them, both are called in each client's turn instead. Calling them once on a
+        shared model shows whether weights change.
         """
         start, end = f"on_{word}_start", f"on_{word}_end"
-        if self.overridden(start):
+        self._swapping = self.callback_states.of_run(start) or self.callback_states.of_run(end)
+        if self.overridden(start) and not self._swapping:
             self.flat.load(self.federation.models[0])
             self.call(start)
             self._swapping = self.flat.differs_from(self.federation.models[0])
-        if self._swapping:
-            self.call(end)
-            self.module_trainer.begin_hook_of_run()  # drops what was logged
+            if self._swapping:
+                self.call(end)
+                self.module_trainer.begin_hook_of_run()  # drops what was logged
         try:
             yield
             if not self._swapping:
@@ -163,7 +167,7 @@ class EvaluationLoop:
         shim.set_stage(TrainerFn.FITTING if self.round.fitting and read is None else fn, stage)
         if self.round.fitting:
             self.call("on_validation_model_zero_grad")
-        for _ in self._evaluation_turn(client, weights, batches, split, word, read):
+        for _ in self._evaluation_turn(client, weights, batches, split, word, read, keep=own and self.round.fitting):
             pass
         if self.round.fitting:
             self.refuse_new(f"in the {word}", client)
@@ -191,6 +195,8 @@ class EvaluationLoop:
         split: Split,
         word: str,
         read: Reading | None = None,
+        *,
+        keep: bool = False,
     ) -> Iterator[tuple[int, Any]]:
         """The number of the loader and the step's output, for every batch."""
         shim, loaders = self.module_trainer, batches.loaders
@@ -211,7 +217,7 @@ class EvaluationLoop:
         else:
             self.module.eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self.callback_states.turn(client, keep=keep):
                 if self._swapping:
                     shim.call_hook(f"on_{word}_start")
                 self.call(f"on_{word}_epoch_start")

@@ -14,6 +14,7 @@ from torchmetrics import Metric
 from lightning_fl.cohort import Participant
 from lightning_fl.engine.client import ClientReport, ClientState, ClientTurn, LocalWork, Phase, unpacked
 from lightning_fl.engine.federation import IDENTITY, MIXTURE, OF_MODEL, STRATEGY, Federation
+from lightning_fl.engine.turn.callback_states import averaged_weights
 from lightning_fl.engine.turn.correction import Correction
 from lightning_fl.engine.turn.gradients import FlatGradient
 from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
@@ -123,7 +124,16 @@ class LocalLoop(TrainingLoop):
         final = federation.client_stores.get("final_models", {})
         adapters = self.hooks.of("evaluation_weights")
         own = "evaluation_weights" in self.own_steps
-        if not (own or adapters) or client in final or not self.processes.hosts(client):
+        if client in final or not self.processes.hosts(client):
+            return model
+        average = averaged_weights(federation, client)
+        if average:
+            model = model.clone()
+            for span in self.flat.spans():
+                if span.name in average:
+                    part = model.vectors[span.dtype][span.begin : span.end]
+                    part.copy_(average[span.name].flatten())
+        if not (own or adapters):
             return model
         device, home = self.processes.device, self.flat.device
         if home != device:  # a run has ended, and all is on the host
@@ -144,7 +154,8 @@ class LocalLoop(TrainingLoop):
     @property
     def evaluates_own_weights(self) -> bool:
         """Whether clients are evaluated with other weights than the collaboration says."""
-        return "evaluation_weights" in self.own_steps or bool(self.hooks.of("evaluation_weights"))
+        own = "evaluation_weights" in self.own_steps or self.callback_states.averages
+        return own or bool(self.hooks.of("evaluation_weights"))
 
     def train_aside(self, client: int, start: Weights, purpose: str, work: LocalWork) -> Weights:
         """What a client makes of some weights by a training that is no part of its turns; nothing else remembers it.

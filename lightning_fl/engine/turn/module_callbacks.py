@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.lightning_types import is_overridden
 
-__all__ = ["module_callbacks"]
+__all__ = ["LIGHTNING", "OF_STATE", "module_callbacks"]
 
 #: Classes of Lightning's -> what does so here. They are left out; no result of training changes.
 _LEFT_OUT = {
@@ -27,10 +27,9 @@ _LEFT_OUT = {
     "ModelSummary": "print it before fit",
     "BasePredictionWriter": "trainer.predict returns every client's outputs",
 }
-#: Those that change training by ways of Lightning's loops, or remember what is one client's.
+#: Those that change training by ways of Lightning's loops.
 _REFUSED = {
-    "StochasticWeightAveraging": "hold the average in a submodule made in on_train_start",
-    "WeightAveraging": "hold the average in a submodule made in on_train_start",
+    "StochasticWeightAveraging": "return lightning.pytorch.callbacks.WeightAveraging",
     "GradientAccumulationScheduler": "set trainer.accumulate_grad_batches",
     "BackboneFinetuning": "unfreeze and add_param_group in on_train_epoch_start, or derive from BaseFinetuning",
     "ModelPruning": "prune before fit",
@@ -38,9 +37,9 @@ _REFUSED = {
     "LearningRateFinder": "set the rate",
     "SpikeDetection": "set trainer.gradient_clip_val, or return None from training_step to leave a batch out",
 }
-#: A callback's own state in a checkpoint would be that of all clients of a process.
-_OF_STATE = ("state_dict", "load_state_dict", "on_save_checkpoint", "on_load_checkpoint")
-_PACKAGES = ("lightning.", "pytorch_lightning.")
+#: What a callback defines that keeps a state.
+OF_STATE = ("state_dict", "load_state_dict", "on_save_checkpoint", "on_load_checkpoint")
+LIGHTNING = ("lightning.", "pytorch_lightning.")
 
 
 def module_callbacks(module: LightningModule) -> dict[str, list[Any]]:
@@ -73,12 +72,6 @@ def module_callbacks(module: LightningModule) -> dict[str, list[Any]]:
             for hook in vars(base)
             if hook in vars(callback) or getattr(type(callback), hook) is not getattr(base, hook)  # LambdaCallback
         ]
-        kept = [hook for hook in _OF_STATE if hook in hooks]
-        if kept and _named(callback, {"BaseFinetuning": ""}) is None:
-            raise ConfigurationError(
-                f"{where} {name}, which keeps a state ({', '.join(kept)}) that would be one for all clients: keep it in"
-                " buffers or metrics of the module."
-            )
         for hook in hooks:
             if not hook.startswith("_"):
                 called.setdefault(hook, []).append(callback)
@@ -98,4 +91,4 @@ def _named(callback: object, mends: dict[str, str]) -> str | None:
 
 
 def _lightnings(callback: object) -> list[type]:
-    return [kind for kind in type(callback).__mro__ if kind.__module__.startswith(_PACKAGES)]
+    return [kind for kind in type(callback).__mro__ if kind.__module__.startswith(LIGHTNING)]

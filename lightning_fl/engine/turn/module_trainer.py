@@ -6,13 +6,12 @@ This object answers them for the one client whose turn it is. A client's local w
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.utilities.data import sized_len
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
@@ -32,12 +31,10 @@ from lightning_fl.engine.turn.module_strategy import ModulePrecision, ModuleStra
 from lightning_fl.engine.turn.results import LogCollector
 from lightning_fl.engine.turn.surroundings import Surroundings
 from lightning_fl.engine.turn.trainer_attributes import FixedList, Setting, refusal, refuse_outside_of_a_turn
-from lightning_fl.lightning_types import is_overridden
+from lightning_fl.lightning_types import is_overridden, rank_seen
 from lightning_fl.metrics import lightning_names
 
 __all__ = ["ModuleTrainer"]
-
-_RANK_ZERO: Any = rank_zero_only  # has the process's rank as an attribute
 
 
 class _Distributed:
@@ -465,15 +462,13 @@ class ModuleTrainer:
         In a client's turn this process is rank zero to the module, since it is alone there.
         """
         before, self.model._current_fx_name = self.model._current_fx_name, name
-        rank = _RANK_ZERO.rank
-        if self.client is not None:
-            _RANK_ZERO.rank = 0
         try:
-            for callback in self.watching.get(name, ()):
-                getattr(callback, name)(self, self.model, *args, **kwargs)
-            return getattr(self.model, name)(*args, **kwargs)
+            with nullcontext() if self.client is None else rank_seen(0):
+                for callback in self.watching.get(name, ()):
+                    getattr(callback, name)(self, self.model, *args, **kwargs)
+                return getattr(self.model, name)(*args, **kwargs)
         finally:
-            self.model._current_fx_name, _RANK_ZERO.rank = before, rank
+            self.model._current_fx_name = before
 
     def count_step(self) -> None:
         """One optimiser step was taken."""

@@ -18,6 +18,7 @@ from lightning_fl.engine.hooks import Hook, Hooks
 from lightning_fl.engine.learner import Learner, changes
 from lightning_fl.engine.profile import BOOKKEEPING, DATA, FORWARD, OPTIMIZER, SET_UP, timed_items
 from lightning_fl.engine.turn.amounts import TurnLength, turn_report
+from lightning_fl.engine.turn.callback_states import CallbackStates
 from lightning_fl.engine.turn.correction import Correction
 from lightning_fl.engine.turn.evaluation import EvaluationLoop
 from lightning_fl.engine.turn.metric_states import MetricStates
@@ -111,6 +112,7 @@ class TrainingLoop(EvaluationLoop):
             self.federation.lay_out(self.flat, moved)
             self.optimization.look_at_parameters()
         self.metric_states = MetricStates(self.module, self.federation)
+        self.callback_states = CallbackStates(self.module_trainer, self.flat, self.federation)
         self._generators = held_generators(*self.module.modules())
         missing = self.flat.missing()
         if missing:
@@ -168,7 +170,10 @@ class TrainingLoop(EvaluationLoop):
         try:
             with self.profiler.profile(BOOKKEEPING):
                 self.metric_states.begin(client)
-                report = self._train(client, start, state, purpose, own, work, correct_)
+                if start is not None:
+                    self.load(client, start, own)
+                with self.callback_states.turn(client, keep=own, trained=True):
+                    report = self._train(client, state, purpose, own, work, correct_)
                 self.metric_states.end(client, keep=own)
         finally:  # what hooks freeze and unfreeze holds for all from the next round on
             changed = self.flat.frozen_since(trainable)
@@ -179,7 +184,6 @@ class TrainingLoop(EvaluationLoop):
     def _train(
         self,
         client: int,
-        start: Weights | None,
         state: ClientState,
         purpose: str,
         own: bool,
@@ -197,8 +201,6 @@ class TrainingLoop(EvaluationLoop):
         # An elementwise correction asks for no gradients at other weights.
         again = correct_ is not None and not self.learner.elementwise
         with profile(SET_UP):
-            if start is not None:
-                self.load(client, start, own)
             self.generators = self.seed(*path)
             if again:
                 self.draws = DrawStates([*self.generators, *self._generators])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from test_stacked_clients import SIZES, Doubles, Network, fit
 from tiny import TinyModule, regression_set
 from torch import nn
@@ -84,6 +85,9 @@ def test_manual_optimisation_and_all_else_that_is_wrong_in_one_message(tmp_path)
             super().__init__()
             self.automatic_optimization = False
 
+        def configure_callbacks(self):
+            return EMAWeightAveraging()
+
     class Watches(Callback):
         def on_client_step_end(self, trainer: Any, client: int, num_steps: int) -> None: ...
 
@@ -91,6 +95,7 @@ def test_manual_optimisation_and_all_else_that_is_wrong_in_one_message(tmp_path)
     with pytest.raises(
         ConfigurationError,
         match=r"stacked_clients=3 cannot train the clients of Manual at once: it optimises manually;"
+        r" it overrides on_train_epoch_end, on_train_batch_end; its callback EMAWeightAveraging keeps a state;"
         r" LocalMixup takes part in every step \(around_training_step\);"
         r" Watches takes part in every step \(on_client_step_end\);"
         r" trainer.optimizer_state=keep goes on with each client's own optimiser\. Set trainer.stacked_clients=1",

@@ -1,0 +1,153 @@
+"""States of a module's callbacks (``configure_callbacks``) by Lightning's checkpoint hooks: each client's own."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+
+from lightning_fl.engine.client import packed
+from lightning_fl.engine.federation import Federation
+from lightning_fl.engine.turn.module_callbacks import LIGHTNING, OF_STATE
+from lightning_fl.engine.turn.module_trainer import ModuleTrainer
+from lightning_fl.engine.weights.flat import FlatModule
+from lightning_fl.lightning_types import rank_seen
+
+__all__ = ["CallbackStates", "averaged_weights"]
+
+#: The client store that holds them, as checkpoints that have only what the callbacks put there.
+_STORE = "callback_states"
+#: Stands in such a checkpoint for the module's own ``state_dict``.
+_OF_MODULE = "the module's weights"
+#: What says in such a checkpoint that ``state_dict`` is an average.
+_AVERAGE = "averaging_state"
+#: A callback's attribute: the state with which a fit began.
+_PRISTINE = "_state_before_fit"
+
+
+class CallbackStates:
+    """Saves and loads the states of callbacks around each client's turn, as Lightning does around a restart.
+
+    What a callback has as the fit begins, with the weights that it is given, is the state of a client without one. An
+    evaluation from no checkpoint leaves callbacks that have been in no fit as they were made, as Lightning does.
+
+    Args:
+        module_trainer: with the module and its callbacks; of a fit at the end of ``on_train_start``.
+        flat: the module's flat weights.
+        federation: holds the clients' stores.
+
+    Raises:
+        ConfigurationError: a checkpoint cannot hold what a callback saves.
+    """
+
+    def __init__(self, module_trainer: ModuleTrainer, flat: FlatModule, federation: Federation) -> None:
+        self._trainer, self._flat, self._federation = module_trainer, flat, federation
+        watching = module_trainer.watching
+        found = {id(callback): callback for hook in OF_STATE for callback in watching.get(hook, ())}
+        self.callbacks: dict[str, Any] = {f"{n} {one.state_key}": one for n, one in enumerate(found.values())}
+        self._numbers = {name: _numbers(callback) for name, callback in self.callbacks.items()}
+        self._in_turn = False
+        self._pristine: dict[str, Any] = {}
+        if module_trainer.state.fn == TrainerFn.FITTING and found:
+            self._pristine = self._saved() | {"state_dict": _OF_MODULE}
+            for callback in found.values():
+                setattr(callback, _PRISTINE, self._pristine)
+        elif found:
+            self._pristine = getattr(next(iter(found.values())), _PRISTINE, {})
+
+    @property
+    def averages(self) -> bool:
+        """Whether one of them is Lightning's ``WeightAveraging``, see :func:`averaged_weights`."""
+        return _AVERAGE in self._pristine
+
+    def of_run(self, hook: str) -> bool:
+        """Whether a callback with a state has a hook that is otherwise called once for all clients."""
+        of_hook = map(id, self._trainer.watching.get(hook, ()))
+        return not {id(callback) for callback in self.callbacks.values()}.isdisjoint(of_hook)
+
+    @contextmanager
+    def turn(self, client: int, *, keep: bool, trained: bool = False) -> Iterator[None]:
+        """The callbacks have a client's state.
+
+        Args:
+            client: whose turn it is; the module has its weights.
+            keep: it goes on from what the callbacks have at the end.
+            trained: the turn trains the module.
+        """
+        before = self._federation.client_stores.get(_STORE, {}).get(client, self._pristine)
+        if not (self.callbacks and before and (self._pristine or self._trainer.ckpt_path)):
+            yield
+            return
+        outer, self._in_turn = self._saved() if self._in_turn else None, True
+        evaluated = {} if trained else {"state_dict": _OF_MODULE}  # whose weights are the ones that are evaluated
+        try:
+            self._load(before | evaluated)
+            yield
+            if keep:
+                state = self._saved() | ({} if trained else {"state_dict": before["state_dict"]})
+                self._federation.client_store(_STORE)[client] = state
+        finally:
+            self._in_turn = outer is not None
+            if outer is not None:
+                self._load(outer)
+
+    def _saved(self) -> dict[str, Any]:
+        """A checkpoint, as plain values and tensors of its own on the CPU."""
+        weights = self._trainer.model.state_dict()
+        own = dict(weights)
+        states = {name: callback.state_dict() for name, callback in self.callbacks.items()}
+        checkpoint: dict[str, Any] = {
+            "epoch": self._trainer.current_epoch,
+            "global_step": self._trainer.global_step,
+            "state_dict": weights,
+            "callbacks": states,
+        }
+        self._call("on_save_checkpoint", checkpoint)
+        kept = {name: _OF_MODULE if _same(value, own) else value for name, value in checkpoint.items()}
+        names = ", ".join(type(callback).__name__ for callback in self.callbacks.values())
+        return packed(_copied(kept, "cpu"), f"the module's {names}")
+
+    def _load(self, state: dict[str, Any]) -> None:
+        for name, callback in self.callbacks.items():
+            vars(callback).update(self._numbers[name])
+        present = self._flat.collect().clone()
+        module = self._trainer.model
+        state = {
+            name: module.state_dict() if isinstance(value, str) and value == _OF_MODULE else value
+            for name, value in state.items()
+        }
+        self._call("on_load_checkpoint", _copied(state, module.device))
+        self._flat.load(present)
+        for name, callback in self.callbacks.items():
+            callback.load_state_dict(_copied(state["callbacks"].get(name, {}), module.device))
+
+    def _call(self, hook: str, checkpoint: dict[str, Any]) -> None:
+        for callback in self.callbacks.values():
+            method = getattr(callback, hook)
+            # Lightning's own tell rank zero of it, which is too much in every turn.
+            with rank_seen(int(method.__module__.startswith(LIGHTNING))):
+                method(self._trainer, self._trainer.model, checkpoint)
+
+
+def averaged_weights(federation: Federation, client: int) -> Mapping[str, Tensor]:
+    """The average over its steps that Lightning's ``WeightAveraging`` keeps for a hosted client; empty without one."""
+    state = federation.client_stores.get(_STORE, {}).get(client, {})
+    return {} if _AVERAGE not in state or state["state_dict"] == _OF_MODULE else state["state_dict"]
+
+
+def _copied(value: Any, device: Any) -> Any:
+    def own(one: Tensor | np.ndarray) -> Tensor | np.ndarray:
+        return one.copy() if isinstance(one, np.ndarray) else one.detach().to(device, copy=True)
+
+    return apply_to_collection(value, (Tensor, np.ndarray), own)
+
+
+def _numbers(callback: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(callback).items() if isinstance(value, bool | int | float | str | None)}
+
+
+def _same(value: Any, own: dict[str, Tensor]) -> bool:
+    return isinstance(value, Mapping) and value.keys() == own.keys() and all(value[k] is own[k] for k in own)
