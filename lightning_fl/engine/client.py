@@ -15,17 +15,7 @@ from lightning_fl.errors import ConfigurationError
 from lightning_fl.messages import sendable
 from lightning_fl.metrics import LoggedValue
 
-__all__ = [
-    "ClientReport",
-    "ClientState",
-    "ClientTurn",
-    "ClientUpdate",
-    "LocalWork",
-    "Phase",
-    "TurnServices",
-    "packed",
-    "unpacked",
-]
+__all__ = ["ClientReport", "ClientState", "ClientTurn", "ClientUpdate", "LocalWork", "Phase", "packed", "unpacked"]
 
 #: What :class:`Weights` are kept under in a checkpoint.
 _WEIGHTS = "flat_weights"
@@ -147,7 +137,7 @@ class ClientUpdate:
     weight: float | None = None
 
 
-class TurnServices(Protocol):
+class _Services(Protocol):
     """What the loop that takes turns does for a strategy: the methods of :class:`ClientTurn` of the same names."""
 
     def train_again(
@@ -157,29 +147,14 @@ class TurnServices(Protocol):
         purpose: str,
         work: LocalWork | None,
         correct_: Callable[[Weights, Weights], None] | None,
-    ) -> Weights:
-        """:meth:`ClientTurn.train`."""
-
-    def loss_at(self, turn: "ClientTurn", weights: Weights) -> float:
-        """:meth:`ClientTurn.training_loss`."""
-
-    def metrics_at(self, turn: "ClientTurn", weights: Weights) -> dict[str, LoggedValue]:
-        """:meth:`ClientTurn.training_metrics`."""
-
-    def step_gradient(self, turn: "ClientTurn", weights: Weights, part: int, buffers: Weights | None) -> Weights:
-        """:meth:`ClientTurn.step_gradient`."""
-
-    def batch_gradient(self, turn: "ClientTurn", weights: Weights, purpose: str) -> Weights:
-        """:meth:`ClientTurn.batch_gradient`."""
-
-    def with_personal_layers(self, turn: "ClientTurn", weights: Weights) -> Weights:
-        """:meth:`ClientTurn.with_personal_layers`."""
-
-    def second_step(self, turn: "ClientTurn", name: str, gradient: Weights) -> None:
-        """:meth:`ClientTurn.second_step`."""
-
-    def learning_rate(self, turn: "ClientTurn") -> float:
-        """:attr:`ClientTurn.learning_rate`."""
+    ) -> Weights: ...
+    def loss_at(self, turn: "ClientTurn", weights: Weights) -> float: ...
+    def metrics_at(self, turn: "ClientTurn", weights: Weights) -> dict[str, LoggedValue]: ...
+    def step_gradient(self, turn: "ClientTurn", weights: Weights, part: int, buffers: Weights | None) -> Weights: ...
+    def batch_gradient(self, turn: "ClientTurn", weights: Weights, purpose: str) -> Weights: ...
+    def with_personal_layers(self, turn: "ClientTurn", weights: Weights) -> Weights: ...
+    def second_step(self, turn: "ClientTurn", name: str, gradient: Weights) -> None: ...
+    def learning_rate(self, turn: "ClientTurn") -> float: ...
 
 
 @dataclass(eq=False)
@@ -216,7 +191,7 @@ class ClientTurn:
     model_state: dict[str, Any]
     spans: list[Span]
     buffers: list[Span]
-    services: TurnServices
+    services: _Services
     measured: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     report: ClientReport | None = None
     optimizers: list[Optimizer] = field(default_factory=list)

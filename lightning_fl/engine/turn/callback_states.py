@@ -48,15 +48,16 @@ class CallbackStates:
         watching = module_trainer.watching
         found = {id(callback): callback for hook in OF_STATE for callback in watching.get(hook, ())}
         self.callbacks: dict[str, Any] = {f"{n} {one.state_key}": one for n, one in enumerate(found.values())}
-        self._numbers = {name: _numbers(callback) for name, callback in self.callbacks.items()}
+        self._numbers = {  # and the like, which they do not save
+            name: {key: value for key, value in vars(callback).items() if isinstance(value, int | float | str | None)}
+            for name, callback in self.callbacks.items()
+        }
         self._in_turn = False
-        self._pristine: dict[str, Any] = {}
-        if module_trainer.state.fn == TrainerFn.FITTING and found:
-            self._pristine = self._saved() | {"state_dict": _OF_MODULE}
+        if found and module_trainer.state.fn == TrainerFn.FITTING:
+            pristine = self._saved() | {"state_dict": _OF_MODULE}
             for callback in found.values():
-                setattr(callback, _PRISTINE, self._pristine)
-        elif found:
-            self._pristine = getattr(next(iter(found.values())), _PRISTINE, {})
+                setattr(callback, _PRISTINE, pristine)
+        self._pristine: dict[str, Any] = next((getattr(one, _PRISTINE, {}) for one in found.values()), {})
 
     @property
     def averages(self) -> bool:
@@ -65,8 +66,7 @@ class CallbackStates:
 
     def of_run(self, hook: str) -> bool:
         """Whether a callback with a state has a hook that is otherwise called once for all clients."""
-        of_hook = map(id, self._trainer.watching.get(hook, ()))
-        return not {id(callback) for callback in self.callbacks.values()}.isdisjoint(of_hook)
+        return any(callback in self.callbacks.values() for callback in self._trainer.watching.get(hook, ()))
 
     @contextmanager
     def turn(self, client: int, *, keep: bool, trained: bool = False) -> Iterator[None]:
@@ -99,12 +99,8 @@ class CallbackStates:
         weights = self._trainer.model.state_dict()
         own = dict(weights)
         states = {name: callback.state_dict() for name, callback in self.callbacks.items()}
-        checkpoint: dict[str, Any] = {
-            "epoch": self._trainer.current_epoch,
-            "global_step": self._trainer.global_step,
-            "state_dict": weights,
-            "callbacks": states,
-        }
+        now = {"epoch": self._trainer.current_epoch, "global_step": self._trainer.global_step}
+        checkpoint: dict[str, Any] = {**now, "state_dict": weights, "callbacks": states}
         self._call("on_save_checkpoint", checkpoint)
         kept = {name: _OF_MODULE if _same(value, own) else value for name, value in checkpoint.items()}
         names = ", ".join(type(callback).__name__ for callback in self.callbacks.values())
@@ -113,8 +109,7 @@ class CallbackStates:
     def _load(self, state: dict[str, Any]) -> None:
         for name, callback in self.callbacks.items():
             vars(callback).update(self._numbers[name])
-        present = self._flat.collect().clone()
-        module = self._trainer.model
+        present, module = self._flat.collect().clone(), self._trainer.model
         state = {
             name: module.state_dict() if isinstance(value, str) and value == _OF_MODULE else value
             for name, value in state.items()
@@ -143,10 +138,6 @@ def _copied(value: Any, device: Any) -> Any:
         return one.copy() if isinstance(one, np.ndarray) else one.detach().to(device, copy=True)
 
     return apply_to_collection(value, (Tensor, np.ndarray), own)
-
-
-def _numbers(callback: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(callback).items() if isinstance(value, bool | int | float | str | None)}
 
 
 def _same(value: Any, own: dict[str, Tensor]) -> bool:

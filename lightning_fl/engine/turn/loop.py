@@ -1,7 +1,7 @@
 """One client's turn, as its strategy sees it."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -9,7 +9,6 @@ import torch
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
-from torchmetrics import Metric
 
 from lightning_fl.cohort import Participant
 from lightning_fl.engine.client import ClientReport, ClientState, ClientTurn, LocalWork, Phase, unpacked
@@ -44,7 +43,6 @@ class LocalLoop(TrainingLoop):
         #: Model, ``None`` for mixtures -> client -> what it has measured in this round.
         self.measured: dict[int | None, dict[int, dict[str, float]]] = {}
         self._second: dict[str, SecondOptimizer] = {}
-        self._has_metrics: bool | None = None
         self._gradient: FlatGradient | None = None
 
     def model_of(self, participant: Participant) -> int | None:
@@ -318,7 +316,7 @@ class LocalLoop(TrainingLoop):
             copy_spans_(self.flat.weights, buffers, turn.buffers)
         collector, shim.collector = shim.collector, LogCollector()  # what is logged in between goes nowhere
         try:
-            with self._metrics_kept():
+            with kept_metrics(self.module) if self.metric_states.metrics else nullcontext():
                 found = gradient.of(self._losses(self.step_batches, part), 1 / self.settings.accumulate_grad_batches)
             if buffers is not None:
                 copy_spans_(buffers, self.flat.collect(), turn.buffers)
@@ -365,11 +363,6 @@ class LocalLoop(TrainingLoop):
                 loss = self.loss(output, "client_loss" in self.own_steps)
             if loss is not None:
                 yield loss
-
-    def _metrics_kept(self) -> AbstractContextManager[None]:
-        if self._has_metrics is None:
-            self._has_metrics = any(isinstance(part, Metric) for part in self.module.modules())
-        return kept_metrics(self.module) if self._has_metrics else nullcontext()
 
     def learning_rate(self, turn: ClientTurn) -> float:
         """:attr:`ClientTurn.learning_rate`."""

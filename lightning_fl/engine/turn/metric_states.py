@@ -37,15 +37,15 @@ class MetricStates:
 
     def __init__(self, module: LightningModule, federation: Federation) -> None:
         self._federation = federation
-        self._metrics = {name: one for name, one in module.named_modules() if isinstance(one, Metric)}
-        self._pristine = {name: _state(metric) for name, metric in self._metrics.items()}
+        self.metrics = {name: one for name, one in module.named_modules() if isinstance(one, Metric)}
+        self._pristine = {name: _state(metric) for name, metric in self.metrics.items()}
         #: What tells by its identity that a metric has counted: all but its states, which ``reset`` makes anew.
-        self._marks = {name: self._mark(name) for name in self._metrics}
+        self._marks = {name: self._mark(name) for name in self.metrics}
         self._owner: int | None = None
 
     def begin(self, client: int) -> None:
         """The turn of a client begins: the metrics have its states."""
-        if not self._metrics:
+        if not self.metrics:
             return
         if client != self._owner:
             self._give(self._store.get(client, {}))
@@ -58,9 +58,9 @@ class MetricStates:
             client: whose.
             keep: it goes on from what the metrics have counted; else from what they had counted before the turn.
         """
-        if not self._metrics or not keep:
+        if not self.metrics or not keep:
             return
-        changed = {name: _state(metric) for name, metric in self._metrics.items() if self._changed(name, metric)}
+        changed = {name: _state(metric) for name, metric in self.metrics.items() if self._changed(name, metric)}
         if changed or client in self._store:
             self._federation.client_store(_STORE)[client] = changed
         self._owner = client
@@ -73,11 +73,11 @@ class MetricStates:
             yield
             return
         for name, state in kept.items():
-            if not self._changed(name, self._metrics[name]):
-                _put(self._metrics[name], state)
+            if not self._changed(name, self.metrics[name]):
+                _put(self.metrics[name], state)
                 self._owner = None
         yield
-        reset = {name for name in kept if not self._changed(name, self._metrics[name])}
+        reset = {name for name in kept if not self._changed(name, self.metrics[name])}
         if reset:
             store = self._federation.client_store(_STORE)
             for client, states in store.items():
@@ -88,7 +88,7 @@ class MetricStates:
         return self._federation.client_stores.get(_STORE, {})
 
     def _give(self, states: dict[str, _State]) -> None:
-        for name, metric in self._metrics.items():
+        for name, metric in self.metrics.items():
             if name in states:
                 _put(metric, states[name])
             elif self._changed(name, metric):
@@ -96,7 +96,7 @@ class MetricStates:
                 self._marks[name] = self._mark(name)
 
     def _mark(self, name: str) -> _State:
-        own, states = vars(self._metrics[name]), self._metrics[name]._defaults
+        own, states = vars(self.metrics[name]), self.metrics[name]._defaults
         return {key: own[key] for key in self._pristine[name] if key not in states}
 
     def _changed(self, name: str, metric: Metric) -> bool:
