@@ -43,16 +43,10 @@ Reading = Callable[[ClientBatches], Iterator[SizedBatch]]
 
 #: Hooks that are called once for all clients, with their stages.
 _HOOKS_OF_RUN: dict[str, tuple[TrainerFn, RunningStage]] = {
-    "on_train_start": (TrainerFn.FITTING, RunningStage.TRAINING),
-    "on_train_end": (TrainerFn.FITTING, RunningStage.TRAINING),
-    "on_fit_end": (TrainerFn.FITTING, RunningStage.TRAINING),
-    "on_validation_start": (TrainerFn.VALIDATING, RunningStage.VALIDATING),
-    "on_validation_end": (TrainerFn.VALIDATING, RunningStage.VALIDATING),
-    "on_test_start": (TrainerFn.TESTING, RunningStage.TESTING),
-    "on_test_end": (TrainerFn.TESTING, RunningStage.TESTING),
-    "on_predict_start": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
-    "on_predict_end": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
-}
+    f"on_{word}_{moment}": (fn, stage)
+    for fn, stage, word in (*_STAGES.values(), (TrainerFn.PREDICTING, RunningStage.PREDICTING, "predict"))
+    for moment in ("start", "end")
+} | dict.fromkeys(("on_train_start", "on_train_end", "on_fit_end"), (TrainerFn.FITTING, RunningStage.TRAINING))
 #: Those of them that a fit calls in every round.
 _HOOKS_OF_ROUND = frozenset({"on_validation_start", "on_validation_end"})
 

@@ -135,15 +135,11 @@ def _is_plain(value: Any) -> bool:
 @contextmanager
 def kept_metrics(module: LightningModule) -> Iterator[None]:
     """What a module's torchmetrics have counted is afterwards what it was before."""
-    metrics = [(metric, _present(metric)) for metric in module.modules() if isinstance(metric, Metric)]
+    cached = ("_update_count", "_computed", "_forward_cache")
+    metrics = [metric for metric in module.modules() if isinstance(metric, Metric)]
+    kept = [{**metric._copy_state_dict(), **{name: vars(metric)[name] for name in cached}} for metric in metrics]
     try:
         yield
     finally:
-        for metric, state in metrics:
+        for metric, state in zip(metrics, kept, strict=True):
             vars(metric).update(state)
-
-
-def _present(metric: Metric) -> dict[str, Any]:
-    """What a metric has counted, as attributes."""
-    cached = {name: vars(metric)[name] for name in ("_update_count", "_computed", "_forward_cache")}
-    return {**metric._copy_state_dict(), **cached}
