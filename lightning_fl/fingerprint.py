@@ -104,7 +104,7 @@ def identity_of(trainer: TrainerSurface, module: Any, data: FederatedDataModule)
         module: the user's.
         data: set up.
     """
-    shown = {type(callback).__name__ for callback in trainer.callbacks if callback.only_shows}
+    shown = {name for name, callback in trainer.named_callbacks() if callback.only_shows}
     found = {
         name: value
         for name, value in _recipe_of(trainer, module).items()
@@ -157,19 +157,19 @@ def _only_trains(name: str) -> bool:
 
 def _recipe_of(trainer: TrainerSurface, module: Any) -> dict[str, Any]:
     """Settings, strategy, callbacks and the module's hyper-parameters."""
-    callbacks = [callback for callback in trainer.callbacks if type(callback).__name__ not in _OWN_CALLBACKS]
+    callbacks = {name: one for name, one in trainer.named_callbacks() if type(one).__name__ not in _OWN_CALLBACKS}
     common: dict[str, Any] = {
         "lightning-fl's version": __version__,
         **{f"trainer.{name}": value for name, value in asdict(trainer.settings).items() if name not in _OF_A_RANK},
         "trainer.precision": trainer.fabric._precision.precision,
         "trainer.strategy": type(trainer.strategy).__name__,
         **_arguments("trainer.strategy", trainer.strategy),
-        "trainer.callbacks": ", ".join(type(callback).__name__ for callback in callbacks),
+        "trainer.callbacks": ", ".join(type(callback).__name__ for callback in callbacks.values()),
         "model": type(module).__name__,
         **{f"model.{name}": value for name, value in dict(getattr(module, "hparams", {})).items()},
     }
-    for callback in callbacks:
-        common.update(_arguments(type(callback).__name__, callback))
+    for name, callback in callbacks.items():
+        common.update(_arguments(name, callback))
     return common
 
 

@@ -337,7 +337,7 @@ class TrainerSurface:
             "data": dict(self.data_digests),
             **self.federation.state_dict(self.processes),
             "layout": self.loop.flat.layout() if self.loop.flat.late else [],
-            "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks()},
+            "callbacks": {name: callback.state_dict() for name, callback in self.named_callbacks()},
         }
 
     def load_state_dict(self, state: dict[str, Any], *, weights_only: bool = False) -> None:
@@ -346,12 +346,12 @@ class TrainerSurface:
             self.federation.load_state_dict(state, self.loop.flat, self.processes, weights_only=weights_only)
         if weights_only:
             return
-        for name, callback in self._named_callbacks():
+        for name, callback in self.named_callbacks():
             if name in state["callbacks"]:
                 with _refusing(name, state):
                     callback.load_state_dict(state["callbacks"][name])
 
-    def _named_callbacks(self) -> list[tuple[str, Any]]:
+    def named_callbacks(self) -> list[tuple[str, Any]]:
         """Each callback with the name of its state: its class's, numbered where there are several."""
         seen: Counter[str] = Counter()
         named = []

@@ -19,6 +19,7 @@ from lightning_fl.callbacks import (
     Callback,
     DiscriminatorSettings,
     FedCollab,
+    LabelNoise,
     LearningCurves,
     LocalMixup,
     ModelCheckpoint,
@@ -200,14 +201,25 @@ def test_callbacks_are_compared_where_there_were_none_and_files_have_their_names
     assert found["trainer.callbacks"] == ["''", "'HCCT'"]
 
 
-def test_settings_within_a_callback_s_argument_are_compared(tmp_path: Path) -> None:
-    def coalitions(**of: Any) -> list[Callback]:
-        return [FedCollab(discriminator=DiscriminatorSettings(**of)), ModelCheckpoint(every_n_rounds=1)]
-
-    before = trainer(tmp_path, 1, callbacks=coalitions())
-    before.fit(module(), TinyClients())
-    last = Path(before.log_dir) / "checkpoints" / "last.ckpt"
-    assert list(goes_on(last, tmp_path, callbacks=coalitions(max_train=7))) == ["FedCollab.discriminator"]
+@pytest.mark.parametrize(
+    ("before", "now", "name"),
+    [
+        (
+            [FedCollab(discriminator=DiscriminatorSettings())],
+            [FedCollab(discriminator=DiscriminatorSettings(max_train=7))],
+            "FedCollab.discriminator",
+        ),
+        ([LabelNoise(std=1.0), LabelNoise(std=2.0)], [LabelNoise(std=3.0), LabelNoise(std=2.0)], "LabelNoise.std"),
+    ],
+)
+def test_settings_of_all_callbacks_are_compared(
+    before: list[Callback], now: list[Callback], name: str, tmp_path: Path
+) -> None:
+    """Also those within an argument, and of each of several callbacks of one class."""
+    run = trainer(tmp_path, 1, callbacks=[*before, ModelCheckpoint(every_n_rounds=1)])
+    run.fit(module(), TinyClients())
+    last = Path(run.log_dir) / "checkpoints" / "last.ckpt"
+    assert name in goes_on(last, tmp_path, callbacks=[*now, ModelCheckpoint(every_n_rounds=1)])
 
 
 def shifted(client: int) -> TinyClients:

@@ -225,3 +225,13 @@ def test_metrics_are_a_frame_of_clients_and_summaries():
     assert "<td>-</td>" in html
     assert summarize(reports).to_frame().index.tolist()[:3] == [0, 1, 2]
     assert summarize({}).to_frame().empty
+
+
+def test_long_lists_of_names_have_the_nearest_first_and_say_how_many_more() -> None:
+    names = [f"task_{number}/{name}" for number in range(40) for name in ("loss", "rmse", "r2")]
+    with pytest.raises(ConfigurationError) as caught:
+        monitored_metric(names, "task_37/rmsd", None, "X")
+    found = str(caught.value)
+    assert found.index("task_37/rmse") < found.index("task_27/rmse")
+    assert "and 100 more" in found
+    assert len(found) < 500

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fl.atomic import write_whole
-from lightning_fl.data.cards.lookup import file_sha256
+from lightning_fl.data.cards.catalogue import Card, available_cards, load_card
+from lightning_fl.data.cards.lookup import file_sha256, find_file
 from lightning_fl.errors import CheckpointError, ConfigurationError
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.shipped import find_recipe
@@ -265,13 +266,15 @@ def cells_of(study: Study, out: Path) -> list[Cell]:
         ConfigurationError: a recipe is not there or is no recipe.
     """
     cells = []
-    sums: dict[str, str] = {}
+    sums: dict[tuple[str, str | None], str] = {}
     for arm, place in study.places():
         recipe = find_recipe(study.arms[arm].recipe.format(**place))
         layers = study.layers(arm, place)
         read = load_recipe(recipe)
-        sums_of = {name: _sum_of(name, out, sums) for name in sorted(_names_in([read, *layers]))}
-        files = {name: total for name, total in sums_of.items() if total}
+        named = _texts_in([read, *layers])
+        root = next((text for key, text in sorted(named) if key == "data_root"), None)
+        names = sorted({text for key, text in named if key != "data_root"})
+        files = {name: total for name in names if (total := _sum_of(name, out, root, sums))}
         for seed in study.run_seeds:
             content = _plain(
                 {
@@ -292,39 +295,46 @@ def cells_of(study: Study, out: Path) -> list[Cell]:
     return cells
 
 
-def _names_in(layers: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The texts in settings of model, data and callbacks, which may name files."""
+def _texts_in(layers: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
+    """The texts in settings of model, data and callbacks, which may name files, each after its key."""
     found = set()
     for layer in layers:
         trainer = layer.get("trainer")
         found |= _texts(trainer.get("callbacks") if isinstance(trainer, Mapping) else None)
-        found |= _texts([value for key, value in layer.items() if key.startswith(("data", "model", "trainer.callb"))])
+        found |= _texts({key: of for key, of in layer.items() if key.startswith(("data", "model", "trainer.callb"))})
     return found
 
 
-def _texts(value: object) -> set[str]:
-    """The texts in nested settings; files in a ``data_root`` are compared with the sums in their cards."""
+def _texts(value: object, key: str = "") -> set[tuple[str, str]]:
     if isinstance(value, Mapping):
-        value = [part for key, part in value.items() if key != "data_root"]
+        return set().union(*(_texts(part, str(name).rpartition(".")[2]) for name, part in value.items()))
     if isinstance(value, list):
-        return set().union(*map(_texts, value))
-    return {value} if isinstance(value, str) else set()
+        return set().union(*(_texts(part, key) for part in value))
+    return {(key, value)} if isinstance(value, str) else set()
 
 
-def _sum_of(name: str, out: Path, known: dict[str, str]) -> str:
-    """What a file holds, or which files of which sizes and times a folder; "" where there is nothing.
+def _sum_of(name: str, out: Path, data_root: str | None, known: dict[tuple[str, str | None], str]) -> str:
+    """What a file or a card's files hold, or which files of which sizes and times a folder; "" where there is nothing.
 
-    A folder that the study writes into says nothing.
+    A folder that the study writes into says nothing, nor do files that are as their card describes them.
     """
-    if name not in known:
-        known[name] = ""
+    key = (name, data_root)
+    if key not in known:
+        known[key] = ""
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # a text that is no name, or nobody may read it
             path = Path(name).expanduser()
             if path.is_file():
-                known[name] = file_sha256(path)
+                known[key] = file_sha256(path)
             elif path.is_dir() and not out.resolve().is_relative_to(path.resolve()):
-                known[name] = _folder_sum(path)
-    return known[name]
+                known[key] = _folder_sum(path)
+            elif name in available_cards():
+                known[key] = _card_sum(load_card(name), data_root)
+    return known[key]
+
+
+def _card_sum(card: Card, data_root: str | None) -> str:
+    found = [find_file(card, file, data_root=data_root, allow_download=False) for file in card.files]
+    return " ".join(file.sha256 for file in found if not file.verified)
 
 
 def _folder_sum(folder: Path) -> str:

@@ -44,6 +44,12 @@ def fit(model, data, callbacks=(), **trainer):
     return Path("runs/version_0")
 
 
+def away(run, data):
+    """The run in another folder, without the data that it was trained on."""
+    Path(data).unlink()
+    return run.rename("moved")
+
+
 def write_molecules(path, lengths, header="smiles,activity,lab"):
     rows = [f"{'C' * length}{end},{0.3 * length:.2f},{end}" for length in lengths for end in "ONF"]
     Path(path).write_text("\n".join([header, *rows]) + "\n")
@@ -276,6 +282,15 @@ def test_files_that_are_none(run, command, name, content, message):
     assert not Path("p.csv").exists()
 
 
+def test_a_run_has_the_models_that_its_record_counts(run):
+    before = predict(run, ["CCO"])
+    (run / "models" / "shared_5.ckpt").write_bytes(b"of another run")
+    assert predict(run, ["CCO"]).equals(before)
+    (run / "models" / "shared_0.ckpt").unlink()
+    with pytest.raises(CheckpointError, match=r"shared_0\.ckpt is missing"):
+        predict(run, ["CCO"])
+
+
 def test_runs_that_are_none(run, command):
     assert command("predict", "nowhere", "new.csv")[2].startswith("error: nowhere is not a folder: give a run's")
     code, _, err = command("predict", run)
@@ -350,7 +365,7 @@ def test_tables(command):
         "class_path": "ClassificationModel",
         "init_args": {"network": "mlp", "hidden_sizes": [4], "num_classes": 2, "in_shape": [3]},
     }
-    run = fit(model, {"class_path": "TableData", "init_args": data})
+    run = away(fit(model, {"class_path": "TableData", "init_args": data}), "ill.csv")
     Path("new.csv").write_text("who,site,age\n1,a,61\n2,c,40\n3,b,\n4,b,old\n")
     code, out, err = command("predict", run, "new.csv")
     assert code == 0, err
@@ -387,7 +402,7 @@ def test_images(command):
         "class_path": "ClassificationModel",
         "init_args": {"network": "mlp", "hidden_sizes": [4], "num_classes": 3, "in_shape": [1, 4, 4]},
     }
-    run = fit(model, {"class_path": "ImageData", "init_args": data})
+    run = away(fit(model, {"class_path": "ImageData", "init_args": data}), "scans.npz")
     known = json.loads((run / "summary.json").read_text())["data"]["normalization"]
     new = rng.integers(0, 256, (5, 4, 4), dtype=np.uint8)
     floats = (torch.from_numpy(new[:, None]) / 255 - known["mean"][0]) / known["std"][0]

@@ -4,6 +4,7 @@ import pytest
 import yaml
 from study_tiny import TINY, finish, tiny_cells, write_study
 
+from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.errors import ConfigurationError
 from lightning_fl.study.cells import cells_of
 
@@ -81,6 +82,23 @@ def test_other_data_under_the_same_name_make_another_cell(tmp_path, kind):
     assert other[0].finished() is None
     assert other[0].data_changed()
     assert not other[1].data_changed()
+
+
+@pytest.mark.parametrize("root", ["LIGHTNING_FL_DATA", "data.data_root"])
+def test_other_files_than_a_card_describes_make_another_cell(tmp_path, monkeypatch, root):
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    overrides = {"data.name": "esol"}
+    if root == "LIGHTNING_FL_DATA":
+        monkeypatch.setenv(root, str(folder))
+    else:
+        overrides[root] = str(folder)
+    folders = []
+    for content in ("a\n1\n", "a\n2\n"):
+        (folder / load_card("esol").files[0].name).write_text(content)
+        _, found = tiny_cells(tmp_path, scale="s", scales={"s": {"overrides": overrides}})
+        folders.append(found[0].folder)
+    assert folders[0] != folders[1]
 
 
 def test_a_recipe_that_is_not_there(tmp_path):
