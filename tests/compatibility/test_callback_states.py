@@ -14,6 +14,7 @@ from torch import Tensor
 from lightning_fl.callbacks import BestClientModels, Callback
 from lightning_fl.engine.client import LocalWork
 from lightning_fl.errors import ConfigurationError
+from lightning_fl.strategies import APFL, Ditto
 
 _DECAY = 0.8
 
@@ -245,6 +246,16 @@ def test_each_clients_best_model_is_its_average(tmp_path: Path) -> None:
     trainer = federated_trainer(tmp_path, max_rounds=2, callbacks=[best], local_steps=2)
     trainer.fit(module, data)
     assert trainer.test(module, data)["weight"].clients == pytest.approx(_averages(module.steps), rel=1e-6)
+
+
+@pytest.mark.parametrize("strategy", [Ditto, APFL])
+def test_a_strategy_that_evaluates_other_weights_goes_on_doing_so(strategy: Any, tmp_path: Path) -> None:
+    found = []
+    for brought in ("ema", None):
+        trainer = federated_trainer(tmp_path, max_rounds=2, strategy=strategy())
+        trainer.fit(make(_module(brought)), Clients((8, 4)))
+        found.append(trainer.metrics["val"]["weight"].clients)
+    assert found[0] == found[1]
 
 
 def test_a_state_that_no_checkpoint_holds_is_refused_before_training(tmp_path: Path) -> None:

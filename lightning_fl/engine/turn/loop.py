@@ -124,7 +124,7 @@ class LocalLoop(TrainingLoop):
         own = "evaluation_weights" in self.own_steps
         if client in final or not self.processes.hosts(client):
             return model
-        average = averaged_weights(federation, client)
+        average = {} if own else averaged_weights(federation, client)
         if average:
             model = model.clone()
             for span in self.flat.spans():
