@@ -246,10 +246,9 @@ def _mix(trainer: FederatedTrainer, shared: list[Path], out: Path | None, monito
     importance = importance_weights(name, values, metric.higher_is_better)
     mixture = mixture_weights(values, metric.higher_is_better)
     personal_weights = _mixture(trainer, shared, mixture.tolist())
-    try:
+    uniform = [ClientReport()] * len(reports[0])
+    if values.isfinite().all():  # a model that diverged is no reason to refuse one in which it has no part
         uniform = _evaluate(trainer, _mixture(trainer, shared, [1.0] * len(shared)))
-    except CheckpointError:  # a model that diverged is no reason to refuse one in which it has no part
-        uniform = [ClientReport()] * len(reports[0])
     personal = _evaluate(trainer, personal_weights)
     if out is not None:
         trainer.loop.flat.load(personal_weights)

@@ -180,6 +180,7 @@ class TrainerSurface:
     fitting = _Of[bool]("round")
     round_work = _Of[LocalWork | None]("round", "work")
     round_metrics = _Of[dict[str, float]]("round", "logged")
+    trained = _Of[dict[Participant, str]]("round")
     participant = _Of[Participant | None]("round")
     client_reports = _Of[dict[int, ClientReport]]("round", "reports")
     survivors = _Of[set[int]]("round")

@@ -41,7 +41,7 @@ def test_the_state_is_read_and_written_on_the_trainer(tmp_path: Path) -> None:
     trainer.fit(TinyModule(), TinyClients())
     for field in fields(Federation):
         name = field.name.lstrip("_")
-        if name != "means":
+        if name not in ("means", "identities"):  # what is computed from the others
             assert getattr(trainer, name) is getattr(trainer.federation, name), name
     assert trainer.current_round == 1
     trainer.resting_clients = {1}

@@ -95,7 +95,7 @@ def test_a_name_belongs_to_one_class():
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
-        ("fedvg", r"'fedvg' is not a federated strategy \(did you mean 'fedavg'\?\). Registered are: .*fedavg_spawn"),
+        ("fedvg", r"'fedvg' is not a federated strategy \(did you mean 'fedavg'\?\). Registered are: .*fedavgm, "),
         ("ddp", "'ddp' is not a federated strategy"),
         ("torch.nn.Linear", "'torch.nn.Linear' is not a federated strategy.*named by its module, as in my_package"),
         ("no_such.Thing", "'no_such.Thing' cannot be imported: No module named 'no_such'"),

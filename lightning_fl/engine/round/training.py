@@ -55,7 +55,7 @@ def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = N
 
     def add(participant: Participant, update: ClientUpdate) -> None:
         own = _own_weights(loop, participant, parts[participant], update.weight)
-        if len(own) > 1 or update.vectors:
+        if len(own) > 1:
             for model, weight in own.items():
                 sums[model].check(update, weight)
         for model, weight in own.items():
@@ -244,11 +244,25 @@ class _Sums:
             total.check(update.vectors[name], update.scale * (weight / self._planned))
 
     def add_all_(self, updates: Sequence[tuple[ClientUpdate, float]]) -> None:
-        """Add what clients hand over, each with its weight before it is scaled."""
+        """Add what clients hand over, each with its weight before it is scaled.
+
+        Raises:
+            TrainingError: weights or vectors are not finite, or too large. Nothing is added.
+        """
         terms = [(update, update.scale * (weight / self._planned)) for update, weight in updates if update.scale]
-        self._weights.add_all_([(update.weights, weight) for update, weight in terms])
-        for name, total in self._vectors.items():
-            total.add_all_([(update.vectors[name], weight) for update, weight in terms])
+        vectors = [
+            (total, [(update.vectors[name], weight) for update, weight in terms])
+            for name, total in self._vectors.items()
+        ]
+        added: list[tuple[WeightedSum | SoleContribution, list[tuple[Weights, float]]]] = []
+        try:  # cheaper than a check of all beforehand, for which a GPU would be waited for
+            for total, of_total in [*vectors, (self._weights, [(update.weights, weight) for update, weight in terms])]:
+                total.add_all_(of_total)
+                added.append((total, of_total))
+        except TrainingError:
+            for total, of_total in added:
+                total.take_back_(of_total)
+            raise
 
     def average(self, parts: _Parts, arrived: Mapping[Participant, ClientReport]) -> Weights:
         """The next shared model; one whose participants all failed, or left themselves out, stays as it is."""

@@ -162,7 +162,7 @@ def combined(base: Weights, terms: Sequence[tuple[float, Weights]], spans: Seque
 
 def copy_spans_(weights: Weights, other: Weights, spans: Sequence[Span]) -> Weights:
     """Overwrite the entries of some parameters and buffers by those of other weights."""
-    for span in joined(spans):
+    for span in spans:
         part = slice(span.begin, span.end)
         weights.vectors[span.dtype][part] = other.vectors[span.dtype][part]
     return weights

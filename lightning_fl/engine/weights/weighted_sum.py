@@ -170,6 +170,12 @@ class WeightedSum:
             for weights, _ in terms:
                 torch.maximum(largest, weights.vectors[dtype], out=largest)
 
+    def take_back_(self, terms: Sequence[tuple[Weights, float]]) -> None:
+        """Undo an :meth:`add_all_`, exactly; the largest integers stay."""
+        before = self._magnitude
+        self.add_all_([(weights, -weight) for weights, weight in terms])
+        self._magnitude = max(0.0, 2 * before - self._magnitude)
+
     def _squares(self, terms: Sequence[tuple[Weights, float]], rows: Tensor) -> list[float]:
         """The squared norm of every change, in the order in which the changes are added."""
         found: list[Tensor] = []
@@ -283,6 +289,10 @@ class SoleContribution:
         """Take the client's weights where it is hosted here: the only term, if there is one."""
         for weights, weight in terms:
             self.add_(weights, weight)
+
+    def take_back_(self, terms: Sequence[tuple[Weights, float]]) -> None:
+        """Undo an :meth:`add_all_`."""
+        self._weights = None if terms else self._weights
 
     def reduce_(self, reducer: _Broadcaster) -> None:
         """Hand the weights to all processes."""
