@@ -118,22 +118,17 @@ def _is_tensor(value: Any, ndim: int) -> bool:
     return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
-def _is_vector(value: Any) -> bool:
-    return _is_tensor(value, 1)
-
-
 def _is_weights(value: Any) -> bool:
-    return _maps(value, str, _is_vector) and all(
+    return _maps(value, str, partial(_is_tensor, ndim=1)) and all(
         str(vector.dtype) == f"torch.{name}" and not vector.is_complex() for name, vector in value.items()
     )
 
 
-def _is_matrix(value: Any) -> bool:
-    return _is_tensor(value, 2) and value.dtype == torch.float64
-
-
 def _is_collaboration(value: Any) -> bool:
-    return isinstance(value, dict) and all(_is_matrix(value.get(name)) for name in ("aggregation", "personalisation"))
+    matrices: list[Any] = (
+        [value.get(name) for name in ("aggregation", "personalisation")] if isinstance(value, dict) else [None]
+    )
+    return all(_is_tensor(matrix, 2) and matrix.dtype == torch.float64 for matrix in matrices)
 
 
 def _is_entry(value: Any) -> bool:
@@ -248,10 +243,6 @@ _CLIENT_STATE: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _numbers_of_clients(value: Any) -> bool:
-    return _lists(value, _is_count)
-
-
 #: Of ``NAME.ckpt``.
 FIELDS: tuple[Field, ...] = (
     Field("lightning_fl_version", "a text", _is_text),
@@ -269,8 +260,8 @@ FIELDS: tuple[Field, ...] = (
     Field("personal_layers", "a list of texts", lambda value: _lists(value, _is_text), list),
     Field("trainable", "yes or no by name", lambda value: _maps(value, str, lambda flag: flag in (True, False)), dict),
     Field("constant", "a list of texts", lambda value: _lists(value, _is_text), list),
-    Field("absent_clients", "a list of clients", _numbers_of_clients, list),
-    Field("resting_clients", "a list of clients", _numbers_of_clients, list),
+    Field("absent_clients", "a list of clients", partial(_lists, fits=_is_count), list),
+    Field("resting_clients", "a list of clients", partial(_lists, fits=_is_count), list),
     Field(
         "client_stores",
         "what clients keep, by name and number",
@@ -284,12 +275,7 @@ FIELDS: tuple[Field, ...] = (
         dict,
     ),
     Field("communication", "an account of bytes", _is_account, dict),
-    Field(
-        "client_files",
-        "a name and a token",
-        lambda value: value is None or _is_file_names(value),
-        None,
-    ),
+    Field("client_files", "a name and a token", lambda value: value is None or _is_file_names(value), None),
     Field("client_names", "a list of texts", lambda value: value is None or _lists(value, _is_text), None),
     Field("hyper_parameters", "values by name", lambda value: _maps(value, str, _anything), dict),
     Field("recipe", "texts by name", lambda value: value is None or _maps(value, str, _is_text), None),

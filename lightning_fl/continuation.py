@@ -10,13 +10,14 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning_fl.checkpoint import class_path
 from lightning_fl.data.module import Split
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import CheckpointError, cut
+from lightning_fl.errors import CheckpointError
 from lightning_fl.fingerprint import differences, listed
 from lightning_fl.surface import TrainerSurface
 
 __all__ = ["check_fits", "find_differences", "say_differences", "say_nothing_left"]
 
 _MOST_CHARACTERS = 80
+_WORDS = "{name} was {before}, is {now}"
 
 
 def check_fits(trainer: TrainerSurface, state: Mapping[str, Any], path: Path) -> None:
@@ -66,12 +67,9 @@ def find_differences(trainer: TrainerSurface, state: Mapping[str, Any], *, evalu
 def say_differences(path: Path, found: Mapping[str, list[str]]) -> None:
     """Warn of what differs, once."""
     if found:
-        short = {
-            name: (cut(before, _MOST_CHARACTERS), cut(now, _MOST_CHARACTERS)) for name, (before, now) in found.items()
-        }
         rank_zero_warn(
-            f"{path} is of a run that differs from this one: {listed(short, '{name} was {before}, is {now}')}. This run"
-            " goes on with what is now; summary.json lists it as differs_from_checkpoint."
+            f"{path} is of a run that differs from this one: {listed(found, _WORDS, _MOST_CHARACTERS)}. This run goes"
+            " on with what is now; summary.json lists it as differs_from_checkpoint."
         )
 
 
@@ -89,13 +87,9 @@ def _check_names(trainer: TrainerSurface, state: Mapping[str, Any], path: Path) 
     if before is None or before == now:
         return
     pairs = enumerate(zip(before, now, strict=False))
-    other = {
-        f"client {client}": (cut(old, _MOST_CHARACTERS), cut(new, _MOST_CHARACTERS))
-        for client, (old, new) in pairs
-        if old != new
-    }
+    other = {f"client {client}": (old, new) for client, (old, new) in pairs if old != new}
     raise CheckpointError(
-        f"{path} is of other clients: {listed(other, '{name} was {before}, is {now}')}. Give the data of that run's"
+        f"{path} is of other clients: {listed(other, _WORDS, _MOST_CHARACTERS)}. Give the data of that run's"
         " clients, under the same names and in the same order, or start anew."
     )
 

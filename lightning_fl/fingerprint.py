@@ -8,17 +8,16 @@ other data says so.
 import hashlib
 import inspect
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.errors import ConfigurationError, cut
 from lightning_fl.strategies.federated import FederatedStrategy
 from lightning_fl.surface import TrainerSurface
 from lightning_fl.version import __version__
@@ -137,15 +136,18 @@ def differences(before: Mapping[str, str], now: Mapping[str, str], *, evaluates:
     }
 
 
-def listed(differences: Mapping[str, tuple[str, str]], words: str = "{name} is {before} there, {now} here") -> str:
+def listed(
+    differences: Mapping[str, Sequence[str]], words: str = "{name} is {before} there, {now} here", most: int = 300
+) -> str:
     """A handful of differences in words, and how many more there are.
 
     Args:
         differences: name -> the value before and now.
         words: for one of them.
+        most: characters of a value.
     """
     shown = list(differences.items())[:_MOST_DIFFERENCES]
-    parts = [words.format(name=name, before=before, now=now) for name, (before, now) in shown]
+    parts = [words.format(name=name, before=cut(before, most), now=cut(now, most)) for name, (before, now) in shown]
     more = len(differences) - len(shown)
     return f"{'; '.join(parts)}{f'; and {more} more' if more else ''}"
 
@@ -216,7 +218,7 @@ def _comparable(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _is_plain(value: Any) -> bool:
     """Whether a value says the same on every machine: numbers and words, but no files."""
     if isinstance(value, str):
-        return not (os.path.isabs(value) or value.startswith((".", "~")) or _exists(value))
+        return not (os.path.isabs(value) or value.startswith((".", "~")) or os.path.exists(value))
     if isinstance(value, Mapping):
         return all(_is_plain(part) for pair in value.items() for part in pair)
     if isinstance(value, list | tuple):
@@ -224,10 +226,3 @@ def _is_plain(value: Any) -> bool:
     if is_dataclass(value):
         return all(_is_plain(getattr(value, part.name, None)) for part in fields(value))
     return value is None or isinstance(value, bool | int | float)
-
-
-def _exists(name: str) -> bool:
-    try:
-        return Path(name).exists()
-    except (OSError, ValueError):
-        return False

@@ -292,16 +292,7 @@ def _columns(
 
 
 def refuse_twice(names: Sequence[str], path: Path | str, kept: Sequence[int] | None = None) -> None:
-    """Refuse columns of one name.
-
-    Args:
-        names: of the columns.
-        path: the file.
-        kept: their places in it, counted from 0, where some were left out.
-
-    Raises:
-        DataError: there are some.
-    """
+    """Refuse columns of one name; ``kept`` are their places in the file, counted from 0, where some were left out."""
     for name in names:
         if names.count(name) > 1:
             numbers = range(len(names)) if kept is None else kept
