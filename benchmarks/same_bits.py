@@ -29,7 +29,8 @@ than ``--timeout`` seconds as such. What is recorded is not run again, so ``reco
 
 ``compare`` prints a line for each recipe and number of processes and one for whether all numbers of processes gave the
 same bits on either side. Its exit status is 1 if anything differs, if one side lacks something, or if nothing could be
-compared. What both sides skipped, or failed at with the same status, is named and counted as not compared.
+compared. What both sides skipped, or failed at with the same status, is named and counted as not compared. ``--common``
+leaves out what stands on one side alone, such as a checkpoint's field that only one version has, and counts it.
 """
 
 import argparse
@@ -266,11 +267,11 @@ def all_values(outcome: dict[str, Any]) -> Values:
     return {f"{file}: {path}": value for file, values in files.items() for path, value in values.items()}
 
 
-def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+def differences(one: dict[str, Any], other: dict[str, Any], *, common: bool = False) -> list[str]:
     """What differs between two runs, bit by bit: 1 is not 1.0, 0.0 is not -0.0, NaN is NaN."""
     first, second = all_values(one), all_values(other)
     found = []
-    for path in sorted(first.keys() | second.keys()):
+    for path in sorted(first.keys() & second.keys() if common else first.keys() | second.keys()):
         sides = [json.dumps(values[path]) if path in values else "lacking" for values in (first, second)]
         if sides[0] != sides[1]:
             found.append(f"{path}: {sides[0]} / {sides[1]}")
@@ -333,10 +334,11 @@ def compare(arguments: argparse.Namespace) -> int:
                 result, words = "different", f"DIFFERENT: {in_words(one)} / {in_words(other)}"
             elif one["status"] != DONE and one["settings"] == other["settings"]:
                 result, words = "not compared", f"not compared: {in_words(one)} / {in_words(other)}"
-            elif found := [*unlike_settings(one, other), *differences(one, other)]:
+            elif found := [*unlike_settings(one, other), *differences(one, other, common=arguments.common)]:
                 result, words = "different", differing(found)
             else:
-                result, words = "same", f"same: {extent(one)}"
+                alone = len(all_values(one).keys() ^ all_values(other).keys())
+                result, words = "same", f"same: {extent(one)}{f'; {alone} values on one side alone' if alone else ''}"
             counts[result] += 1
             print(f"{title(recipe, processes)}: {words}")
         own = [across_processes([run for (name, _), run in sorted(side.items()) if name == recipe]) for side in sides]
@@ -366,6 +368,7 @@ def main() -> int:
     comparing = commands.add_parser("compare", help="say what differs between two records")
     comparing.add_argument("folder_a", type=Path)
     comparing.add_argument("folder_b", type=Path)
+    comparing.add_argument("--common", action="store_true", help="compare what both sides have")
     comparing.set_defaults(command=compare)
     arguments = parser.parse_args()
     return int(arguments.command(arguments))
