@@ -39,6 +39,7 @@ def test_outside_the_main_thread_signals_are_left_alone():
 
 def test_handlers_of_the_program_are_left_alone():
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    interrupted = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process may ignore it
     try:
         own = signal.getsignal(signal.SIGTERM)
         with ends_on_signals():
@@ -47,6 +48,7 @@ def test_handlers_of_the_program_are_left_alone():
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, interrupted)
 
 
 #: A run with a child, which ends with it, and with what a loader's worker does where it is.
