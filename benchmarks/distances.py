@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lightning_fl.core.seeding import generator
 from lightning_fl.engine.probes.discriminator_inputs import random_projection
 from lightning_fl.functional.client_discriminator import DiscriminatorSettings, first_weights, layers
 from lightning_fl.functional.client_distances import (
@@ -31,7 +32,6 @@ from lightning_fl.functional.client_distances import (
     spread_order,
     training_size,
 )
-from lightning_fl.seeding import generator
 
 NUM_CLASSES = 10
 

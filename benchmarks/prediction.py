@@ -25,9 +25,9 @@ from lightning_fl.data.molecules.standin import esol_standin
 from lightning_fl.data.molecules.table import MoleculeTable
 from lightning_fl.data.partition import IID
 from lightning_fl.data.unlabelled import Reading, Unlabelled, read_rows
+from lightning_fl.inference.columns import Naming, model_columns
+from lightning_fl.inference.forward import Predictor
 from lightning_fl.models import MoleculeModel
-from lightning_fl.prediction.columns import Naming, model_columns
-from lightning_fl.prediction.forward import Predictor
 
 
 def _molecules(count: int) -> MoleculeTable:

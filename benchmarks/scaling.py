@@ -41,7 +41,7 @@ from lightning_fl import FederatedTrainer, Partitioned
 from lightning_fl.callbacks import Callback, DROClientSampling, ModelCheckpoint, UniformSampling
 from lightning_fl.data import IID
 from lightning_fl.engine import profile
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 #: The federations "few" and "many" of the comparison with peers, and one between them.
 NUM_IMAGES, BATCH_SIZE = FEDERATIONS["few"].num_clients * FEDERATIONS["few"].samples, FEDERATIONS["few"].batch_size

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch_geometric.data import Batch
 from torchmetrics.functional.classification import binary_calibration_error
 
-from lightning_fl.calibration_file import TargetCalibration
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.prediction.columns import Naming
-from lightning_fl.prediction.models import choose_models, load_models
-from lightning_fl.prediction.uncertainty import DropoutPasses, calibrated, calibrations_of, half_widths, total_spread
-from lightning_fl.trained_run import TrainedRun
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.inference.columns import Naming
+from lightning_fl.inference.models import choose_models, load_models
+from lightning_fl.inference.trained_run import TrainedRun
+from lightning_fl.inference.uncertainty import DropoutPasses, calibrated, calibrations_of, half_widths, total_spread
+from lightning_fl.runtime.calibration_file import TargetCalibration
 
 LEVEL, PASSES = 0.9, 20
 

@@ -18,8 +18,8 @@ from torch.utils.data import TensorDataset
 
 from lightning_fl import FederatedDataModule, FederatedTrainer
 from lightning_fl.callbacks import Callback, ModelCheckpoint, PersonalLayers
-from lightning_fl.cohort import Cohort
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.core.cohort import Cohort
+from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.strategies import (
     APFL,
     SCAFFOLD,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from tiny import TinyClients, TinyModule
 
-import lightning_fl.atomic
+import lightning_fl.files.atomic
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import (
     Callback,
@@ -105,7 +105,7 @@ def kill_at_file(name: str, number: int, when: str) -> None:
         if dies:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    lightning_fl.atomic.os.replace = counted  # type: ignore[assignment]
+    lightning_fl.files.atomic.os.replace = counted  # type: ignore[assignment]
 
 
 def main() -> None:

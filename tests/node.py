@@ -19,7 +19,7 @@ from tiny import FolderSilo, TinyClients, TinyModule
 
 from lightning_fl import FederatedTrainer, Silos
 from lightning_fl.callbacks import Callback, FineTuning, LocalReference, ModelCheckpoint, PersonalLayers
-from lightning_fl.diagnosis import exit_code
+from lightning_fl.recipe.error_messages import exit_code
 
 
 def refuse_objects() -> None:

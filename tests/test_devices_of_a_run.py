@@ -8,9 +8,9 @@ import torch
 from tiny import TinyClients, TinyModule
 
 from lightning_fl import FederatedTrainer
+from lightning_fl.core.seeding import isolated_draws
 from lightning_fl.engine.client import packed
 from lightning_fl.models import MoleculeModel
-from lightning_fl.seeding import isolated_draws
 
 
 def fit(module: TinyModule, **arguments: Any) -> FederatedTrainer:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.trained_run import check_out
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.inference.trained_run import check_out
 
 
 @pytest.fixture

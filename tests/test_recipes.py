@@ -17,11 +17,11 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lightning_fl.callbacks import DiscriminatorSettings, FedCollab
 from lightning_fl.cli import main, make_parser
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards.catalogue import load_card
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.recipe.instantiate import instantiate
-from lightning_fl.run_log import RunLog
-from lightning_fl.shipped import available_recipes, find_recipe, recipe_headline
+from lightning_fl.recipe.shipped import available_recipes, find_recipe, recipe_headline
+from lightning_fl.runtime.run_log import RunLog
 
 RECIPES = available_recipes()
 DRFLM = [

@@ -16,7 +16,7 @@ from tiny import TinyClients, TinyModule
 
 from lightning_fl import CheckpointError, FederatedTrainer
 from lightning_fl.callbacks import Callback, FineTuning, ModelCheckpoint, PersonalLayers
-from lightning_fl.errors import LostPeerError
+from lightning_fl.core.errors import LostPeerError
 
 ROUNDS = 6
 
@@ -192,7 +192,7 @@ def test_a_checkpoint_of_another_run_is_refused(finished: Path, tmp_path: Path) 
 
 
 def test_a_full_disk_keeps_the_old_checkpoint(finished: Path) -> None:
-    from lightning_fl.checkpoint import save_atomically
+    from lightning_fl.runtime.checkpoint import save_atomically
 
     before = finished.read_bytes()
     with pytest.raises(CheckpointError, match=r"cannot write .*last.ckpt: .*from before is kept. Free some space"):

@@ -13,7 +13,7 @@ from lightning_fl import FederatedTrainer
 from lightning_fl.cli import main
 from lightning_fl.data import IID, FromFile, ImageFolders, Partitioned
 from lightning_fl.data.module import SPLITS
-from lightning_fl.run import _write_splits
+from lightning_fl.trainer.session import _write_splits
 
 
 def fit(root: Path, data: object) -> FederatedTrainer:

@@ -4,7 +4,7 @@ import pytest
 
 from lightning_fl.cli import make_parser
 from lightning_fl.recipe.instantiate import instantiate
-from lightning_fl.shipped import available_studies, find_study, recipe_headline
+from lightning_fl.recipe.shipped import available_studies, find_study, recipe_headline
 from lightning_fl.study.cells import cells_of
 from lightning_fl.study.declaration import FULL
 from lightning_fl.study.study_file import load_study

@@ -9,7 +9,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tiny import TinyClients, TinyModule
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.curve_table import curve_layout
+from lightning_fl.runtime.curve_table import curve_layout
 
 
 def read(folder: Path) -> tuple[EventAccumulator, layout_pb2.Layout]:

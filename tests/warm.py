@@ -35,7 +35,7 @@ MODULES = (
     "lightning_fl.data",
     "lightning_fl.models",
     "lightning_fl.strategies",
-    "lightning_fl.report",
+    "lightning_fl.trainer.report",
     "matplotlib.pyplot",
     "pandas",
     "rdkit.Chem.Descriptors",

@@ -30,7 +30,7 @@ import itertools, math, sys
 import torch
 from tiny import TinyModule, regression_set
 from lightning_fl import FederatedTrainer, Silos
-from lightning_fl.diagnosis import exit_code
+from lightning_fl.recipe.error_messages import exit_code
 
 nan, inf = math.nan, math.inf
 
@@ -163,7 +163,7 @@ def _poisoned(folder: Path) -> str:
 _RANK = """
 import os, pickle, random, runpy, sys, torch
 from lightning_fl.strategies import federated
-from lightning_fl.messages import encode
+from lightning_fl.core.wire_format import encode
 
 draws = random.Random({seed})
 

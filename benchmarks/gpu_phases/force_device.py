@@ -9,7 +9,7 @@ import torch
 
 def pytest_configure() -> None:
     """Put other arguments into every trainer's Fabric; compare tensors whatever their device."""
-    import lightning_fl.trainer as trainer
+    import lightning_fl.trainer.trainer as trainer
 
     device, made = os.environ["FORCED_DEVICE"], trainer.make_fabric
 

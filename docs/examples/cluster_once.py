@@ -27,7 +27,7 @@ from scipy.spatial.distance import squareform
 from lightning_fl import ConfigurationError
 from lightning_fl.callbacks import ClientClusters
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 
 class ClusterOnce(ClientClusters):

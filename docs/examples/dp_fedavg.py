@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from lightning_fl.core.seeding import generator
+from lightning_fl.core.validation import check_numbers
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.options import check_numbers
-from lightning_fl.seeding import generator
 from lightning_fl.strategies import ClientTurn, ClientUpdate, FedAvg, ModelUpdate
 
 

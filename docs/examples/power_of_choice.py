@@ -19,8 +19,8 @@ import torch
 
 from lightning_fl import ConfigurationError
 from lightning_fl.callbacks import Callback
-from lightning_fl.cohort import Cohort, Participant
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.core.cohort import Cohort, Participant
+from lightning_fl.runtime.surface import TrainerSurface
 
 
 class PowerOfChoice(Callback):

@@ -30,7 +30,7 @@ def pages() -> dict[str, str]:
     made = {
         "reference/api/lightning_fl.md": _api("lightning_fl", _exported(lightning_fl), elsewhere),
         "reference/api/functional.md": _functional(),
-        "reference/api/metrics.md": "# lightning_fl.metrics\n\n::: lightning_fl.metrics\n",
+        "reference/api/metrics.md": "# lightning_fl.core.metrics\n\n::: lightning_fl.core.metrics\n",
         "reference/keys/trainer.md": _keys(
             "Recipe keys of the trainer",
             "Under `trainer:` in a recipe, `--trainer.KEY` on the command line, arguments in Python.",

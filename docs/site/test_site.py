@@ -19,7 +19,7 @@ from mkdocs.config import load_config
 import lightning_fl
 from lightning_fl import callbacks, data, functional, strategies
 from lightning_fl.cli import COMMANDS
-from lightning_fl.errors import page
+from lightning_fl.core.errors import page
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]

@@ -8,17 +8,17 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_fl.calibration_file import TargetCalibration, write_calibration
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.targets import batch_targets
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.file_names import client_files
+from lightning_fl.files.names import client_files
 from lightning_fl.functional.conformal import conformal_scores, score_counts
 from lightning_fl.functional.probability_calibration import fit_isotonic, fit_platt, platt_sums, probability_counts
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.calibration_file import TargetCalibration, write_calibration
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["Calibration"]
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
-from lightning_fl.cohort import Cohort
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.core.cohort import Cohort
+from lightning_fl.core.collaboration import Collaboration
+from lightning_fl.core.metrics import ClientMetrics
 from lightning_fl.data.module import Split
 from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.metrics import ClientMetrics
 
 __all__ = ["Callback", "method_of"]
 

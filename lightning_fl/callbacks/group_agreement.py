@@ -7,9 +7,9 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.coalition_tracking import coalition_of
-from lightning_fl.errors import CheckpointError, ConfigurationError
-from lightning_fl.options import check_counts
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.core.errors import CheckpointError, ConfigurationError
+from lightning_fl.core.validation import check_counts
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["GroupAgreement"]
 

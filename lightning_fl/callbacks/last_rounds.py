@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.core.errors import CheckpointError
+from lightning_fl.core.metrics import MetricSummary, metric_name, summarize
+from lightning_fl.core.validation import check_counts
 from lightning_fl.data.module import Split
-from lightning_fl.errors import CheckpointError
-from lightning_fl.metrics import MetricSummary, metric_name, summarize
-from lightning_fl.options import check_counts
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["LastRounds"]
 

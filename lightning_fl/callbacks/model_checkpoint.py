@@ -10,15 +10,15 @@ from typing import Any, Literal
 import torch
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.checkpoint import export_models, keep_as, load_state, remove_old_client_files, save_state
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.core.collaboration import Collaboration
+from lightning_fl.core.errors import CheckpointError, ConfigurationError, listed
+from lightning_fl.core.metrics import ClientMetrics, curve_name, default_metric
+from lightning_fl.core.validation import check_counts
 from lightning_fl.data.module import Split
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import CheckpointError, ConfigurationError, listed
-from lightning_fl.metrics import ClientMetrics, curve_name, default_metric
-from lightning_fl.options import check_counts
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.checkpoint import export_models, keep_as, load_state, remove_old_client_files, save_state
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["ModelCheckpoint"]
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.checkpoint import export_models
+from lightning_fl.core.errors import CheckpointError
+from lightning_fl.core.validation import check_counts
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import CheckpointError
-from lightning_fl.options import check_counts
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.checkpoint import export_models
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["Snapshots"]
 

@@ -4,7 +4,7 @@ Each command is a module with ``add_arguments(parser, command)`` and ``run(comma
 returns the exit code; it may have a line ``USAGE`` and ``parse(command, parser, words)``, where the parser's own errors
 are not clear enough, and ``is_of_recipe(words)``, where the command also takes a recipe. Only the module of the command
 that is asked for is imported, and only the commands that train or evaluate import torch. How commands end, and what
-they print of an error, is in :mod:`lightning_fl.diagnosis`.
+they print of an error, is in :mod:`lightning_fl.recipe.error_messages`.
 """
 
 import sys
@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from jsonargparse import ArgumentParser
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards.catalogue import did_you_mean
-from lightning_fl.diagnosis import exit_code
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.recipe.error_messages import exit_code
 from lightning_fl.version import __version__
 
 __all__ = ["COMMANDS", "Command", "main", "make_parser"]

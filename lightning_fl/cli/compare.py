@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_fl.atomic import write_whole
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.escaping import csv_table, markdown, markdown_code
-from lightning_fl.file_names import file_names
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.escaping import csv_table, markdown, markdown_code
+from lightning_fl.files.atomic import write_whole
+from lightning_fl.files.names import file_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -164,7 +164,7 @@ def _read(folder: str, recursive: bool) -> list["FinishedRun"]:
 
 def _tell_missing(runs: Sequence["FinishedRun"], *, curves: bool) -> None:
     """Say which of the runs' files are not there, a line for each kind of file; damaged ones are refused."""
-    from lightning_fl.data.cards.fields import listed
+    from lightning_fl.core.errors import listed
 
     without = {"config.yaml": [run for run in runs if not run.config]}
     if curves:
@@ -245,7 +245,7 @@ def _figures(
 
 def _images(name: str, draw: Callable[[], "Figure | None"]) -> dict[str, bytes]:
     """The ending of a file -> its content; nothing where nothing can be drawn."""
-    from lightning_fl.drawing import drawing
+    from lightning_fl.runtime.drawing import drawing
 
     images: dict[str, bytes] = {}
     with drawing(name):

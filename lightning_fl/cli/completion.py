@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from jsonargparse import ArgumentParser, Namespace
 
 from lightning_fl.data.cards.catalogue import available_cards
-from lightning_fl.shipped import available_recipes, available_studies
+from lightning_fl.recipe.shipped import available_recipes, available_studies
 
 __all__ = ["add_arguments", "completion_script", "run"]
 
@@ -126,7 +126,7 @@ def _values(command: str) -> dict[str, Iterable[str] | str]:
         return {**folders, "split": ("test", "val", "train"), "format": FORMATS}
     if command == "completion":
         return {"shell": get_args(Shell)}
-    from lightning_fl.trainer import FederatedTrainer
+    from lightning_fl.trainer.trainer import FederatedTrainer
 
     return {
         "config": _RECIPE,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_fl.atomic import write_whole
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.trained_run import TrainedRun, check_out
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.files.atomic import write_whole
+from lightning_fl.inference.trained_run import TrainedRun, check_out
 
 __all__ = ["add_arguments", "run"]
 
@@ -47,8 +47,8 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
         raise ConfigurationError("--model all: one model is explained at a time; name it.")
     trained = TrainedRun.read(Path(config.run).expanduser())
 
-    from lightning_fl.prediction.explanation import draw_explanation, explain
-    from lightning_fl.prediction.models import choose_models, load_models
+    from lightning_fl.inference.explanation import draw_explanation, explain
+    from lightning_fl.inference.models import choose_models, load_models
 
     (model,), _ = load_models(trained, choose_models(trained, config.model), trust=config.trust, accelerator="cpu")
     with trained.reading_record() as record:

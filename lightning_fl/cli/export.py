@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_fl.trained_run import TrainedRun
+from lightning_fl.inference.trained_run import TrainedRun
 
 __all__ = ["add_arguments", "run"]
 
@@ -29,7 +29,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     """Write the folder and say what is in it."""
     run = TrainedRun.read(Path(config.run).expanduser())
 
-    from lightning_fl.export import export_run
+    from lightning_fl.inference.export import export_run
 
     folder = Path(config.to_folder).expanduser()
     files = export_run(run, folder, model=config.model)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.starters.start import ALGORITHMS, DATA, TASKS, Answers, starter_files, write_files
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.recipe.starters.start import ALGORITHMS, DATA, TASKS, Answers, starter_files, write_files
 
 __all__ = ["add_arguments", "run"]
 

@@ -9,11 +9,11 @@ from jsonargparse import ArgumentParser, Namespace
 from rich.table import Table
 from rich.text import Text
 
-from lightning_fl.terminal import terminal
-from lightning_fl.trained_run import TrainedRun, check_out
+from lightning_fl.core.terminal import terminal
+from lightning_fl.inference.trained_run import TrainedRun, check_out
 
 if TYPE_CHECKING:
-    from lightning_fl.personalization import Personalization
+    from lightning_fl.inference.personalization import Personalization
 
 __all__ = ["add_arguments", "run"]
 
@@ -69,7 +69,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     check_out(out, folder, data, named=config.out is not None, replace=config.force)
     made = run.make(trust=config.trust, accelerator=config.accelerator)
 
-    from lightning_fl.personalization import personalize
+    from lightning_fl.inference.personalization import personalize
 
     with run.reading_record() as record:
         dataset = made.data.newcomer_data(str(data), record)
@@ -90,9 +90,9 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
 
 
 def _print(found: "Personalization", summary: dict[str, Any], folder: Path, data: Path, out: Path) -> None:
+    from lightning_fl.core.metrics import MetricSummary, metric_name
     from lightning_fl.data.source import STAND_IN_LABEL
-    from lightning_fl.metrics import MetricSummary, metric_name
-    from lightning_fl.report import breakable, of_all_targets, table_that_fits
+    from lightning_fl.trainer.report import breakable, of_all_targets, table_that_fits
 
     console = terminal()
     if summary.get("data_source") == "stand-in":

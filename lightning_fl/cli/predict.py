@@ -13,15 +13,15 @@ from typing import IO, TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from lightning_fl.atomic import whole_file
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.escaping import csv_table
-from lightning_fl.trained_run import check_out
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.escaping import csv_table
+from lightning_fl.files.atomic import whole_file
+from lightning_fl.inference.trained_run import check_out
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from lightning_fl.prediction.predict import RunPredictor
+    from lightning_fl.inference.predict import RunPredictor
 
 __all__ = ["USAGE", "add_arguments", "is_of_recipe", "parse", "run"]
 
@@ -144,7 +144,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
         read = Path(config.file).expanduser()
         check_out(out, Path(config.run).expanduser(), read, named=True, replace=config.force)
 
-    from lightning_fl.prediction.predict import RunPredictor
+    from lightning_fl.inference.predict import RunPredictor
 
     predictor = RunPredictor(
         config.run,
@@ -213,7 +213,7 @@ def _progress() -> Iterator[Any]:
         return
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from lightning_fl.terminal import terminal
+    from lightning_fl.core.terminal import terminal
 
     columns = (
         SpinnerColumn(),

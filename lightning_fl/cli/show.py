@@ -6,8 +6,8 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.trained_run import check_out
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.inference.trained_run import check_out
 
 __all__ = ["add_arguments", "run"]
 

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from lightning_fl.data.cards.fields import did_you_mean, listed
+from lightning_fl.core.errors import ConfigurationError, DataError, cut, did_you_mean, listed
+from lightning_fl.core.optional_packages import expect_extra
+from lightning_fl.core.validation import check_counts
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
-from lightning_fl.errors import ConfigurationError, DataError, cut
-from lightning_fl.extras import expect_extra
-from lightning_fl.options import check_counts
 
 __all__ = ["HFDataset"]
 

@@ -20,10 +20,10 @@ from torch.utils.data import (
     default_collate,
 )
 
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.lightning_types import is_overridden
 from lightning_fl.data.graphs import is_graph, is_graph_collater
 from lightning_fl.data.module import Split
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.lightning_types import is_overridden
 
 __all__ = [
     "Loader",

@@ -10,11 +10,11 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import Dataset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.escaping import printable
+from lightning_fl.core.validation import check_counts
 from lightning_fl.data.digest import data_digest
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.escaping import printable
-from lightning_fl.options import check_counts
 
 __all__ = ["BATCH_HOOKS", "SPLITS", "SPLIT_NAMES", "FederatedDataModule", "Split", "default_names", "known_clients"]
 
@@ -198,7 +198,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         """
         raise ConfigurationError(
             f"{type(self).__name__} reads no file of a new client: define newcomer_data(path, record) in it, or call"
-            " lightning_fl.personalization.personalize with a data set."
+            " lightning_fl.inference.personalization.personalize with a data set."
         )
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:

@@ -9,6 +9,10 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.lightning_types import AnyDataModule, is_overridden
+from lightning_fl.core.seeding import run_seed, seed_default_generators
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.data.division import Division, DivisionSettings, divide_clients
 from lightning_fl.data.loaders import (
     divisible_loader,
@@ -23,10 +27,6 @@ from lightning_fl.data.partition import Partitioner
 from lightning_fl.data.partition.partitioner import sample_rows
 from lightning_fl.data.partition.sizes import check_fractions
 from lightning_fl.data.shared import pooled_indices, warn_of_missing_parts
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.lightning_types import AnyDataModule, is_overridden
-from lightning_fl.options import check_counts, check_numbers
-from lightning_fl.seeding import run_seed, seed_default_generators
 
 __all__ = ["Partitioned"]
 

@@ -10,7 +10,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from lightning_fl.data.cards.fields import listed
+from lightning_fl.core.errors import ConfigurationError, DataError, listed
+from lightning_fl.core.seeding import generator, run_seed
 from lightning_fl.data.digest import data_digest
 from lightning_fl.data.division import ClientShares, Division, DivisionSettings, cut_splits, divide_clients
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split, default_names
@@ -19,8 +20,6 @@ from lightning_fl.data.partition.partitioner import sample_rows
 from lightning_fl.data.partition.sizes import check_fractions
 from lightning_fl.data.partition.stratified import check_classes, stratified_parts
 from lightning_fl.data.targets import dataset_targets
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.seeding import generator, run_seed
 
 __all__ = [
     "ClientShares",

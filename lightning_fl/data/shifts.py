@@ -12,8 +12,8 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2.functional import rotate
 
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.options import check_counts, check_numbers
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_counts, check_numbers
 
 __all__ = ["FedCollabConceptShift", "Inversion", "LabelPermutation", "Rotation", "Shift", "concept_permutations"]
 

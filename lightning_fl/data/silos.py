@@ -10,6 +10,10 @@ from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.lightning_types import AnyDataModule, is_overridden
+from lightning_fl.core.seeding import run_seed, seed_default_generators
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.data.graphs import is_graph
 from lightning_fl.data.loaders import (
     Loader,
@@ -28,10 +32,6 @@ from lightning_fl.data.loaders import (
 from lightning_fl.data.module import SPLIT_NAMES, FederatedDataModule, Split, default_names
 from lightning_fl.data.partition.sizes import check_fractions
 from lightning_fl.data.shared import cut_splits
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.lightning_types import AnyDataModule, is_overridden
-from lightning_fl.options import check_counts, check_numbers
-from lightning_fl.seeding import run_seed, seed_default_generators
 
 __all__ = ["Silos", "are_silos", "is_splits"]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lightning_fl.core.errors import DataError
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
-from lightning_fl.errors import DataError
 
 __all__ = ["SplitFile", "read_split_file", "split_file_text", "sums_of"]
 

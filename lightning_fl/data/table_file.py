@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_fl.core.errors import ConfigurationError, DataError, cut
 from lightning_fl.data.text_table import is_excel, read_packed, read_text_table, refuse_twice
-from lightning_fl.errors import ConfigurationError, DataError, cut
 
 if TYPE_CHECKING:
     import pandas as pd

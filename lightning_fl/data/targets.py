@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
+from lightning_fl.core.errors import DataError
 from lightning_fl.data.graphs import is_graph, is_graph_dataset
-from lightning_fl.errors import DataError
 
 __all__ = ["TARGET_KEYS", "batch_targets", "dataset_targets", "with_batch_targets"]
 

@@ -19,10 +19,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
-from lightning_fl.data.cards.fields import did_you_mean, listed
-from lightning_fl.errors import DataError, cut
-from lightning_fl.escaping import printable
-from lightning_fl.user_file import foreign_content
+from lightning_fl.core.errors import DataError, cut, did_you_mean, listed
+from lightning_fl.core.escaping import printable
+from lightning_fl.files.user_file import foreign_content
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,11 +10,11 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
+from lightning_fl.core.errors import DataError
+from lightning_fl.core.escaping import printable
 from lightning_fl.data.table_file import is_text, read_table_file
 from lightning_fl.data.text_table import PACKED, refuse_twice, require_columns, separator_of
-from lightning_fl.errors import DataError
-from lightning_fl.escaping import printable
-from lightning_fl.user_file import existing_file, foreign_content
+from lightning_fl.files.user_file import existing_file, foreign_content
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,10 +10,10 @@ import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch.optim import Optimizer
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.metrics import LoggedValue
+from lightning_fl.core.wire_format import sendable
 from lightning_fl.engine.weights.flat import Span, Weights, combined, copy_spans_, inner_product
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.messages import sendable
-from lightning_fl.metrics import LoggedValue
 
 __all__ = ["ClientReport", "ClientState", "ClientTurn", "ClientUpdate", "LocalWork", "Phase", "packed", "unpacked"]
 

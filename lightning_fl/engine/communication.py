@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from lightning_fl.cohort import Participant
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.core.cohort import Participant
+from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.engine.weights.flat import Weights
 
 __all__ = ["CommunicationAccount"]

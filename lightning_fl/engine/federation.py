@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fl.cohort import Participant
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.core.cohort import Participant
+from lightning_fl.core.collaboration import Collaboration
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.metrics import ClientMetrics, GainSummary, MetricSummary, lightning_names
 from lightning_fl.data.module import Split
 from lightning_fl.engine.client import ClientReport, ClientState, LocalWork, packed, unpacked
 from lightning_fl.engine.communication import CommunicationAccount
@@ -18,8 +20,6 @@ from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.engine.weights.local_parameters import LocalParameters, shared_bytes
 from lightning_fl.engine.weights.weighted_sum import mixture
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import ClientMetrics, GainSummary, MetricSummary, lightning_names
 
 __all__ = ["IDENTITY", "MIXTURE", "OF_MODEL", "STRATEGY", "Federation", "Round"]
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn, Protocol
 
-from lightning_fl.generated_modules import remove_generated_files
-from lightning_fl.user_file import near
+from lightning_fl.files.generated_modules import remove_generated_files
+from lightning_fl.files.user_file import near
 
 __all__ = ["InterruptGuard", "Interrupted", "end_with_this_process", "ends_on_signals", "signals_of_a_run"]
 

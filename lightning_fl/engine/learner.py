@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate, Phase
 from lightning_fl.engine.hooks import overrides
 from lightning_fl.engine.weights.flat import Span, Weights, combined, inner_product
-from lightning_fl.errors import ConfigurationError
 
 __all__ = ["Contribution", "Learner", "ModelUpdate", "changes"]
 

@@ -16,8 +16,8 @@ from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
+from lightning_fl.core.terminal import terminal
 from lightning_fl.engine.processes import Processes
-from lightning_fl.terminal import terminal
 
 if TYPE_CHECKING:
     import pandas as pd

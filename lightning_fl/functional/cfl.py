@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.functional.gram import check_gram, cosine_similarities
 
 __all__ = [

@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.options import check_counts, check_numbers
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_counts, check_numbers
 
 __all__ = ["DiscriminatorSettings", "Monitor", "evaluate", "first_weights", "layers", "local_step_"]
 

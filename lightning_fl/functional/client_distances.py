@@ -34,10 +34,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fl.errors import ConfigurationError, DataError, TrainingError
+from lightning_fl.core.errors import ConfigurationError, DataError, TrainingError
+from lightning_fl.core.seeding import generator
 from lightning_fl.functional.client_discriminator import DiscriminatorSettings, first_weights
 from lightning_fl.functional.discriminator_rounds import Lane, Outcome, Reduce, Survey
-from lightning_fl.seeding import generator
 
 __all__ = [
     "DiscriminatorSettings",

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lightning_fl.core.seeding import derive_seed, generator
 from lightning_fl.functional.fedcollab import solve_coalitions
 from lightning_fl.functional.labels import in_order
-from lightning_fl.seeding import derive_seed, generator
 
 __all__ = ["same_coalitions_share"]
 

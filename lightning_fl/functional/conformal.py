@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 
 __all__ = ["conformal_quantile", "conformal_scores", "pooled_quantile", "quantile_of_counts", "score_counts"]
 

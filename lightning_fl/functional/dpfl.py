@@ -35,7 +35,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import shuffled
 
 __all__ = ["Collaborators", "batched_greedy_collaborators", "double_greedy", "greedy_collaborators"]
 
@@ -117,12 +118,6 @@ def double_greedy(
             rewards.drop(candidate)
             of_rest = without_it
     return Collaborators(sorted(chosen), reward, reward_alone)
-
-
-def shuffled(candidates: Sequence[int], generator: torch.Generator, count: int | None = None) -> list[int]:
-    """The first ``count`` of the candidates in a random order, which does not depend on the order they are given in."""
-    ordered = sorted(candidates)
-    return [ordered[place] for place in torch.randperm(len(ordered), generator=generator)[:count].tolist()]
 
 
 def greedy_collaborators(

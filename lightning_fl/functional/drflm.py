@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.functional.dirichlet import sample_dirichlet
 
 __all__ = [

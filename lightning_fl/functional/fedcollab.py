@@ -31,9 +31,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import derive_seed
 from lightning_fl.functional.labels import in_order
-from lightning_fl.seeding import derive_seed
 
 __all__ = ["coalition_objective", "join_coalitions", "solve_coalitions"]
 

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_counts as check_whole
+from lightning_fl.core.validation import check_numbers
 from lightning_fl.functional.gram import check_counts
-from lightning_fl.options import check_counts as check_whole
-from lightning_fl.options import check_numbers
 
 __all__ = ["contribution_weights", "draw_contributors", "floored_importance"]
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.core.errors import ConfigurationError, DataError
 
 __all__ = [
     "check_counts",

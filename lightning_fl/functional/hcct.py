@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.functional.gram import check_counts, check_gram, gram_matrix, inverse_roots
 
 __all__ = [

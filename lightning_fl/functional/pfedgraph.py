@@ -22,9 +22,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lightning_fl.core.validation import check_numbers
 from lightning_fl.functional.drflm import project_simplex
 from lightning_fl.functional.gram import check_counts, cosine_similarities
-from lightning_fl.options import check_numbers
 
 __all__ = ["centre_terms", "collaboration_weights", "mean_cosine", "placed_rows", "pull_terms", "thresholded_cosines"]
 

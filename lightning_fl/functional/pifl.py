@@ -33,8 +33,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.functional.dpfl import shuffled
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import shuffled
 
 __all__ = ["TierCohort", "choose_bids", "importance_weights", "mixture_weights", "schedule", "standings"]
 

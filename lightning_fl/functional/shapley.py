@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.core.errors import ConfigurationError, DataError
 
 __all__ = ["FirstOrderShapley", "ShapleyEstimate", "shapley_exact", "shapley_first_order", "shapley_permutations"]
 

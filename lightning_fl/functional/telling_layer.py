@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.functional.gram import check_counts, float64_columns
 
 __all__ = ["most_telling_layer"]

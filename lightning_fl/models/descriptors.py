@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.core.errors import ConfigurationError, DataError
 
 __all__ = ["DescriptorReadout", "DescriptorScale", "FingerprintEncoder", "descriptors_of"]
 

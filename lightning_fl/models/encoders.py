@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from torch import nn
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 
 __all__ = ["EDGE_ENCODERS", "EncoderName", "build_encoder"]
 

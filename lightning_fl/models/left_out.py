@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from lightning_fl.data.cards.fields import listed
+from lightning_fl.core.errors import listed
 
 __all__ = ["LeftOut"]
 

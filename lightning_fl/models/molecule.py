@@ -10,8 +10,9 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanSquaredError
 
-from lightning_fl.client_names import curve_names
-from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.core.client_names import curve_names
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.functional.masked_losses import (
     bounded_error,
     masked_binary_cross_entropy,
@@ -35,7 +36,6 @@ from lightning_fl.models.target_summary import (
     target_ranges,
 )
 from lightning_fl.models.training_targets import statistics_of, summaries_of
-from lightning_fl.options import check_counts, check_numbers
 
 __all__ = ["MoleculeModel", "ReadoutName"]
 

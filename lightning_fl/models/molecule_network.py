@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import isolated_draws
 from lightning_fl.models.descriptors import DescriptorReadout, DescriptorScale, FingerprintEncoder, descriptors_of
 from lightning_fl.models.encoders import EDGE_ENCODERS, build_encoder
 from lightning_fl.models.virtual_node import VirtualNode
-from lightning_fl.seeding import isolated_draws
 
 if TYPE_CHECKING:
     from lightning_fl.models.gcn import GCN

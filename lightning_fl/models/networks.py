@@ -40,8 +40,8 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.tensor_files import read_torch
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.files.tensors import read_torch
 
 __all__ = ["ChannelsLast", "Network", "NetworkName", "StemName", "build_network"]
 

@@ -6,8 +6,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.options import check_numbers
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_numbers
 
 __all__ = ["OptimizerName", "check_optimizer", "make_optimizer"]
 

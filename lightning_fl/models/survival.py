@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.functional.survival import concordance_index, cox_loss
 from lightning_fl.models.optimizers import OptimizerName, check_optimizer, make_optimizer
-from lightning_fl.options import check_counts, check_numbers
 
 __all__ = ["ConcordanceIndex", "SurvivalModel"]
 

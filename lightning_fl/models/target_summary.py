@@ -7,9 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_fl.data.cards.fields import listed
+from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.data.text_table import list_rows
-from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.functional.task_metrics import TaskName
 
 __all__ = [

@@ -7,9 +7,9 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lightning_fl.errors import DataError
+from lightning_fl.core.errors import DataError
+from lightning_fl.core.seeding import isolated_draws
 from lightning_fl.models.target_summary import pool_moments, target_moments
-from lightning_fl.seeding import isolated_draws
 
 __all__ = ["statistics_of", "summaries_of"]
 

@@ -7,11 +7,10 @@ from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_fl.data.cards.fields import listed
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError, listed
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.models.networks import NetworkName, StemName, build_network
 from lightning_fl.models.optimizers import OptimizerName, check_optimizer, make_optimizer
-from lightning_fl.options import check_counts, check_numbers
 
 __all__ = ["ClassificationModel"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
+from lightning_fl.core.errors import cut
 from lightning_fl.data.cards.catalogue import did_you_mean
-from lightning_fl.diagnosis import shown
-from lightning_fl.errors import cut
+from lightning_fl.recipe.error_messages import shown
 from lightning_fl.recipe.settings import CLASS_KEYS
 
 __all__ = ["accepted_arguments", "find_faults", "subclasses"]
@@ -91,7 +91,7 @@ def _without_places(path: str) -> str:
 
 
 def _faults_of_class(entry: Mapping[str, Any], path: str, bases: Mapping[str, type]) -> Iterator[str]:
-    from lightning_fl.lightning_types import EITHER_NAME  # imports torch
+    from lightning_fl.core.lightning_types import EITHER_NAME  # imports torch
 
     name = entry["class_path"]
     base = bases.get(_without_places(path))

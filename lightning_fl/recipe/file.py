@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.user_yaml import read_yaml
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.files.yaml import read_yaml
 
 __all__ = ["load_recipe"]
 

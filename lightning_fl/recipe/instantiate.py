@@ -4,10 +4,10 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_fl.errors import FederatedError
-from lightning_fl.generated_modules import remove_generated_files
-from lightning_fl.loggers import refused_logger
+from lightning_fl.core.errors import FederatedError
+from lightning_fl.files.generated_modules import remove_generated_files
 from lightning_fl.recipe.quoted import plain_texts
+from lightning_fl.runtime.loggers import refused_logger
 
 __all__ = ["construct", "instantiate"]
 

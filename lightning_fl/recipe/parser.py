@@ -19,16 +19,16 @@ import yaml
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace, Path, set_dumper, set_loader
 from jsonargparse.typing import restricted_number_type
 
-from lightning_fl.diagnosis import compact, federated_cause, shown
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.files.yaml import dump_yaml, parse_yaml
+from lightning_fl.recipe.error_messages import compact, federated_cause, shown
 from lightning_fl.recipe.faults import find_faults
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.recipe.help import ClassHelpFormatter
 from lightning_fl.recipe.quoted import mark_quoted
 from lightning_fl.recipe.settings import collect_settings, ordered_options
+from lightning_fl.recipe.shipped import find_recipe
 from lightning_fl.recipe.strategy_names import with_strategy_class, with_strategy_class_before_its_arguments
-from lightning_fl.shipped import find_recipe
-from lightning_fl.user_yaml import dump_yaml, parse_yaml
 
 __all__ = ["USAGE", "add_arguments", "make_parser", "parse"]
 
@@ -81,9 +81,9 @@ def add_arguments(parser: ArgumentParser, command: str, *, own_modules: bool = T
     if own_modules and os.getcwd() not in sys.path:  # beside the recipe; `python -m` looks there too
         sys.path.append(os.getcwd())
     _import_short_names()
+    from lightning_fl.core.lightning_types import AnyModule
     from lightning_fl.data.module import FederatedDataModule
-    from lightning_fl.lightning_types import AnyModule
-    from lightning_fl.trainer import FederatedTrainer
+    from lightning_fl.trainer.trainer import FederatedTrainer
 
     parser.add_argument(
         "--config", action=_RecipeFile, help="A recipe: a file, or the name of a shipped one. May be given repeatedly."

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from lightning_fl.atomic import write_whole
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.escaping import csv_table
 from lightning_fl.data.loaders import is_dataset
 from lightning_fl.data.module import Split
 from lightning_fl.data.targets import dataset_targets
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.escaping import csv_table
-from lightning_fl.file_names import client_files
+from lightning_fl.files.atomic import write_whole
+from lightning_fl.files.names import client_files
 
 if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+    from lightning_fl.trainer.trainer import FederatedTrainer
 
 __all__ = ["prediction_table", "write_predictions"]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
     from lightning_fl.data.module import FederatedDataModule
-    from lightning_fl.trainer import FederatedTrainer
+    from lightning_fl.trainer.trainer import FederatedTrainer
 
 __all__ = ["choose_processes"]
 

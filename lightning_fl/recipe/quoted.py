@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from lightning_fl.user_yaml import parse_yaml
+from lightning_fl.files.yaml import parse_yaml
 
 __all__ = ["mark_quoted", "plain_texts"]
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.recipe.instantiate import instantiate
 
 if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+    from lightning_fl.trainer.trainer import FederatedTrainer
 
 __all__ = ["run"]
 
@@ -54,7 +54,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
 
 
 def _fit(made: Namespace, ckpt_path: str | None, arguments: Sequence[str]) -> int:
-    from lightning_fl.lightning_types import is_overridden
+    from lightning_fl.core.lightning_types import is_overridden
 
     trainer: FederatedTrainer = made.trainer
     try:
@@ -92,7 +92,7 @@ def _evaluate(method: str, made: Namespace, ckpt_path: str, arguments: Sequence[
 
 
 def _predict(made: Namespace, ckpt_path: str, arguments: Sequence[str]) -> int:
-    from lightning_fl.lightning_types import is_overridden
+    from lightning_fl.core.lightning_types import is_overridden
     from lightning_fl.recipe.predictions import write_predictions
 
     if not is_overridden("predict_step", made.model) and not is_overridden("forward", made.model):
@@ -116,7 +116,7 @@ _COMMANDS: dict[str, Any] = {
 
 def _print_report(trainer: "FederatedTrainer") -> None:
     from lightning_fl.recipe.trust import predict_command
-    from lightning_fl.report import print_report
+    from lightning_fl.trainer.report import print_report
 
     if trainer.is_global_zero:
         folder = Path(trainer.log_dir)

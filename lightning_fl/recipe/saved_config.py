@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_fl.atomic import write_whole
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.files.atomic import write_whole
 from lightning_fl.version import __version__
 
 if TYPE_CHECKING:
-    from lightning_fl.trainer import FederatedTrainer
+    from lightning_fl.trainer.trainer import FederatedTrainer
 
 __all__ = ["SaveConfig", "flat_hyperparameters"]
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import yaml
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.files.yaml import parse_yaml
 from lightning_fl.recipe.file import load_recipe
-from lightning_fl.shipped import find_recipe
-from lightning_fl.user_yaml import parse_yaml
+from lightning_fl.recipe.shipped import find_recipe
 
 __all__ = ["CLASS_KEYS", "collect_settings", "ordered_options"]
 

@@ -19,10 +19,10 @@ client's own: the gradients at v_i-bar move them. Personal layers are trained wi
 
 from typing import Any, Literal
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_numbers
 from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.options import check_numbers
 from lightning_fl.strategies.fedavg import FedAvg
 
 __all__ = ["APFL"]

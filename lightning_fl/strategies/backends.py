@@ -8,7 +8,7 @@ import torch.distributed
 from lightning.fabric.utilities.distributed import _get_default_process_group_backend_for_device
 from torch.distributed.distributed_c10d import BackendConfig
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 
 __all__ = ["BOTH", "backends_of", "check_shared_devices", "default_backend", "shared_device"]
 

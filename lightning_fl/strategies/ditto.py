@@ -18,10 +18,10 @@ and draws of its own; a client that is not drawn keeps v_k, and is evaluated wit
 
 from typing import Any
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.engine.client import ClientTurn, LocalWork
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.strategies.fedavg import FedAvg
 
 __all__ = ["Ditto"]

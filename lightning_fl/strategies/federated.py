@@ -24,14 +24,14 @@ from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from torch import Tensor, nn
 from torch.distributed import GroupMember, ProcessGroup, Store
 
+from lightning_fl.core.errors import ConfigurationError, FederatedError, TrainingError
+from lightning_fl.core.validation import check_numbers
+from lightning_fl.core.wire_format import MessageError, decode, encode
 from lightning_fl.engine.learner import Learner, ModelUpdate
 from lightning_fl.engine.profile import WAITING
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.engine.weights.local_parameters import averaged_spans
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
-from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
-from lightning_fl.messages import MessageError, decode, encode
-from lightning_fl.options import check_numbers
 from lightning_fl.strategies.backends import backends_of, default_backend, shared_device
 from lightning_fl.strategies.fork_launcher import ForkLauncher
 from lightning_fl.strategies.peers import Peers

@@ -27,15 +27,15 @@ from typing import Any, Literal
 
 import torch
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.metrics import higher_is_better, monitored_metric
+from lightning_fl.core.validation import check_numbers
 from lightning_fl.engine.client import ClientTurn, ClientUpdate
 from lightning_fl.engine.learner import Contribution, ModelUpdate
 from lightning_fl.engine.probes.client_scores import default_score
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.fedfa import accuracy_weights, participation_weights
 from lightning_fl.functional.pifl import importance_weights
-from lightning_fl.metrics import higher_is_better, monitored_metric
-from lightning_fl.options import check_numbers
 from lightning_fl.strategies.federated import FederatedStrategy
 
 __all__ = ["FedFA"]

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_fl.core.validation import check_numbers
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.options import check_numbers
 from lightning_fl.strategies.fedavg import FedAvg
 
 __all__ = ["FedAdagrad", "FedAdam", "FedAvgM", "FedYogi"]

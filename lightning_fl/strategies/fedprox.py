@@ -19,9 +19,9 @@ before it is clipped, and is no part of the loss that is logged, nor of losses b
 
 from typing import Any
 
+from lightning_fl.core.validation import check_numbers
 from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.options import check_numbers
 from lightning_fl.strategies.fedavg import FedAvg
 
 __all__ = ["FedProx"]

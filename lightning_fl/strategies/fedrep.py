@@ -20,9 +20,9 @@ the frozen part use and keep their statistics.
 from collections.abc import Sequence
 from typing import Any
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_counts
 from lightning_fl.engine.client import ClientTurn, LocalWork, Phase
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.options import check_counts
 from lightning_fl.strategies.fedavg import FedAvg
 
 __all__ = ["FedRep"]

@@ -5,7 +5,7 @@ from math import fsum
 
 from torch.optim import SGD, Optimizer
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 
 __all__ = ["accumulated_steps", "distance", "plain_sgd"]
 

@@ -22,12 +22,12 @@ Losses are those of models in evaluation mode.
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.engine.client import ClientTurn, ClientUpdate, LocalWork
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.maxfl import appeal_step, appeal_weight
-from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.strategies.federated import FederatedStrategy
 
 __all__ = ["MaxFL"]

@@ -2,7 +2,7 @@
 
 A collective that breaks says neither whose fault it was nor why. So every rank holds a connection to rank zero: an
 error goes over it before its rank leaves, and the end of a process ends its connection. Rank zero tells all others.
-Messages are those of :mod:`lightning_fl.messages`, each after its length in four bytes.
+Messages are those of :mod:`lightning_fl.core.wire_format`, each after its length in four bytes.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from lightning_fl import errors
-from lightning_fl.errors import FederatedError, LostPeerError, TrainingError
-from lightning_fl.messages import MessageError, decode, encode
+from lightning_fl.core import errors
+from lightning_fl.core.errors import FederatedError, LostPeerError, TrainingError
+from lightning_fl.core.wire_format import MessageError, decode, encode
 
 __all__ = ["Channel", "Peers", "text_of"]
 

@@ -21,10 +21,10 @@ client starts from, step by the gradient of the first part.
 
 from typing import Any, Literal
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.strategies.fedavg import FedAvg
 
 __all__ = ["PerFedAvg"]

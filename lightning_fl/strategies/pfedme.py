@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.options import check_counts, check_numbers
 from lightning_fl.strategies.fedavg import FedAvg
 
 __all__ = ["PFedMe"]

@@ -25,12 +25,12 @@ from collections.abc import Mapping
 from math import fsum
 from typing import Any
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_numbers
 from lightning_fl.engine.client import ClientTurn, ClientUpdate
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.qfedavg import fair_terms, loss_weight
-from lightning_fl.options import check_numbers
 from lightning_fl.strategies.federated import FederatedStrategy
 
 __all__ = ["QFedAvg"]

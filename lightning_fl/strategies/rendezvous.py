@@ -20,9 +20,9 @@ from typing import Any
 import torch.distributed
 from torch.distributed import PrefixStore, Store, TCPStore
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.wire_format import MessageError, decode, encode
 from lightning_fl.engine.interrupt import Interrupted, InterruptGuard
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.messages import MessageError, decode, encode
 from lightning_fl.strategies.peers import Channel, Peers, text_of
 
 try:

@@ -25,10 +25,10 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from lightning_fl.core.validation import check_numbers
 from lightning_fl.engine.client import ClientTurn, ClientUpdate
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.options import check_numbers
 from lightning_fl.strategies.fedavg import FedAvg
 from lightning_fl.strategies.local_sgd import distance, plain_sgd
 

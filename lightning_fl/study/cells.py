@@ -20,15 +20,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lightning_fl.atomic import write_whole
+from lightning_fl.core.errors import CheckpointError, ConfigurationError
 from lightning_fl.data.cards.catalogue import Card, available_cards, load_card
 from lightning_fl.data.cards.lookup import file_sha256, find_file
-from lightning_fl.errors import CheckpointError, ConfigurationError
+from lightning_fl.files.atomic import write_whole
+from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.recipe.file import load_recipe
-from lightning_fl.shipped import find_recipe
+from lightning_fl.recipe.shipped import find_recipe
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.finished_run import FinishedRun
-from lightning_fl.user_yaml import dump_yaml
 from lightning_fl.version import __version__
 
 __all__ = ["Attempt", "Cell", "Variant", "cells_of"]

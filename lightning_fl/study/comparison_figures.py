@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from lightning_fl.data.source import STAND_IN, STAND_IN_LABEL
-from lightning_fl.drawing import PALETTE
+from lightning_fl.runtime.drawing import PALETTE
 from lightning_fl.study.comparison_table import known_direction
 from lightning_fl.study.finished_run import FinishedRun
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from lightning_fl.errors import ConfigurationError, listed
-from lightning_fl.metrics import GainSummary, direction_is_known, gains, summarize_gains
+from lightning_fl.core.errors import ConfigurationError, listed
+from lightning_fl.core.metrics import GainSummary, direction_is_known, gains, summarize_gains
 from lightning_fl.study.comparability import same_data
 from lightning_fl.study.finished_run import FinishedRun, RunMetric
 from lightning_fl.study.intervals import paired_interval
@@ -69,9 +69,9 @@ def comparison_table(
         ``gain_over`` (what gains are taken over, "" without), ``baseline``; the :data:`STATISTICS`, each with
         ``_seed_std``: ``mean``, ``worst``, ``std`` (the population's) and ``best`` over clients, the mean ``gain``,
         the shares ``ipr`` and ``harmed`` and the standard deviation ``rsd`` of the gains
-        (:func:`lightning_fl.metrics.summarize_gains`), what all clients sent and received in MB (10^6 bytes), rounds,
-        and the training's wall time. Against a baseline also ``mean_difference`` and ``worst_difference``, group less
-        baseline, each with the ends ``_low`` and ``_high`` of its 95 % interval
+        (:func:`lightning_fl.core.metrics.summarize_gains`), what all clients sent and received in MB (10^6 bytes),
+        rounds, and the training's wall time. Against a baseline also ``mean_difference`` and
+        ``worst_difference``, group less baseline, each with the ends ``_low`` and ``_high`` of its 95 % interval
         (:func:`~lightning_fl.study.intervals.paired_interval`), and ``difference_num_seeds``. NaN is what is
         not known or not finite.
 

@@ -12,10 +12,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.terminal import terminal
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.study.cells import Cell
-from lightning_fl.terminal import terminal
 
 __all__ = ["StudyDisplay"]
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import pandas as pd
 
-from lightning_fl.data.cards.fields import did_you_mean, listed
-from lightning_fl.errors import CheckpointError, ConfigurationError
-from lightning_fl.escaping import printable_values
+from lightning_fl.core.errors import CheckpointError, ConfigurationError, did_you_mean, listed
+from lightning_fl.core.escaping import printable_values
+from lightning_fl.files.user_file import refuse_link_out
 from lightning_fl.recipe.file import load_recipe
-from lightning_fl.user_file import refuse_link_out
 
 __all__ = ["WATCHING", "FinishedRun", "RunMetric", "find_runs"]
 

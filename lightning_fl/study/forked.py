@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from multiprocessing import parent_process
 from pathlib import Path
 
-from lightning_fl.diagnosis import error_text, exit_code
+from lightning_fl.recipe.error_messages import error_text, exit_code
 from lightning_fl.recipe.instantiate import instantiate
 from lightning_fl.recipe.parser import parse
 from lightning_fl.recipe.run import run

@@ -11,11 +11,12 @@ from typing import Any
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from lightning_fl.atomic import write_whole
+from lightning_fl.core.escaping import page_environment
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.drawing import drawing
-from lightning_fl.escaping import page_environment
-from lightning_fl.shipped import available_studies
+from lightning_fl.files.atomic import write_whole
+from lightning_fl.files.yaml import dump_yaml
+from lightning_fl.recipe.shipped import available_studies
+from lightning_fl.runtime.drawing import drawing
 from lightning_fl.study.claims import Answer
 from lightning_fl.study.declaration import FULL
 from lightning_fl.study.finished_run import FinishedRun
@@ -24,7 +25,6 @@ from lightning_fl.study.pivot import make_pivot
 from lightning_fl.study.report import CHOSEN_HEADER, chosen_rows
 from lightning_fl.study.results import CellResult, StudyResults
 from lightning_fl.study.study_figures import Runs, draw_claims, draw_curves, draw_distributions, draw_results
-from lightning_fl.user_yaml import dump_yaml
 
 __all__ = ["images_of", "write_html"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import nctdtr, stdtr, stdtrit
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 
 __all__ = ["Interval", "holm", "paired_interval", "seeds_needed", "share_interval"]
 

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from filelock import FileLock, Timeout
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 
 __all__ = ["StudyLock"]
 

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from lightning_fl.escaping import markdown
+from lightning_fl.core.escaping import markdown
 from lightning_fl.study.claims import SHARES
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.intervals import share_interval

@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_fl.errors import ConfigurationError, cut
-from lightning_fl.extras import expect_extra
+from lightning_fl.core.errors import ConfigurationError, cut
+from lightning_fl.core.optional_packages import expect_extra
 from lightning_fl.study.cells import Cell
 from lightning_fl.study.ray_task import run_words
 from lightning_fl.study.workers import Job, Workers, usable_cores

@@ -9,8 +9,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from lightning_fl.core.escaping import markdown
+from lightning_fl.core.terminal import terminal
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.escaping import markdown
 from lightning_fl.study.table_columns import (
     Column,
     columns_of,
@@ -19,7 +20,6 @@ from lightning_fl.study.table_columns import (
     rows_of,
     title_of,
 )
-from lightning_fl.terminal import terminal
 
 __all__ = ["to_latex", "to_markdown", "to_terminal"]
 

@@ -8,13 +8,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lightning_fl.atomic import write_whole
-from lightning_fl.escaping import markdown
+from lightning_fl.core.escaping import markdown
+from lightning_fl.core.terminal import terminal
+from lightning_fl.files.atomic import write_whole
 from lightning_fl.study.claims import Answer
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.pivot import make_pivot, markdown_table, terminal_tables
 from lightning_fl.study.results import StudyResults
-from lightning_fl.terminal import terminal
 
 __all__ = ["CHOSEN_HEADER", "chosen_rows", "print_results", "write_markdown"]
 

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_fl.atomic import write_whole
-from lightning_fl.errors import CheckpointError, ConfigurationError
-from lightning_fl.escaping import csv_text, csv_value
+from lightning_fl.core.errors import CheckpointError, ConfigurationError
+from lightning_fl.core.escaping import csv_text, csv_value
+from lightning_fl.files.atomic import write_whole
+from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.study.cells import Cell
 from lightning_fl.study.claims import STATISTICS, Answer, answer_claim, corrected
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.study_file import load_study
-from lightning_fl.user_yaml import dump_yaml
 
 __all__ = ["CellResult", "Status", "StudyResults"]
 

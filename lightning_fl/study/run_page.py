@@ -10,16 +10,16 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from lightning_fl.atomic import write_whole
+from lightning_fl.core.escaping import page_environment
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.drawing import BAD, GOOD
-from lightning_fl.escaping import page_environment
+from lightning_fl.files.atomic import write_whole
+from lightning_fl.files.user_file import refuse_link_out
+from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.recipe.trust import predict_command
+from lightning_fl.runtime.drawing import BAD, GOOD
 from lightning_fl.study.finished_run import FinishedRun, RunMetric
 from lightning_fl.study.hover import say_values
 from lightning_fl.study.html_report import images_of
-from lightning_fl.user_file import refuse_link_out
-from lightning_fl.user_yaml import dump_yaml
 
 __all__ = ["write_run_page"]
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.study.cells import Cell
 
 __all__ = ["Shard"]

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from lightning_fl.drawing import BAD, GOOD, marked
+from lightning_fl.runtime.drawing import BAD, GOOD, marked
 from lightning_fl.study.claims import Answer
 from lightning_fl.study.comparison_figures import ROW_COLORS
 from lightning_fl.study.finished_run import FinishedRun

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards.catalogue import did_you_mean
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.file_names import is_plain_name
+from lightning_fl.files.names import is_plain_name
+from lightning_fl.files.yaml import read_yaml
 from lightning_fl.study.claims import LABEL, STATISTICS, Claim, parse_claim
 from lightning_fl.study.declaration import FULL, Arm, Chosen, Overrides, Published, Scale, Study, TableLayout
-from lightning_fl.user_yaml import read_yaml
 
 __all__ = ["load_study"]
 

@@ -17,7 +17,7 @@ for _name in (
     "lightning_fl.engine.batches.graph_packs",
     "lightning_fl.models.mpnn",
     "lightning_fl.recipe.run",
-    "lightning_fl.report",
+    "lightning_fl.trainer.report",
     "sklearn.datasets",
     "torch.utils.tensorboard",
 ):

@@ -15,8 +15,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.interrupt import InterruptGuard, end_with_this_process
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.study.cells import Cell
 from lightning_fl.study.display import StudyDisplay
 from lightning_fl.study.forked import check_settings, run_cell, start_worker, visible_gpus

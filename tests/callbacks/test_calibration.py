@@ -13,10 +13,10 @@ from tiny import TinyClients, TinyModule
 from torch.utils.data import TensorDataset
 
 from lightning_fl import ConfigurationError, FederatedTrainer
-from lightning_fl.calibration_file import CALIBRATION_FILE, read_calibration
 from lightning_fl.callbacks import Calibration, LocalTraining
-from lightning_fl.errors import CheckpointError
+from lightning_fl.core.errors import CheckpointError
 from lightning_fl.functional import apply_platt, conformal_scores, pooled_quantile, score_counts
+from lightning_fl.runtime.calibration_file import CALIBRATION_FILE, read_calibration
 
 
 class _Probable(TinyModule):

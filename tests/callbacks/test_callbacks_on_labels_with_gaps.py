@@ -6,7 +6,7 @@ from torch_geometric.data import Data
 
 from lightning_fl import FederatedDataModule, FederatedTrainer
 from lightning_fl import callbacks as package
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.models import MoleculeModel
 
 ATOM, BOND, NAN = 5, 3, float("nan")

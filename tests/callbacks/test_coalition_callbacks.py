@@ -5,7 +5,7 @@ from tiny import TinyClients, TinyModule
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import HCCT, CoalitionFigure, GainFigure, LocalReference, LocalTraining
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 
 
 def trainer(*callbacks, root, rounds=2, **settings):

@@ -10,9 +10,9 @@ import pytest
 
 from lightning_fl.callbacks import Callback
 from lightning_fl.callbacks.progress import ProgressDisplay, RoundClock, leading_metric
+from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.metrics import MetricSummary
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.errors import ConfigurationError, TrainingError
-from lightning_fl.metrics import MetricSummary
 
 
 class StopAfter(Callback):

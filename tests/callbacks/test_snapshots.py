@@ -9,7 +9,7 @@ import yaml
 
 from lightning_fl import predict
 from lightning_fl.cli import main
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.models import MoleculeModel
 
 NEW = ["CCO", "CCCCN", "CCCCCCF"]

@@ -3,7 +3,7 @@ import shutil
 import pytest
 from processes import run
 
-from lightning_fl.shipped import available_recipes
+from lightning_fl.recipe.shipped import available_recipes
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fl.starters.start import ALGORITHMS, DATA, TASKS
+from lightning_fl.recipe.starters.start import ALGORITHMS, DATA, TASKS
 
 FITTING = [(data, task) for data, task in product(DATA, TASKS) if (data, task) != ("images", "regression")]
 

@@ -10,9 +10,9 @@ from processes import run
 import lightning_fl
 from lightning_fl import package_folders, shipped
 from lightning_fl.cli import COMMANDS
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards.catalogue import available_cards
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.shipped import available_recipes, recipe_headline
+from lightning_fl.recipe.shipped import available_recipes, recipe_headline
 
 
 def test_help_names_every_command(command):

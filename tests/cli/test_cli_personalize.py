@@ -242,8 +242,8 @@ def test_what_the_run_was_is_said(run, command):
 
 def test_of_many_models_those_with_the_largest_shares_are_shown(capsys):
     from lightning_fl.cli.personalize import _print
-    from lightning_fl.metrics import MetricSummary
-    from lightning_fl.personalization import Personalization
+    from lightning_fl.core.metrics import MetricSummary
+    from lightning_fl.inference.personalization import Personalization
 
     shares = torch.linspace(1, 40, 40).double()
     clients = dict.fromkeys(range(40), 0.5)
@@ -270,7 +270,11 @@ def test_of_many_models_those_with_the_largest_shares_are_shown(capsys):
 FOREIGN = [
     ("model", {"class_path": "foreign.Model"}, "foreign.Model"),
     ("model", "foreign.Model", "foreign.Model"),
-    ("model", {"class_path": "lightning_fl.checkpoint.os.mkdir", "init_args": {"path": "executed"}}, "posix.mkdir"),
+    (
+        "model",
+        {"class_path": "lightning_fl.runtime.checkpoint.os.mkdir", "init_args": {"path": "executed"}},
+        "posix.mkdir",
+    ),
     ("data", {"class_path": "Silos", "init_args": {"datamodules": [{"class_path": "foreign.Model"}]}}, "foreign.Model"),
     (
         "data",

@@ -19,9 +19,9 @@ from torch_geometric.data import Batch
 
 from lightning_fl import predict
 from lightning_fl.cli import main
+from lightning_fl.core.errors import CheckpointError, ConfigurationError, DataError
 from lightning_fl.data.molecules.dataset import MoleculeDataset
 from lightning_fl.data.molecules.table import read_table
-from lightning_fl.errors import CheckpointError, ConfigurationError, DataError
 from lightning_fl.models import ClassificationModel, MoleculeModel
 
 TRAINER = {

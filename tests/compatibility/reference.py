@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from lightning_fl import FederatedDataModule, FederatedTrainer
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.cohort import Cohort
+from lightning_fl.core.cohort import Cohort
 from lightning_fl.data.module import Split
 
 

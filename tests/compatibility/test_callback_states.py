@@ -12,8 +12,8 @@ from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_
 from torch import Tensor
 
 from lightning_fl.callbacks import BestClientModels, Callback
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.client import LocalWork
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.strategies import APFL, Ditto
 
 _DECAY = 0.8

@@ -13,7 +13,7 @@ from rounding import assert_equal_up_to_rounding
 from torch import Tensor, nn
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.core.collaboration import Collaboration
 
 
 class Configured(LightningModule):

@@ -17,12 +17,12 @@ from torch.optim.swa_utils import AveragedModel
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback, LastRounds, PersonalLayers
+from lightning_fl.core.errors import TrainingError
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.turn.surroundings import Surroundings
-from lightning_fl.errors import TrainingError
 from lightning_fl.strategies import FedAvg
 
 _RECORDED = [

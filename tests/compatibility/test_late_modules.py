@@ -9,7 +9,7 @@ import torch
 from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, train_both
 from torch import Tensor, nn
 
-from lightning_fl.errors import CheckpointError, ConfigurationError, TrainingError
+from lightning_fl.core.errors import CheckpointError, ConfigurationError, TrainingError
 
 
 class Teacher(Linear):

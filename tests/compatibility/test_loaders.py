@@ -24,8 +24,8 @@ from torch_geometric.nn import SAGEConv
 from torchmetrics import MeanAbsoluteError
 
 from lightning_fl import FederatedTrainer
+from lightning_fl.core.errors import ConfigurationError, DataError, TrainingError
 from lightning_fl.data.silos import Silos
-from lightning_fl.errors import ConfigurationError, DataError, TrainingError
 
 
 class Holds(LightningDataModule):

@@ -18,7 +18,7 @@ from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryAvera
 from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError, R2Score
 
 from lightning_fl.callbacks import ModelCheckpoint
-from lightning_fl.errors import TrainingError
+from lightning_fl.core.errors import TrainingError
 
 
 def _compare(module: Callable[[], Any], folder: Path, names: list[str], split: str = "train", **arguments: Any) -> Any:

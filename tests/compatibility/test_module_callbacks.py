@@ -11,7 +11,7 @@ from lightning.pytorch import callbacks as lightning_callbacks
 from reference import Clients, Linear, assert_same_weights, federated_trainer, make, train_both
 from torch import Tensor, nn
 
-from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 
 _HOOKS = [name for name in vars(pl.Callback) if name.startswith("on_") and "checkpoint" not in name]
 _HOOKS += ["setup", "teardown"]

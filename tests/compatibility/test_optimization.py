@@ -11,7 +11,7 @@ from rounding import assert_equal_up_to_rounding
 from torch import Tensor, nn
 
 from lightning_fl.callbacks import DROClientSampling
-from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 
 
 def _with(optimizer: Any, **options: Any) -> type[Linear]:

@@ -8,7 +8,7 @@ import torch
 from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, samples, train_both
 from torch.optim import lr_scheduler
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 
 
 class Held(Linear):

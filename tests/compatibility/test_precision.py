@@ -8,7 +8,7 @@ import torch
 from reference import Clients, Linear, assert_same_weights, federated_trainer, make, train_both
 from torch import Tensor, nn
 
-from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 
 
 class Typed(Linear):

@@ -19,9 +19,9 @@ from torchmetrics import MeanAbsoluteError
 
 from lightning_fl import FederatedTrainer, Partitioned, Silos, federate
 from lightning_fl.cli import main
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.lightning_types import AnyDataModule, AnyLogger, AnyModule, is_overridden
 from lightning_fl.data import IID
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.lightning_types import AnyDataModule, AnyLogger, AnyModule, is_overridden
 
 BOTH = (lightning.pytorch, pytorch_lightning)
 
@@ -400,7 +400,7 @@ def test_the_other_name_is_not_imported_for_it() -> None:
     code = """
 import sys
 import lightning_fl
-from lightning_fl.lightning_types import AnyModule
+from lightning_fl.core.lightning_types import AnyModule
 from lightning_fl.recipe.parser import make_parser
 make_parser("fit")
 assert not isinstance(3, AnyModule)

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
 from reference import Clients, Linear, assert_same_weights, federated_trainer, make
 from torch import nn
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("callback", [EarlyStopping("val_loss"), LearningRateMonitor(), pl.Callback()])

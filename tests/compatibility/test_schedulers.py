@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.strategies import Ditto
 
 

@@ -9,7 +9,7 @@ import torch
 from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, samples, train_both
 from torch import Tensor, nn
 
-from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 
 
 def _linear_with(**buffers: Tensor) -> type[Linear]:

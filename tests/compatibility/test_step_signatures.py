@@ -9,7 +9,7 @@ import torch
 from reference import Clients, Linear, assert_same_weights, federated_trainer, train_both
 from torch import Tensor
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 
 
 class KeywordOnly(Linear):

@@ -8,7 +8,7 @@ import torch
 from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, train_both
 from torch import Tensor, nn
 
-from lightning_fl.errors import TrainingError
+from lightning_fl.core.errors import TrainingError
 
 
 class Backbone(Linear):

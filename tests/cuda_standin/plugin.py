@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-import lightning_fl.prediction.forward
-import lightning_fl.trainer
+import lightning_fl.inference.forward
+import lightning_fl.trainer.trainer
 from cuda_standin.device import StandIn
 
 __all__ = ["EverywhereOnTheDevice"]
@@ -34,10 +34,10 @@ _LEFT_ON_THE_CPU: dict[str, str] = {
     "tests/test_recipes_on_the_device.py": "it has a stand-in of its own",
     "tests/test_processes_per_device.py": "it is about GPUs of its own making",
     "tests/test_devices_of_a_run.py": "it is about GPUs of its own making",
-    "tests/test_options.py::test_an_option_refuses_what_is_no_number_of_its_range[FederatedTrainer.devices]": (
+    "tests/core/test_validation.py::test_an_option_refuses_what_is_no_number_of_its_range[FederatedTrainer.devices]": (
         "it is about a machine without GPUs"
     ),
-    "tests/test_trainer.py::test_a_device_that_is_not_there_is_named": "it is about a machine without GPUs",
+    "tests/trainer/test_trainer.py::test_a_device_that_is_not_there_is_named": "it is about a machine without GPUs",
     **{
         f"tests/compatibility/{test}": why
         for why, tests in {
@@ -91,8 +91,10 @@ class EverywhereOnTheDevice:
             item.user_properties.append(("left_on_the_cpu", why))
             return (yield)
         with StandIn() as standin, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(lightning_fl.trainer, "make_fabric", _on_the_device(lightning_fl.trainer.make_fabric))
-            patch.setattr(lightning_fl.prediction.forward, "Fabric", _fabric(lightning_fl.prediction.forward.Fabric))
+            patch.setattr(
+                lightning_fl.trainer.trainer, "make_fabric", _on_the_device(lightning_fl.trainer.trainer.make_fabric)
+            )
+            patch.setattr(lightning_fl.inference.forward, "Fabric", _fabric(lightning_fl.inference.forward.Fabric))
             item.stash[_STANDIN] = standin
             return (yield)
 

@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data import IID, FromFlower, HFDataset
-from lightning_fl.errors import ConfigurationError
 
 
 @pytest.fixture(autouse=True)

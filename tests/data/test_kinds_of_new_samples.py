@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 from rdkit import Chem
 
+from lightning_fl.core.errors import DataError
 from lightning_fl.data import IID, TableData
 from lightning_fl.data.unlabelled import read_rows
-from lightning_fl.errors import DataError
 
 FRAME = pd.DataFrame({"smiles": ["CCO", "C", "CC"], "y": [1.5, None, 2.0], "lab": ["NA", "None", None]})
 

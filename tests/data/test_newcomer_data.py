@@ -9,10 +9,10 @@ import torch
 from image_files import cycle, pictures, write_npz
 from PIL import Image
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data import IID, ImageData, ImageDomains, ImageFolders, MoleculeCSV, MoleculeNet, Silos, TableData
 from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.data.shifts import Inversion
-from lightning_fl.errors import ConfigurationError, DataError
 
 
 def record_of(data):

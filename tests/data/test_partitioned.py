@@ -17,10 +17,10 @@ from torch.utils.data import (
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader as GraphLoader
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.module import SPLITS, FederatedDataModule
 from lightning_fl.data.partition import IID, Dirichlet, GroupBy, Quantity
 from lightning_fl.data.partitioned import Partitioned
-from lightning_fl.errors import ConfigurationError, DataError
 
 DATA = TensorDataset(torch.arange(100.0), torch.arange(100) % 4)
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.partition import IID, Dirichlet, Partitioner, apportion, split_indices
 from lightning_fl.data.partition.stratified import check_classes, split_stratified, stratified_parts
 from lightning_fl.data.partitioned import Partitioned
 from lightning_fl.data.shared import OpenedData, SharedDataModule, class_labels, cut_splits
-from lightning_fl.errors import ConfigurationError, DataError
 
 LABELS = torch.tensor([0] * 30 + [1] * 50 + [2] * 20)
 

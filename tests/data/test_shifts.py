@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.shifts import (
     FedCollabConceptShift,
     Inversion,
@@ -9,7 +10,6 @@ from lightning_fl.data.shifts import (
     Shift,
     concept_permutations,
 )
-from lightning_fl.errors import ConfigurationError
 
 IMAGES = torch.randint(0, 256, (6, 3, 9, 9), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(6)

@@ -18,11 +18,11 @@ from torch.utils.data import (
     random_split,
 )
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.data.partition import IID
 from lightning_fl.data.partitioned import Partitioned
 from lightning_fl.data.silos import Silos
-from lightning_fl.errors import ConfigurationError, DataError
 
 DATA = TensorDataset(torch.arange(20.0))
 

@@ -6,8 +6,8 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from torch_geometric.data import Batch, Data, InMemoryDataset
 
+from lightning_fl.core.errors import DataError
 from lightning_fl.data.targets import batch_targets, dataset_targets, with_batch_targets
-from lightning_fl.errors import DataError
 
 Pair = namedtuple("Pair", ["inputs", "targets"])
 

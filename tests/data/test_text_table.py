@@ -8,10 +8,10 @@ import zipfile
 import pandas as pd
 import pytest
 
+from lightning_fl.core.errors import DataError
 from lightning_fl.data import text_table
 from lightning_fl.data.text_table import list_rows, read_numbers, read_text_table, require_columns
-from lightning_fl.errors import DataError
-from lightning_fl.user_file import existing_file
+from lightning_fl.files.user_file import existing_file
 
 PLAIN = "smiles,y,lab\nCCO,1.5,NA\n\nC,,None\n"
 

@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 import torch
 
+from lightning_fl.core.errors import DataError
 from lightning_fl.data.molecules.featurizer import encode_smiles
 from lightning_fl.data.molecules.unlabelled import smiles_fault, unlabelled_molecules
 from lightning_fl.data.unlabelled import Reading, read_rows
-from lightning_fl.errors import DataError
 
 RECORD = {"target_names": ["y"], "target_units": [""]}
 

@@ -39,8 +39,8 @@ from lightning_fl.callbacks import (
     UniformSampling,
 )
 from lightning_fl.callbacks.collaboration import fedcollab
-from lightning_fl.cohort import Cohort, Participant
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.core.cohort import Cohort, Participant
+from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.client_distances import PairwiseDistances
 

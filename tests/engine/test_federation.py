@@ -9,12 +9,12 @@ from engine_alone import make_loop
 from tiny import TinyClients, TinyModule
 
 from lightning_fl import Collaboration
-from lightning_fl.cohort import Cohort
+from lightning_fl.core.cohort import Cohort
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.client import ClientState
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.round.training import train_round
 from lightning_fl.engine.weights.flat import FlatModule, Weights
-from lightning_fl.errors import ConfigurationError
 
 SIZES = (24, 10, 18)
 

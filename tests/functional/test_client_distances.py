@@ -11,7 +11,8 @@ from rounding import assert_equal_up_to_rounding
 from torch import Tensor, nn
 
 import lightning_fl.functional.discriminator_rounds as module
-from lightning_fl.errors import ConfigurationError, DataError, TrainingError
+from lightning_fl.core.errors import ConfigurationError, DataError, TrainingError
+from lightning_fl.core.seeding import generator
 from lightning_fl.functional.client_discriminator import (
     DiscriminatorSettings,
     evaluate,
@@ -27,7 +28,6 @@ from lightning_fl.functional.client_distances import (
     spread_order,
     training_size,
 )
-from lightning_fl.seeding import generator
 
 # Odd sizes, so that vectorised loops have remainders.
 ODD = DiscriminatorSettings(

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.functional.conformal import conformal_quantile, conformal_scores, pooled_quantile, score_counts
 
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import generator
 from lightning_fl.functional import sample_dirichlet
-from lightning_fl.seeding import generator
 
 
 @pytest.mark.parametrize("concentration", [0.05, 1.0, 20.0])

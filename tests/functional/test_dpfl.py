@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.functional.dpfl import batched_greedy_collaborators, double_greedy, greedy_collaborators, shuffled
-from lightning_fl.seeding import generator
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import generator, shuffled
+from lightning_fl.functional.dpfl import batched_greedy_collaborators, double_greedy, greedy_collaborators
 
 Reward = Callable[[frozenset[int]], float]
 

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import generator
 from lightning_fl.functional import (
     draw_cohort,
     draw_subset,
@@ -18,7 +19,6 @@ from lightning_fl.functional import (
     sample_gamma,
     sampling_weights_update,
 )
-from lightning_fl.seeding import generator
 
 vectors = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12).map(lambda x: torch.tensor(x, dtype=torch.float64))
 

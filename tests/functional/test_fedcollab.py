@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_fl.collaboration import Collaboration
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.collaboration import Collaboration
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.functional import coalition_objective, join_coalitions, solve_coalitions
 from lightning_fl.functional.fedcollab import _check, _Search
 

@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 import torch
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.functional import contribution_weights, draw_contributors, floored_importance
 
 COUNTS = torch.tensor([[8.0, 2.0], [3.0, 17.0], [10.0, 0.0]])

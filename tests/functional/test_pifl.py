@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import generator
 from lightning_fl.functional import choose_bids, importance_weights, mixture_weights, schedule, standings
-from lightning_fl.seeding import generator
 
 
 def float64(*values: float) -> torch.Tensor:

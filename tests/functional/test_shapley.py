@@ -11,9 +11,9 @@ import torch
 from rounding import rounding
 from scipy.stats import spearmanr
 
-from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.seeding import generator
 from lightning_fl.functional import FirstOrderShapley, shapley_exact, shapley_first_order, shapley_permutations
-from lightning_fl.seeding import generator
 
 Game = Callable[[frozenset[int]], float]
 

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import generator
 from lightning_fl.functional import (
     UNITS_PER_TOKEN,
     reimbursement_share,
@@ -16,7 +17,6 @@ from lightning_fl.functional import (
     split_units,
     to_units,
 )
-from lightning_fl.seeding import generator
 
 
 class TestReimbursementShare:

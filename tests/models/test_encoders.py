@@ -6,7 +6,7 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import AttentiveFP, GINEConv
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.models import MoleculeModel
 from lightning_fl.models.attentive_fp import AttentiveFPEncoder, AttentiveFPReadout
 from lightning_fl.models.dmpnn import DMPNN, reverse_edges

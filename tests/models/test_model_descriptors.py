@@ -9,9 +9,9 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 from lightning_fl import FederatedTrainer
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data import Partitioned
 from lightning_fl.data.partition import IID
-from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.models import MoleculeModel
 from lightning_fl.models.descriptors import DescriptorScale
 

@@ -9,7 +9,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import NNConv
 
-from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.functional.masked_losses import masked_mse
 from lightning_fl.models import MoleculeModel
 from lightning_fl.models.encoders import EDGE_ENCODERS, build_encoder

@@ -12,11 +12,11 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 from lightning_fl import FederatedDataModule, FederatedTrainer
+from lightning_fl.core.errors import ConfigurationError, DataError, FederatedError
 from lightning_fl.data import IID, MoleculeCSV
-from lightning_fl.errors import ConfigurationError, DataError, FederatedError
+from lightning_fl.inference.personalization import personalize
 from lightning_fl.models import MoleculeModel
 from lightning_fl.models.target_summary import class_weights_of, infer_task, pool_ranges, target_ranges
-from lightning_fl.personalization import personalize
 
 ATOM, BOND, NAN = 5, 3, float("nan")
 

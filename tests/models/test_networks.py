@@ -9,7 +9,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn.functional import conv2d, max_pool2d, relu
 from torchvision.models import resnet18
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.models.networks import ChannelsLast, build_network
 
 CONVOLUTIONAL = ("lenet5", "cnn3", "cnn4", "cnn5", "cnn_pifl")

@@ -6,8 +6,8 @@ import torch
 from scipy import stats
 from sklearn import metrics as reference
 
+from lightning_fl.core.metrics import higher_is_better
 from lightning_fl.functional.task_metrics import TaskOutputs, task_scores
-from lightning_fl.metrics import higher_is_better
 
 NAN = float("nan")
 DRAWS = torch.Generator().manual_seed(0)

@@ -5,7 +5,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchvision.models import resnet18
 
 from lightning_fl import FederatedDataModule, FederatedTrainer
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.models import ClassificationModel
 
 NAN = float("nan")

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from lightning_fl.cli import make_parser
-from lightning_fl.diagnosis import error_text
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.files.yaml import dump_yaml
+from lightning_fl.recipe.error_messages import error_text
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.recipe.instantiate import instantiate
 from lightning_fl.recipe.parser import parse
-from lightning_fl.shipped import find_recipe
-from lightning_fl.user_yaml import dump_yaml
+from lightning_fl.recipe.shipped import find_recipe
 
 _RECIPE = load_recipe(find_recipe("drflm_esol"))
 

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule
 from tiny import TinyClients, TinyModule
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.recipe.processes import choose_processes
 from lightning_fl.strategies.fork_launcher import ForkLauncher
 

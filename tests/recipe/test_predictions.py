@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.recipe.predictions import prediction_table
 
 

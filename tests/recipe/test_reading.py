@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.recipe.faults import accepted_arguments
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.recipe.settings import collect_settings, ordered_options

@@ -11,7 +11,7 @@ from tiny import TinyClients, TinyModule
 
 from lightning_fl import ConfigurationError, FederatedTrainer
 from lightning_fl.callbacks import Callback, DROClientSampling, ModelCheckpoint, PersonalLayers
-from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional import project_simplex
 

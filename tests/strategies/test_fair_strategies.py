@@ -228,7 +228,7 @@ class OneEachRound(Callback):
     """Takes turns: 0; 0 and 1; 0 and 1."""
 
     def select_clients(self, trainer: Any) -> Any:
-        from lightning_fl.cohort import Cohort
+        from lightning_fl.core.cohort import Cohort
 
         return Cohort.of([0] if trainer.current_round == 0 else [0, 1])
 

@@ -9,9 +9,9 @@ from lightning.fabric.strategies import STRATEGY_REGISTRY, DDPStrategy
 from torch import nn
 
 import lightning_fl
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.strategies import FedAvg, FederatedStrategy
 
 

@@ -23,7 +23,7 @@ from lightning_fl.callbacks import (
     TierBidding,
     UniformSampling,
 )
-from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies import (
     SCAFFOLD,

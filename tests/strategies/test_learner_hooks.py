@@ -39,7 +39,7 @@ from lightning_fl.callbacks import (
     Tokens,
     UniformSampling,
 )
-from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.engine.client import ClientTurn, ClientUpdate
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
@@ -367,7 +367,7 @@ class Regroups(Callback):
         self.of_rounds = of_rounds
 
     def select_collaboration(self, run: FederatedTrainer, weights: Any) -> Any:
-        from lightning_fl.collaboration import Collaboration
+        from lightning_fl.core.collaboration import Collaboration
 
         return Collaboration.coalitions(self.of_rounds[run.current_round], run.num_samples)
 

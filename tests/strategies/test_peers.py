@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lightning_fl.errors import FederatedError, TrainingError
+from lightning_fl.core.errors import FederatedError, TrainingError
 from lightning_fl.strategies import FedAvg
 from lightning_fl.strategies import peers as module
 from lightning_fl.strategies.peers import Channel, Peers

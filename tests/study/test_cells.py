@@ -4,8 +4,8 @@ import pytest
 import yaml
 from study_tiny import TINY, finish, tiny_cells, write_study
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards.catalogue import load_card
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.study.cells import cells_of
 
 

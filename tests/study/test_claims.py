@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.study.claims import Answer, Term, answer_claim, corrected, judge, parse_claim
 from lightning_fl.study.intervals import Interval, paired_interval
 

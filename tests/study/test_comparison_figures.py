@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.drawing import PALETTE
+from lightning_fl.runtime.drawing import PALETTE
 from lightning_fl.study.comparison_figures import draw_client_distribution, draw_client_values, draw_comparison_curves
 from lightning_fl.study.comparison_table import client_table
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from scipy import stats
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.study.comparison_table import client_table, comparison_table, leading_metric
 
 numbers = st.floats(-100, 100)

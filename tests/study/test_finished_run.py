@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fl.errors import CheckpointError, ConfigurationError
+from lightning_fl.core.errors import CheckpointError, ConfigurationError
 from lightning_fl.study.finished_run import FinishedRun, find_runs
 
 

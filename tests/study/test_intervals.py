@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.study.intervals import Interval, holm, paired_interval, seeds_needed, share_interval
 
 numbers = st.floats(-100, 100)

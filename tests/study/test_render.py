@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from lightning_fl.core.escaping import csv_table
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.escaping import csv_table
 from lightning_fl.study.comparison_table import STATISTICS, comparison_table
 from lightning_fl.study.render import to_latex, to_markdown, to_terminal
 from lightning_fl.study.table_columns import columns_of, notes_of, rows_of, title_of

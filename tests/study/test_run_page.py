@@ -7,7 +7,7 @@ import pytest
 from test_html_report import Page
 
 from lightning_fl.cli import main
-from lightning_fl.errors import CheckpointError, ConfigurationError
+from lightning_fl.core.errors import CheckpointError, ConfigurationError
 from lightning_fl.study.run_page import write_run_page
 
 METRICS = {

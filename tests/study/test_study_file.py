@@ -5,7 +5,7 @@ import pytest
 import yaml
 from study_tiny import write_study
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.study.study_file import load_study
 
 WHOLE = """

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from study_tiny import finish, tiny_cells
 
-from lightning_fl.errors import CheckpointError, ConfigurationError
+from lightning_fl.core.errors import CheckpointError, ConfigurationError
 from lightning_fl.study.environment import describe_environment, package_commit
 from lightning_fl.study.pivot import make_pivot, markdown_table, terminal_tables
 from lightning_fl.study.report import print_results, write_markdown

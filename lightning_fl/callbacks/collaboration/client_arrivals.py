@@ -3,11 +3,10 @@
 import torch
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.collaboration import Collaboration
-from lightning_fl.data.cards.fields import did_you_mean, listed
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.options import check_counts, warn_beyond_end
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.core.collaboration import Collaboration
+from lightning_fl.core.errors import ConfigurationError, did_you_mean, listed
+from lightning_fl.core.validation import check_counts, warn_beyond_end
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["ClientArrivals"]
 

@@ -7,14 +7,14 @@ from typing import Any
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.core.collaboration import Collaboration
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_counts
 from lightning_fl.engine.probes.updates import update_blocks
 from lightning_fl.engine.weights.flat import Span, Weights
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.gram import gram_matrix, join_most_similar
 from lightning_fl.functional.labels import in_order
-from lightning_fl.options import check_counts
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["ClientClusters", "check_at_most_clients"]
 

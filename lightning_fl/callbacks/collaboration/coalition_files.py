@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.escaping import csv_table, csv_value
 from lightning_fl.engine.weights.flat import FlatModule, Weights
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.escaping import csv_table, csv_value
-from lightning_fl.tensor_files import read_numpy, read_torch
+from lightning_fl.files.tensors import read_numpy, read_torch
 
 __all__ = ["coalition_table", "distance_table", "read_coalitions", "read_distances", "read_model"]
 

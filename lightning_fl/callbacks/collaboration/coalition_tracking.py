@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["coalition_of", "coalitions", "track_coalitions"]
 

@@ -27,17 +27,17 @@ import torch
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.core.collaboration import Collaboration
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.escaping import csv_table
+from lightning_fl.core.metrics import default_metric, higher_is_better, monitored_metric
+from lightning_fl.core.seeding import generator
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.engine.client import LocalWork
 from lightning_fl.engine.probes.on_hosts import clients_without
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.escaping import csv_table
 from lightning_fl.functional.dpfl import Collaborators, Model, batched_greedy_collaborators
-from lightning_fl.metrics import default_metric, higher_is_better, monitored_metric
-from lightning_fl.options import check_counts, check_numbers
-from lightning_fl.seeding import generator
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["CollaborationGraph"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_fl.engine.weights.flat import Weights, combined, inner_product
 from lightning_fl.functional.pfedgraph import centre_terms, pull_terms
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["CosinePull"]
 

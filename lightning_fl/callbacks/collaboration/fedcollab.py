@@ -36,15 +36,15 @@ from lightning_fl.callbacks.collaboration.coalition_files import (
     read_distances,
     read_model,
 )
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import derive_seed
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.engine.probes.client_features import LayerOutput, client_features
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.client_discriminator import DiscriminatorSettings
 from lightning_fl.functional.client_distances import pairwise_distances
 from lightning_fl.functional.coalition_stability import same_coalitions_share
 from lightning_fl.functional.fedcollab import coalition_objective, join_coalitions, solve_coalitions
-from lightning_fl.options import check_counts, check_numbers
-from lightning_fl.seeding import derive_seed
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["FedCollab"]
 

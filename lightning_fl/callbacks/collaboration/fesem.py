@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import derive_seed
 from lightning_fl.engine.probes.updates import column_blocks
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.gram import squared_distances
 from lightning_fl.functional.kmeans import kmeans_from_gram
-from lightning_fl.seeding import derive_seed
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["FeSEM"]
 

@@ -20,8 +20,8 @@ an earlier round.
 """
 
 from lightning_fl.callbacks.collaboration.ifca import IFCA
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.options import check_counts
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_counts
 
 __all__ = ["FLSC"]
 

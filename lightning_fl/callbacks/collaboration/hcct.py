@@ -39,14 +39,14 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_counts, check_numbers, warn_beyond_end
 from lightning_fl.engine.probes.updates import update_blocks
 from lightning_fl.engine.weights.flat import Span, Weights
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.gram import cosine_similarities, remembered_cosines, with_cosines
 from lightning_fl.functional.hcct import Merge, join_group, least_merged_cosine, partition_from_gram, partition_utility
 from lightning_fl.functional.telling_layer import most_telling_layer
-from lightning_fl.options import check_counts, check_numbers, warn_beyond_end
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["HCCT"]
 

@@ -31,17 +31,17 @@ from torch.nn.functional import one_hot
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
-from lightning_fl.cohort import Cohort
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.core.cohort import Cohort
+from lightning_fl.core.collaboration import Collaboration
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import generator
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
 from lightning_fl.engine.turn.module_checks import refuse_manual_steps
 from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.engine.weights.initial_models import reinitialised
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.ifca import perturbed
-from lightning_fl.options import check_counts, check_numbers
-from lightning_fl.seeding import generator
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["IFCA"]
 

@@ -29,14 +29,14 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.core.collaboration import Collaboration
+from lightning_fl.core.seeding import derive_seed
+from lightning_fl.core.validation import check_counts
 from lightning_fl.engine.probes.updates import column_blocks
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.gram import gram_matrix
 from lightning_fl.functional.kmeans import kmeans_from_gram
-from lightning_fl.options import check_counts
-from lightning_fl.seeding import derive_seed
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["KMeans"]
 

@@ -25,15 +25,15 @@ import torch
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.cosine_pull import CosinePull
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.core.collaboration import Collaboration
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_numbers
 from lightning_fl.engine.probes.updates import change_blocks
 from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.engine.weights.local_parameters import spans_in
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.gram import gram_matrix
 from lightning_fl.functional.pfedgraph import collaboration_weights, mean_cosine, placed_rows, thresholded_cosines
-from lightning_fl.options import check_numbers
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["PFedGraph"]
 

@@ -9,10 +9,10 @@ from lightning_fl.callbacks.collaboration.coalition_tracking import coalition_of
 from lightning_fl.callbacks.collaboration.hcct import HCCT
 from lightning_fl.callbacks.figures.plots.coalitions import draw_distances, draw_merge_tree, draw_partition
 from lightning_fl.callbacks.figures.round_figure import RoundFigure
-from lightning_fl.drawing import drawing
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.functional.labels import in_order
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.drawing import drawing
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["CoalitionFigure"]
 

@@ -5,8 +5,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.callbacks.figures.plots.run import draw_matrix
 from lightning_fl.callbacks.figures.round_figure import RoundFigure
-from lightning_fl.drawing import drawing
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.drawing import drawing
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["CollaborationFigure"]
 

@@ -6,9 +6,9 @@ from torch import Tensor
 from lightning_fl.callbacks.figures.plots.run import draw_contributions
 from lightning_fl.callbacks.figures.round_figure import RoundFigure
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
-from lightning_fl.drawing import drawing
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.runtime.drawing import drawing
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["ContributionFigure"]
 

@@ -3,11 +3,11 @@
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.figures.plots.coalitions import draw_gains
 from lightning_fl.callbacks.personal.local_reference import LocalReference
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.metrics import ClientMetrics, metric_name
 from lightning_fl.data.module import Split
-from lightning_fl.drawing import drawing
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import ClientMetrics, metric_name
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.drawing import drawing
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["GainFigure"]
 

@@ -10,10 +10,10 @@ from matplotlib.patches import Patch
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.collaboration_graph import CollaborationGraph
 from lightning_fl.callbacks.figures.plots.run import make_figure
-from lightning_fl.drawing import drawing
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.options import check_counts
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_counts
+from lightning_fl.runtime.drawing import drawing
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["GraphFigure", "draw_graph"]
 

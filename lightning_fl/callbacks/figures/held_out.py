@@ -10,13 +10,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.data.cards.fields import did_you_mean, listed
+from lightning_fl.core.errors import ConfigurationError, did_you_mean, listed
+from lightning_fl.core.metrics import ClientMetrics
+from lightning_fl.core.validation import check_counts
 from lightning_fl.data.module import Split
-from lightning_fl.drawing import drawing
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import ClientMetrics
-from lightning_fl.options import check_counts
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.drawing import drawing
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["HeldOutFigure", "Pairs", "columns_of"]
 

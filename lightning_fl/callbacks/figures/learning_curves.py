@@ -6,10 +6,10 @@ from typing import Any
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.figures.plots.run import Curve, draw_learning_curves
 from lightning_fl.callbacks.progress import leading_metric
-from lightning_fl.drawing import drawing
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import MetricSummary, curve_name
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.metrics import MetricSummary, curve_name
+from lightning_fl.runtime.drawing import drawing
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["LearningCurves"]
 

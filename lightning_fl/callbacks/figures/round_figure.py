@@ -1,8 +1,8 @@
 """What pictures of a run have in common: they are drawn at its end, and every few rounds if wanted."""
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.options import check_counts
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.core.validation import check_counts
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["RoundFigure"]
 

@@ -17,11 +17,11 @@ from lightning_fl.callbacks.figures.plots.tiers import (
 from lightning_fl.callbacks.figures.round_figure import RoundFigure
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
 from lightning_fl.callbacks.rewards.tier_bidding import TierBidding
-from lightning_fl.drawing import drawing
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.metrics import ClientMetrics, metric_name
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN
-from lightning_fl.metrics import ClientMetrics, metric_name
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.drawing import drawing
+from lightning_fl.runtime.surface import TrainerSurface
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

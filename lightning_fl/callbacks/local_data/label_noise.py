@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.pinned_memory import to_device
+from lightning_fl.core.seeding import generator
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.engine.batches.client import ClientBatches
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.options import check_counts, check_numbers
-from lightning_fl.seeding import generator
-from lightning_fl.surface import TrainerSurface
-from lightning_fl.transfer import to_device
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["LabelNoise", "flip_labels", "perturb_targets"]
 

@@ -33,13 +33,13 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.pinned_memory import to_device
+from lightning_fl.core.validation import check_numbers
 from lightning_fl.data.graphs import is_graph
 from lightning_fl.data.targets import batch_targets, with_batch_targets
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.drflm import mix, sample_gamma
-from lightning_fl.options import check_numbers
-from lightning_fl.surface import TrainerSurface
-from lightning_fl.transfer import to_device
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["LocalMixup"]
 

@@ -45,15 +45,15 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.client_names import curve_names
-from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.core.client_names import curve_names
+from lightning_fl.core.cohort import Cohort, Participant
+from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.engine.turn.module_checks import refuse_manual_steps
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
-from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.functional.drflm import draw_cohort, draw_subset, loss_estimate, sampling_weights_update
-from lightning_fl.options import check_counts, check_numbers
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["DROClientSampling"]
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.cohort import Cohort
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.core.cohort import Cohort
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["PooledTraining"]
 

@@ -7,11 +7,11 @@ McMahan et al.: "Communication-Efficient Learning of Deep Networks from Decentra
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.cohort import Cohort
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.functional.dpfl import shuffled
-from lightning_fl.options import check_numbers
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.core.cohort import Cohort
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import shuffled
+from lightning_fl.core.validation import check_numbers
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["UniformSampling"]
 

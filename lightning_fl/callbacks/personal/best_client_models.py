@@ -5,11 +5,11 @@ from collections.abc import Collection
 from typing import Literal
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.metrics import ClientMetrics, default_metric, higher_is_better, monitored_metric
 from lightning_fl.data.module import Split
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import ClientMetrics, default_metric, higher_is_better, monitored_metric
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["BestClientModels"]
 

@@ -31,13 +31,13 @@ import torch
 
 from lightning_fl.callbacks.personal.fedsoft_turns import drawn_participants, proximal_pull
 from lightning_fl.callbacks.personal.own_models import OwnModels
-from lightning_fl.cohort import Cohort
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.core.cohort import Cohort
+from lightning_fl.core.collaboration import Collaboration
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.fedsoft import contribution_weights, floored_importance
-from lightning_fl.options import check_counts, check_numbers
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["FedSoft"]
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from lightning_fl.cohort import Participant
+from lightning_fl.core.cohort import Participant
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.weights.flat import Span, Weights, combined
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.fedsoft import draw_contributors
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["drawn_participants", "proximal_pull"]
 

@@ -5,11 +5,11 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.callbacks.personal.best_client_models import BestClientModels
+from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.validation import check_counts
 from lightning_fl.engine.client import ClientState, LocalWork
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError, TrainingError
-from lightning_fl.options import check_counts
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["FineTuning"]
 

@@ -8,14 +8,14 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.metrics import ClientMetrics, MetricSummary, higher_is_better, metric_name
+from lightning_fl.core.seeding import derive_seed
+from lightning_fl.core.validation import check_counts
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.data.targets import dataset_targets
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.task_metrics import TaskName, task_scores
-from lightning_fl.metrics import ClientMetrics, MetricSummary, higher_is_better, metric_name
-from lightning_fl.options import check_counts
-from lightning_fl.seeding import derive_seed
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["ForestReference"]
 

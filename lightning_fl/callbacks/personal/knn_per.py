@@ -26,14 +26,14 @@ from typing import Literal
 from torch import Tensor, nn
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.engine.probes.layer_records import LayerRecords, layer_records
 from lightning_fl.engine.probes.layer_trial import layer_misses_targets
 from lightning_fl.engine.probes.on_hosts import clients_without
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.neighbors import Neighbors, Task, task_of
-from lightning_fl.options import check_counts, check_numbers
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["KNNPer"]
 

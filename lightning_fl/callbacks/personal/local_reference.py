@@ -13,12 +13,12 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.metrics import ClientMetrics, MetricSummary, metric_name, summarize, summarize_gains
 from lightning_fl.data.module import Split
 from lightning_fl.engine.client import ClientState
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError, TrainingError
-from lightning_fl.metrics import ClientMetrics, MetricSummary, metric_name, summarize, summarize_gains
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["LocalReference"]
 

@@ -1,8 +1,8 @@
 """Local training: every client alone, the baseline that collaboration has to beat."""
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.collaboration import Collaboration
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.core.collaboration import Collaboration
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["LocalTraining"]
 

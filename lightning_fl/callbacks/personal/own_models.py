@@ -3,7 +3,7 @@
 from typing import Any
 
 from lightning_fl.callbacks.personal.soft_averaging import SoftAveraging
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["OwnModels"]
 

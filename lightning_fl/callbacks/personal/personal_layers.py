@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["PersonalLayers"]
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.data.module import Split
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["PersonalMixtures"]
 

@@ -8,13 +8,12 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.data.cards.fields import listed
+from lightning_fl.core.errors import ConfigurationError, FederatedError, listed
+from lightning_fl.core.validation import check_counts
 from lightning_fl.data.cards.lookup import file_sha256
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError, FederatedError
-from lightning_fl.options import check_counts
-from lightning_fl.surface import TrainerSurface
-from lightning_fl.tensor_files import read_torch
+from lightning_fl.files.tensors import read_torch
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["PretrainedWeights", "pretrained_state"]
 

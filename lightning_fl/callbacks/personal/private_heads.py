@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from lightning_fl.callbacks.personal.personal_layers import PersonalLayers
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.probes.statistics import client_statistics
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["PrivateHeads"]
 

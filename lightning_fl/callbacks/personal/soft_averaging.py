@@ -33,17 +33,16 @@ from torch import Tensor
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.client_clusters import check_at_most_clients
 from lightning_fl.callbacks.personal.personal_mixtures import PersonalMixtures
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.core.collaboration import Collaboration
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import generator, shuffled
+from lightning_fl.core.validation import check_counts, warn_beyond_end
 from lightning_fl.data.module import Split
 from lightning_fl.engine.probes.on_hosts import check_samples, check_split
 from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
 from lightning_fl.engine.turn.module_checks import refuse_manual_steps
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.functional.dpfl import shuffled
-from lightning_fl.options import check_counts, warn_beyond_end
-from lightning_fl.seeding import generator
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["SoftAveraging"]
 

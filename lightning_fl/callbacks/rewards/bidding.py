@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from lightning_fl.functional.dpfl import shuffled
+from lightning_fl.core.seeding import shuffled
+from lightning_fl.core.validation import check_counts
 from lightning_fl.functional.pifl import choose_bids
-from lightning_fl.options import check_counts
 
 __all__ = ["BidView", "BiddingPolicy", "HonestBidding", "RandomBidding"]
 

@@ -24,17 +24,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.client_names import curve_names
+from lightning_fl.core.client_names import curve_names
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.escaping import csv_table
+from lightning_fl.core.validation import check_counts, warn_beyond_end
 from lightning_fl.engine.probes.on_hosts import check_split, clients_without
 from lightning_fl.engine.probes.valuation import ModelValuation
 from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
 from lightning_fl.engine.turn.module_checks import refuse_manual_steps
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.escaping import csv_table
 from lightning_fl.functional.shapley import shapley_exact, shapley_permutations
-from lightning_fl.options import check_counts, warn_beyond_end
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["ShapleyRewards"]
 

@@ -43,20 +43,20 @@ from lightning_fl.callbacks.rewards.bidding import BiddingPolicy, BidView, Hones
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
 from lightning_fl.callbacks.rewards.tier_round import TierRound, tier_rows, tier_summary
 from lightning_fl.callbacks.rewards.tokens import Ledger, Tokens
-from lightning_fl.client_names import curve_names
-from lightning_fl.cohort import Cohort, Participant
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.core.client_names import curve_names
+from lightning_fl.core.cohort import Cohort, Participant
+from lightning_fl.core.collaboration import Collaboration
+from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.escaping import csv_table
+from lightning_fl.core.seeding import shuffled
+from lightning_fl.core.validation import check_counts, check_numbers, warn_beyond_end
 from lightning_fl.data.module import Split
 from lightning_fl.engine.probes.client_scores import ClientScores
 from lightning_fl.engine.probes.on_hosts import check_samples, check_split
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError, TrainingError
-from lightning_fl.escaping import csv_table
-from lightning_fl.functional.dpfl import shuffled
 from lightning_fl.functional.pifl import schedule, standings
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN
-from lightning_fl.options import check_counts, check_numbers, warn_beyond_end
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["TierBidding"]
 

@@ -20,9 +20,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_numbers
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Transaction, settle_round, to_units
-from lightning_fl.options import check_numbers
 
 __all__ = ["Ledger", "Tokens"]
 

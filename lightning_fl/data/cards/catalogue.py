@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.data.cards.card import Card
-from lightning_fl.data.cards.fields import CardFile, did_you_mean, read_choice
+from lightning_fl.data.cards.fields import CardFile, read_choice
 from lightning_fl.data.cards.images import ImageCard
 from lightning_fl.data.cards.molecules import FORMATS, CardTarget, MoleculeCard
 from lightning_fl.data.cards.tables import TableCard
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.package_folders import package_folder
-from lightning_fl.user_yaml import read_yaml
+from lightning_fl.files.package_folders import package_folder
+from lightning_fl.files.yaml import read_yaml
 
 __all__ = [
     "FORMATS",

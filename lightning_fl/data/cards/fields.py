@@ -1,18 +1,15 @@
 """Reading a card's YAML: every value is checked, and a fault is named with the key and what is allowed."""
 
-import difflib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_fl.errors import ConfigurationError, listed
-from lightning_fl.file_names import MOST_PLAIN_BYTES, is_plain_name
+from lightning_fl.core.errors import ConfigurationError, did_you_mean
+from lightning_fl.files.names import MOST_PLAIN_BYTES, is_plain_name
 
 __all__ = [
     "CardFile",
-    "did_you_mean",
-    "listed",
     "read_choice",
     "read_count",
     "read_file",
@@ -37,13 +34,6 @@ class CardFile:
     name: str
     sha256: tuple[str, ...]
     addresses: tuple[str, ...]
-
-
-def did_you_mean(word: str, known: Collection[str]) -> str:
-    """``" (did you mean 'x'?)"`` for the known word nearest to ``word``, else an empty string."""
-    lowered = {entry.lower(): entry for entry in known}
-    near = difflib.get_close_matches(word.lower(), lowered, n=1)
-    return f" (did you mean {lowered[near[0]]!r}?)" if near else ""
 
 
 def read_file(content: object, where: str) -> CardFile:

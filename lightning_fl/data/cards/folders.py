@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards.fields import read_choice, read_keys, read_list
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.file_names import is_plain_name
+from lightning_fl.files.names import is_plain_name
 
 __all__ = ["FolderLayout", "ImageFolder", "is_relative", "read_image_folder"]
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards.card import Card
 from lightning_fl.data.cards.fields import (
     CardFile,
@@ -14,7 +15,6 @@ from lightning_fl.data.cards.fields import (
     read_only_file,
 )
 from lightning_fl.data.cards.folders import ImageFolder, is_relative, read_image_folder
-from lightning_fl.errors import ConfigurationError
 
 __all__ = ["DIGITS_FORMAT", "ImageCard", "ImageFolder", "TorchvisionData"]
 

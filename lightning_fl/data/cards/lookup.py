@@ -15,8 +15,8 @@ from typing import Literal, TypeVar
 
 from filelock import FileLock, Timeout
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.cards.catalogue import Card, CardFile
-from lightning_fl.errors import ConfigurationError, DataError
 
 __all__ = [
     "SOURCES",

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards.card import Card
 from lightning_fl.data.cards.fields import (
     CardFile,
@@ -15,7 +16,6 @@ from lightning_fl.data.cards.fields import (
     read_only_file,
     read_text,
 )
-from lightning_fl.errors import ConfigurationError
 
 __all__ = ["FORMATS", "CardTarget", "MoleculeCard"]
 

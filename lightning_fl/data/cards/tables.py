@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.data.cards.card import Card
-from lightning_fl.data.cards.fields import CardFile, did_you_mean, read_count, read_keys, read_list, read_text
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.data.cards.fields import CardFile, read_count, read_keys, read_list, read_text
 
 __all__ = ["DerivedColumn", "TableCard"]
 

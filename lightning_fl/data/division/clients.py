@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.validation import check_counts
 from lightning_fl.data.division.division import Cut, Division, check_folds
 from lightning_fl.data.division.parts import group_numbers
 from lightning_fl.data.division.random import RandomDivision
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.sizes import remaining_fractions, split_clients
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.options import check_counts
 
 __all__ = ["ClientShares", "DivisionSettings", "divide_clients"]
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.seeding import generator
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.partitioner import read_column, sample_rows
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.seeding import generator
 
 __all__ = ["Cut", "Division", "check_folds", "read_texts"]
 

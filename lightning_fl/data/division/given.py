@@ -10,16 +10,15 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_fl.data.cards.fields import listed
+from lightning_fl.core.errors import ConfigurationError, DataError, listed
+from lightning_fl.core.errors import cut as shortened
 from lightning_fl.data.division.division import Cut, Division, check_train, read_texts
 from lightning_fl.data.division.random import RandomDivision
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.sizes import remaining_fractions
 from lightning_fl.data.text_table import read_text_table, require_columns
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.errors import cut as shortened
-from lightning_fl.user_file import existing_file
-from lightning_fl.user_yaml import read_yaml
+from lightning_fl.files.user_file import existing_file
+from lightning_fl.files.yaml import read_yaml
 
 __all__ = ["ColumnDivision", "ListDivision"]
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.seeding import derive_seed
 from lightning_fl.data.division.division import Cut, Division, check_train, read_texts
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.groups import murcko_scaffolds
 from lightning_fl.data.partition.partitioner import read_smiles
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.seeding import derive_seed
 
 __all__ = ["HashDivision", "hash_shares"]
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lightning_fl.core.errors import DataError
 from lightning_fl.data.division.division import Cut, Division, read_texts
 from lightning_fl.data.division.parts import ordered_parts
 from lightning_fl.data.module import Split
 from lightning_fl.data.text_table import list_rows
-from lightning_fl.errors import DataError
 
 __all__ = ["OrderDivision"]
 

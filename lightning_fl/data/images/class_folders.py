@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
-from lightning_fl.atomic import remove_leftovers, whole_file
+from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.images import ImageCard
 from lightning_fl.data.cards.lookup import dataset_cache, rank_zero_info, rank_zero_warn
 from lightning_fl.data.images.dataset import ImageDataset, read_npz
 from lightning_fl.data.images.file import read_image_file
 from lightning_fl.data.images.listing import FolderListing
 from lightning_fl.data.module import Split
-from lightning_fl.errors import DataError
+from lightning_fl.files.atomic import remove_leftovers, whole_file
 
 __all__ = ["cached_images", "read_class_folders"]
 

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from lightning_fl.data.cards.fields import did_you_mean, listed
+from lightning_fl.core.errors import ConfigurationError, DataError, did_you_mean, listed
+from lightning_fl.core.validation import check_counts
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.options import check_counts
-from lightning_fl.tensor_files import read_numpy
+from lightning_fl.files.tensors import read_numpy
 
 __all__ = ["ImageDataset", "check_geometry", "convert_channels", "read_npz", "read_npz_images", "resize_images"]
 

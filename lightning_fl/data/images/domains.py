@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.seeding import generator
+from lightning_fl.core.validation import check_counts
 from lightning_fl.data.cards.lookup import Source, check_source, rank_zero_warn
 from lightning_fl.data.images.dataset import ImageDataset, check_geometry
 from lightning_fl.data.images.module import SharedImages
@@ -15,9 +18,6 @@ from lightning_fl.data.images.standin import RENDERINGS, digits_domain
 from lightning_fl.data.partition import Partitioner, apportion
 from lightning_fl.data.partition.stratified import stratified_parts
 from lightning_fl.data.shared import OpenedData
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.options import check_counts
-from lightning_fl.seeding import generator
 
 __all__ = ["DomainPartition", "ImageDomains"]
 

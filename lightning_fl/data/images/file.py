@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lightning_fl.errors import DataError
+from lightning_fl.core.errors import DataError
 
 if TYPE_CHECKING:
     from PIL import Image

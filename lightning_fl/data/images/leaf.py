@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.images import ImageCard
 from lightning_fl.data.cards.lookup import rank_zero_info
 from lightning_fl.data.images.dataset import ImageDataset
 from lightning_fl.data.images.listing import FolderListing
 from lightning_fl.data.module import Split
-from lightning_fl.errors import DataError
 
 __all__ = ["read_leaf"]
 

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.folders import FolderLayout
 from lightning_fl.data.cards.images import ImageCard
-from lightning_fl.errors import DataError
 
 __all__ = ["FolderListing", "list_folder", "refuse_folders", "say_left_out"]
 

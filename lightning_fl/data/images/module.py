@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from lightning_fl.data.cards.fields import listed
+from lightning_fl.core.errors import ConfigurationError, DataError, listed
+from lightning_fl.core.seeding import generator
+from lightning_fl.core.validation import check_counts
 from lightning_fl.data.cards.lookup import Source, check_source, rank_zero_warn
 from lightning_fl.data.images.dataset import ImageDataset, check_geometry, read_npz
 from lightning_fl.data.images.origin import ImageOrigin
@@ -25,10 +27,7 @@ from lightning_fl.data.partition.stratified import stratified_parts
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
 from lightning_fl.data.shifts import Shift
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.options import check_counts
-from lightning_fl.seeding import generator
-from lightning_fl.user_file import existing_file
+from lightning_fl.files.user_file import existing_file
 
 __all__ = ["ImageData", "SharedImages"]
 

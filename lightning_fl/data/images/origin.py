@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards.catalogue import ImageCard, expect_kind, load_card
 from lightning_fl.data.cards.lookup import Source, file_sha256, real_or_standin
 from lightning_fl.data.images.dataset import ImageDataset, read_npz
@@ -11,8 +12,7 @@ from lightning_fl.data.images.reading import read_images
 from lightning_fl.data.images.sources import FoundImages, find_images
 from lightning_fl.data.images.standin import MAX_CLASSES, digits_standin
 from lightning_fl.data.module import Split
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.user_file import existing_file
+from lightning_fl.files.user_file import existing_file
 
 __all__ = ["ImageOrigin", "ReadImages"]
 

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.cards.images import ImageCard
 from lightning_fl.data.images.class_folders import read_class_folders
 from lightning_fl.data.images.dataset import ImageDataset, read_npz
 from lightning_fl.data.images.leaf import read_leaf
 from lightning_fl.data.images.sources import FoundImages
 from lightning_fl.data.module import Split
-from lightning_fl.errors import ConfigurationError, DataError
 
 __all__ = ["read_digits", "read_images", "read_torchvision"]
 

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.seeding import run_seed
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.data.images.dataset import ImageDataset, check_geometry, read_npz, resize_images
 from lightning_fl.data.images.file import read_image_file
 from lightning_fl.data.images.listing import refuse_folders, say_left_out
@@ -17,9 +20,6 @@ from lightning_fl.data.module import SPLIT_NAMES, SPLITS, FederatedDataModule, S
 from lightning_fl.data.partition.sizes import check_fractions
 from lightning_fl.data.shared import cut_splits
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.options import check_counts, check_numbers
-from lightning_fl.seeding import run_seed
 
 __all__ = ["ImageFolders"]
 

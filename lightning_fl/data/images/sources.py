@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
+from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.images import ImageCard, TorchvisionData
 from lightning_fl.data.cards.lookup import (
     cache_folder,
@@ -26,7 +27,6 @@ from lightning_fl.data.cards.lookup import (
     user_folders,
 )
 from lightning_fl.data.images.listing import FolderListing, list_folder
-from lightning_fl.errors import DataError
 
 __all__ = ["FoundImages", "find_images", "torchvision_cache"]
 

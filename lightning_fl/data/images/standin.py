@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
+from lightning_fl.core.errors import DataError
+from lightning_fl.core.seeding import generator
 from lightning_fl.data.images.dataset import ImageDataset
 from lightning_fl.data.images.reading import read_digits
-from lightning_fl.errors import DataError
-from lightning_fl.seeding import generator
 
 __all__ = ["MAX_CLASSES", "NUM_WRITERS", "RENDERINGS", "digits_domain", "digits_standin"]
 

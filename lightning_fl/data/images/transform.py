@@ -14,8 +14,8 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.transfer import to_device
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.pinned_memory import to_device
 
 __all__ = [
     "AUGMENTATIONS",

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.images.dataset import ImageDataset, read_npz_images
 from lightning_fl.data.images.file import read_image_file
 from lightning_fl.data.images.listing import say_left_out
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.tensor_files import read_numpy
-from lightning_fl.user_file import existing_file
+from lightning_fl.files.tensors import read_numpy
+from lightning_fl.files.user_file import existing_file
 
 __all__ = ["unlabelled_images"]
 

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
-from lightning_fl.atomic import remove_leftovers, whole_file
-from lightning_fl.errors import DataError
-from lightning_fl.tensor_files import read_torch
+from lightning_fl.core.errors import DataError
+from lightning_fl.files.atomic import remove_leftovers, whole_file
+from lightning_fl.files.tensors import read_torch
 
 __all__ = ["load_or_make"]
 

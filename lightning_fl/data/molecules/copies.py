@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.division import ColumnDivision, Division, HashDivision, ListDivision
 from lightning_fl.data.module import Split
 from lightning_fl.data.molecules.duplicates import (
@@ -20,7 +21,6 @@ from lightning_fl.data.molecules.duplicates import (
 from lightning_fl.data.molecules.identity import IDENTITIES, Identity, molecule_identities
 from lightning_fl.data.molecules.table import MoleculeTable
 from lightning_fl.data.partition import Partitioner
-from lightning_fl.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from lightning_fl.data.molecules.dataset import MoleculeDataset

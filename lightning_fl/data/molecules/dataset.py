@@ -14,7 +14,8 @@ from rich.progress import track
 from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 
-from lightning_fl.data.cards.fields import did_you_mean, listed
+from lightning_fl.core.errors import ConfigurationError, DataError, did_you_mean, listed
+from lightning_fl.core.terminal import terminal
 from lightning_fl.data.molecules.cache import load_or_make
 from lightning_fl.data.molecules.codes import MOST_ATOMS
 from lightning_fl.data.molecules.descriptors import (
@@ -28,8 +29,6 @@ from lightning_fl.data.molecules.featurizer import FEATURIZER_VERSION, MoleculeC
 from lightning_fl.data.molecules.table import INVALID_POLICIES, Invalid, MoleculeTable
 from lightning_fl.data.molecules.unlabelled import smiles_fault
 from lightning_fl.data.text_table import list_rows
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.terminal import terminal
 
 __all__ = ["MoleculeDataset"]
 

@@ -11,8 +11,7 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
-from lightning_fl.data.cards.fields import listed
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError, listed
 
 __all__ = ["FEATURES", "FeatureName", "check_features", "descriptor_names", "encode_descriptors", "usable_descriptors"]
 

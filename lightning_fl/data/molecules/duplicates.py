@@ -9,10 +9,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from lightning_fl.core.errors import DataError
 from lightning_fl.data.module import Split
 from lightning_fl.data.molecules.table import MoleculeTable
 from lightning_fl.data.text_table import list_rows
-from lightning_fl.errors import DataError
 
 __all__ = ["DUPLICATES", "DuplicateCounts", "Duplicates", "count_duplicates", "merge_duplicates"]
 

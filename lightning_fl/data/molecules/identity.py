@@ -8,8 +8,8 @@ from typing import Literal, get_args
 
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_fl.atomic import remove_leftovers, whole_file
-from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.files.atomic import remove_leftovers, whole_file
 
 __all__ = ["IDENTITIES", "Identity", "molecule_identities"]
 

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import Subset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.seeding import run_seed
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.data.cards.lookup import cache_folder
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.data.molecules.descriptors import FeatureName, check_features, descriptor_names
@@ -15,10 +18,7 @@ from lightning_fl.data.molecules.table import INVALID_POLICIES, Invalid, Molecul
 from lightning_fl.data.partition.sizes import check_fractions
 from lightning_fl.data.shared import cut_splits
 from lightning_fl.data.text_table import read_text_table
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.options import check_counts, check_numbers
-from lightning_fl.seeding import run_seed
-from lightning_fl.user_file import existing_file
+from lightning_fl.files.user_file import existing_file
 
 if TYPE_CHECKING:
     from lightning_fl.data.molecules.dataset import MoleculeDataset

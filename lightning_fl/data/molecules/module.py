@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch.utils.data import DataLoader, Subset
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_numbers
 from lightning_fl.data.cards.catalogue import CardTarget, MoleculeCard, expect_kind, load_card
 from lightning_fl.data.cards.lookup import SOURCES, FoundFile, Source, cache_folder, file_sha256, resolve_source
 from lightning_fl.data.module import Split
@@ -28,9 +30,7 @@ from lightning_fl.data.molecules.table import (
 from lightning_fl.data.partition import GroupBy, Partitioner
 from lightning_fl.data.shared import OpenedData, SharedDataModule
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.options import check_numbers
-from lightning_fl.user_file import existing_file
+from lightning_fl.files.user_file import existing_file
 
 if TYPE_CHECKING:
     from lightning_fl.data.molecules.dataset import MoleculeDataset

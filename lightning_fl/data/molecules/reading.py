@@ -10,9 +10,9 @@ from itertools import chain, islice
 from pathlib import Path
 from queue import SimpleQueue
 
+from lightning_fl.core.errors import DataError
 from lightning_fl.data.molecules import codes
 from lightning_fl.data.molecules.codes import Codes, read_codes
-from lightning_fl.errors import DataError
 
 __all__ = ["read_blocks"]
 

@@ -22,8 +22,8 @@ from rdkit.Chem.Descriptors import MolWt  # type: ignore[attr-defined]
 from rdkit.Chem.rdMolDescriptors import CalcCrippenDescriptors, CalcNumRotatableBonds
 from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmilesFromSmiles
 
+from lightning_fl.core.seeding import derive_seed
 from lightning_fl.data.molecules.table import MoleculeTable
-from lightning_fl.seeding import derive_seed
 
 __all__ = ["ASSAYS", "STANDIN_SEED", "delaney_log_solubility", "enumerate_molecules", "esol_standin", "normal_noise"]
 

@@ -22,6 +22,7 @@ from rdkit import Chem
 from rdkit.Chem.Descriptors import MolWt  # type: ignore[attr-defined]
 from rdkit.Chem.rdMolDescriptors import CalcCrippenDescriptors, CalcTPSA
 
+from lightning_fl.core.seeding import derive_seed
 from lightning_fl.data.molecules.standin import (
     STANDIN_SEED,
     delaney_log_solubility,
@@ -30,7 +31,6 @@ from lightning_fl.data.molecules.standin import (
     normal_noise,
 )
 from lightning_fl.data.molecules.table import MoleculeTable
-from lightning_fl.seeding import derive_seed
 
 __all__ = ["LABORATORIES", "clark_log_bb", "make_standin"]
 

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from lightning_fl.core.errors import ConfigurationError, DataError, did_you_mean, listed
 from lightning_fl.data.cards.catalogue import FORMATS
-from lightning_fl.data.cards.fields import did_you_mean, listed
 from lightning_fl.data.table_file import read_table_file
 from lightning_fl.data.text_table import read_numbers, refuse_values, require_columns
-from lightning_fl.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
     import pandas as pd

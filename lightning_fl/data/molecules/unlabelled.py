@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from rdkit import Chem, rdBase
 
+from lightning_fl.core.errors import cut
 from lightning_fl.data.molecules.codes import MOST_ATOMS, MOST_CHARACTERS, Codes, read_codes
 from lightning_fl.data.molecules.featurizer import MoleculeCodes
 from lightning_fl.data.molecules.reading import read_blocks
 from lightning_fl.data.molecules.table import MoleculeTable
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, place_of, read_rows, texts_of
-from lightning_fl.errors import cut
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_fl.data.cards.fields import listed
+from lightning_fl.core.errors import DataError, listed
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.partitioner import Partitioner, sample_rows
 from lightning_fl.data.split_file import SplitFile, read_split_file, sums_of
-from lightning_fl.errors import DataError
-from lightning_fl.user_file import existing_file
+from lightning_fl.files.user_file import existing_file
 
 __all__ = ["FromFile"]
 

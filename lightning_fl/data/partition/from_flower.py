@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.optional_packages import expect_extra
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.partitioner import Partitioner, class_labels, read_column
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.extras import expect_extra
 
 __all__ = ["FromFlower"]
 

@@ -7,6 +7,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.groups import (
     choose_groups,
@@ -17,8 +19,6 @@ from lightning_fl.data.partition.groups import (
 )
 from lightning_fl.data.partition.partitioner import Partitioner, read_column, read_smiles
 from lightning_fl.data.partition.sizes import check_ratios
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.options import check_counts, check_numbers
 
 __all__ = ["GroupBy", "Scaffold"]
 

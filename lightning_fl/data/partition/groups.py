@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.seeding import generator
+from lightning_fl.core.validation import check_counts
 from lightning_fl.data.partition.sizes import apportion, check_ratios
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.options import check_counts
-from lightning_fl.seeding import generator
 
 __all__ = [
     "by_group",

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lightning_fl.core.errors import DataError
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.labels import (
     by_shares,
@@ -17,8 +19,6 @@ from lightning_fl.data.partition.labels import (
 )
 from lightning_fl.data.partition.partitioner import Partitioner, class_labels, faults_of
 from lightning_fl.data.partition.shards import by_shards, check_shards, shard_holdings
-from lightning_fl.errors import DataError
-from lightning_fl.options import check_counts, check_numbers
 
 __all__ = ["Dirichlet", "FedCollabLabelShift", "LabelTypes", "OneClassShards", "Pathological"]
 

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.seeding import generator
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.data.partition.sizes import check_sizes
 from lightning_fl.data.partition.stratified import stratified_parts
-from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.functional.dirichlet import sample_dirichlet
-from lightning_fl.options import check_counts, check_numbers
-from lightning_fl.seeding import generator
 
 __all__ = [
     "bin_targets",

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lightning_fl.core.errors import DataError
+from lightning_fl.core.seeding import generator
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.groups import indices_of_clients, murcko_scaffolds, sorted_groups
 from lightning_fl.data.partition.partitioner import Partitioner, read_smiles
-from lightning_fl.errors import DataError
 from lightning_fl.functional.dirichlet import sample_dirichlet
-from lightning_fl.options import check_counts, check_numbers
-from lightning_fl.seeding import generator
 
 __all__ = ["ScaffoldLDA", "group_lda"]
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.validation import check_counts
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.mixtures import by_mixture, check_mixture, mixture_shares
 from lightning_fl.data.partition.partitioner import Partitioner, class_labels, faults_of, read_column
 from lightning_fl.data.partition.sizes import remaining_fractions
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.options import check_counts
 
 __all__ = ["Mixture"]
 

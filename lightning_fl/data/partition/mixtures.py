@@ -14,11 +14,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.seeding import generator
+from lightning_fl.core.validation import check_counts
 from lightning_fl.data.partition.labels import by_counts
 from lightning_fl.data.partition.sizes import split_sizes
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.options import check_counts
-from lightning_fl.seeding import generator
 
 __all__ = ["by_mixture", "check_mixture", "largest_mixture", "mixture_counts", "mixture_share", "mixture_shares"]
 

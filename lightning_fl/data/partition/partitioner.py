@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
+from lightning_fl.core.errors import DataError
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.labels import bin_targets
 from lightning_fl.data.targets import dataset_targets
-from lightning_fl.errors import DataError
 
 __all__ = ["Partitioner", "class_labels", "faults_of", "read_column", "read_keys", "read_smiles", "sample_rows"]
 

@@ -14,10 +14,10 @@ import math
 import torch
 from torch import Tensor
 
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.seeding import generator
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.data.partition.labels import by_counts, checked_labels
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.options import check_counts, check_numbers
-from lightning_fl.seeding import generator
 
 __all__ = ["by_shards", "check_shards", "half_normal_counts", "one_class_shards", "shard_holdings"]
 

@@ -6,12 +6,12 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.labels import by_sizes_stratified
 from lightning_fl.data.partition.partitioner import Partitioner, class_labels, faults_of
 from lightning_fl.data.partition.sizes import by_sizes, check_ratios, check_sizes, dirichlet_ratios, quantity_sizes
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.options import check_counts, check_numbers
 
 __all__ = ["IID", "Quantity", "Sizes"]
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.seeding import derive_seed, generator
+from lightning_fl.core.validation import check_counts
 from lightning_fl.data.module import SPLITS, Split
-from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.functional.dirichlet import sample_dirichlet
-from lightning_fl.options import check_counts
-from lightning_fl.seeding import derive_seed, generator
 
 __all__ = [
     "apportion",

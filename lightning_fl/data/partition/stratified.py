@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lightning_fl.core.errors import DataError
+from lightning_fl.core.seeding import generator
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.sizes import apportion, split_indices
-from lightning_fl.errors import DataError
-from lightning_fl.seeding import generator
 
 __all__ = ["check_classes", "split_stratified", "stratified_parts"]
 

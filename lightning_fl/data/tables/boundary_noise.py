@@ -31,9 +31,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from lightning_fl.core.seeding import generator, run_seed
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.data.module import FederatedDataModule, Split
-from lightning_fl.options import check_counts, check_numbers
-from lightning_fl.seeding import generator, run_seed
 
 __all__ = ["BoundaryNoise", "boundary_samples"]
 

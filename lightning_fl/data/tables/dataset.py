@@ -13,7 +13,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_fl.data.cards.fields import listed
+from lightning_fl.core.errors import DataError, cut, listed
 from lightning_fl.data.table_file import read_table_file
 from lightning_fl.data.text_table import (
     list_rows,
@@ -22,7 +22,6 @@ from lightning_fl.data.text_table import (
     refuse_values,
     require_columns,
 )
-from lightning_fl.errors import DataError, cut
 
 __all__ = [
     "MISSING",

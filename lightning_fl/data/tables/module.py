@@ -8,16 +8,15 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.data.cards.catalogue import expect_kind, load_card
-from lightning_fl.data.cards.fields import listed
 from lightning_fl.data.cards.lookup import file_sha256, find_file
 from lightning_fl.data.cards.tables import TableCard
 from lightning_fl.data.module import Split
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
 from lightning_fl.data.text_table import require_columns
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, place_of, read_rows
-from lightning_fl.errors import ConfigurationError, DataError
-from lightning_fl.user_file import existing_file
+from lightning_fl.files.user_file import existing_file
 
 if TYPE_CHECKING:
     import pandas as pd

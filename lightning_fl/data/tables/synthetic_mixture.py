@@ -33,12 +33,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import generator, run_seed
+from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition import mixture_counts, mixture_shares
 from lightning_fl.data.partition.mixtures import check_mixture, mixture_share
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.options import check_counts, check_numbers
-from lightning_fl.seeding import generator, run_seed
 
 __all__ = ["SyntheticMixture", "SyntheticTask", "linear_accuracy", "linear_samples"]
 

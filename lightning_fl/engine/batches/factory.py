@@ -17,6 +17,7 @@ from torch.utils.data import (
     Subset,
 )
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.graphs import is_graph_dataset
 from lightning_fl.data.loaders import (
     as_loader,
@@ -34,7 +35,6 @@ from lightning_fl.engine.batches.packed import PackedBatches
 from lightning_fl.engine.batches.packing import pack_dataset
 from lightning_fl.engine.batches.packs import Pack, Room
 from lightning_fl.engine.hooks import Hooks
-from lightning_fl.errors import ConfigurationError, DataError
 
 __all__ = ["BatchFactory"]
 

@@ -14,9 +14,9 @@ from torch_geometric.data.collate import collate
 from torch_geometric.data.storage import N_KEYS
 from torch_geometric.utils import is_sparse
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.pinned_memory import to_device
 from lightning_fl.engine.batches.packs import Pack
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.transfer import to_device
 
 __all__ = ["GraphPack", "pack_graphs"]
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from lightning_fl.core.pinned_memory import to_device
+from lightning_fl.core.seeding import derive_seed
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
 from lightning_fl.engine.batches.packs import Pack, Room
-from lightning_fl.seeding import derive_seed
-from lightning_fl.transfer import to_device
 
 __all__ = ["PackedBatches"]
 

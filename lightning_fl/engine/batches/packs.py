@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fl.transfer import to_device
+from lightning_fl.core.pinned_memory import to_device
 
 __all__ = ["Pack", "Room", "TensorPack", "channels_last"]
 

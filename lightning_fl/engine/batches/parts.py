@@ -8,8 +8,8 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.batches.client import SizedBatch, guess_batch_size
-from lightning_fl.errors import ConfigurationError
 
 __all__ = ["parts_of"]
 

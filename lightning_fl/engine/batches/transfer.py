@@ -9,9 +9,9 @@ from lightning.pytorch import LightningModule
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from lightning_fl.core.lightning_types import is_overridden
 from lightning_fl.data.module import BATCH_HOOKS, FederatedDataModule
 from lightning_fl.engine.batches.packs import channels_last
-from lightning_fl.lightning_types import is_overridden
 
 __all__ = ["BatchTransfer"]
 

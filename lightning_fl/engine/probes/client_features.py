@@ -10,6 +10,8 @@ from lightning.pytorch.utilities.model_helpers import _ModuleMode
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import generator
 from lightning_fl.engine.batches.packed import PackedBatches
 from lightning_fl.engine.probes.discriminator_inputs import (
     client_samples,
@@ -23,8 +25,6 @@ from lightning_fl.engine.probes.discriminator_inputs import (
 )
 from lightning_fl.engine.probes.statistics import target_statistics
 from lightning_fl.engine.turn.loop import LocalLoop
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.seeding import generator
 
 __all__ = ["LayerOutput", "client_features"]
 

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.metrics import ClientMetrics, LoggedValue, default_metric, higher_is_better, monitored_metric
 from lightning_fl.data.module import Split
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.metric_states import kept_metrics
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.pifl import importance_weights, mixture_weights
-from lightning_fl.metrics import ClientMetrics, LoggedValue, default_metric, higher_is_better, monitored_metric
 
 __all__ = ["ClientScores", "default_score"]
 

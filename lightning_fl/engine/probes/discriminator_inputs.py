@@ -28,10 +28,10 @@ from lightning.pytorch.utilities.model_helpers import _ModuleMode
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.graphs import is_graph
 from lightning_fl.data.targets import TARGET_KEYS, batch_targets
 from lightning_fl.engine.batches.client import ClientBatches
-from lightning_fl.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
     from torch_geometric.data.data import BaseData

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.module import Split
 from lightning_fl.data.targets import batch_targets
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.metric_states import kept_metrics
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
 
 __all__ = ["LayerRecords", "exact_targets", "layer_records"]
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from lightning_fl.core.metrics import default_metric, higher_is_better
 from lightning_fl.data.targets import batch_targets
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.metric_states import kept_metrics
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.neighbors import Task
-from lightning_fl.metrics import default_metric, higher_is_better
 
 __all__ = ["layer_misses_targets"]
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
+from lightning_fl.core.errors import ConfigurationError, DataError, TrainingError
 from lightning_fl.data.module import Split
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.turn.loop import LocalLoop
-from lightning_fl.errors import ConfigurationError, DataError, TrainingError
 
 __all__ = ["check_samples", "check_split", "clients_without", "compute_on_hosts"]
 

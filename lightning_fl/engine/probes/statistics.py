@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.module import Split
 from lightning_fl.data.targets import batch_targets
 from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.processes import Processes
-from lightning_fl.errors import ConfigurationError
 
 __all__ = ["client_statistics", "descriptor_statistics", "target_statistics", "target_summaries"]
 

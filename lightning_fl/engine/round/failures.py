@@ -8,11 +8,11 @@ from typing import NoReturn
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
-from lightning_fl.cohort import Cohort
+from lightning_fl.core.cohort import Cohort
+from lightning_fl.core.errors import FederatedError, TrainingError
+from lightning_fl.core.system_errors import breaks_device, chain, out_of_memory, place_of, refusal
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.turn.loop import LocalLoop
-from lightning_fl.errors import FederatedError, TrainingError
-from lightning_fl.refusals import breaks_device, chain, out_of_memory, place_of, refusal
 
 __all__ = ["judge", "let_go", "report_of"]
 

@@ -6,7 +6,8 @@ from math import inf
 import torch
 from torch import Tensor
 
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.core.collaboration import Collaboration
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.hooks import Hook
@@ -14,7 +15,6 @@ from lightning_fl.engine.learner import Contribution
 from lightning_fl.engine.round.server import next_model
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights, check_finite, largest_magnitude
-from lightning_fl.errors import ConfigurationError
 
 __all__ = ["average_in_place", "finish_personal_round", "give_own_models", "keep_own_model"]
 

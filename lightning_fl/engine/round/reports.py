@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from lightning_fl.core.metrics import LoggedValue
 from lightning_fl.engine.client import ClientReport
-from lightning_fl.metrics import LoggedValue
 
 __all__ = ["combine_reports"]
 

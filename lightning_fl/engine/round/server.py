@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.client import packed
 from lightning_fl.engine.federation import IDENTITY
 from lightning_fl.engine.learner import Contribution, ModelUpdate
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
 
 __all__ = ["next_model"]
 

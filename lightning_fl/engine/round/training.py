@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.core.cohort import Cohort, Participant
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate, packed
 from lightning_fl.engine.federation import OF_MODEL, STRATEGY
 from lightning_fl.engine.hooks import Hook
@@ -19,7 +20,6 @@ from lightning_fl.engine.stacked.turns import StackedTurns
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights, combined
 from lightning_fl.engine.weights.weighted_sum import SoleContribution, WeightedSum, check_addable
-from lightning_fl.errors import ConfigurationError, TrainingError
 
 __all__ = ["train_round"]
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from lightning_fl.core.pinned_memory import to_device
 from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.weights.flat import Place, Span, Weights
-from lightning_fl.transfer import to_device
 
 __all__ = ["StackedCorrection"]
 

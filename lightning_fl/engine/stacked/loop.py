@@ -13,6 +13,9 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from lightning_fl.core.errors import ConfigurationError, FederatedError, TrainingError
+from lightning_fl.core.pinned_memory import to_device
+from lightning_fl.core.seeding import seed_default_generators
 from lightning_fl.engine.batches.packed import PackedBatches
 from lightning_fl.engine.batches.packs import TensorPack
 from lightning_fl.engine.client import ClientReport, ClientTurn
@@ -28,9 +31,6 @@ from lightning_fl.engine.turn.flat_optimizer import has_fused_step
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.results import LogCollector
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError, FederatedError, TrainingError
-from lightning_fl.seeding import seed_default_generators
-from lightning_fl.transfer import to_device
 
 __all__ = ["StackedLoop"]
 

@@ -11,12 +11,12 @@ from lightning.pytorch.core.optimizer import _MockOptimizer
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.batches.packed import PackedBatches
 from lightning_fl.engine.batches.packs import TensorPack
 from lightning_fl.engine.stacked.weights import why_not_stackable
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.optimization import STEP_HOOKS
-from lightning_fl.errors import ConfigurationError
 
 __all__ = ["explain", "outside_draws", "refuse_kept_tensors", "refuse_unstackable"]
 

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 from torchmetrics import Metric
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
-from lightning_fl.errors import ConfigurationError
 
 __all__ = ["Logged", "StackedTrainer"]
 

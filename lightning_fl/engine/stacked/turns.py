@@ -2,12 +2,12 @@
 
 from collections import Counter
 
-from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.core.cohort import Cohort, Participant
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.client import ClientReport, ClientTurn
 from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.engine.stacked.weights import StackedWeights
 from lightning_fl.engine.turn.loop import LocalLoop
-from lightning_fl.errors import ConfigurationError
 
 __all__ = ["StackedTurns", "groups_of"]
 

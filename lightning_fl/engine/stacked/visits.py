@@ -12,12 +12,12 @@ from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from torch import Tensor
 from torch.utils._pytree import tree_iter
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import seed_default_generators
 from lightning_fl.engine.stacked.rows import Row, RowBatch
 from lightning_fl.engine.stacked.trainer import StackedTrainer
 from lightning_fl.engine.stacked.weights import StackedWeights
 from lightning_fl.engine.turn.loop import LocalLoop
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.seeding import seed_default_generators
 
 __all__ = ["Visits"]
 

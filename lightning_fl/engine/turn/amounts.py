@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lightning_fl.core.errors import TrainingError
+from lightning_fl.core.metrics import LoggedValue
 from lightning_fl.engine.client import ClientReport
-from lightning_fl.errors import TrainingError
-from lightning_fl.metrics import LoggedValue
 
 __all__ = ["TurnLength", "turn_report"]
 

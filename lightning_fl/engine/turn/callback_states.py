@@ -9,12 +9,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from lightning_fl.core.lightning_types import rank_seen
 from lightning_fl.engine.client import packed
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.turn.module_callbacks import LIGHTNING, OF_STATE
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.weights.flat import FlatModule
-from lightning_fl.lightning_types import rank_seen
 
 __all__ = ["CallbackStates", "averaged_weights"]
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
 from torchmetrics import Metric, MetricCollection
 
-from lightning_fl.errors import ConfigurationError, cut
-from lightning_fl.lightning_types import is_overridden
-from lightning_fl.options import check_counts
+from lightning_fl.core.errors import ConfigurationError, cut
+from lightning_fl.core.lightning_types import is_overridden
+from lightning_fl.core.validation import check_counts
 
 __all__ = ["CompileSettings", "CompiledSteps", "compile_faults"]
 

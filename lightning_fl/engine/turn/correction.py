@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.weights.flat import FlatModule, Place, Weights
 from lightning_fl.engine.weights.local_parameters import LocalParameters, averaged_spans
-from lightning_fl.errors import ConfigurationError
 
 __all__ = ["Correction", "GradientCorrection"]
 

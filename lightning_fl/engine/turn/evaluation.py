@@ -12,6 +12,9 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.model_helpers import _ModuleMode
 
+from lightning_fl.core.errors import TrainingError
+from lightning_fl.core.lightning_types import is_overridden
+from lightning_fl.core.seeding import derive_seed, held_generators, seed_default_generators, seed_held_generators
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
 from lightning_fl.engine.batches.factory import BatchFactory
@@ -27,9 +30,6 @@ from lightning_fl.engine.turn.metric_states import MetricStates
 from lightning_fl.engine.turn.module_checks import check_dataloader_idx, refuse_hooks, takes_batch_index
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.weights.flat import FlatModule, Weights
-from lightning_fl.errors import TrainingError
-from lightning_fl.lightning_types import is_overridden
-from lightning_fl.seeding import derive_seed, held_generators, seed_default_generators, seed_held_generators
 
 __all__ = ["EvaluationLoop", "Reading"]
 

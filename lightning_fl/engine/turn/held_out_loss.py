@@ -8,11 +8,11 @@ import torch
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch import Tensor
 
+from lightning_fl.core.errors import TrainingError
 from lightning_fl.data.module import Split
 from lightning_fl.engine.turn.metric_states import kept_metrics
 from lightning_fl.engine.turn.training import TrainingLoop
 from lightning_fl.engine.weights.flat import Span, Weights
-from lightning_fl.errors import TrainingError
 
 __all__ = ["HeldOutLoss"]
 

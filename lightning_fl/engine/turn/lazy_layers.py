@@ -8,6 +8,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, is_lazy
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import seed_default_generators
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.batches.transfer import BatchTransfer
@@ -15,8 +17,6 @@ from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.module_checks import takes_batch_index
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.seeding import seed_default_generators
 
 __all__ = ["give_shapes"]
 

@@ -10,7 +10,9 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
-from lightning_fl.cohort import Participant
+from lightning_fl.core.cohort import Participant
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.metrics import LoggedValue
 from lightning_fl.engine.client import ClientReport, ClientState, ClientTurn, LocalWork, Phase, unpacked
 from lightning_fl.engine.federation import IDENTITY, MIXTURE, OF_MODEL, STRATEGY, Federation
 from lightning_fl.engine.turn.callback_states import averaged_weights
@@ -24,8 +26,6 @@ from lightning_fl.engine.turn.second_optimizer import SecondOptimizer
 from lightning_fl.engine.turn.training import StepBatch, TrainingLoop
 from lightning_fl.engine.weights.flat import Span, Weights, copy_spans_
 from lightning_fl.engine.weights.local_parameters import averaged_spans
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import LoggedValue
 
 __all__ = ["LocalLoop"]
 

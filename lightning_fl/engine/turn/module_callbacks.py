@@ -10,8 +10,8 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.lightning_types import is_overridden
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.lightning_types import is_overridden
 
 __all__ = ["LIGHTNING", "OF_STATE", "module_callbacks"]
 

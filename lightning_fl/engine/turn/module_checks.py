@@ -7,8 +7,8 @@ from lightning.pytorch.loops.utilities import _verify_dataloader_idx_requirement
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.lightning_types import is_overridden
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.lightning_types import is_overridden
 
 __all__ = ["check_dataloader_idx", "refuse_hooks", "refuse_manual_steps", "takes_batch_index"]
 

@@ -13,9 +13,9 @@ from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fl.core.lightning_types import own_lightning
 from lightning_fl.engine.profile import BACKWARD, OPTIMIZER
 from lightning_fl.engine.turn.trainer_attributes import refusal
-from lightning_fl.lightning_types import own_lightning
 
 __all__ = ["ModulePrecision", "ModuleStrategy"]
 

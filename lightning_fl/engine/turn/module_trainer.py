@@ -21,6 +21,8 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fl.core.lightning_types import is_overridden, rank_seen
+from lightning_fl.core.metrics import lightning_names
 from lightning_fl.data.module import Split
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
@@ -31,8 +33,6 @@ from lightning_fl.engine.turn.module_strategy import ModulePrecision, ModuleStra
 from lightning_fl.engine.turn.results import LogCollector
 from lightning_fl.engine.turn.surroundings import Surroundings
 from lightning_fl.engine.turn.trainer_attributes import FixedList, Setting, refusal, refuse_outside_of_a_turn
-from lightning_fl.lightning_types import is_overridden, rank_seen
-from lightning_fl.metrics import lightning_names
 
 __all__ = ["ModuleTrainer"]
 

@@ -20,6 +20,8 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT, LRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.lightning_types import is_overridden, own_lightning
 from lightning_fl.engine.client import ClientState
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.profile import BACKWARD
@@ -29,8 +31,6 @@ from lightning_fl.engine.turn.flat_optimizer import FlatOptimizer, has_fused_ste
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.turn.pristine import PristineOptimizers
 from lightning_fl.engine.weights.flat import FlatModule
-from lightning_fl.errors import ConfigurationError, TrainingError
-from lightning_fl.lightning_types import is_overridden, own_lightning
 
 __all__ = ["STEP_HOOKS", "Optimization"]
 

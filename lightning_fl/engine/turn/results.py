@@ -9,10 +9,10 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from torchmetrics import Metric
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.metrics import LoggedValue
+from lightning_fl.core.pinned_memory import fetch, to_device
 from lightning_fl.engine.batches.client import guess_batch_size
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import LoggedValue
-from lightning_fl.transfer import fetch, to_device
 
 __all__ = ["LogCollector"]
 

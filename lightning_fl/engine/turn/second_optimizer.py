@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.flat_optimizer import is_elementwise
 from lightning_fl.engine.weights.flat import FlatModule, Place, Span, Weights, joined
-from lightning_fl.errors import ConfigurationError
 
 __all__ = ["SecondOptimizer"]
 

@@ -7,7 +7,7 @@ The public attributes of Lightning's Trainer are either attributes of
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from lightning_fl.errors import ConfigurationError, page
+from lightning_fl.core.errors import ConfigurationError, page
 
 __all__ = ["REFUSED", "FixedList", "Setting", "refusal", "refuse_outside_of_a_turn"]
 

@@ -10,6 +10,8 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
+from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.seeding import DrawStates, generator, held_generators
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
 from lightning_fl.engine.batches.from_loaders import LoaderBatches
 from lightning_fl.engine.batches.parts import parts_of
@@ -25,8 +27,6 @@ from lightning_fl.engine.turn.metric_states import MetricStates
 from lightning_fl.engine.turn.module_checks import refuse_manual_steps
 from lightning_fl.engine.turn.optimization import Optimization
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError, TrainingError
-from lightning_fl.seeding import DrawStates, generator, held_generators
 
 __all__ = ["StepBatch", "TrainingLoop"]
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.pinned_memory import to_device
 from lightning_fl.engine.weights.layout import (
     Entry,
     given_places,
@@ -21,8 +23,6 @@ from lightning_fl.engine.weights.layout import (
     sizes_of,
     tensors_of,
 )
-from lightning_fl.errors import ConfigurationError, TrainingError
-from lightning_fl.transfer import to_device
 
 __all__ = [
     "FlatModule",

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from lightning_fl.core.seeding import seed_default_generators
 from lightning_fl.engine.weights.flat import FlatModule, Span, Weights
-from lightning_fl.seeding import seed_default_generators
 
 __all__ = ["reinitialised"]
 

@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.weights.flat import FlatModule, Span, Weights, copy_spans_
-from lightning_fl.errors import ConfigurationError
 
 __all__ = ["LocalParameters", "averaged_spans", "matches", "shared_bytes", "span_bytes", "spans_in", "trainable_spans"]
 

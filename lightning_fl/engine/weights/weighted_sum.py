@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from lightning_fl.core.errors import TrainingError
 from lightning_fl.engine.weights.flat import Weights, check_finite, largest_magnitude
-from lightning_fl.errors import TrainingError
 
 __all__ = ["SoleContribution", "WeightedSum", "mixture"]
 

@@ -19,8 +19,8 @@ from lightning_fl.callbacks import (
     PersonalLayers,
     UniformSampling,
 )
-from lightning_fl.cohort import Cohort
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.cohort import Cohort
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.functional import optimal_bipartition
 
 KINDS = [0, 0, 0, 1, 1]

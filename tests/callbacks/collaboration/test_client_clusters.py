@@ -22,10 +22,10 @@ from lightning_fl.callbacks import (
     PersonalLayers,
     UniformSampling,
 )
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.labels import in_order
-from lightning_fl.surface import TrainerSurface
+from lightning_fl.runtime.surface import TrainerSurface
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*this run ends before.*")
 N = len(SIZES)

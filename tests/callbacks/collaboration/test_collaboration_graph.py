@@ -20,12 +20,12 @@ from lightning_fl.callbacks import (
     ModelCheckpoint,
     PersonalLayers,
 )
-from lightning_fl.cohort import Cohort
+from lightning_fl.core.cohort import Cohort
+from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.seeding import generator
 from lightning_fl.engine.round.personal import average_in_place
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.functional.dpfl import batched_greedy_collaborators, greedy_collaborators
-from lightning_fl.seeding import generator
 from lightning_fl.strategies import FedAvg
 
 NUM = len(SIZES)

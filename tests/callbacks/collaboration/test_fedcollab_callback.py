@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import ClientArrivals, CoalitionFigure, DiscriminatorSettings, FedCollab, LocalTraining
 from lightning_fl.callbacks.collaboration.coalition_files import read_distances
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.strategies import FedAvg
 
 SIZES = (120, 80, 120, 80, 120)

@@ -23,10 +23,10 @@ from lightning_fl.callbacks import (
     ShapleyRewards,
     UniformSampling,
 )
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import derive_seed
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional import kmeans_from_gram
-from lightning_fl.seeding import derive_seed
 
 N = len(SIZES)
 

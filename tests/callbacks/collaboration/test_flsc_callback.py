@@ -18,8 +18,8 @@ from lightning_fl.callbacks import (
     PersonalLayers,
     UniformSampling,
 )
-from lightning_fl.cohort import Cohort, Participant
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.cohort import Cohort, Participant
+from lightning_fl.core.errors import ConfigurationError
 
 BOWLS: tuple[Bowl, ...] = (*TWO, (20, 2.0, (0.5,)), (15, 1.5, (-2.0,)))
 

@@ -12,8 +12,8 @@ from tiny import TinyModule
 from two_kinds import SIZES, TwoKinds, trainer, weights_of
 
 from lightning_fl.callbacks import HCCT, Callback, ClientArrivals, LocalTraining, PersonalLayers, UniformSampling
-from lightning_fl.cohort import Cohort
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.cohort import Cohort
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.functional.hcct import hierarchical_partition, partition_from_gram, partition_utility
 
 

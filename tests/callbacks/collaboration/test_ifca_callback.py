@@ -24,9 +24,9 @@ from lightning_fl.callbacks import (
     ShapleyRewards,
     UniformSampling,
 )
-from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.core.cohort import Cohort, Participant
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError, TrainingError
 
 N = len(SIZES)
 KINDS = [0, 1] * 3

@@ -19,7 +19,7 @@ from lightning_fl.callbacks import (
     PersonalLayers,
     UniformSampling,
 )
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*this run ends before.*")
 

@@ -20,8 +20,8 @@ from lightning_fl.callbacks import (
     PFedGraph,
     UniformSampling,
 )
-from lightning_fl.cohort import Cohort
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.cohort import Cohort
+from lightning_fl.core.errors import ConfigurationError
 
 START = (1.0, -0.5)
 BOWLS: tuple[Bowl, ...] = ((10, 1.0, (2.0, 1.0)), (30, 3.0, (-1.0, 0.5)), (20, 2.0, (1.5, -2.0)))

@@ -9,9 +9,9 @@ from torch.utils.data import TensorDataset
 from lightning_fl.callbacks import CalibrationFigure, ParityFigure, PrecisionRecallFigure, ROCFigure
 from lightning_fl.callbacks.figures.held_out import columns_of
 from lightning_fl.callbacks.figures.plots.classification import classification_curve, draw_classification
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data import FederatedDataModule
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.trainer.trainer import FederatedTrainer
 
 NAN = math.nan
 FIGURES = {"roc": ROCFigure, "precision_recall": PrecisionRecallFigure, "calibration": CalibrationFigure}

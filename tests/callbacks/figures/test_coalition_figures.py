@@ -16,9 +16,9 @@ from lightning_fl.callbacks.figures.plots.coalitions import (
     draw_merge_tree,
     draw_partition,
 )
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.drawing import BAD, GOOD
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.runtime.drawing import BAD, GOOD
 
 ALONE = to_rgb("0.72")
 

@@ -22,10 +22,10 @@ from lightning_fl.callbacks.figures.plots.run import (
 )
 from lightning_fl.callbacks.figures.sampling_weights import SamplingWeightsFigure
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
-from lightning_fl.cohort import Cohort
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.core.cohort import Cohort
+from lightning_fl.core.collaboration import Collaboration
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.errors import ConfigurationError
 
 INPUTS = torch.tensor([1.0, -2.0, 3.0, -4.0])  # as in conftest
 
@@ -43,7 +43,8 @@ def shown(monkeypatch):
     """The figures (name, figure, step) that runs log."""
     figures = []
     monkeypatch.setattr(
-        "lightning_fl.run_log.RunLog.log_figure", lambda self, name, figure, step: figures.append((name, figure, step))
+        "lightning_fl.runtime.run_log.RunLog.log_figure",
+        lambda self, name, figure, step: figures.append((name, figure, step)),
     )
     return figures
 

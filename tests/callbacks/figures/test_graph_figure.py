@@ -8,7 +8,7 @@ from two_kinds import SIZES, TwoKinds, trainer
 
 from lightning_fl.callbacks import CollaborationGraph, GraphFigure
 from lightning_fl.callbacks.figures.graph import _COLORS, draw_graph
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 
 NAMES = ["a", "b", "c"]
 

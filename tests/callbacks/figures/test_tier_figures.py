@@ -16,8 +16,8 @@ from lightning_fl.callbacks.figures.plots.tiers import (
     draw_tier_contributions,
     draw_tier_membership,
 )
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Transaction, to_units
 
 WORDS = {"title": "title", "source": "measured"}

@@ -13,10 +13,10 @@ from torch_geometric.data import Batch, Data
 
 from lightning_fl import ConfigurationError, FederatedTrainer
 from lightning_fl.callbacks import LocalMixup
+from lightning_fl.core.seeding import generator
 from lightning_fl.functional import mix, sample_gamma
 from lightning_fl.functional.masked_losses import masked_cross_entropy
 from lightning_fl.models import MoleculeModel
-from lightning_fl.seeding import generator
 
 
 class Holder:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_fl import ConfigurationError, FederatedTrainer
 from lightning_fl.callbacks import Callback, DROClientSampling
-from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.functional import project_simplex
 
 

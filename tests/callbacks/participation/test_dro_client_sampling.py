@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_fl import ConfigurationError, FederatedTrainer, TrainingError
 from lightning_fl.callbacks import Callback, DROClientSampling, LocalMixup
-from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.functional import draw_cohort, draw_subset, project_simplex
 
 STEPS, STEP_SIZE, RATE = 4, 0.05, 0.05

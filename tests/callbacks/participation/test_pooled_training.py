@@ -6,11 +6,11 @@ from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
 from lightning_fl.callbacks import Callback, LocalTraining, PooledTraining, UniformSampling
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data import FederatedDataModule, Partitioned
 from lightning_fl.data.partition import Quantity
 from lightning_fl.data.shared import pooled_indices
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.trainer.trainer import FederatedTrainer
 
 X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(X, X @ torch.tensor([1.0, -2.0, 0.5]) + 0.1)

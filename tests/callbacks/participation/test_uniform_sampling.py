@@ -5,7 +5,7 @@ import torch
 from tier_tiny import SIZES, CornerModule, Leaving, MixedClients, fit
 
 from lightning_fl.callbacks import Callback, CollaborationGraph, UniformSampling
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 
 
 class Record(Callback):

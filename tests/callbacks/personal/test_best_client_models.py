@@ -6,7 +6,7 @@ from tiny import TinyModule
 from two_kinds import SIZES, TwoKinds, trainer
 
 from lightning_fl.callbacks import BestClientModels, Callback, CollaborationGraph, FineTuning
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 
 CLIENTS = range(len(SIZES))
 

@@ -14,10 +14,10 @@ from torch.utils.data import TensorDataset
 
 from lightning_fl import FederatedDataModule
 from lightning_fl.callbacks import Callback, ClientArrivals, FedSoft, ModelCheckpoint, PersonalLayers, UniformSampling
-from lightning_fl.cohort import Cohort, Participant
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.cohort import Cohort, Participant
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import generator
 from lightning_fl.functional import draw_contributors
-from lightning_fl.seeding import generator
 
 #: Samples of a client, each a bowl of its own with the curvature 1: its mean is what the client descends.
 CENTRES = ((1.0, 1.2, 0.8, -1.0), (-1.0, -1.2, -0.9, 0.9), (1.1, 0.7), (-1.5, -0.8, 0.9, -0.7, -1.1, -1.3))

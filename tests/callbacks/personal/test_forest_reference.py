@@ -13,13 +13,13 @@ from sklearn.metrics import average_precision_score, mean_absolute_error, r2_sco
 from tier_tiny import fit as fit_tiny
 
 from lightning_fl.callbacks import ForestReference
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import derive_seed
 from lightning_fl.data import MoleculeCSV
 from lightning_fl.data.molecules.standin import esol_standin
 from lightning_fl.data.partition import IID
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.models import MoleculeModel
-from lightning_fl.seeding import derive_seed
-from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.trainer.trainer import FederatedTrainer
 
 
 def run(tmp_path, columns, **settings):

@@ -11,10 +11,10 @@ from tiny import TinyClients, TinyModule
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback, ClientArrivals, FineTuning, LocalReference, LocalTraining, ModelCheckpoint
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError, TrainingError
-from lightning_fl.report import print_report
 from lightning_fl.strategies import FedAvg
+from lightning_fl.trainer.report import print_report
 
 SIZES = (24, 10, 18)
 

@@ -19,8 +19,8 @@ from lightning_fl.callbacks import (
     ModelCheckpoint,
     PersonalLayers,
 )
-from lightning_fl.cohort import Cohort
-from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.core.cohort import Cohort
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 
 SIZES = (24, 10, 18)
 STEPS = 3 * 3  # of the largest client in three rounds

@@ -11,7 +11,7 @@ from torch import nn
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import PretrainedWeights
 from lightning_fl.callbacks.personal.pretrained_weights import pretrained_state
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 
 
 class Deep(TinyModule):

@@ -6,8 +6,8 @@ from torch_geometric.data import Data
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import LocalReference, PrivateHeads
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data import Silos
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.models import MoleculeModel
 from lightning_fl.strategies import Ditto, MaxFL
 

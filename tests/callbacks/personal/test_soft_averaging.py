@@ -15,9 +15,9 @@ from torch.utils.data import Dataset
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback, ClientArrivals, ModelCheckpoint, PersonalLayers, SoftAveraging
 from lightning_fl.callbacks.personal.soft_averaging import smallest_loss_shares
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.core.collaboration import Collaboration
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
-from lightning_fl.errors import ConfigurationError, TrainingError
 
 
 def losses_of(run: FederatedTrainer, data: MixedClients, client: int, split: str = "train") -> Tensor:

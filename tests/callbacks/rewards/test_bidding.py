@@ -13,7 +13,7 @@ from tier_tiny import fit
 
 from lightning_fl.callbacks import HonestBidding, RandomBidding, ShapleyRewards, TierBidding, Tokens
 from lightning_fl.callbacks.rewards.bidding import BidView
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 
 VIEW = BidView(
     client=3,

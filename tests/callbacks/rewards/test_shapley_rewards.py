@@ -28,9 +28,9 @@ from lightning_fl.callbacks import (
     PersonalLayers,
     ShapleyRewards,
 )
-from lightning_fl.cohort import Cohort, Participant
-from lightning_fl.collaboration import Collaboration
-from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.core.cohort import Cohort, Participant
+from lightning_fl.core.collaboration import Collaboration
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.strategies import FedAvg
 
 SIZES = (24, 10, 18)

@@ -25,8 +25,8 @@ from lightning_fl.callbacks import (
     TierBidding,
 )
 from lightning_fl.callbacks.rewards.bidding import BidView
-from lightning_fl.cohort import Cohort, Participant
-from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.core.cohort import Cohort, Participant
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.functional import schedule
 
 ALL: Any = {"num_samples": None}

@@ -27,9 +27,9 @@ from lightning_fl.callbacks import (
 )
 from lightning_fl.callbacks.rewards.bidding import BidView
 from lightning_fl.callbacks.rewards.tokens import Ledger
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import generator
 from lightning_fl.functional import Transaction, choose_bids, reimbursement_share, reward_ranks, schedule, split_units
-from lightning_fl.seeding import generator
 
 UNIT = 1_000_000
 REWARDS: dict[str, Any] = {"split": "train", "num_samples": 4}

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from processes import run
 
-from lightning_fl import package_folders
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards import catalogue as cards
 from lightning_fl.data.cards.catalogue import (
     ImageCard,
@@ -17,7 +17,7 @@ from lightning_fl.data.cards.catalogue import (
     expect_kind,
     load_card,
 )
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.files import package_folders
 
 CARD = {
     "name": "mine",

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.cards import lookup
 from lightning_fl.data.cards.catalogue import CardFile, load_card
 from lightning_fl.data.cards.lookup import cache_folder, download, file_sha256, find_file, resolve_source
-from lightning_fl.errors import ConfigurationError, DataError
 
 CONTENT = bytes(range(256)) * 400  # 102,400 bytes
 SUM = hashlib.sha256(CONTENT).hexdigest()

@@ -8,6 +8,7 @@ from division_tiny import Rows, held, ready
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data import (
     ColumnDivision,
     GroupDivision,
@@ -22,7 +23,6 @@ from lightning_fl.data.division.parts import fold_numbers, grouped_parts, joined
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.partition import IID, GroupBy, Mixture, Quantity, split_indices
 from lightning_fl.data.partitioned import Partitioned
-from lightning_fl.errors import ConfigurationError, DataError
 
 SHARES = (0.8, 0.1, 0.1)
 groupings = st.lists(st.integers(0, 7), min_size=1, max_size=60).map(torch.tensor)

@@ -5,12 +5,12 @@ import torch
 from division_tiny import Rows, held, ready
 from torch.utils.data import TensorDataset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data import FromFile, GroupDivision, RandomDivision, Silos
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.partition import IID, Dirichlet
 from lightning_fl.data.partitioned import Partitioned
 from lightning_fl.data.split_file import read_split_file, split_file_text
-from lightning_fl.errors import ConfigurationError, DataError
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from image_files import CINIC_CLASSES, cycle, pictures, write_cinic10, write_npz
 from PIL import Image
 from processes import LIMIT
 
+from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.data.images import class_folders as image_classes
 from lightning_fl.data.images.class_folders import cached_images
@@ -21,7 +22,6 @@ from lightning_fl.data.images.module import ImageData
 from lightning_fl.data.images.reading import read_images
 from lightning_fl.data.images.sources import find_images
 from lightning_fl.data.partition import Dirichlet
-from lightning_fl.errors import DataError
 
 CARD = load_card("cinic10")
 

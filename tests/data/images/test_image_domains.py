@@ -6,9 +6,9 @@ import torch
 from image_files import cycle, pictures, write_npz
 from image_module_tiny import fit
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.images.domains import ImageDomains
 from lightning_fl.data.module import SPLITS
-from lightning_fl.errors import ConfigurationError, DataError
 
 
 @pytest.fixture

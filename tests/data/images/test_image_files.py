@@ -6,9 +6,9 @@ import pytest
 import torch
 from image_files import cycle, pictures, write_npz
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.images.dataset import ImageDataset, check_geometry, convert_channels, read_npz, resize_images
 from lightning_fl.data.partition import GroupBy
-from lightning_fl.errors import ConfigurationError, DataError
 
 
 def dataset(count=6, channels=3, size=4, **kwargs):

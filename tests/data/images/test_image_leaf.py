@@ -9,13 +9,13 @@ import torch
 from image_files import leaf_content, pictures, write_leaf, write_npz
 from image_module_tiny import fit
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.data.cards.lookup import dataset_cache
 from lightning_fl.data.images.module import ImageData
 from lightning_fl.data.images.reading import read_images
 from lightning_fl.data.images.sources import find_images
 from lightning_fl.data.partition import IID, GroupBy
-from lightning_fl.errors import ConfigurationError, DataError
 
 CARD = load_card("femnist")
 #: LEAF's -t sample: a writer is in both parts.

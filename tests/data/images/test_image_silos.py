@@ -7,10 +7,10 @@ from image_files import cycle, pictures, write_npz
 from image_module_tiny import fit
 from PIL import Image
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.images.file import read_image_file
 from lightning_fl.data.images.silos import ImageFolders
 from lightning_fl.data.module import SPLITS
-from lightning_fl.errors import ConfigurationError, DataError
 
 
 def write_images(folder, count=10, value=100, size=(9, 6), suffix=".png"):

@@ -14,13 +14,13 @@ import torch
 import torchvision
 from image_files import cycle, pictures, write_idx, write_mnist, write_npz
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.data.cards.lookup import dataset_cache
 from lightning_fl.data.images import sources as image_sources
 from lightning_fl.data.images.origin import ImageOrigin
 from lightning_fl.data.images.reading import read_digits, read_images
 from lightning_fl.data.images.sources import find_images, torchvision_cache
-from lightning_fl.errors import ConfigurationError, DataError
 
 MNIST = load_card("mnist")
 

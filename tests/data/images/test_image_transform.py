@@ -4,6 +4,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.images.transform import (
     ImageTransform,
     channel_statistics,
@@ -12,7 +13,6 @@ from lightning_fl.data.images.transform import (
     flip_where,
     transform_batch,
 )
-from lightning_fl.errors import ConfigurationError
 
 IMAGES = torch.randint(0, 256, (16, 3, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 

@@ -3,11 +3,11 @@ import math
 import pytest
 import torch
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data import MoleculeCSV, MoleculeNet
 from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.data.molecules.table import TargetTransform, read_table
 from lightning_fl.data.partition import IID
-from lightning_fl.errors import ConfigurationError, DataError
 
 TABLE = "smiles,ic50\nCCO,> 99.5\nCCC,<=0.05\nCCN,10\nCCCC,\nCO,≥1e1\n"
 NAN = math.nan

@@ -4,9 +4,9 @@ import importlib.util
 
 import pytest
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data import MoleculeNet
 from lightning_fl.data.partition import IID
-from lightning_fl.errors import ConfigurationError
 
 
 def test_the_extra_is_named_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

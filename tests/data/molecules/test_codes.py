@@ -9,9 +9,9 @@ import torch
 from rdkit import Chem, rdBase
 from rdkit.Chem import BondStereo, BondType
 
+from lightning_fl.core.errors import DataError
 from lightning_fl.data.molecules import codes, reading
 from lightning_fl.data.molecules.featurizer import MoleculeCodes, encode_smiles
-from lightning_fl.errors import DataError
 
 MOLECULES = [
     "CCO",

@@ -4,13 +4,13 @@ from collections import defaultdict
 import pytest
 import torch
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data import ColumnDivision, HashDivision, ListDivision, MoleculeCSV, ScaffoldDivision
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.molecules.duplicates import count_duplicates, merge_duplicates
 from lightning_fl.data.molecules.identity import molecule_identities
 from lightning_fl.data.molecules.table import MoleculeTable
 from lightning_fl.data.partition import IID, murcko_scaffolds
-from lightning_fl.errors import ConfigurationError, DataError
 
 #: Several ways to write each of some molecules.
 WAYS = [["CCO", "OCC", "C(C)O"], ["c1ccccc1C", "Cc1ccccc1"], ["CC(=O)O", "OC(C)=O"], ["C1CCCCC1"]]

@@ -7,8 +7,8 @@ import torch
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import PrivateHeads
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data import PrivateTargets
-from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.models import MoleculeModel
 
 

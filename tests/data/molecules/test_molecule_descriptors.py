@@ -7,13 +7,13 @@ from rdkit.Chem import Descriptors, rdMolDescriptors
 from rdkit.Chem.rdFingerprintGenerator import GetMorganGenerator
 from torch.utils.data import Subset
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data import IID, MoleculeCSV
 from lightning_fl.data.molecules import dataset as molecules
 from lightning_fl.data.molecules.dataset import MoleculeDataset
 from lightning_fl.data.molecules.descriptors import descriptor_names, encode_descriptors, usable_descriptors
 from lightning_fl.data.molecules.table import MoleculeTable
 from lightning_fl.engine.batches.graph_packs import pack_graphs
-from lightning_fl.errors import ConfigurationError
 
 SMILES = ["CCO", "C", "c1ccccc1C(=O)O", "[Na+].[Cl-]", "CC(=O)Oc1ccccc1C(=O)O"]
 

@@ -11,13 +11,13 @@ import torch
 from jsonargparse import ArgumentParser
 from torch.utils.data import Subset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.cards import lookup
 from lightning_fl.data.cards.catalogue import CardFile, load_card
 from lightning_fl.data.module import SPLITS, FederatedDataModule
 from lightning_fl.data.molecules import module as molecule_module
 from lightning_fl.data.molecules.module import DrugOOD, MoleculeCSV, MoleculeNet
 from lightning_fl.data.partition import IID, GroupBy, Partitioner, Scaffold
-from lightning_fl.errors import ConfigurationError, DataError
 
 ESOL_TARGET = "measured log solubility in mols per litre"
 CSV = "smiles,y,z,lab\n" + "".join(f"{'C' * (i + 1)}O,{i},{-i},lab{i % 3}\n" for i in range(30))

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.molecules.table import read_table
 from lightning_fl.data.text_table import list_rows
-from lightning_fl.errors import ConfigurationError, DataError
 
 CSV = "smiles,y,z,lab\n CCO ,1.5,,a\nC,-2,3e-1,\nc1ccccc1,,7,b\n"
 

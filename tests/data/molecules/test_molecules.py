@@ -11,13 +11,13 @@ from lightning_utilities.core import rank_zero
 from torch.utils.data import Subset
 from torch_geometric.loader import DataLoader
 
-from lightning_fl import atomic
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.molecules import dataset as molecules
 from lightning_fl.data.molecules.dataset import MoleculeDataset
 from lightning_fl.data.molecules.featurizer import ATOM_DIM, BOND_DIM, encode_smiles
 from lightning_fl.data.molecules.identity import molecule_identities
 from lightning_fl.data.molecules.table import MoleculeTable
-from lightning_fl.errors import ConfigurationError, DataError
+from lightning_fl.files import atomic
 
 NAN = float("nan")
 

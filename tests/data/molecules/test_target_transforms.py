@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.data.molecules.module import MoleculeCSV, MoleculeNet
 from lightning_fl.data.partition import IID
-from lightning_fl.errors import ConfigurationError
 
 VALUES = [99.5, 0.05, 7.0, 12.0]
 CSV = "smiles,ic50\nC,> 99.5\nCC,<0.05\nCCC,7\nCCCC,12\n"

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data import partition
 from lightning_fl.data.partition import FedCollabLabelShift, LabelTypes
-from lightning_fl.errors import ConfigurationError, DataError
 
 
 def _labelled(*counts):

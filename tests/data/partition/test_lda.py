@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.partition import Quantity, ScaffoldLDA, dirichlet_ratios, group_lda
-from lightning_fl.errors import ConfigurationError, DataError
 
 
 class Smiles(TensorDataset):

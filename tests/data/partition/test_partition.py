@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data import partition
-from lightning_fl.errors import ConfigurationError, DataError
 
 LABELS = torch.arange(10).repeat_interleave(60)
 

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data import partition
 from lightning_fl.data.partition import (
     IID,
@@ -13,7 +14,6 @@ from lightning_fl.data.partition import (
     Scaffold,
     Sizes,
 )
-from lightning_fl.errors import ConfigurationError, DataError
 
 
 class _Molecules(TensorDataset):

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data import partition
 from lightning_fl.data.partition import OneClassShards
-from lightning_fl.errors import ConfigurationError, DataError
 
 LABELS = torch.arange(10).repeat_interleave(500)
 

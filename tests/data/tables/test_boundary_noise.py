@@ -5,10 +5,10 @@ import torch
 
 from lightning_fl import ConfigurationError, FederatedTrainer
 from lightning_fl.callbacks import Callback, DROClientSampling, LocalMixup
+from lightning_fl.core.seeding import generator
 from lightning_fl.data import BoundaryNoise
 from lightning_fl.data.tables.boundary_noise import boundary_samples
 from lightning_fl.models import ClassificationModel
-from lightning_fl.seeding import generator
 
 
 def test_labels_are_wrong_in_the_strip_alone_and_as_often_as_said() -> None:

@@ -9,13 +9,13 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from lightning_fl import FederatedTrainer
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import generator
 from lightning_fl.data import SyntheticMixture
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.partition import mixture_counts, mixture_shares
 from lightning_fl.data.tables.synthetic_mixture import linear_accuracy, linear_samples
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.models import ClassificationModel
-from lightning_fl.seeding import generator
 
 
 def tensors(data, client, split="train"):

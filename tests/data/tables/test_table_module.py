@@ -10,11 +10,11 @@ from rounding import rounding
 from torch import nn
 
 from lightning_fl import FederatedTrainer
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.cards.catalogue import TableCard, load_card
 from lightning_fl.data.partition import IID, GroupBy
 from lightning_fl.data.tables.dataset import TableSchema, column_statistics, read_c45, read_csv, standardize
 from lightning_fl.data.tables.module import TableData
-from lightning_fl.errors import ConfigurationError, DataError
 
 # UCI Adult's layout: blanks after commas, missing values, a full stop after test rows, a blank line at the end.
 ROW = "{age}, {work}, 7, {education}, 9, Never-married, Sales, Husband, White, Male, 0, 0, 40, {country}, {income}"

@@ -21,12 +21,12 @@ from torch.utils.data import (
 from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.loader import DataLoader as GraphLoader
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.batches.from_loaders import LoaderBatches
 from lightning_fl.engine.batches.packed import PackedBatches
-from lightning_fl.errors import ConfigurationError, DataError
 
 PATH = (1, 2, 3, "train")
 

@@ -4,10 +4,10 @@ from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.batches.graph_packs import GraphPack
 from lightning_fl.engine.batches.packing import pack_dataset
 from lightning_fl.engine.batches.packs import Pack, TensorPack
-from lightning_fl.errors import ConfigurationError
 
 
 class Graphs(InMemoryDataset):

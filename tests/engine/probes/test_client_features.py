@@ -9,12 +9,12 @@ from torch.utils.data import TensorDataset
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import generator
 from lightning_fl.data import MoleculeNet, Scaffold
 from lightning_fl.engine.probes.client_features import LayerOutput, client_features
 from lightning_fl.engine.probes.discriminator_inputs import morgan_fingerprints, random_projection
-from lightning_fl.errors import ConfigurationError
 from lightning_fl.models import MoleculeModel
-from lightning_fl.seeding import generator
 
 
 class Look(Callback):

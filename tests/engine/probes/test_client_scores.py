@@ -10,8 +10,8 @@ from torch import nn
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback, TierBidding
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.probes.client_scores import ClientScores
-from lightning_fl.errors import ConfigurationError
 
 
 def scores_of(monitor: str | None, module: Any = None, split: Any = "train", **settings: Any) -> list[float]:

@@ -10,6 +10,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from torch_geometric.data import Batch, Data
 from torchvision.transforms.v2 import CenterCrop
 
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.molecules.dataset import MoleculeDataset
 from lightning_fl.data.molecules.standin import esol_standin
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
@@ -28,7 +29,6 @@ from lightning_fl.engine.probes.discriminator_inputs import (
     sample_classes,
     squared_norms,
 )
-from lightning_fl.errors import ConfigurationError, DataError
 from lightning_fl.functional.client_distances import pairwise_distances
 
 SMILES = ["CCO", "c1ccccc1", "CC(=O)O", "CCN", "C"]

@@ -7,9 +7,9 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from torch_geometric.data import Data
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.module import FederatedDataModule
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.trainer import FederatedTrainer
+from lightning_fl.trainer.trainer import FederatedTrainer
 
 
 class Constant(LightningModule):

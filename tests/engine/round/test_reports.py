@@ -13,12 +13,12 @@ from tiny import TinyClients, TinyModule
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback
-from lightning_fl.cohort import Cohort, Participant
-from lightning_fl.collaboration import Collaboration
+from lightning_fl.core.cohort import Cohort, Participant
+from lightning_fl.core.collaboration import Collaboration
+from lightning_fl.core.errors import TrainingError
+from lightning_fl.core.metrics import LoggedValue
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.round.reports import combine_reports
-from lightning_fl.errors import TrainingError
-from lightning_fl.metrics import LoggedValue
 
 WEIGHTS = {0: 24.0, 1: 10.0, 2: 18.0}
 

@@ -7,12 +7,12 @@ from tiny import TinyClients, TinyModule, same_bits, weights_of
 from torch import Tensor
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.core.cohort import Cohort, Participant
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.engine.hooks import Hooks
 from lightning_fl.engine.learner import Learner, ModelUpdate, changes
 from lightning_fl.engine.round.training import train_round
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.strategies import FederatedStrategy
 
 SIZES = (24, 10, 18)

@@ -16,7 +16,7 @@ from torchmetrics import MeanAbsoluteError
 
 from lightning_fl import FederatedTrainer, Silos
 from lightning_fl.callbacks import Callback, LocalMixup
-from lightning_fl.errors import ConfigurationError, TrainingError
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.strategies import FedAvg
 
 MEND = "Set trainer.stacked_clients=1"

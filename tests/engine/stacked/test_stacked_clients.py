@@ -17,11 +17,11 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from lightning_fl import Collaboration, FederatedTrainer
 from lightning_fl.callbacks import Callback, LocalTraining, PersonalLayers, UniformSampling
-from lightning_fl.cohort import Cohort, Participant
+from lightning_fl.core.cohort import Cohort, Participant
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.engine.stacked import visits
 from lightning_fl.engine.stacked.turns import groups_of
 from lightning_fl.engine.stacked.weights import clip_rows_
-from lightning_fl.errors import ConfigurationError, TrainingError
 from lightning_fl.strategies import SCAFFOLD, FedProx
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {

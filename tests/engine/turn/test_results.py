@@ -14,8 +14,8 @@ from torchmetrics import (
     SumMetric,
 )
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.turn.results import LogCollector
-from lightning_fl.errors import ConfigurationError
 
 VALUES, SIZES = [3.0, 1.0, 2.0], [4, 4, 1]
 

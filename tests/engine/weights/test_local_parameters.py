@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.engine.weights.flat import FlatModule, check_finite
 from lightning_fl.engine.weights.local_parameters import LocalParameters, trainable_spans
 from lightning_fl.engine.weights.weighted_sum import SoleContribution, WeightedSum
-from lightning_fl.errors import ConfigurationError, TrainingError
 
 
 class Net(nn.Module):

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_fl.core.errors import TrainingError
 from lightning_fl.engine.weights import weighted_sum
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
-from lightning_fl.errors import TrainingError
 
 # Both signs, from 1e-12 to 1e9.
 numbers = st.builds(

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.engine.weights.flat import FlatModule
-from lightning_fl.errors import ConfigurationError, TrainingError
 
 
 class Assorted(nn.Module):

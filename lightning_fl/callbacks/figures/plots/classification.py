@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lightning_fl.callbacks.figures.plots.run import COLORS, GREY, MOST_NAMES, MOST_PANELS, make_figure
-from lightning_fl.data.cards.fields import listed
+from lightning_fl.core.errors import listed
 
 __all__ = ["CurveKind", "classification_curve", "draw_classification", "grid_of"]
 

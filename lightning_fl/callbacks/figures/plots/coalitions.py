@@ -20,9 +20,9 @@ from torch import Tensor
 
 from lightning_fl.callbacks.collaboration.coalition_tracking import coalitions, track_coalitions
 from lightning_fl.callbacks.figures.plots.run import MOST_VALUES, make_figure
-from lightning_fl.drawing import BAD, GOOD, PALETTE
-from lightning_fl.errors import ConfigurationError
-from lightning_fl.metrics import summarize_gains
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.metrics import summarize_gains
+from lightning_fl.runtime.drawing import BAD, GOOD, PALETTE
 
 __all__ = ["coalition_colors", "draw_distances", "draw_gains", "draw_merge_tree", "draw_partition"]
 
@@ -214,7 +214,7 @@ def draw_gains(
 ) -> Figure:
     """What each client gets and what it had alone, and below the difference: blue gains, red losses.
 
-    IPR and RSD (:mod:`lightning_fl.metrics`) stand in the title.
+    IPR and RSD (:mod:`lightning_fl.core.metrics`) stand in the title.
 
     Args:
         values: client -> the metric of the model it uses.

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.drawing import BAD, GOOD, PALETTE, marked
+from lightning_fl.runtime.drawing import BAD, GOOD, PALETTE, marked
 
 __all__ = [
     "Curve",

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from lightning_fl.callbacks.figures.plots.coalitions import _label_rounds, _name_clients, _palette
 from lightning_fl.callbacks.figures.plots.run import COLORS, GREY, MOST_NAMES, MOST_VALUES, _legend, make_figure
-from lightning_fl.drawing import marked
-from lightning_fl.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Transaction
+from lightning_fl.runtime.drawing import marked
 
 __all__ = ["draw_balances", "draw_cdf", "draw_payments", "draw_tier_contributions", "draw_tier_membership"]
 

@@ -1,0 +1,79 @@
+"""Clients' names in records: one name for one client, and never that of an aggregate."""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+
+from lightning_fl.core.errors import ConfigurationError
+
+__all__ = ["check_distinct", "curve_names"]
+
+#: What stands beside clients in curves and tables, as ``NAME/worst`` does.
+_AGGREGATES = frozenset(
+    [
+        "average",
+        "best",
+        "cumulated",
+        "gain",
+        "harmed",
+        "ipr",
+        "local",
+        "max",
+        "mean",
+        "min",
+        "pool",
+        "rsd",
+        "standard_error",
+        "std",
+        "step",
+        "sum",
+        "total",
+        "worst",
+    ]
+)
+_MOST_NAMED = 5
+
+
+def check_distinct(names: Sequence[str]) -> None:
+    """Refuse clients of the same name, whose figures nobody could tell apart."""
+    same = [name for name, count in Counter(names).items() if count > 1]
+    if same:
+        clients = [
+            f"{name!r} (clients {', '.join(str(client) for client, other in enumerate(names) if other == name)})"
+            for name in same[:_MOST_NAMED]
+        ]
+        more = f" and {len(same) - _MOST_NAMED} more" if len(same) > _MOST_NAMED else ""
+        raise ConfigurationError(
+            f"several clients have the same name: {'; '.join(clients)}{more}. Give each a name of its own: the record"
+            " of a run tells clients by their names."
+        )
+
+
+def curve_names(names: Sequence[str], noun: str = "client") -> list[str]:
+    """What clients (or targets) are called in the names of curves, as in ``val/loss/lab0``.
+
+    A name stays as it is unless it is an aggregate's (``worst``), which its curve would overwrite, or holds ``/`` or
+    what cannot be printed, which would make it a part of another curve's name or none: then it is cleaned and followed
+    by the client's number, as in ``worst (client 2)``.
+
+    Args:
+        names: the clients', all different.
+        noun: what they are the names of.
+    """
+    return list(_curve_names(tuple(names), noun))
+
+
+@lru_cache(maxsize=8)
+def _curve_names(names: tuple[str, ...], noun: str) -> tuple[str, ...]:
+    found = list(names)
+    used = set(names)
+    for client, name in enumerate(names):
+        if name.strip() and name.isprintable() and "/" not in name and name.lower() not in _AGGREGATES:
+            continue
+        clean = "".join(c if c.isprintable() and c != "/" else "_" for c in name).strip()
+        own = f"{clean} ({noun} {client})".strip()
+        while own in used:
+            own += "'"
+        used.add(own)
+        found[client] = own
+    return tuple(found)

@@ -1,0 +1,193 @@
+"""Who collaborates with whom: the pair of matrices that every algorithm is a choice of."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_fl.core.errors import ConfigurationError
+
+__all__ = ["Collaboration"]
+
+_TOLERANCE = 1e-6
+
+
+class Collaboration:
+    """Aggregation ``A`` (K models x N clients) and personalisation ``P`` (N clients x K models), both row-stochastic.
+
+    ``w_k <- sum_i A_ki w_i`` builds the K shared models; client i uses ``sum_k P_ik w_k``. ``P @ A`` is the N x N
+    collaboration matrix of FedCollab (Bao et al. 2023).
+
+    Args:
+        aggregation: A, shape [K, N]; entries >= 0, rows sum to 1.
+        personalisation: P, shape [N, K]; entries >= 0, rows sum to 1. May be omitted for K = 1 (everybody uses the
+            one model) and for K = N (client i uses model i).
+
+    Raises:
+        ConfigurationError: a shape, a sign or a row sum is wrong; the message names the matrix and the row.
+
+    Example:
+        >>> together = Collaboration.fedavg([300, 100])
+        >>> together.aggregation
+        tensor([[0.7500, 0.2500]], dtype=torch.float64)
+    """
+
+    def __init__(self, aggregation: Tensor, personalisation: Tensor | None = None) -> None:
+        aggregation = _matrix(aggregation)
+        if aggregation.ndim != 2 or not aggregation.numel():
+            raise ConfigurationError(
+                f"aggregation has shape {tuple(aggregation.shape)}: give a matrix [num_models, num_clients]."
+            )
+        num_models, num_clients = aggregation.shape
+        if personalisation is None:
+            if num_models == 1:
+                personalisation = torch.ones(num_clients, 1)
+            elif num_models == num_clients:
+                personalisation = torch.eye(num_clients)
+            else:
+                raise ConfigurationError(
+                    f"personalisation is needed: with {num_models} models and {num_clients} clients it is not clear"
+                    " which client uses which model. Give a matrix [num_clients, num_models]."
+                )
+        personalisation = _matrix(personalisation)
+        if tuple(personalisation.shape) != (num_clients, num_models):
+            raise ConfigurationError(
+                f"personalisation has shape {tuple(personalisation.shape)}, but aggregation"
+                f" {tuple(aggregation.shape)} asks for {(num_clients, num_models)} = [num_clients, num_models]."
+            )
+        for name, matrix in (("aggregation", aggregation), ("personalisation", personalisation)):
+            _check_rows(name, matrix)
+        self.aggregation = aggregation
+        self.personalisation = personalisation
+
+    @classmethod
+    def fedavg(cls, num_samples: Sequence[int]) -> "Collaboration":
+        """One model for all, clients weighted by their samples: ``A = beta``, ``P = ones``."""
+        beta = torch.as_tensor(num_samples, dtype=torch.float64)
+        if not beta.numel() or not (beta >= 0).all() or beta.sum() <= 0:
+            raise ConfigurationError(f"num_samples={list(num_samples)}: give one count >= 0 per client, not all zero.")
+        return cls((beta / beta.sum()).unsqueeze(0))
+
+    @classmethod
+    def local(cls, num_clients: int) -> "Collaboration":
+        """Everybody alone: ``A = P = identity``."""
+        return cls(torch.eye(num_clients))
+
+    @classmethod
+    def from_shares(cls, personalisation: Tensor, num_samples: Sequence[int] | Tensor) -> "Collaboration":
+        """Clients count in a model by how much they use it: ``A_ki = P_ik n_i / sum_j P_jk n_j``.
+
+        A model that nobody counts in is the average of all clients by samples.
+
+        Args:
+            personalisation: P, shape [N, K]; entries >= 0, rows sum to 1.
+            num_samples: n >= 0, not all zero, length N; 0 for a client that uses models but counts in none.
+        """
+        shares = _matrix(personalisation)
+        samples = torch.as_tensor(num_samples, dtype=torch.float64)
+        weights = shares.T * samples
+        weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, samples)
+        return cls(weights / weights.sum(1, keepdim=True), shares)
+
+    @classmethod
+    def coalitions(cls, labels: Sequence[int], num_samples: Sequence[int]) -> "Collaboration":
+        """One model per coalition: ``A`` is beta within the coalition, ``P`` is one-hot.
+
+        Args:
+            labels: coalition of each client, 0..K-1, length N; -1 for a client that belongs to none, which uses the
+                coalitions by their samples and counts in none.
+            num_samples: length N.
+
+        Raises:
+            ConfigurationError: not one label per client, a label is left out, or a coalition has no samples.
+        """
+        labels_tensor = torch.as_tensor(labels)
+        counts = torch.as_tensor(num_samples, dtype=torch.float64)
+        if labels_tensor.shape != counts.shape:
+            raise ConfigurationError(f"{len(labels)} coalition labels for {len(num_samples)} clients: give one each.")
+        alone = labels_tensor == -1
+        used = torch.unique(labels_tensor[~alone]).tolist()
+        if not used or used != list(range(len(used))):
+            raise ConfigurationError(f"coalition labels {used}: number the coalitions 0..K-1, none left out.")
+        member = (labels_tensor.unsqueeze(1) == torch.arange(len(used))).double()
+        totals = counts @ member
+        for coalition, total in enumerate(totals.tolist()):
+            if not total > 0:
+                raise ConfigurationError(
+                    f"coalition {coalition} has {total:g} samples: put its clients into another coalition."
+                )
+        member[alone] = totals / totals.sum()
+        return cls.from_shares(member, counts.masked_fill(alone, 0.0))
+
+    @property
+    def num_models(self) -> int:
+        """K, the number of shared models."""
+        return self.aggregation.shape[0]
+
+    @property
+    def num_clients(self) -> int:
+        """N, the number of clients."""
+        return self.aggregation.shape[1]
+
+    @property
+    def matrix(self) -> Tensor:
+        """The N x N collaboration matrix ``P @ A``: how much of each client is in what a client uses."""
+        return self.personalisation @ self.aggregation
+
+    def model_of(self, client: int) -> int | None:
+        """The one shared model that a client uses, or ``None`` if it uses a mixture."""
+        row = self.personalisation[client]
+        model = int(row.argmax())
+        return model if row[model] == 1 else None
+
+    def in_words(self) -> str:
+        """What clients use of the shared models."""
+        if self.num_models == 1:
+            return "the shared model"
+        share, used = self.personalisation.max(1)
+        if (share != 1).any():
+            return "each client's mixture of the shared models"
+        if len(used.unique()) == self.num_clients:
+            return "each client's own model"
+        return "the model of each client's coalition"
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Both matrices, for a checkpoint."""
+        return {"aggregation": self.aggregation, "personalisation": self.personalisation}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Tensor]) -> "Collaboration":
+        """The collaboration that :meth:`state_dict` came from."""
+        return cls(state["aggregation"], state["personalisation"])
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Collaboration)
+            and torch.equal(self.aggregation, other.aggregation)
+            and torch.equal(self.personalisation, other.personalisation)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Collaboration(num_models={self.num_models}, num_clients={self.num_clients})"
+
+
+def _matrix(values: Tensor) -> Tensor:
+    """A copy of our own: what the caller does with its matrix later changes nothing here."""
+    return torch.as_tensor(values, dtype=torch.float64, device="cpu").detach().clone()
+
+
+def _check_rows(name: str, matrix: Tensor) -> None:
+    finite = torch.isfinite(matrix).all(1)
+    negative = (matrix < 0).any(1)
+    sums = matrix.sum(1)
+    for row in range(matrix.shape[0]):
+        if not finite[row]:
+            raise ConfigurationError(f"{name}: row {row} has an entry that is not finite.")
+        if negative[row]:
+            raise ConfigurationError(f"{name}: row {row} has a negative entry; all weights are >= 0.")
+        if abs(float(sums[row]) - 1) > _TOLERANCE:
+            raise ConfigurationError(
+                f"{name}: row {row} sums to {float(sums[row]):.6g}, not to 1; divide it by its sum."
+            )

@@ -1,0 +1,131 @@
+"""Text that others chose (names of clients, columns, classes and files, records), made harmless where it is shown.
+
+On its way in, :func:`printable` takes what acts on a terminal or hides in a text; on its way out each form has its
+escape here: CSV, Markdown and HTML pages. Terminals are in :mod:`lightning_fl.core.terminal`. Imports nothing heavy.
+"""
+
+import contextlib
+import csv
+import io
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from jinja2 import Environment
+
+__all__ = [
+    "csv_table",
+    "csv_text",
+    "csv_value",
+    "encodable",
+    "markdown",
+    "markdown_code",
+    "page_environment",
+    "printable",
+    "printable_values",
+]
+
+#: Control characters, halves of surrogate pairs, and what changes the direction of writing.
+_ACTS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+#: What a spreadsheet takes for the beginning of a formula (OWASP, "CSV Injection").
+_FORMULA = re.compile("[=+\\-@\t\r\n＝＋－＠]")
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""A text in which whatever acts on a terminal, or hides, is spelled as Python does: ``\x1b``, ``\u202e``.
+
+    Args:
+        text: the text.
+        keep: characters that stay as they are.
+    """
+    return _ACTS.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
+
+
+def printable_values(value: Any) -> Any:
+    """The same of all texts in nested lists and dicts, such as a record in JSON; keys, too."""
+    if isinstance(value, str):
+        return printable(value, keep="\n\t")
+    if isinstance(value, list):
+        return [printable_values(item) for item in value]
+    if isinstance(value, dict):
+        return {printable_values(key): printable_values(item) for key, item in value.items()}
+    return value
+
+
+def _csv_cell(value: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula; numbers are as they are, also in a text."""
+    if not isinstance(value, str):
+        return value
+    value = value.replace("\r", "\n")  # which Python's writer does not quote
+    if not _FORMULA.match(value):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
+def csv_value(text: str) -> str:
+    """The text of a cell that this module wrote."""
+    return text[1:] if text.startswith("'") and _FORMULA.match(text, 1) else text
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows, the header first, as CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([_csv_cell(value) for value in row] for row in rows)
+    return text.getvalue()
+
+
+def csv_table(frame: "pd.DataFrame", *, index: bool = False, **options: Any) -> str:
+    """A table as CSV.
+
+    Args:
+        frame: the table.
+        index: with its index as the first column.
+        **options: of :meth:`pandas.DataFrame.to_csv`.
+    """
+    from pandas.api.types import is_numeric_dtype
+
+    frame = frame.reset_index() if index else frame.copy(deep=False)
+    for place in range(frame.shape[1]):
+        if not is_numeric_dtype(frame.dtypes.iloc[place]):
+            frame.isetitem(place, frame.iloc[:, place].map(_csv_cell).array)
+    frame.columns = [_csv_cell(name) for name in frame.columns]
+    return frame.to_csv(index=False, **{"lineterminator": "\n", **options})
+
+
+def markdown(value: object) -> str:
+    """A text in a line or a table of Markdown: no markup, no HTML, no link and no picture comes of it."""
+    text = re.sub(r"&(?=#?\w+;)", "&amp;", " ".join(str(value).split())).replace("<", "&lt;")
+    special = r"[\\|*`~]|(?<![^\W_])_+|_+(?![^\W_])|^[>#]|\[(?=.*\][(\[:])"
+    text = re.sub(special, lambda found: "".join(f"\\{sign}" for sign in found[0]), text)
+    return re.sub(r"(?i)\b(https?|ftp|www)([:.])", r"\1\\\2", text)  # a link without brackets
+
+
+def markdown_code(text: str, language: str = "") -> str:
+    """A text as code in Markdown, whatever backticks it holds: within a line, or a block where a language is named."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    if language:
+        fence = "`" * max(3, longest + 1)
+        return f"{fence}{language}\n{text.rstrip()}\n{fence}\n"
+    ticks, space = "`" * (longest + 1), " " if longest else ""
+    return f"{ticks}{space}{text}{space}{ticks}"
+
+
+def encodable(stream: Any) -> None:
+    """Let a text stream spell what its encoding has no letters for."""
+    if isinstance(stream, io.TextIOWrapper) and stream.errors != "backslashreplace":
+        with contextlib.suppress(OSError):  # it looks for its place, where a pipe has taken the place of a file
+            stream.reconfigure(errors="backslashreplace")
+
+
+def page_environment() -> "Environment":
+    """Makes HTML pages of the templates: every text in them is escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("lightning_fl.study", "templates")
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

@@ -1,0 +1,145 @@
+"""Models on chunks of new samples: batches, the module's ``predict_step``, one tensor of outputs for each model."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
+
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.lightning_types import is_overridden
+from lightning_fl.core.validation import check_counts
+from lightning_fl.data.module import FederatedDataModule
+from lightning_fl.data.unlabelled import Unlabelled
+from lightning_fl.engine.batches.packing import pack_dataset
+from lightning_fl.engine.batches.transfer import BatchTransfer
+from lightning_fl.engine.turn.module_checks import takes_batch_index
+
+__all__ = ["Outputs", "Predictor", "cut_batches"]
+
+#: What a model says of k samples: name -> values [k, ...] on the CPU; "" is the name of what has none.
+Outputs: TypeAlias = dict[str, Tensor]
+
+#: A batch holds no more than so many times ``batch_size`` units (atoms), unless one sample does.
+_UNITS = 64
+
+
+def cut_batches(count: int, batch_size: int, sizes: Sequence[int] | None = None) -> list[int]:
+    """Numbers of samples in consecutive batches.
+
+    Args:
+        count: n samples.
+        batch_size: most samples in a batch.
+        sizes: units (atoms) of each, of which a batch has at most 64 ``batch_size``; a larger sample is a batch of its
+            own.
+
+    Returns:
+        Numbers of at least 1 that sum to n.
+    """
+    if sizes is None:
+        full, rest = divmod(count, batch_size)
+        return [batch_size] * full + ([rest] if rest else [])
+    most, batches, units = _UNITS * batch_size, [0], 0
+    for size in sizes:
+        if batches[-1] and (batches[-1] == batch_size or units + size > most):
+            batches.append(0)
+            units = 0
+        batches[-1] += 1
+        units += size
+    return [number for number in batches if number]
+
+
+class Predictor:
+    """One model, ready to predict.
+
+    Args:
+        module: with its weights; put on the device and into the precision.
+        data: the run's data module, whose hooks batches go through.
+        accelerator: "cpu", "cuda" or "auto".
+        precision: Fabric's, such as "32-true".
+        batch_size: most samples in a batch; ``None`` for as many as in an evaluation of the run.
+
+    Raises:
+        ConfigurationError: the module defines neither ``predict_step`` nor ``forward``, or the batch size is below 1.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        data: FederatedDataModule,
+        *,
+        accelerator: str = "auto",
+        precision: Any = None,
+        batch_size: int | None = None,
+    ) -> None:
+        check_counts(self, batch_size=batch_size)
+        if not is_overridden("predict_step", module) and not is_overridden("forward", module):
+            raise ConfigurationError(
+                f"{type(module).__name__} defines neither predict_step nor forward: lightning-fl predict needs one."
+            )
+        self.batch_size = batch_size or data.eval_batch_size
+        self._takes_index = takes_batch_index(module, "predict_step")
+        fabric = Fabric(accelerator=accelerator, devices=1, precision=precision)
+        self.device = fabric.device
+        self.module = module
+        self._transfer = BatchTransfer(module, data, fabric.device, fabric.strategy.precision)
+        self._callable = fabric.setup_module(module)
+        self._callable.mark_forward_method("predict_step")
+        self._callable.eval()
+
+    def __call__(self, chunk: Unlabelled) -> Outputs:
+        """The outputs for the k samples of a chunk, k >= 1.
+
+        Raises:
+            ConfigurationError: ``predict_step`` does not return tensors with one row per sample.
+        """
+        found: list[Outputs] = []
+        with torch.inference_mode():
+            for number, batch in enumerate(self._batches(chunk)):
+                batch = self._transfer(batch, False, 0)
+                words = (batch, number) if self._takes_index else (batch,)
+                found.append(_named(self._callable.predict_step(*words)))
+        count = len(chunk.kept)
+        outputs = {name: torch.cat([part[name] for part in found]) for name in found[0]}
+        for values in outputs.values():
+            if len(values) != count:
+                raise ConfigurationError(
+                    f"predict_step returned values of shape {list(values.shape)} for {count} samples: return one row"
+                    " per sample."
+                )
+        return outputs
+
+    def _batches(self, chunk: Unlabelled) -> Iterator[Any]:
+        if isinstance(chunk.data, DataLoader):
+            yield from chunk.data
+            return
+        count = len(chunk.kept)
+        sizes = cut_batches(count, self.batch_size, chunk.sizes)
+        pack = pack_dataset(chunk.data)
+        start = 0
+        for number in sizes:
+            places = torch.arange(start, start + number)
+            if pack is not None:
+                yield pack.gather(places, [number])[0]
+            else:
+                yield default_collate([chunk.data[place] for place in places.tolist()])
+            start += number
+
+
+def _named(output: Any) -> Outputs:
+    """What a step returned for a batch."""
+    parts = output if isinstance(output, Mapping) else {"": output}
+    if not all(isinstance(value, Tensor) for value in parts.values()):
+        raise ConfigurationError(
+            f"predict_step returned a {type(output).__name__}: to be written as a table it must be a tensor with one"
+            " row per sample, or a dict of such tensors."
+        )
+    return {str(name): _plain(value) for name, value in parts.items()}
+
+
+def _plain(values: Tensor) -> Tensor:
+    values = torch.atleast_1d(values.detach()).cpu()
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values

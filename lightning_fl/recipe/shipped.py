@@ -1,0 +1,82 @@
+"""Recipes and studies that come with the package, found by name from any folder.
+
+This module imports neither torch nor Lightning, so that the command line lists recipes at once.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.data.cards.catalogue import did_you_mean
+from lightning_fl.files.package_folders import package_folder
+
+__all__ = ["available_recipes", "available_studies", "find_recipe", "find_study", "listing", "recipe_headline"]
+
+#: The folder of the studies among the recipes.
+_STUDIES = "studies"
+
+
+def available_recipes() -> dict[str, Path]:
+    """The recipes that come with the package: name to path, sorted by name; ``folder/name`` for one in a folder."""
+    folder = _folder()
+    paths = (path for path in sorted(folder.rglob("*.yaml")) if path.relative_to(folder).parts[0] != _STUDIES)
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
+
+
+def available_studies() -> dict[str, Path]:
+    """The studies that come with the package: name to path, sorted by name.
+
+    Raises:
+        ConfigurationError: the package was installed without its recipes.
+    """
+    return {path.stem: path for path in sorted((_folder() / _STUDIES).glob("*.yaml"))}
+
+
+def _folder() -> Path:
+    return package_folder("recipes", "recipes")
+
+
+def find_recipe(name_or_path: str) -> Path:
+    """The file that a name of a shipped recipe or a path means; a file of that name comes first.
+
+    Raises:
+        ConfigurationError: there is neither such a file nor such a recipe.
+    """
+    return _find(name_or_path, "recipe", available_recipes, "`lightning-fl recipes`")
+
+
+def find_study(name_or_path: str) -> Path:
+    """The file that a name of a shipped study or a path means; a file of that name comes first.
+
+    Raises:
+        ConfigurationError: there is neither such a file nor such a study.
+    """
+    return _find(name_or_path, "study", available_studies, "`lightning-fl study`")
+
+
+def _find(name_or_path: str, kind: str, available: Callable[[], dict[str, Path]], command: str) -> Path:
+    path = Path(name_or_path).expanduser()
+    if path.is_file():
+        return path
+    shipped = available()
+    if name_or_path in shipped:
+        return shipped[name_or_path]
+    if path.is_dir():
+        raise ConfigurationError(f"{name_or_path!r} is a folder: give a {kind}'s file, or the name of a shipped one.")
+    stem = path.name.removesuffix(".yml").removesuffix(".yaml")
+    raise ConfigurationError(
+        f"no {kind} {name_or_path!r}: there is neither such a file nor a shipped {kind} of this name"
+        f"{did_you_mean(stem, shipped)}. {command} lists those."
+    )
+
+
+def listing(found: dict[str, Path]) -> str:
+    """A line for each recipe or study: its name and its headline."""
+    width = max(map(len, found), default=0)
+    return "\n".join(f"{name:{width}}  {recipe_headline(path)}".rstrip() for name, path in found.items())
+
+
+def recipe_headline(path: Path) -> str:
+    """The first line of a recipe's head comment; empty where it has none."""
+    first, _, _ = path.read_text(encoding="utf-8").partition("\n")
+    return first.removeprefix("#").strip() if first.startswith("#") else ""

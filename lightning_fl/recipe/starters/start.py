@@ -1,0 +1,223 @@
+"""What ``lightning-fl init`` writes: a recipe, a module, and data where none are given."""
+
+import io
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from lightning_fl.core.errors import ConfigurationError, did_you_mean
+from lightning_fl.core.escaping import csv_text
+
+__all__ = ["ALGORITHMS", "DATA", "TASKS", "Answers", "starter_files", "write_files"]
+
+#: Answer -> what it means.
+DATA = {
+    "molecules": "a CSV of molecules, as SMILES",
+    "table": "a CSV of numbers and texts, with a column to predict",
+    "images": "a folder of images for each client, in it a folder for each class",
+    "own": "PyTorch data sets that you write",
+}
+TASKS = {"classification": "classes", "regression": "numbers"}
+ALGORITHMS = {
+    "fedavg": "one shared model, on average good (FedAvg)",
+    "drfa": "one shared model, good for the worst client (DRFA)",
+    "ditto": "a model for each client, drawn to a shared one (Ditto)",
+    "ifca": "a model for each of two groups of clients (IFCA)",
+}
+_ENDS = ("O", "N", "Cl", "Br", "F", "S")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What was asked, and where the data are.
+
+    Args:
+        data: one of :data:`DATA`.
+        task: one of :data:`TASKS`.
+        algorithm: one of :data:`ALGORITHMS`.
+        path: a file (of images: a folder) of one's own; ``None`` for made-up data.
+        target: the column to predict, where there is a file.
+        clients: the column that says whose a row is, where there is a file.
+        smiles: the column of molecules; ``None`` for the one of this name, in capitals or not.
+    """
+
+    data: str
+    task: str
+    algorithm: str
+    path: str | None = None
+    target: str | None = None
+    clients: str | None = None
+    smiles: str | None = None
+
+    def check(self) -> None:
+        """Raise a ConfigurationError where an answer is none, or two do not go together."""
+        for name, value, known in (
+            ("data", self.data, DATA),
+            ("task", self.task, TASKS),
+            ("algorithm", self.algorithm, ALGORITHMS),
+        ):
+            if value not in known:
+                hint = did_you_mean(value, known) or f"; there are {', '.join(known)}"
+                raise ConfigurationError(f"--{name} {value}: there is no such answer{hint}.")
+        if self.task == "regression" and self.data == "images":
+            raise ConfigurationError(
+                "--data images --task regression: images have classes only. Take --data own, whose data.py you fill, or"
+                " --task classification."
+            )
+        if self.path is None and (self.target or self.clients):
+            raise ConfigurationError("--target and --clients name columns of a file: give --file too.")
+        if self.path is not None and self.data == "own":
+            raise ConfigurationError("--file with --data own: read the file in the data.py that is written.")
+        if self.path is not None and self.data == "images" and (self.target or self.clients):
+            raise ConfigurationError("--target and --clients name columns, and images have none: leave them out.")
+        if self.path is not None and self.data in ("molecules", "table") and not (self.target and self.clients):
+            raise ConfigurationError(
+                f"--file {self.path}: name the column to predict with --target, and the one that says whose a row is"
+                " with --clients."
+            )
+
+
+def starter_files(answers: Answers) -> dict[str, str | bytes]:
+    """The files: name -> content.
+
+    Raises:
+        ConfigurationError: the answers do not go together, or a file of one's own is not there or lacks a column.
+    """
+    answers.check()
+    made: dict[str, str | bytes] = {}
+    path, target, clients = answers.path, answers.target, answers.clients
+    channels, smiles = 3, answers.smiles or "smiles"
+    if path is not None and answers.data == "images":
+        num_classes, channels = _look_at_images(Path(path).expanduser())
+    elif path is not None:
+        num_classes, smiles = _look_at_table(answers, Path(path).expanduser())
+    else:
+        by_task = "label" if answers.task == "classification" else "response"
+        num_classes, target, clients = 2, "activity" if answers.data == "molecules" else by_task, "site"
+        made = _made_up(answers)
+        path = {"molecules": "example.csv", "table": "example.csv", "images": "example"}.get(answers.data)
+    one = answers.task == "regression" or answers.data == "molecules"
+    words = {
+        "data": answers.data,
+        "task": answers.task,
+        "algorithm": answers.algorithm,
+        "num_outputs": 1 if one else num_classes,
+        "headline": f"{ALGORITHMS[answers.algorithm]}, of {DATA[answers.data]}; {answers.task}.",
+        "made_up": "" if answers.path is not None else path or "data.py",
+        "path": json.dumps(path),
+        "smiles": json.dumps(smiles),
+        "channels": channels,
+        "targets": [target],
+        "clients": json.dumps(clients),
+    }
+    found: dict[str, str | bytes] = {"recipe.yaml": _fill("recipe.yaml", words | {"targets": json.dumps([target])})}
+    if answers.data == "table":
+        found["recipe.yaml"] = _fill("recipe.yaml", words)
+    found["module.py"] = _fill("module.py", words)
+    if answers.data == "own":
+        found["data.py"] = _fill("data.py", words)
+    return found | made
+
+
+def _fill(name: str, words: Mapping[str, object]) -> str:
+    from jinja2 import Environment, StrictUndefined
+
+    text = files("lightning_fl.recipe.starters").joinpath(f"{name}.j2").read_text(encoding="utf-8")
+    environment = Environment(
+        trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    return environment.from_string(text).render(words)
+
+
+def _look_at_images(folder: Path) -> tuple[int, int]:
+    """The numbers of classes and of channels of a folder of images of one's own."""
+    from PIL import Image
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    if not folder.is_dir():
+        raise ConfigurationError(f"--file {folder}: there is no such folder.")
+    firsts = {path.parent: path for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS}
+    modes = set()
+    for path in firsts.values():
+        with Image.open(path) as image:
+            modes.add(image.mode)
+    grey = bool(modes) and all(mode in ("1", "L", "LA") or mode.startswith("I") for mode in modes)
+    return max(2, len({parent.name for parent in firsts})), 1 if grey else 3
+
+
+def _look_at_table(answers: Answers, path: Path) -> tuple[int, str]:
+    """The number of classes of a file of one's own, and its column of molecules."""
+    if not path.is_file():
+        raise ConfigurationError(f"--file {path}: there is no such file.")
+    from lightning_fl.data.table_file import read_table_file
+
+    table = read_table_file(path)
+    there = list(map(str, table.columns))
+    smiles = answers.smiles or next((name for name in there if name.lower() == "smiles"), "smiles")
+    for option, column in (("target", answers.target), ("clients", answers.clients), ("smiles", smiles)):
+        if column not in there and (option != "smiles" or answers.data == "molecules"):
+            raise ConfigurationError(
+                f"--{option} {column}: {path} has no such column{did_you_mean(str(column), there)}; it has"
+                f" {', '.join(there)}. Name yours with --{option}."
+            )
+    return max(2, table[answers.target].dropna().nunique()), smiles
+
+
+def _made_up(answers: Answers) -> dict[str, str | bytes]:
+    """Data to begin with, the same for everybody."""
+    draws = random.Random(0)
+    sites = ("north", "south", "west")
+    if answers.data == "molecules":
+        rows = [["smiles", "activity", "site"]]
+        for number, (length, end) in enumerate((length, end) for length in range(1, 16) for end in _ENDS):
+            value = 0.3 * length + _ENDS.index(end) * 0.1 - 2
+            shown = str(int(value > 0)) if answers.task == "classification" else f"{value:.2f}"
+            rows.append(["C" * length + end, shown, sites[number % 3]])
+        return {"example.csv": csv_text(rows)}
+    if answers.data == "table":
+        classes = answers.task == "classification"
+        rows = [["age", "dose", "kind", "site", "label" if classes else "response"]]
+        for number in range(150):
+            age, dose, kind = draws.randint(20, 80), draws.random(), draws.choice("ab")
+            value = age / 80 + dose + (kind == "a")
+            label = ("yes" if value > 1.5 else "no") if classes else f"{value:.3f}"
+            rows.append([str(age), f"{dose:.3f}", kind, sites[number % 3], label])
+        return {"example.csv": csv_text(rows)}
+    if answers.data == "images":
+        from PIL import Image
+
+        found: dict[str, str | bytes] = {}
+        for site in sites:
+            for name, colour in (("blue", (40, 60, 200)), ("red", (200, 60, 40))):
+                for number in range(12):
+                    shade = tuple(min(255, max(0, part + draws.randint(-40, 40))) for part in colour)
+                    picture = io.BytesIO()
+                    Image.new("RGB", (32, 32), shade).save(picture, format="PNG")
+                    found[f"example/{site}/{name}/{number:02d}.png"] = picture.getvalue()
+        return found
+    return {}
+
+
+def write_files(found: Mapping[str, str | bytes], folder: Path) -> None:
+    """Write them, all or none.
+
+    Raises:
+        ConfigurationError: something of these names is there already, or the folder cannot be written.
+    """
+    first = sorted({name.partition("/")[0] for name in found})
+    if there := [name for name in first if (folder / name).exists() or (folder / name).is_symlink()]:
+        raise ConfigurationError(
+            f"{', '.join(str(folder / name) for name in there)} {'is' if len(there) == 1 else 'are'} there already and"
+            " would be overwritten: move away what is there, or name another folder with --to-folder."
+        )
+    try:
+        for name, content in found.items():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("xb") as file:
+                file.write(content if isinstance(content, bytes) else content.encode())
+    except OSError as error:
+        raise ConfigurationError(f"{folder} cannot be written: {error}. Name another with --to-folder.") from error

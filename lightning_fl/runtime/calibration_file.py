@@ -1,0 +1,125 @@
+"""``calibration.json`` of a run's folder: what validation data say of the models' errors, as numbers.
+
+For each model and target, the counts of conformal scores of a regression (:mod:`lightning_fl.functional.conformal`) or
+the points of the calibrations of a probability (:mod:`lightning_fl.functional.probability_calibration`).
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning_fl.core.errors import CheckpointError
+from lightning_fl.files.atomic import write_whole
+
+__all__ = ["CALIBRATION_FILE", "TargetCalibration", "read_calibration", "write_calibration"]
+
+CALIBRATION_FILE = "calibration.json"
+_VERSION = 1
+
+Kind = Literal["regression", "classification"]
+
+
+@dataclass(frozen=True)
+class TargetCalibration:
+    """What a model's predictions of one target are worth.
+
+    Attributes:
+        kind: of the target.
+        num_samples: with a target, behind the numbers.
+        num_clients: that have these.
+        scores: of a regression: step of the grid -> absolute errors on it.
+        platt: of a classification: (a, b); ``None`` where there was no label.
+        isotonic: of a classification: probabilities and what they become; ``None`` where there was no label.
+    """
+
+    kind: Kind
+    num_samples: int
+    num_clients: int
+    scores: Mapping[int, int] | None = None
+    platt: tuple[float, float] | None = None
+    isotonic: tuple[list[float], list[float]] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        own: dict[str, Any] = {"kind": self.kind, "num_samples": self.num_samples, "num_clients": self.num_clients}
+        if self.kind == "regression":
+            return own | {"scores": {str(step): number for step, number in (self.scores or {}).items()}}
+        points = None if self.isotonic is None else {"from": self.isotonic[0], "to": self.isotonic[1]}
+        return own | {"platt": None if self.platt is None else list(self.platt), "isotonic": points}
+
+    @classmethod
+    def of_plain(cls, found: Any) -> "TargetCalibration":
+        """What :meth:`plain` gave.
+
+        Raises:
+            TypeError, ValueError, KeyError: it did not give this.
+        """
+        samples, clients = _count(found["num_samples"]), _count(found["num_clients"])
+        if found["kind"] == "regression":
+            scores = {int(step): _count(number) for step, number in found["scores"].items()}
+            if sum(scores.values()) != samples:
+                raise ValueError("the scores are not as many as the samples")
+            return cls("regression", samples, clients, scores)
+        if found["kind"] != "classification":
+            raise ValueError(f"kind {found['kind']!r}")
+        platt, points = found["platt"], found["isotonic"]
+        if platt is not None:
+            a, b = _numbers(platt)
+            platt = (a, b)
+        if points is not None:
+            points = (_numbers(points["from"]), _numbers(points["to"]))
+            if not points[0] or len(points[0]) != len(points[1]) or points[0] != sorted(points[0]):
+                raise ValueError("the points of isotonic are not in order")
+        return cls("classification", samples, clients, None, platt, points)
+
+
+def write_calibration(folder: Path, models: Mapping[str, Sequence[TargetCalibration]]) -> None:
+    """Write a run's file, whole or not at all: model (its file in ``models/``, without ``.ckpt``) -> its T targets."""
+    content = {
+        "version": _VERSION,
+        "split": "val",
+        "models": [
+            {"name": name, "targets": [target.plain() for target in targets]} for name, targets in models.items()
+        ],
+    }
+    write_whole(folder / CALIBRATION_FILE, json.dumps(content, allow_nan=False, indent=1) + "\n")
+
+
+def read_calibration(folder: Path) -> dict[str, list[TargetCalibration]] | None:
+    """Read a run's file: model -> its targets; ``None`` where the run has none.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    path = folder / CALIBRATION_FILE
+    try:
+        if not path.exists():
+            return None
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["version"] != _VERSION:
+            raise ValueError(f"version {content['version']!r}, known is {_VERSION}")
+        return {
+            str(model["name"]): [TargetCalibration.of_plain(target) for target in model["targets"]]
+            for model in content["models"]
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise CheckpointError(
+            f"{path} is damaged ({reason}): copy it again, or train again with the Calibration callback."
+        ) from error
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def _numbers(values: Any) -> list[float]:
+    found = [float(value) for value in values]
+    if not all(map(math.isfinite, found)):
+        raise ValueError("a number is not finite")
+    return found

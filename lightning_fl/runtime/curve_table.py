@@ -1,0 +1,200 @@
+"""What a run's curves are written to.
+
+``metrics.csv`` is whole at any moment and read again by a run that goes on; TensorBoard has one file, with an order of
+its own.
+"""
+
+import contextlib
+import csv
+import io
+import re
+import shutil
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+
+from lightning_fl.files.atomic import whole_file
+
+__all__ = ["OneFileTensorBoardLogger", "WholeCSVLogger", "curve_layout", "read_rows"]
+
+#: Rows that wait to be written: so many, or a share of those in the file where it is long, since all are written anew.
+_FEWEST = 10
+_SHARE = 0.05
+#: Bytes of a file that is written anew for every checkpoint.
+_SMALL = 1 << 20
+
+#: Curves beside a metric's own that are no client's.
+_OF_ALL = "(?:worst|std|gain|ipr|rsd|harmed)$|step/"
+
+Row = dict[str, Any]
+
+
+class WholeCSVLogger(CSVLogger):
+    """Lightning's ``CSVLogger`` whose file is replaced as a whole, never written in place.
+
+    Args:
+        save_dir: root of the runs.
+        version: the run's folder.
+    """
+
+    def __init__(self, save_dir: str | Path, version: str) -> None:
+        super().__init__(save_dir, name="", version=version)
+        # Made while the folder is empty: it warns of what it finds.
+        self._table = _Table(log_dir=self.log_dir)
+        self._experiment = self._table
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Add a row, and write the table if enough have come together."""
+        self._table.log_metrics(metrics, step)
+        if self._table.is_due():
+            self.save()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that were logged."""
+        return self._table.num_written + len(self._table.metrics)
+
+    def unwritten(self) -> list[Row]:
+        """The rows that the file does not hold yet, for a checkpoint beside it; none where the file is short."""
+        if self._table.is_small():
+            self.save()
+        return [dict(row) for row in self._table.metrics]
+
+
+class OneFileTensorBoardLogger(TensorBoardLogger):
+    """Lightning's ``TensorBoardLogger`` whose file stays open after a fit, for the test that follows.
+
+    Its tab "Custom Scalars" has the average beside the worst client, and all clients in one chart, for each metric.
+
+    Args:
+        save_dir: root of the runs.
+        version: the run's folder.
+    """
+
+    def __init__(self, save_dir: str | Path, version: str) -> None:
+        super().__init__(save_dir, name="", version=version, default_hp_metric=False)
+        self._names: set[str] = set()
+        self._laid_out = False
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Write curves; with the first evaluation, which names all of them, their order."""
+        self._names |= set(metrics)
+        if any(name.startswith("val") for name in metrics):
+            self._lay_out()
+        super().log_metrics(metrics, step)
+
+    def finalize(self, status: str) -> None:
+        """All is in the file; it is closed with the logger."""
+        if self._experiment is not None:
+            self._lay_out()
+            self.experiment.flush()
+            if not hasattr(self, "_closing"):
+                self._closing = weakref.finalize(self, self.experiment.close)
+
+    def _lay_out(self) -> None:
+        # TensorBoard takes the first layout of a file.
+        if not self._laid_out and (layout := curve_layout(self._names)):
+            self.experiment.add_custom_scalars(layout)
+            self._laid_out = True
+
+
+def curve_layout(names: Iterable[str]) -> dict[str, dict[str, list[object]]]:
+    """What TensorBoard's custom scalars show: category -> chart -> its kind and the curves' names, as expressions.
+
+    Args:
+        names: of curves; a metric is what has a curve ``NAME/worst`` beside it.
+    """
+    known = set(names)
+    # Validation first: it is what one watches.
+    metrics = sorted((name for name in known if f"{name}/worst" in known), key=lambda name: (name[:3] != "val", name))
+    own = {name: re.compile(f"{re.escape(name)}/(?!{_OF_ALL}).+") for name in metrics}
+    charts: dict[str, dict[str, list[object]]] = {
+        "average and worst client": {
+            name: ["Multiline", [f"^{re.escape(name)}$", f"^{re.escape(name)}/worst$"]] for name in metrics
+        },
+        "every client": {
+            name: ["Multiline", [f"^{own[name].pattern}$"]]
+            for name in metrics
+            if any(own[name].fullmatch(other) for other in known)
+        },
+    }
+    return {category: of_category for category, of_category in charts.items() if of_category}
+
+
+class _Table(ExperimentWriter):
+    """The rows that are not in the file yet, and the file."""
+
+    def __init__(self, log_dir: str) -> None:
+        super().__init__(log_dir=log_dir)
+        self.num_written = 0
+
+    @property
+    def _path(self) -> Path:
+        return Path(self.metrics_file_path)
+
+    def is_due(self) -> bool:
+        return len(self.metrics) >= max(_FEWEST, _SHARE * self.num_written)
+
+    def is_small(self) -> bool:
+        return not self.num_written or self._path.stat().st_size <= _SMALL
+
+    def save(self) -> None:
+        """Replace the file by one with all rows; what is not written is kept for the next time."""
+        if not self.metrics:
+            return
+        columns = sorted({*self.metrics_keys, *(name for row in self.metrics for name in row)})
+        with whole_file(self._path) as file:
+            text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="", write_through=True)
+            writer = csv.DictWriter(text, columns)
+            if self.num_written and columns == self.metrics_keys:
+                with self._path.open("rb") as before:
+                    shutil.copyfileobj(before, file)
+            else:
+                writer.writeheader()
+                writer.writerows(self._rows_of_file())
+            writer.writerows(self.metrics)
+            text.detach()
+        self.num_written += len(self.metrics)
+        self.metrics, self.metrics_keys = [], columns
+
+    def _rows_of_file(self) -> Iterator[dict[str, str]]:
+        if self.num_written:
+            with self._path.open(encoding="utf-8", newline="") as file:
+                yield from csv.DictReader(file)
+
+
+def read_rows(table: Path) -> list[Row | None]:
+    """The rows of ``metrics.csv`` in their order, each without what was not logged in it; ``None`` for a damaged one.
+
+    The numbers are those that were written, to the bit. What is damaged from some place on ends the list.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    rows: list[Row | None] = []
+    with table.open(encoding="utf-8", errors="replace", newline="") as file, contextlib.suppress(csv.Error):
+        reader = csv.reader(file)
+        header = next(reader, [])
+        rows.extend(_row(header, values) for values in reader)
+    return rows
+
+
+def _row(header: Sequence[str], values: Sequence[str]) -> Row | None:
+    if len(values) != len(header):
+        return None
+    try:
+        row = {name: _number(value) for name, value in zip(header, values, strict=True) if value}
+    except ValueError:
+        return None
+    return row if isinstance(row.get("step"), int) else None
+
+
+def _number(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)

@@ -1,0 +1,76 @@
+"""Around every picture: names are shown as they are written, and a picture that fails is a warning, never an error."""
+
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lightning_fl.core.system_errors import refusal
+
+__all__ = ["BAD", "GOOD", "MARKERS", "PALETTE", "drawing", "marked"]
+
+#: Told apart with every kind of colour vision: Okabe and Ito's ("Color Universal Design", 2008) but for their yellow,
+#: which is hard to see on white, then five of Tol's muted ones.
+PALETTE = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
+    *("#882255", "#44AA99", "#999933", "#332288", "#AA4499"),
+)
+#: Of what is gained and lost, of what holds and what does not.
+GOOD, BAD = PALETTE[0], PALETTE[1]
+#: Beside the colours, in their order.
+MARKERS = "osD^vPX*<>hd"
+
+_MISSING = re.compile(r"Glyph \d+ .*missing from")
+
+
+@contextmanager
+def drawing(picture: str) -> Iterator[None]:
+    """Draw and save a picture in this block; whatever goes wrong there is said, and what follows goes on.
+
+    Text made in the block is text: two dollar signs in a client's name begin no formula.
+
+    Args:
+        picture: its name, for the warning.
+    """
+    from matplotlib import rc_context
+
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with rc_context({"text.parse_math": False}), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+    except Exception as error:
+        reason = refusal(error) or f"{type(error).__name__}: {error}"
+        _warn(f"the picture {picture} was not drawn, and nothing else is lost: {' '.join(reason.split())}")
+    _pass_on(picture, caught)
+
+
+def marked(number: int, length: int) -> dict[str, Any]:
+    """Colour and markers of one of several lines, for ``Axes.plot``: some ten markers a line, at other places in each.
+
+    Args:
+        number: of the line, from 0.
+        length: its points.
+    """
+    every = max(1, length // 10)
+    return {
+        "color": PALETTE[number % len(PALETTE)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "markersize": 4,
+        "markevery": (number % every, every),
+    }
+
+
+def _pass_on(picture: str, caught: list[warnings.WarningMessage]) -> None:
+    """What was warned of while drawing: of all letters that the font lacks in one line."""
+    missing = {str(each.message) for each in caught if _MISSING.match(str(each.message))}
+    if missing:
+        _warn(f"the font lacks {len(missing)} letters of names in the picture {picture}, where boxes stand.")
+    for each in caught:
+        if str(each.message) not in missing:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno, source=each.source)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, UserWarning, stacklevel=4)

@@ -1,0 +1,332 @@
+"""The trainer's arguments: checked all at once, before any data are read, and turned into Fabric and callbacks."""
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from inspect import signature
+from itertools import combinations
+from typing import Any, TypeGuard
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.accelerators import CUDAAccelerator
+from lightning.fabric.strategies import STRATEGY_REGISTRY
+from lightning.fabric.utilities.imports import _IS_INTERACTIVE
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
+from lightning_fl.core.errors import ConfigurationError, page
+from lightning_fl.core.lightning_types import AnyModule, is_overridden
+from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.data.cards.catalogue import did_you_mean
+from lightning_fl.data.module import FederatedDataModule
+from lightning_fl.engine.hooks import overrides
+from lightning_fl.engine.learner import Learner
+from lightning_fl.engine.turn.compilation import compile_faults
+from lightning_fl.strategies.backends import check_shared_devices
+from lightning_fl.strategies.federated import FederatedStrategy
+
+__all__ = ["check_arguments", "check_composition", "check_settings", "complete_callbacks", "make_fabric"]
+
+#: More processes than these are refused on a CPU, and more threads of a process.
+_PER_CORE = 4
+_ALWAYS = 8
+
+
+#: How several processes run where the program cannot be started again for each.
+IN_NOTEBOOKS = (
+    "in a notebook several processes are forked for the time of lightning_fl.federate(..., devices=2,"
+    " accelerator='cpu'), on Linux and one machine. Elsewhere set devices=1, or write a script or a recipe and start it"
+    " with `!python script.py` or `!lightning-fl fit --config recipe.yaml --trainer.devices 2`."
+)
+
+
+def make_fabric(
+    strategy: str | FederatedStrategy,
+    accelerator: str,
+    devices: int | str | list[int],
+    num_nodes: int,
+    precision: str,
+    plugins: list[Any] | None,
+    processes_per_device: int = 1,
+) -> Fabric:
+    """Fabric with a federated strategy.
+
+    Raises:
+        ConfigurationError: the strategy is unknown, a device is not there, or processes cannot share one.
+    """
+    strategy = _strategy(strategy)
+    if accelerator == "auto" and not torch.cuda.is_available():
+        accelerator = "cpu"
+    if devices == "auto" and accelerator == "cpu":
+        devices = 1
+    if isinstance(devices, str):
+        if devices != "auto" and not re.fullmatch(r"-?\d+(, *\d+)*,?", devices.strip()):
+            raise ConfigurationError(
+                f"trainer.devices={devices!r}: give the number of processes of a machine, a list of its GPUs, or auto."
+            )
+    else:
+        check_counts("trainer", devices=devices, at_least=0 if isinstance(devices, list | tuple) else -1)
+    _check_cores(accelerator, devices)
+    check_shared_devices(strategy.process_group_backend, accelerator, devices, processes_per_device)
+    if accelerator in ("cuda", "gpu") and not torch.cuda.is_available():
+        raise ConfigurationError(
+            f"trainer.accelerator={accelerator}: this machine has no CUDA device that torch can use. Set"
+            " trainer.accelerator=cpu, or install a torch built for CUDA and check nvidia-smi."
+        )
+    several = num_nodes > 1 or (isinstance(devices, int) and devices > 1) or (isinstance(devices, list) and devices[1:])
+    several = several or processes_per_device > 1
+    if several and _IS_INTERACTIVE:
+        raise ConfigurationError(f"trainer.devices={devices}, trainer.num_nodes={num_nodes}: {IN_NOTEBOOKS}")
+    if several and strategy._start_method != "popen":
+        raise ConfigurationError(
+            f"trainer.strategy with start_method={strategy._start_method!r} starts a function, in a Fabric loop of"
+            " one's own; a trainer's processes run the script again, or are forked by lightning-fl fit: leave out"
+            " start_method."
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*can be significantly better.*")
+            if processes_per_device > 1:
+                numbers = CUDAAccelerator.parse_devices(
+                    CUDAAccelerator.auto_device_count() if devices == "auto" else devices
+                )
+                strategy.share_devices(CUDAAccelerator.get_parallel_devices(numbers or []), processes_per_device)
+                _check_processes(strategy.num_processes)
+            return Fabric(
+                strategy=strategy,
+                accelerator=accelerator,
+                devices=devices,
+                num_nodes=num_nodes,
+                precision=precision,  # type: ignore[arg-type]
+                plugins=plugins,
+            )
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        available = f"{torch.cuda.device_count()} CUDA device(s)" if torch.cuda.is_available() else "no CUDA device"
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(
+            f"trainer.accelerator={accelerator}, trainer.devices={devices}: {reason} This machine has {available} and"
+            f" {os.cpu_count()} CPU cores."
+        ) from error
+
+
+def _strategy(strategy: object) -> FederatedStrategy:
+    """The strategy that a registered name or an import path means, with its default arguments; or one itself."""
+    if isinstance(strategy, FederatedStrategy):
+        return strategy
+    if not isinstance(strategy, str):
+        raise ConfigurationError(
+            f"trainer.strategy is a {type(strategy).__name__}: give a name or a subclass of FederatedStrategy."
+        )
+    entries = {name: STRATEGY_REGISTRY[name] for name in STRATEGY_REGISTRY.available_strategies()}
+    ours = {name: entry for name, entry in entries.items() if _is_federated(entry["strategy"])}
+    entry = ours.get(strategy.lower())
+    if entry is None:
+        entry = {"strategy": _imported(strategy, list(ours)), "init_params": {}}
+    try:
+        return entry["strategy"](**entry["init_params"])
+    except TypeError as error:
+        raise ConfigurationError(
+            f"trainer.strategy={strategy!r}: {error}. Give its arguments: in a recipe strategy: {{class_path:"
+            f" {strategy}, init_args: {{...}}}}, in Python the strategy itself."
+        ) from error
+
+
+def _imported(path: str, ours: list[str]) -> type[FederatedStrategy]:
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(import_module(module), name) if module else None
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"trainer.strategy={path!r} cannot be imported: {error}.") from error
+    if _is_federated(found):
+        return found
+    names = [name for name in sorted(ours) if not name.endswith(("_fork", "_spawn"))]
+    raise ConfigurationError(
+        f"trainer.strategy={path!r} is not a federated strategy{did_you_mean(path, ours)}. Registered are:"
+        f" {', '.join(names)}; one of your own is named by its module, as in my_package.MyStrategy."
+    )
+
+
+def _is_federated(kind: object) -> TypeGuard[type[FederatedStrategy]]:
+    return isinstance(kind, type) and issubclass(kind, FederatedStrategy)
+
+
+def _check_cores(accelerator: str, devices: int | str | list[int]) -> None:
+    """Refuse far more processes than a CPU works on at once, before they are started."""
+    cores = _cores()
+    number = int(devices) if isinstance(devices, int) or (isinstance(devices, str) and devices.isdecimal()) else 0
+    if accelerator == "cpu" and number > max(_PER_CORE * cores, _ALWAYS) and "LOCAL_RANK" not in os.environ:
+        raise ConfigurationError(
+            f"trainer.devices={number}: this machine has {cores} CPU cores, on which so many processes would wait for"
+            f" each other. Set trainer.devices to {cores} or less."
+        )
+
+
+def _check_processes(number: int) -> None:
+    """Refuse far more processes beside GPUs than this machine's cores work on at once."""
+    cores = _cores()
+    if number > max(_PER_CORE * cores, _ALWAYS) and "LOCAL_RANK" not in os.environ:
+        raise ConfigurationError(
+            f"trainer.devices and trainer.processes_per_device make {number} processes: this machine has {cores} CPU"
+            " cores, on which so many would wait for each other. Lower trainer.processes_per_device."
+        )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def complete_callbacks(
+    callbacks: list[Callback] | Callback | None, progress: bool, checkpointing: bool
+) -> list[Callback]:
+    """The run's callbacks in order, with the progress display and checkpoints that nobody has to ask for.
+
+    Raises:
+        ConfigurationError: a callback is not ours, or two decide the same thing.
+    """
+    given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+    for callback in given:
+        if not isinstance(callback, Callback):
+            raise ConfigurationError(
+                f"trainer.callbacks: {type(callback).__name__} is not a lightning_fl.callbacks.Callback. Callbacks of"
+                f" Lightning's Trainer do not run in a federated round; see {page('lightning-support')}."
+            )
+        known = [name for name, value in vars(Callback).items() if callable(value)]
+        for name in dir(type(callback)):
+            if name.startswith("on_") and name not in known and callable(getattr(callback, name)):
+                rank_zero_warn(
+                    f"{type(callback).__name__}.{name} is no hook and is never called{did_you_mean(name, known)}."
+                    f" {page('extending#which-hook')} lists those that there are."
+                )
+    for role in {callback.role for callback in given if callback.role}:
+        same = [type(callback).__name__ for callback in given if callback.role == role]
+        if len(same) > 1:
+            raise ConfigurationError(
+                f"{' and '.join(same)} both decide the {role} of clients: keep one of them in trainer.callbacks."
+            )
+    choosers = [type(callback).__name__ for callback in given if overrides(callback, "select_clients", Callback)]
+    if len(choosers) > 1:
+        raise ConfigurationError(
+            f"{' and '.join(choosers)} both select the clients of a round: keep one of them in trainer.callbacks."
+        )
+    _refuse_twice(given)
+    if progress:
+        from lightning_fl.callbacks.progress import ProgressDisplay
+
+        if not any(isinstance(callback, ProgressDisplay) for callback in given):
+            given.append(ProgressDisplay())
+    present = [callback for callback in given if isinstance(callback, ModelCheckpoint)]
+    if present and not checkpointing:
+        raise ConfigurationError("trainer.enable_checkpointing=False, but callbacks hold a ModelCheckpoint: drop one.")
+    if checkpointing and not present:
+        given.append(ModelCheckpoint())
+    # Arrivals are known first. Checkpoints come last, when every other callback's state is that of the round's end, and
+    # before them what measures the final models.
+    places = {"arrival": 0, "calibration": 2}
+    return sorted(given, key=lambda one: (isinstance(one, ModelCheckpoint), places.get(one.role or "", 1)))
+
+
+def check_composition(learner: Learner, callbacks: Sequence[Callback]) -> None:
+    """Refuse callbacks that the strategy's way of learning does not go with, before anything is trained.
+
+    Raises:
+        ConfigurationError: naming both and the reason.
+    """
+    for callback in callbacks:
+        for trait in callback.traits:
+            if (reason := learner.excludes.get(trait)) is not None:
+                raise ConfigurationError(
+                    f"trainer.strategy={type(learner).__name__} does not go with {type(callback).__name__}: {reason}."
+                    " Leave one of the two out."
+                )
+            if (reason := learner.cautions.get(trait)) is not None:
+                rank_zero_warn(f"trainer.strategy={type(learner).__name__} with {type(callback).__name__}: {reason}.")
+    given = {trait for callback in callbacks for trait in callback.traits}
+    for trait, reason in learner.requires.items():
+        if trait not in given:
+            raise ConfigurationError(f"trainer.strategy={type(learner).__name__}: {reason}.")
+
+
+def _refuse_twice(callbacks: Sequence[Callback]) -> None:
+    """Refuse a callback that stands twice, also as a class and one derived from it."""
+    for (first, one), (second, other) in combinations(enumerate(callbacks), 2):
+        same = type(one) is type(other)
+        if Callback in (type(one), type(other)) or not (isinstance(one, type(other)) or isinstance(other, type(one))):
+            continue
+        places = f"trainer.callbacks[{first}] and trainer.callbacks[{second}]"
+        if not (one.several and other.several):
+            kinds = f"both {type(one).__name__}" if same else f"{type(one).__name__} and {type(other).__name__}"
+            derived = "" if same else ", one of which is derived from the other"
+            raise ConfigurationError(f"{places} are {kinds}{derived}: what they do would be done twice. Keep one.")
+        if same and _settings_of(one) == _settings_of(other):
+            raise ConfigurationError(
+                f"{places} are both {type(one).__name__}, with the same settings: keep one, or make them differ."
+            )
+
+
+def _settings_of(callback: Callback) -> list[str]:
+    """What a callback's constructor was given, as far as it keeps that."""
+    return [repr(getattr(callback, name, None)) for name in signature(type(callback)).parameters]
+
+
+def check_settings(settings: dict[str, Any]) -> None:
+    """Name every fault of the trainer's arguments in one message."""
+    faults = []
+    at_least_one = ("max_rounds", "local_epochs", "local_steps", "accumulate_grad_batches", "stacked_clients")
+    numbers: list[tuple[Callable[..., None], dict[str, Any], tuple[str, ...]]] = [
+        (check_counts, {}, (*at_least_one, "limit_val_clients", "num_nodes", "num_threads", "processes_per_device")),
+        (check_counts, {"at_least": 0}, ("check_val_every_n_rounds", "log_every_n_steps")),
+        (check_counts, {"at_least": 0, "at_most": 2**64 - 1}, ("seed",)),
+        (check_numbers, {"above": 0, "below": 10**9, "mend": " seconds"}, ("timeout",)),
+        (check_numbers, {"above": 0}, ("gradient_clip_val",)),
+    ]
+    for check, bounds, names in numbers:
+        for name in names:
+            try:
+                check("trainer", **bounds, **{name: settings[name]})
+            except ConfigurationError as error:
+                faults.append(str(error))
+    cores = _cores()
+    if isinstance(settings["num_threads"], int) and settings["num_threads"] > max(_PER_CORE * cores, _ALWAYS):
+        faults.append(
+            f"trainer.num_threads={settings['num_threads']}: this machine has {cores} CPU cores, on which so many"
+            f" threads would wait for each other. Set trainer.num_threads to {cores} or less."
+        )
+    if settings["local_epochs"] is not None and settings["local_steps"] is not None:
+        faults.append("trainer.local_epochs and trainer.local_steps are both set: a turn has one length; drop one.")
+    allowed = {
+        "optimizer_state": ("fresh", "keep"),
+        "scheduler_interval": ("auto", "step", "round"),
+        "on_client_error": ("fail", "skip"),
+        "gradient_clip_algorithm": (None, "norm", "value"),
+        "precision": ("32", "32-true", "bf16-mixed", "bf16-true", "64", "64-true"),
+    }
+    for name, values in allowed.items():
+        if settings[name] not in values:
+            choices = ", ".join(str(value) for value in values if value)
+            faults.append(f"trainer.{name}={settings[name]!r}: choose one of {choices}.")
+    faults += compile_faults(settings["compile"])
+    if faults:
+        raise ConfigurationError(" ".join(faults))
+
+
+def check_arguments(module: object, datamodule: object, stage: str) -> None:
+    """Refuse a model or data of the wrong kind, with the way to wrap them, and to fit a module that is not complete."""
+    if not isinstance(module, AnyModule):
+        raise ConfigurationError(
+            f"the model is a {type(module).__name__}: give a lightning.pytorch.LightningModule, or one of"
+            " pytorch_lightning."
+        )
+    if not isinstance(datamodule, FederatedDataModule):
+        raise ConfigurationError(
+            f"the data are a {type(datamodule).__name__}: wrap a LightningDataModule or data set in"
+            " lightning_fl.Partitioned, or one data module per silo in lightning_fl.Silos."
+        )
+    for name in ("training_step", "configure_optimizers") if stage == "fit" else ():
+        if not is_overridden(name, module):
+            raise ConfigurationError(f"{type(module).__name__} defines no {name}, which training needs: define it.")

@@ -1,0 +1,191 @@
+"""Every option that is a number, of every class that a recipe can name, refuses what is none, by its own name."""
+
+import inspect
+import math
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import lightning_fl
+from lightning_fl import callbacks, data, models, strategies
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import check_counts, check_numbers, warn_beyond_end
+from lightning_fl.recipe.instantiate import construct
+
+_SAMPLES = TensorDataset(torch.zeros(4, 1), torch.zeros(4))
+
+#: What a class must be given besides the option that is tried.
+_GIVEN: dict[str, dict[str, Any]] = {
+    "ClassificationModel": {"network": "mlp", "in_shape": [1, 8, 8], "num_classes": 3},
+    "ClientArrivals": {"rounds": {}},
+    "Dirichlet": {"num_clients": 3, "alpha": 1.0},
+    "FLSC": {"num_clusters": 2, "num_best": 1},
+    "FeSEM": {"num_clusters": 2},
+    "FedSoft": {"num_models": 2, "lam": 0.1},
+    "GroupBy": {"column": "group", "num_clients": 2},
+    "HFDataset": {"path": "a.parquet", "target": "y", "partitioner": data.IID(num_clients=2)},
+    "IFCA": {"num_clusters": 2},
+    "IID": {"num_clients": 3},
+    "ImageDomains": {"domains": ["mnist", "usps"]},
+    "ImageData": {"partitioner": data.IID(num_clients=2)},
+    "ImageFolders": {"root": "images", "size": 8},
+    "KMeans": {"num_clusters": 2},
+    "LabelPermutation": {"permutations": [[0, 1]]},
+    "LabelTypes": {"shares": [[1.0]]},
+    "Mixture": {"num_clients": 3},
+    "MoleculeCSV": {"path": "a.csv", "target_columns": ["y"], "group_column": "group"},
+    "MoleculeNet": {"partitioner": data.IID(num_clients=2)},
+    "Partitioned": {"data": _SAMPLES, "partitioner": data.IID(num_clients=2)},
+    "Pathological": {"num_clients": 3, "classes_per_client": 2},
+    "PrivateTargets": {"files": {"a": "a.csv"}, "num_targets": 2},
+    "PretrainedWeights": {"path": "a.pt", "freeze": True},
+    "Scaffold": {"num_clients": 2},
+    "ScaffoldLDA": {"num_clients": 2, "alpha": 1.0},
+    "Silos": {"datamodules": [_SAMPLES]},
+    "SoftAveraging": {"num_models": 2},
+    "SurvivalModel": {"in_features": 3},
+    "TableData": {"name": "adult", "partitioner": data.IID(num_clients=2)},
+    "TierBidding": {"num_tiers": 2},
+}
+#: No options of a recipe: records that the package makes itself, and bases.
+_NOT_NAMED = {
+    *("ClusterSplit", "ClientTurn", "ClientUpdate", "Contribution", "LocalWork", "ModelUpdate", "Phase"),
+    "FederatedDataModule",
+    *("FederatedStrategy", "ImageCard", "MoleculeCard", "TableCard"),
+}
+#: Class and option -> values that are fine.
+_FINE = {
+    ("Rotation", "degrees"): (-1,),
+    ("FederatedTrainer", "devices"): (-1, "x"),
+    ("PFedGraph", "threshold"): (-1,),
+    # of a target a name, too
+    **{(f"{name}Figure", "target"): ("x",) for name in ("Calibration", "Parity", "PrecisionRecall", "ROC")},
+}
+#: In Python one may also give these without the list that they stand in.
+_LISTS = {("Silos", "num_samples")}
+
+
+def _options() -> Iterator[Any]:
+    packages: tuple[ModuleType, ...] = (callbacks, data, models, strategies)
+    kinds = [getattr(package, name) for package in packages for name in package.__all__]
+    for kind in (*kinds, lightning_fl.FederatedTrainer):
+        if not inspect.isclass(kind) or inspect.isabstract(kind) or kind.__name__ in _NOT_NAMED:
+            continue
+        for name, parameter in inspect.signature(kind).parameters.items():
+            annotation = str(parameter.annotation)
+            if "float" in annotation or "int" in annotation:
+                yield pytest.param(kind, name, annotation, id=f"{kind.__name__}.{name}")
+
+
+def _given(value: object, kind: type, name: str, annotation: str) -> object:
+    """The value as the annotation has it, in a list or dict."""
+    if annotation.startswith("dict[str"):
+        return {"a": value}
+    if annotation.startswith("list[list"):
+        return [[value]]
+    if "float, float, float" in annotation:
+        return [value, 0.1, 0.1]
+    if annotation.startswith(("list[", "tuple[")) and ((kind.__name__, name) in _LISTS or "dict" not in annotation):
+        return [value]
+    return value
+
+
+@pytest.mark.parametrize(("kind", "name", "annotation"), _options())
+def test_an_option_refuses_what_is_no_number_of_its_range(kind, name, annotation):
+    if annotation.startswith("dict[int"):
+        return  # of policies, which are objects
+    wrong: list[object] = [math.nan, math.inf, -math.inf, -1, "x", 10**400]
+    wrong += [] if "float" in annotation else [True, 1.5]
+    key = "trainer" if kind is lightning_fl.FederatedTrainer else kind.__name__
+    key = "FedCollab.discriminator" if key == "DiscriminatorSettings" else key
+    for value in wrong:
+        if value in _FINE.get((kind.__name__, name), ()):
+            continue
+        arguments = {**_GIVEN.get(kind.__name__, {}), name: _given(value, kind, name, annotation)}
+        with pytest.raises(ConfigurationError) as refused:
+            construct(kind, **arguments)
+        assert f"{key}.{name}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "value", "message"),
+    [
+        ({"at_least": 0}, math.nan, r"^Owner\.x=nan: give a finite number of at least 0\.$"),
+        ({"at_least": 0}, -1, r"^Owner\.x=-1: give a number of at least 0\.$"),
+        ({"above": 0}, 0.0, r"^Owner\.x=0\.0: give a number above 0\.$"),
+        ({"above": 0, "at_most": 1}, 2, r"^Owner\.x=2: give a number above 0 and at most 1\.$"),
+        ({"above": 0, "below": 1}, 1, r"^Owner\.x=1: give a number above 0 and below 1\.$"),
+        ({"at_least": 0, "below": 1}, 1, r"^Owner\.x=1: give a number from 0 to below 1\.$"),
+        ({"at_least": 0, "at_most": 1}, math.inf, r"^Owner\.x=inf: give a finite number from 0 to 1\.$"),
+        ({}, True, r"^Owner\.x=True: give a number\.$"),
+        ({}, "1", r"^Owner\.x='1': give a number\.$"),
+        ({"above": 0, "mend": " seconds"}, [1, [2, -3]], r"^Owner\.x\[1\]\[1\]=-3: give a number above 0 seconds\.$"),
+        ({}, 10**400, r"^Owner\.x=10{56}\.\.\.: give a finite number\.$"),
+    ],
+)
+def test_numbers(bounds, value, message):
+    with pytest.raises(ConfigurationError, match=message):
+        check_numbers("Owner", x=value, **bounds)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "value", "message"),
+    [
+        ({}, 0, r"^x=0: give a number of at least 1\.$"),
+        ({}, 1.0, r"^x=1\.0: give a whole number of at least 1\.$"),
+        ({}, False, r"^x=False: give a whole number of at least 1\.$"),
+        ({}, 2**31, r"^x=2147483648: give a number from 1 to 2147483647\.$"),
+        ({"at_least": 2, "at_most": 3}, {"a": 4}, r"^x\[a\]=4: give a number from 2 to 3\.$"),
+    ],
+)
+def test_counts(bounds, value, message):
+    with pytest.raises(ConfigurationError, match=message):
+        check_counts("", x=value, **bounds)
+
+
+def test_what_is_not_set_and_what_is_fine_pass():
+    check_numbers("Owner", x=None, y=0, z=(0.5, torch.tensor(1).item()), at_least=0, at_most=1)
+    check_counts("Owner", x=None, y=1, z=[2**31 - 1])
+
+
+def test_a_callback_that_stands_twice_is_refused():
+    twice = r"trainer.callbacks\[0\] and trainer.callbacks\[2\] are both LocalMixup: what they do would be done twice"
+    with pytest.raises(ConfigurationError, match=twice):
+        lightning_fl.FederatedTrainer(
+            callbacks=[callbacks.LocalMixup(), callbacks.LearningCurves(), callbacks.LocalMixup(alpha=0.5)]
+        )
+    with pytest.raises(ConfigurationError, match=r"are both LabelNoise, with the same settings: keep one"):
+        lightning_fl.FederatedTrainer(callbacks=[callbacks.LabelNoise(), callbacks.LabelNoise()])
+    lightning_fl.FederatedTrainer(callbacks=[callbacks.LabelNoise(clients=[0]), callbacks.LabelNoise(clients=[1])])
+
+
+def test_a_callback_and_one_derived_from_it_are_refused():
+    class MyMixup(callbacks.LocalMixup):
+        pass
+
+    derived = (
+        r"callbacks\[0\] and trainer.callbacks\[1\] are LocalMixup and MyMixup, one of which is derived from the other:"
+        " what they do would be done twice. Keep one"
+    )
+    with pytest.raises(ConfigurationError, match=derived):
+        lightning_fl.FederatedTrainer(callbacks=[callbacks.LocalMixup(), MyMixup()])
+
+
+def test_rounds_after_the_end_are_warned_of():
+    with pytest.warns(UserWarning, match="beyond the end") as warned:
+        warn_beyond_end("Owner", 3, rounds={"a": 3, "b": 4}, start=5, every=None, late=[1, 9])
+    beyond = "is beyond the end of the run, trainer.max_rounds=3: it will not come to that."
+    assert [str(each.message) for each in warned] == [
+        f"Owner.rounds[b]=4 {beyond}",
+        f"Owner.start=5 {beyond}",
+        f"Owner.late[1]=9 {beyond}",
+    ]
+
+
+def test_personal_layers_are_named():
+    with pytest.raises(ConfigurationError, match=r"^PersonalLayers.layers=\[\]: name at least one layer, such as"):
+        callbacks.PersonalLayers(layers=[])

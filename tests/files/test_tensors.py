@@ -1,0 +1,158 @@
+"""Whatever bytes a file of tensors or arrays holds, it is read as it was written or refused in words."""
+
+import io
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_fl.core.errors import CheckpointError, DataError
+from lightning_fl.files.tensors import NUMPY, read_numpy, read_torch
+
+CONTENT = {"weights": torch.arange(40.0), "name": "a", "numbers": [1, 2.5], "rate": np.float64(0.5)}
+
+
+def read(path: Path, **options: Any) -> Any:
+    return read_torch(path, "a checkpoint", "Use another one.", known=NUMPY, **options)
+
+
+def same(found: Any) -> bool:
+    rest = {name: value for name, value in found.items() if name != "weights"}
+    return torch.equal(found["weights"], CONTENT["weights"]) and rest == {k: CONTENT[k] for k in rest}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "some.ckpt"
+    torch.save(CONTENT, path)
+    return path
+
+
+class Payload:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("executed",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flip", [0x01, 0x80, 0xFF])
+def test_a_flipped_byte_anywhere_is_noticed_or_changes_nothing(flip: int, saved: Path) -> None:
+    content = saved.read_bytes()
+    refused = []
+    for position in range(0, len(content), 5):
+        changed = bytearray(content)
+        changed[position] ^= flip
+        saved.write_bytes(changed)
+        try:
+            assert same(read(saved))  # in what fills up, or says when the file was made
+        except CheckpointError as error:
+            refused.append(str(error))
+    assert len(refused) > len(content) / 5 / 2
+    assert all(text.startswith(f"{saved} is damaged or not a checkpoint (") for text in refused)
+    assert all(len(text.splitlines()) == 1 and "weights_only" not in text for text in refused)
+
+
+@pytest.mark.slow
+def test_a_file_cut_off_anywhere_is_refused(saved: Path) -> None:
+    content = saved.read_bytes()
+    for length in range(0, len(content), 7):
+        saved.write_bytes(content[:length])
+        with pytest.raises(CheckpointError, match=r"some.ckpt is damaged or not a checkpoint \(.+\). Use another one."):
+            read(saved)
+
+
+def test_the_record_whose_checksum_does_not_hold_is_named(saved: Path) -> None:
+    content = bytearray(saved.read_bytes())
+    content[content.index(CONTENT["weights"].numpy().tobytes()) + 50] ^= 1
+    saved.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"\(the checksum of its record '0' does not hold\)"):
+        read(saved)
+
+
+def test_a_file_without_checksums_is_read(saved: Path) -> None:
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(CONTENT, saved)
+    finally:
+        torch.serialization.set_crc32_options(before)
+    assert same(read(saved))
+
+
+def test_records_that_would_fill_the_memory_are_refused(saved: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "packed.ckpt"
+    with zipfile.ZipFile(saved) as whole, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as other:
+        for name in whole.namelist():
+            other.writestr(name, whole.read(name))
+    with pytest.raises(CheckpointError, match="its records are compressed, which torch.save never does"):
+        read(packed)
+
+
+@pytest.mark.parametrize("new_format", [True, False])
+def test_objects_are_never_made(new_format: bool, saved: Path) -> None:
+    torch.save({"weights": Payload()}, saved, _use_new_zipfile_serialization=new_format)
+    with pytest.raises(CheckpointError) as caught:
+        read(saved, legacy=True)
+    assert "(it holds more than values and tensors, which is never loaded). Use another one." in str(caught.value)
+    assert not Path("executed").exists()
+
+
+def test_torch_s_older_format_is_read_where_it_is_expected(saved: Path) -> None:
+    torch.save({"weights": torch.ones(2)}, saved, _use_new_zipfile_serialization=False)
+    assert torch.equal(read(saved, legacy=True)["weights"], torch.ones(2))
+    with pytest.raises(CheckpointError, match="it was not written by torch.save"):
+        read(saved)
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, reason in ((tmp_path / "pipe", "it is no file"), (tmp_path / "none", "No such file or directory")):
+        with pytest.raises(CheckpointError, match=rf"\({reason}\)"):
+            read(path)
+        with pytest.raises(DataError, match=rf"\({reason}\)"):
+            read_numpy(path, ".npy", "fetch it.", error=DataError)
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    return read_numpy(path, ".npz", "fetch it again.", error=DataError, prefixes=("a",))
+
+
+def test_arrays_are_read_by_the_beginning_of_their_names(tmp_path: Path) -> None:
+    np.savez(tmp_path / "some.npz", a_1=np.arange(3), b=np.zeros(2))
+    assert list(arrays(tmp_path / "some.npz")) == ["a_1"]
+    np.save(tmp_path / "one.npy", np.arange(3))
+    assert read_numpy(tmp_path / "one.npy", ".npy", "", error=DataError)[""].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"text", "it was not written by numpy"),
+        (
+            b"\x80\x04K\x01.",
+            "it is a pickle, which is never read, for it may run code: write it in the format that is asked for",
+        ),
+        (b"PK\x03\x04", "its bytes are cut off or garbled"),
+        ({"a": np.array([{}])}, "it holds Python objects, which are never loaded"),
+        (np.zeros(2), "it holds a single array"),
+        ("text in it", "'a' in it is no array"),
+        (b"\x93NUMPY\x01\x00", "its bytes are cut off or garbled"),
+    ],
+)
+def test_other_files_of_arrays_are_refused_in_words(content: Any, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "some.npz"
+    stream = io.BytesIO(content if isinstance(content, bytes) else b"")
+    if isinstance(content, dict):
+        np.savez(stream, **content)
+    elif isinstance(content, np.ndarray):
+        np.save(stream, content)
+    elif isinstance(content, str):
+        with zipfile.ZipFile(stream, "w") as archive:
+            archive.writestr("a", content)
+    path.write_bytes(stream.getvalue())
+    with pytest.raises(DataError) as caught:
+        arrays(path)
+    assert str(caught.value) == f"{path} cannot be read as .npz ({reason}): fetch it again."

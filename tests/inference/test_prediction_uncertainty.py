@@ -1,0 +1,173 @@
+"""Spreads and dropout as functions, then the options of ``lightning-fl predict`` on runs of molecules."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from lightning_fl import predict
+from lightning_fl.cli import main
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.functional import apply_isotonic, apply_platt
+from lightning_fl.functional.conformal import quantile_of_counts
+from lightning_fl.inference.columns import Naming
+from lightning_fl.inference.uncertainty import DropoutPasses, Uncertainty, calibrated, half_widths, total_spread
+from lightning_fl.runtime.calibration_file import TargetCalibration, read_calibration
+
+NEW = ["CCO", "CCCCN", "CCCCCCF"]
+
+
+def _fit(name, values, *, seed=3, callbacks=("Calibration",), dropout=0.3):
+    rows = [f"{'C' * n}{end},{values(n, end)},{end}" for n in range(1, 13) for end in "ONF"]
+    Path(f"{name}.csv").write_text("\n".join(["smiles,y,lab", *rows]) + "\n")
+    recipe = {
+        "seed_everything": seed,
+        "trainer": {
+            "max_rounds": 2, "local_steps": 2, "logger": False, "accelerator": "cpu", "devices": 1,
+            "enable_progress_bar": False, "default_root_dir": f"runs/{name}{seed}",
+            "callbacks": [{"class_path": one} for one in callbacks],
+        },
+        "model": {
+            "class_path": "MoleculeModel",
+            "init_args": {"hidden_dim": 8, "num_layers": 2, "learning_rate": 0.1, "dropout": dropout},
+        },
+        "data": {
+            "class_path": "MoleculeCSV",
+            "init_args": {
+                "path": f"{name}.csv", "target_columns": ["y"], "group_column": "lab", "split": [0.5, 0.25, 0.25],
+            },
+        },
+    }  # fmt: skip
+    Path(f"{name}.yaml").write_text(yaml.safe_dump(recipe))
+    assert main(["fit", "--config", f"{name}.yaml"]) == 0
+    return Path(f"runs/{name}{seed}/version_0")
+
+
+def _number(n, end):
+    return 0.3 * n
+
+
+def _label(n, end):
+    return int(n % 3 == 0)
+
+
+def test_the_law_of_total_variance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.randn(3, 5, 4, 2, generator=generator, dtype=torch.float64)  # models, passes, samples, targets
+    found = total_spread([[{"": one} for one in member] for member in draws])[""]
+    # With as many passes of each model, it is the deviation of all passes together.
+    assert torch.allclose(found, draws.reshape(15, 4, 2).std(0, correction=0))
+    single = total_spread([[{"": draws[0, 0]}], [{"": draws[1, 0]}]])[""]
+    assert torch.allclose(single, (draws[0, 0] - draws[1, 0]).abs() / 2)
+    assert not total_spread([[{"": draws[0, 0]}]])[""].any()
+
+
+def test_only_dropout_is_in_training() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Dropout(0.0)).eval()
+    passes = DropoutPasses(module, 2, seed=7)
+    modes, x = [], torch.ones(3, 4)
+
+    def run():
+        modes.append([part.training for part in module])
+        return {"": module(x)}
+
+    before = torch.random.get_rng_state()
+    one, two = passes(run, 0)
+    assert modes == [[False, True, False]] * 2
+    assert not any(part.training for part in module)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert not torch.equal(one[""], two[""])
+    assert all(torch.equal(a[""], b[""]) for a, b in zip((one, two), passes(run, 0), strict=True))
+    assert not torch.equal(passes(run, 1)[0][""], one[""])
+    with pytest.raises(ConfigurationError, match=r"--mc_dropout 2: Linear has no dropout layer .*train with dropout"):
+        DropoutPasses(nn.Linear(1, 1), 2, seed=0)
+
+
+def test_a_target_without_a_label_has_no_calibrated_probability() -> None:
+    known = TargetCalibration("classification", 4, 1, None, (2.0, 0.0), ([0.0, 1.0], [0.25, 0.75]))
+    none = TargetCalibration("classification", 0, 0)
+    values = torch.tensor([[0.2, 0.5], [0.6, 0.5]])
+    for method, wanted in (("platt", [0.04 / 0.68, 0.36 / 0.52]), ("isotonic", [0.35, 0.55])):
+        found = calibrated({"": values}, [known, none], method)[""]
+        assert found[:, 0].tolist() == pytest.approx(wanted, rel=1e-5)
+        assert found[:, 1].isnan().all()
+
+
+def test_widths_need_enough_samples() -> None:
+    nine = TargetCalibration("regression", 9, 1, {0: 5, 32: 4})
+    assert half_widths([nine], 0.5, Naming(("y",))) == [1.0]
+    assert half_widths([nine], 0.9, Naming(("y",))) == [2.0]
+    with pytest.raises(ConfigurationError, match=r"--interval 0.95: y has 9 validation .* to 0.9 at most: ask"):
+        half_widths([nine], 0.95, Naming(("y",)))
+    lost = TargetCalibration("regression", 9, 1, {0: 5, 64 * 32: 4})
+    with pytest.raises(ConfigurationError, match="too few of their predictions are finite"):
+        half_widths([lost], 0.9, Naming(("y",)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"interval": 1.5}, r"interval=1.5: give a number above 0 and below 1, such as 0.9"),
+        ({"interval": math.nan}, "interval=nan: give a finite number"),
+        ({"mc_dropout": 1}, "mc_dropout=1: give a number of at least 2"),
+        ({"calibrate": "plat"}, "calibrate='plat': choose one of platt, isotonic"),
+    ],
+)
+def test_options_out_of_range(arguments, message) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Uncertainty(**arguments)
+
+
+def test_intervals_and_spreads_of_a_regression(capsys) -> None:
+    run, other = _fit("number", _number), _fit("number", _number, seed=4)
+    plain, found = predict(run, NEW), predict(run, NEW, interval=0.5, mc_dropout=4)
+    measured = read_calibration(run)["shared_0"][0]
+    width = quantile_of_counts(measured.scores, measured.num_clients, 0.5)
+    assert list(found) == ["smiles", "y", "y_lower", "y_upper", "y_std", "error"]
+    assert (found["y"] == plain["y"]).all()  # dropout is for the spread alone
+    assert found["y_upper"].to_numpy() == pytest.approx(plain["y"].to_numpy() + width, rel=1e-5)
+    assert found["y_lower"].to_numpy() == pytest.approx(plain["y"].to_numpy() - width, rel=1e-5)
+    assert (found["y_std"] > 0).all()
+    assert (predict(run, NEW, mc_dropout=4)["y_std"] == found["y_std"]).all()
+    seeds = predict(run, NEW, others=[other], spread=True)
+    one, two = plain["y"].to_numpy(), predict(other, NEW)["y"].to_numpy()
+    assert seeds["y"].to_numpy() == pytest.approx((one + two) / 2, rel=1e-5)
+    assert seeds["y_std"].to_numpy() == pytest.approx(np.abs(one - two) / 2, rel=1e-3)
+    for words, message in (
+        (["--spread"], "one model predicts: add --model all or snapshots, --with RUN"),
+        (["--interval", "0.5", "--with", str(other)], "--interval is measured for each model alone"),
+        (["--interval", "0.999"], "ask for less, or train with more validation data"),
+        (["--calibrate", "platt"], "--calibrate is for labels 0 and 1, which y is not: there is --interval"),
+    ):
+        Path("new.csv").write_text("smiles\nCCO\n")
+        capsys.readouterr()
+        assert main(["predict", str(run), "new.csv", *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_calibrated_probabilities(capsys) -> None:
+    run = _fit("label", _label, callbacks=("Calibration",))
+    raw = torch.tensor(predict(run, NEW)["y"].tolist())
+    measured = read_calibration(run)["shared_0"][0]
+    assert measured.kind == "classification"
+    platt = apply_platt(raw, torch.tensor(measured.platt))
+    assert predict(run, NEW, calibrate="platt")["y"].to_numpy() == pytest.approx(platt.numpy(), rel=1e-5)
+    isotonic = apply_isotonic(raw, measured.isotonic)
+    assert predict(run, NEW, calibrate="isotonic")["y"].to_numpy() == pytest.approx(isotonic.numpy(), rel=1e-5)
+    with pytest.raises(ConfigurationError, match="--interval is for numbers, which y is not: there is --calibrate"):
+        predict(run, NEW, interval=0.5)
+    number = _fit("number", _number)
+    with pytest.raises(ConfigurationError, match=r"--with .*are not those of .*give runs of one recipe"):
+        predict(run, NEW, others=[number], spread=True)
+
+
+def test_a_run_without_calibration_is_refused() -> None:
+    run = _fit("number", _number, callbacks=(), dropout=0.0)
+    with pytest.raises(ConfigurationError, match=r"--interval: .* has no calibration.json: train with the callback"):
+        predict(run, NEW, interval=0.9)
+    with pytest.raises(ConfigurationError, match="--mc_dropout 3: MoleculeModel has no dropout layer"):
+        predict(run, NEW, mc_dropout=3)

@@ -1,0 +1,147 @@
+"""Loggers beside each other, and what is said of those that cannot be had; with their services: tests/extras."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.logger import Logger
+from matplotlib.figure import Figure
+from tiny import TinyClients, TinyModule
+
+from lightning_fl import ConfigurationError, FederatedTrainer, TrainingError
+from lightning_fl.callbacks import Callback
+from lightning_fl.cli import main
+from lightning_fl.runtime.loggers import outlet_of
+
+
+class Notes(Logger):
+    """A logger of a user's own."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[int, dict[str, float]]] = []
+        self.settings: dict[str, Any] = {}
+
+    name = version = "notes"
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.points.append((int(step or 0), metrics))
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:
+        self.settings = params
+
+
+def fit(logger: Any, *callbacks: Callback) -> Path:
+    trainer = FederatedTrainer(
+        max_rounds=2,
+        local_steps=1,
+        logger=logger,
+        callbacks=list(callbacks),
+        default_root_dir="runs",
+        enable_progress_bar=False,
+    )
+    trainer.fit(TinyModule(), TinyClients())
+    return Path(trainer.log_dir)
+
+
+def test_true_in_a_list_is_tensorboard_and_csv_and_all_get_the_same() -> None:
+    notes = Notes()
+    run = fit([True, notes])
+    table = pd.read_csv(run / "metrics.csv")
+    assert list(run.glob("events.out.tfevents.*"))
+    assert [step for step, _ in notes.points] == table["step"].tolist() == [1, 2]
+    for (_, logged), (_, row) in zip(notes.points, table.iterrows(), strict=True):
+        assert {name: row[name] for name in logged} == pytest.approx(logged)
+    assert notes.settings == {"strategy": "FedAvg", "seed": 0}
+
+
+@pytest.mark.parametrize("loggers", [[False], [True, True]])
+def test_true_stands_once_and_false_nowhere(loggers: list[bool]) -> None:
+    with pytest.raises(ConfigurationError, match=r"true stands for TensorBoard and CSV, once; leave out false\."):
+        FederatedTrainer(logger=loggers)
+
+
+def test_a_logger_without_pictures_gets_none(tmp_path: Path) -> None:
+    class Draws(Callback):
+        def on_fit_end(self, trainer: FederatedTrainer) -> None:
+            trainer.run_log.log_figure("a", Figure((1, 1)), 2)
+
+    run = fit([CSVLogger(tmp_path, name="csv")], Draws())
+    assert (run / "figures" / "a.png").stat().st_size
+
+
+# -- those that cannot be had ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("logger", "extra"), [("WandbLogger", "wandb"), ("MLFlowLogger", "mlflow"), ("CometLogger", "comet")]
+)
+def test_a_package_that_is_missing_is_named_with_its_extra(
+    logger: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = {"MLFlowLogger": "mlflow"}.get(logger, extra)
+    monkeypatch.setattr(f"lightning.pytorch.loggers.{module}._{module.upper()}_AVAILABLE", False)
+    assert main(["fit", "--config", "fedavg_digits", f"--trainer.logger={logger}"]) == 2
+    assert f'is not installed, or too old. Install it with `pip install "lightning-fl[{extra}]"`.' in (
+        capsys.readouterr().err
+    )
+
+
+# -- how a run writes to a service --------------------------------------------------------------------------------
+
+
+class MlflowError(Exception):
+    """As the package's own."""
+
+
+MlflowError.__module__ = "mlflow.exceptions"
+
+
+class MLFlowLogger:
+    """Like Lightning's as far as curves go, but no class that recipes can name; its server can be shut down."""
+
+    def __init__(self, until: int = 100) -> None:
+        self.until = until
+        self.points: list[tuple[int, dict[str, float]]] = []
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:
+        self.settings = params
+
+    def finalize(self, status: str) -> None:
+        self.status = status
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if len(self.points) >= self.until:
+            raise MlflowError("connection refused")
+        self.points.append((int(step or 0), metrics))
+
+
+def test_names_that_mlflow_does_not_take_stay_different() -> None:
+    logger = MLFlowLogger()
+    names = ["val/acc/a b", "val/acc/a+b", "val/acc/a&b", "val/acc/worst (client 0)"]
+    outlet_of(logger).log_metrics(dict.fromkeys(names, 1.0), 3)
+    ((step, logged),) = logger.points
+    found = list(logged)
+    assert step == 3
+    assert found[0] == "val/acc/a b"
+    assert len(set(found)) == 4
+    assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789_-/. ") for name in found)
+    assert found[3].startswith("val/acc/worst _client 0_-")
+
+
+def test_a_server_that_is_gone_ends_the_run_with_a_checkpoint_to_go_on_from() -> None:
+    with pytest.raises(
+        TrainingError, match=r"MLFlowLogger cannot log: connection refused\. .* go on with --ckpt_path last"
+    ):
+        fit([True, MLFlowLogger(until=1)])
+    assert Path("runs/version_0/checkpoints/last.ckpt").is_file()
+
+
+def test_another_package_s_error_is_its_own() -> None:
+    class Broken(MLFlowLogger):
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        outlet_of(Broken()).log_metrics({"a": 1.0}, 1)

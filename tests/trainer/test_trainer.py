@@ -1,0 +1,476 @@
+"""The round loop against a plain one, and what the trainer refuses."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from rounding import assert_equal_up_to_rounding
+from tiny import TinyClients, TinyModule, same_bits, weights_of
+from torch import Tensor, nn
+
+from lightning_fl import Collaboration, ConfigurationError, FederatedTrainer, TrainingError
+from lightning_fl.callbacks import Callback, DROClientSampling, PersonalLayers
+from lightning_fl.core.cohort import Cohort, Participant
+
+
+def trainer(**settings: Any) -> FederatedTrainer:
+    settings = {"max_rounds": 3, "enable_progress_bar": False, "logger": False, **settings}
+    return FederatedTrainer(**settings)
+
+
+def plain_fedavg(data: TinyClients, rounds: int, epochs: int) -> tuple[Tensor, Tensor]:
+    """McMahan et al. 2017, Algorithm 1, with all clients, in float64."""
+    module = TinyModule()
+    w, b = module.linear.weight.double(), module.linear.bias.double()
+    w, b = w.detach(), b.detach()
+    total = sum(data.sizes)
+    for _ in range(rounds):
+        next_w, next_b = torch.zeros_like(w), torch.zeros_like(b)
+        for client, size in enumerate(data.sizes):
+            x, y = (tensor.double() for tensor in data.sets[client, "train"].tensors)  # type: ignore[attr-defined]
+            own_w, own_b = w.clone(), b.clone()
+            for _ in range(epochs):
+                for begin in range(0, size, data.batch_size):
+                    part = slice(begin, begin + data.batch_size)
+                    residual = x[part] @ own_w.T + own_b - y[part]
+                    own_w -= 0.05 * 2 * (residual.T @ x[part]) / len(residual)
+                    own_b -= 0.05 * 2 * residual.mean(0)
+            next_w += size / total * own_w
+            next_b += size / total * own_b
+        w, b = next_w, next_b
+    return w, b
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_fedavg_equals_a_plain_loop(epochs: int) -> None:
+    data = TinyClients(shuffle=False)
+    module = TinyModule()
+    trainer(local_epochs=epochs).fit(module, data)
+    w, b = plain_fedavg(data, rounds=3, epochs=epochs)
+    assert_equal_up_to_rounding(module.linear.weight, w, steps=3 * 3 * epochs)
+    assert_equal_up_to_rounding(module.linear.bias, b, steps=3 * 3 * epochs)
+
+
+def test_one_client_and_one_step_is_sgd_to_the_bit() -> None:
+    data = TinyClients((8,), shuffle=False)
+    module, expected = TinyModule(), TinyModule()
+    trainer(max_rounds=1, local_steps=1).fit(module, data)
+    optimizer = expected.configure_optimizers()
+    expected.training_step(list(data.sets[0, "train"].tensors), 0).backward()  # type: ignore[attr-defined]
+    optimizer.step()
+    assert same_bits(weights_of(module), weights_of(expected))
+
+
+def test_identical_clients_average_to_what_each_of_them_learns() -> None:
+    alone, together = TinyModule(), TinyModule()
+    one, three = TinyClients((16,), shuffle=False), TinyClients((16, 16, 16), shuffle=False)
+    for client in (1, 2):
+        three.sets[client, "train"] = one.sets[0, "train"]
+    three.sets[0, "train"] = one.sets[0, "train"]
+    trainer().fit(alone, one)
+    trainer().fit(together, three)
+    assert same_bits(weights_of(alone), weights_of(together))
+
+
+def test_a_client_does_not_depend_on_who_trained_before_it() -> None:
+    class Only(Callback):
+        """Clients 2, then 0: the order of turns is not that of clients."""
+
+        role = "participation"
+
+        def __init__(self, order: list[int]) -> None:
+            self.order = order
+
+        def select_clients(self, trainer: FederatedTrainer) -> Cohort:
+            return Cohort(tuple(Participant(client) for client in self.order))
+
+    results = []
+    for order in ([0, 1, 2], [2, 0, 1]):
+        module = TinyModule(dropout=0.3, norm=True)
+        trainer(callbacks=[Only(order)]).fit(module, TinyClients())
+        results.append(weights_of(module))
+    assert same_bits(*results)
+
+
+@pytest.mark.slow
+def test_equal_seeds_give_equal_bits_and_others_do_not() -> None:
+    results = []
+    for seed in (0, 0, 1):
+        module = TinyModule(dropout=0.3)
+        trainer(seed=seed).fit(module, TinyClients())
+        results.append(weights_of(module))
+    assert same_bits(results[0], results[1])
+    assert not same_bits(results[0], results[2])
+
+
+def test_the_callers_random_state_is_left_alone() -> None:
+    module, data = TinyModule(dropout=0.5), TinyClients()
+    before = torch.get_rng_state()
+    trainer().fit(module, data)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+class SetCoalitions(Callback):
+    """Clients 0 and 2 together, client 1 alone."""
+
+    role = "collaboration"
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        trainer.collaboration = Collaboration.coalitions([0, 1, 0], trainer.num_samples)
+
+
+@pytest.mark.slow
+def test_coalitions_train_as_if_the_others_were_not_there() -> None:
+    data = TinyClients(shuffle=False)
+    run = trainer(callbacks=[SetCoalitions()])
+    run.fit(TinyModule(), data)
+    alone = TinyClients((10,), shuffle=False)
+    alone.sets = {(0, split): data.sets[1, split] for split in ("train", "val", "test")}
+    single = trainer()
+    single.fit(TinyModule(), alone)
+    assert run.models[1].equal(single.models[0])
+    pair = TinyClients((24, 18), shuffle=False)
+    pair.sets = {(i, split): data.sets[c, split] for i, c in enumerate((0, 2)) for split in ("train", "val", "test")}
+    both = trainer()
+    both.fit(TinyModule(), pair)
+    assert run.models[0].equal(both.models[0])
+
+
+def test_each_client_is_tested_on_its_own_model_right_after_fit_without_checkpoints() -> None:
+    data, module = TinyClients(), TinyModule()
+    run = trainer(callbacks=[SetCoalitions()], enable_checkpointing=False)
+    run.fit(module, data)
+    assert run.trained_checkpoint is None
+    tested = run.test(module, data, ckpt_path=run.trained_checkpoint)["test_loss"].clients
+    for client, model in enumerate((0, 1, 0)):
+        x, y = data.sets[client, "test"].tensors  # type: ignore[attr-defined]
+        run.loop.flat.load(run.models[model])
+        with torch.no_grad():
+            assert tested[client] == pytest.approx(float(nn.functional.mse_loss(module(x), y)))
+
+
+def test_a_client_that_uses_a_mixture_starts_from_it_and_is_evaluated_on_it() -> None:
+    class Mixture(Callback):
+        role = "collaboration"
+
+        def on_fit_start(self, trainer: FederatedTrainer) -> None:
+            eye = torch.eye(3, dtype=torch.float64)
+            mixing = torch.tensor([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.25, 0.25, 0.5]])
+            trainer.collaboration = Collaboration(eye, mixing)
+
+    run = trainer(callbacks=[Mixture()], max_rounds=2)
+    run.fit(TinyModule(), TinyClients())
+    vectors = [model.vectors[torch.float32] for model in run.models]
+    torch.testing.assert_close(run.client_model(0).vectors[torch.float32], (vectors[0] + vectors[1]) / 2)
+    expected = vectors[0] / 4 + vectors[1] / 4 + vectors[2] / 2
+    torch.testing.assert_close(run.client_model(2).vectors[torch.float32], expected)
+
+
+def test_metrics_are_mean_and_worst_over_clients(tmp_path: Path) -> None:
+    run = FederatedTrainer(max_rounds=2, enable_progress_bar=False, default_root_dir=tmp_path)
+    module, data = TinyModule(), TinyClients()
+    run.fit(module, data)
+    tested = run.test(module, data)["test_loss"]
+    by_hand = {}
+    for client in range(3):
+        x, y = data.sets[client, "test"].tensors  # type: ignore[attr-defined]
+        with torch.no_grad():
+            by_hand[client] = float(nn.functional.mse_loss(module(x), y))
+    assert tested.clients == pytest.approx(by_hand)
+    assert tested.mean == pytest.approx(sum(by_hand.values()) / 3)
+    assert tested.worst == pytest.approx(max(by_hand.values()))
+    summary = json.loads((Path(run.log_dir) / "summary.json").read_text())
+    record = summary["metrics"]["test"]["loss"]
+    assert record["mean"] == pytest.approx(tested.mean)
+    assert record["clients"]["client_1"] == pytest.approx(by_hand[1])
+    assert summary["rounds"] == 2
+    assert summary["data_source"] == "user"
+    assert summary["seed"] == 0
+    assert set(summary["versions"]) >= {"torch", "lightning", "lightning-fl"}
+
+
+def test_a_new_run_never_overwrites_an_old_one(tmp_path: Path) -> None:
+    folders = []
+    for _ in range(2):
+        run = FederatedTrainer(max_rounds=1, enable_progress_bar=False, default_root_dir=tmp_path)
+        run.fit(TinyModule(), TinyClients())
+        folders.append(run.log_dir)
+    assert folders == [str(tmp_path / "version_0"), str(tmp_path / "version_1")]
+
+
+class FailsAt(TinyModule):
+    """A module whose step fails for one client."""
+
+    def __init__(self, client: int, how: str) -> None:
+        super().__init__()
+        self.client, self.how = client, how
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if self.trainer.client == self.client:  # type: ignore[attr-defined]
+            if self.how == "raise":
+                raise ValueError("no such assay")
+            return loss * float(self.how)
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("raise", "ValueError: no such assay"), ("nan", "training loss is nan at local batch 1 of 2. Lower the learning")],
+)
+def test_a_failing_client_is_named_and_nothing_is_lost(how: str, reason: str, tmp_path: Path) -> None:
+    run = FederatedTrainer(max_rounds=2, enable_progress_bar=False, default_root_dir=tmp_path)
+    with pytest.raises(TrainingError, match=r"client 1 \(client_1\) failed in round 1: .*") as caught:
+        run.fit(FailsAt(1, how), TinyClients())
+    assert reason in str(caught.value)
+    assert "on_client_error=skip" in str(caught.value)
+
+
+def test_weights_that_leave_all_bounds_are_refused() -> None:
+    module = TinyModule(learning_rate=1e30)
+    with pytest.raises(TrainingError, match="client 0 .* failed in round 1: "):
+        trainer().fit(module, TinyClients())
+
+
+def test_a_skipped_client_is_left_out_and_the_rest_renormalised() -> None:
+    data = TinyClients(shuffle=False)
+    module = FailsAt(1, "nan")
+    with pytest.warns(UserWarning, match=r"client 1 \(client_1\) is left out of round 1"):
+        trainer(on_client_error="skip").fit(module, data)
+    others = TinyClients((24, 18), shuffle=False)
+    others.sets = {(i, split): data.sets[c, split] for i, c in enumerate((0, 2)) for split in ("train", "val", "test")}
+    expected = TinyModule()
+    trainer().fit(expected, others)
+    torch.testing.assert_close(weights_of(module), weights_of(expected), rtol=1e-6, atol=1e-7)
+
+
+def test_what_a_skipped_client_did_to_the_module_is_undone() -> None:
+    class Widens(TinyModule):
+        def on_train_epoch_end(self) -> None:
+            if self.trainer.client == 1:
+                self.linear.weight = torch.nn.Parameter(torch.zeros(1, 9))
+
+    module, expected = Widens(), FailsAt(1, "nan")
+    with pytest.warns(
+        UserWarning, match=r"client 1 \(client_1\) is left out of round 3: TrainingError: 'linear.weight'"
+    ):
+        trainer(on_client_error="skip").fit(module, TinyClients())
+    with pytest.warns(UserWarning, match="left out of round 1"):
+        trainer(on_client_error="skip").fit(expected, TinyClients())
+    assert all(torch.equal(own, other) for own, other in zip(weights_of(module), weights_of(expected), strict=True))
+
+
+def test_all_clients_failing_stops_the_run_even_when_skipping() -> None:
+    class Never(TinyModule):
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            raise RuntimeError("disk gone")
+
+    with pytest.raises(TrainingError, match="every client of the round failed; the first: client 0 .*disk gone"):
+        trainer(on_client_error="skip").fit(Never(), TinyClients())
+
+
+def test_settings_are_checked_all_at_once() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        FederatedTrainer(
+            max_rounds=0,
+            local_steps=5,
+            local_epochs=1,
+            gradient_clip_val=-1.0,
+            optimizer_state="warm",  # type: ignore[arg-type]
+        )
+    message = str(caught.value)
+    for part in (
+        "trainer.max_rounds=0: give a number of at least 1",
+        "local_epochs and trainer.local_steps are both set",
+        "trainer.gradient_clip_val=-1.0: give a number above 0",
+        "trainer.optimizer_state='warm': choose one of fresh, keep",
+    ):
+        assert part in message
+
+
+def test_half_precision_with_a_scaler_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="trainer.precision='16-mixed': choose one of 32, .*bf16-mixed"):
+        FederatedTrainer(precision="16-mixed")  # type: ignore[arg-type]
+
+
+def test_an_unknown_strategy_is_named_with_those_that_exist() -> None:
+    with pytest.raises(ConfigurationError, match="trainer.strategy='ddp' is not a federated strategy.*fedavg"):
+        FederatedTrainer(strategy="ddp")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_device_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="trainer.accelerator=cuda: this machine has no CUDA device"):
+        FederatedTrainer(accelerator="cuda")
+
+
+def test_devices_that_make_no_sense_are_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"trainer.devices=0: .*CPU cores"):
+        FederatedTrainer(accelerator="cpu", devices=0)
+
+
+def test_two_callbacks_with_one_role_are_refused() -> None:
+    callbacks = [DROClientSampling(), DROClientSampling(cohort_size=2)]
+    with pytest.raises(
+        ConfigurationError, match="DROClientSampling and DROClientSampling both decide the participation"
+    ):
+        FederatedTrainer(callbacks=callbacks)  # type: ignore[arg-type]
+
+
+def test_two_callbacks_that_select_clients_are_refused() -> None:
+    class Everybody(Callback):
+        def select_clients(self, trainer: FederatedTrainer) -> Cohort:
+            return Cohort.of(range(trainer.num_clients))
+
+    with pytest.raises(ConfigurationError, match="Everybody and DROClientSampling both select the clients of a round"):
+        FederatedTrainer(callbacks=[Everybody(), DROClientSampling()])
+
+
+def test_callbacks_of_lightning_are_refused() -> None:
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    with pytest.raises(ConfigurationError, match="EarlyStopping is not a lightning_fl.callbacks.Callback"):
+        FederatedTrainer(callbacks=[EarlyStopping("val_loss")])  # type: ignore[list-item]
+
+
+def test_the_wrong_kind_of_model_or_data_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="the model is a Linear: give a lightning.pytorch.LightningModule"):
+        trainer().fit(nn.Linear(1, 1), TinyClients())  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="the data are a list: wrap .* in lightning_fl.Partitioned"):
+        trainer().fit(TinyModule(), [])  # type: ignore[arg-type]
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_training(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    module = TinyModule()
+    before = weights_of(module)
+    run = FederatedTrainer(max_rounds=1, enable_progress_bar=False, default_root_dir=blocked / "runs")
+    with pytest.raises(ConfigurationError, match=r"trainer.default_root_dir='.*file/runs' cannot be written"):
+        run.fit(module, TinyClients())
+    assert same_bits(before, weights_of(module))
+
+
+def test_a_client_without_training_samples_is_named() -> None:
+    data = TinyClients((8, 4))
+    data.sets[1, "train"] = torch.utils.data.Subset(data.sets[1, "train"], [])
+    with pytest.raises(Exception, match=r"client 1 \(client_1\) has no training samples: use fewer clients"):
+        trainer().fit(TinyModule(), data)
+
+
+def test_a_module_without_a_test_step_says_so() -> None:
+    class TrainsOnly(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 1)
+
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            return self.linear(batch[0]).square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    run, module = trainer(), TrainsOnly()
+    run.fit(module, TinyClients())
+    assert "val" not in run.metrics or run.metrics["val"] == {}
+    with pytest.warns(UserWarning, match="nothing was evaluated: TrainsOnly defines no test step"):
+        assert run.test(module, TinyClients()) == {}
+
+
+def test_predictions_are_those_of_the_clients_own_model() -> None:
+    run, module, data = trainer(), TinyModule(), TinyClients()
+    run.fit(module, data)
+    outputs = run.predict(module, data)
+    x, _ = data.sets[2, "test"].tensors  # type: ignore[attr-defined]
+    with torch.no_grad():
+        torch.testing.assert_close(torch.cat(outputs[2]), module(x))
+
+
+def test_a_second_fit_starts_anew() -> None:
+    first, second = TinyModule(), TinyModule()
+    run = trainer()
+    run.fit(first, TinyClients())
+    run.fit(second, TinyClients())
+    assert same_bits(weights_of(first), weights_of(second))
+    assert run.current_round == 3
+
+
+def files_of(folder):
+    return {file: file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def test_a_second_fit_of_one_trainer_writes_into_a_folder_of_its_own(tmp_path):
+    def trainer_in(folder):
+        return FederatedTrainer(max_rounds=2, accelerator="cpu", devices=1, default_root_dir=tmp_path / folder, seed=3)
+
+    twice, once = trainer_in("twice"), trainer_in("once")
+    twice.fit(TinyModule(), TinyClients())
+    twice.test(twice.module, TinyClients())
+    first, kept = Path(twice.log_dir), files_of(Path(twice.log_dir))
+    twice.fit(TinyModule(0.01), TinyClients(seed=1))
+    once.fit(TinyModule(0.01), TinyClients(seed=1))
+    assert [first.name, Path(twice.log_dir).name] == ["version_0", "version_1"]
+    assert files_of(first) == kept
+    for name in ("checkpoints/last.ckpt", "checkpoints/best.ckpt", "metrics.csv", "summary.json"):
+        assert (Path(twice.log_dir) / name).is_file()
+    assert twice.models[0].equal(once.models[0])
+    summaries = [json.loads((Path(one.log_dir) / "summary.json").read_text()) for one in (twice, once)]
+    for summary in summaries:
+        del summary["wall_time_seconds"]
+    assert summaries[0] == summaries[1]
+    tables = [pandas.read_csv(Path(one.log_dir) / "metrics.csv") for one in (twice, once)]
+    pandas.testing.assert_frame_equal(*tables)
+
+    twice.settings = dataclasses.replace(twice.settings, max_rounds=3)
+    twice.fit(TinyModule(0.01), TinyClients(seed=1), ckpt_path="last")  # the second fit's, not the first's
+    assert twice.current_round == 3
+    assert twice.ckpt_path == str(tmp_path / "twice" / "version_1" / "checkpoints" / "last.ckpt")
+    assert Path(twice.log_dir).name == "version_2"
+
+
+def test_an_evaluation_before_a_fit_leaves_the_fit_its_folder(tmp_path):
+    trainer = FederatedTrainer(max_rounds=1, accelerator="cpu", devices=1, default_root_dir=tmp_path)
+    trainer.validate(TinyModule(), TinyClients())
+    trainer.fit(TinyModule(), TinyClients())
+    assert Path(trainer.log_dir).name == "version_0"
+    trainer.fit(TinyModule(), TinyClients())
+    assert Path(trainer.log_dir).name == "version_1"
+
+
+def test_who_watches_a_client_s_start_sees_what_it_starts_from(tmp_path):
+    class Watcher(Callback):
+        def __init__(self):
+            self.seen = []
+
+        def on_client_start(self, trainer, client):
+            here = trainer.client_weights().clone()
+            assert here.equal(trainer.client_model(client))
+            held = torch.cat([parameter.detach().flatten() for parameter in trainer.module.parameters()])
+            self.seen.append((trainer.current_round, client, held))
+            with torch.no_grad():  # undone before the first step
+                for parameter in trainer.module.parameters():
+                    parameter.fill_(torch.nan)
+
+    def fit(*callbacks):
+        trainer = FederatedTrainer(
+            max_rounds=2,
+            accelerator="cpu",
+            devices=1,
+            callbacks=[PersonalLayers(layers=["linear.bias"]), *callbacks],
+            default_root_dir=tmp_path,
+            logger=False,
+            enable_progress_bar=False,
+        )
+        trainer.fit(TinyModule(), TinyClients())
+        return trainer
+
+    watcher = Watcher()
+    watched, alone = fit(watcher), fit()
+    assert [seen[:2] for seen in watcher.seen] == [(r, c) for r in range(2) for c in range(3)]
+    assert not any(torch.equal(seen[2], watcher.seen[3][2]) for seen in watcher.seen[4:])  # personal layers differ
+    assert watched.models[0].equal(alone.models[0])
