@@ -1,21 +1,202 @@
-"""Numbers that a user sets: whether each is one, finite and in its range, said with the owner's and the option's name.
+"""Range checks, declared once in the annotations of a constructor's or function's arguments.
 
-A comparison alone lets NaN pass: ``nan < 0`` is false. Constructors therefore check what they are given here::
+.. code-block:: python
 
-    check_numbers(self, std=std, at_least=0)
-    check_counts(self, num_clusters=num_clusters)
+    class LabelNoise(Callback):
+        @checked
+        def __init__(self, *, std: NonNegative = 0.0, num_clusters: Count | None = None) -> None: ...
+
+Ranges are `annotated-types <https://github.com/annotated-types/annotated-types>`_ metadata, which the recipe's parser
+and the reference documentation read as well. NaN is in no range: ``nan < 0`` is false, and so is ``nan >= 0``.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from functools import cache, wraps
+from inspect import signature
 from numbers import Integral, Real
+from operator import ge, gt, le, lt
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from annotated_types import DocInfo, Ge, GroupedMetadata, Gt, Interval, Le, Lt
 
 from lightning_fl.core.errors import ConfigurationError, cut
 
-__all__ = ["check_counts", "check_numbers", "warn_beyond_end"]
+__all__ = [
+    "Count",
+    "Fraction",
+    "NonNegative",
+    "Positive",
+    "Size",
+    "check_counts",
+    "check_fields",
+    "check_numbers",
+    "checked",
+    "faults_of",
+    "warn_beyond_end",
+]
 
-#: Beyond it no count means anything, and torch's sizes overflow.
-_MOST = 2**31 - 1
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Above it a count means nothing, and torch's sizes overflow.
+_MAX_COUNT = 2**31 - 1
+_BOUNDS = ((Ge, "ge", "at least", ge), (Gt, "gt", "above", gt), (Le, "le", "at most", le), (Lt, "lt", "below", lt))
+
+Count = Annotated[int, Interval(ge=1, le=_MAX_COUNT)]
+Size = Annotated[int, Interval(ge=0, le=_MAX_COUNT)]
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Fraction = Annotated[float, Interval(ge=0, le=1)]
+
+
+def checked(function: F) -> F:
+    """Check the arguments of a constructor or function against their annotations before it runs.
+
+    Checked are ``Annotated`` numbers and ``Literal`` choices, alone, in a union, or in a list, tuple or dict. ``None``
+    passes where the annotation allows it. Messages name the class of ``self``, if there is one, and the argument.
+
+    Raises:
+        ConfigurationError: every argument outside its range.
+    """
+    described = signature(function)
+    declared = {name: one.annotation for name, one in described.parameters.items() if _rules(one.annotation)}
+    method = next(iter(described.parameters), "") == "self"
+
+    @wraps(function)
+    def check(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = described.bind(*args, **kwargs).arguments
+        except TypeError:
+            return function(*args, **kwargs)  # raises Python's own message
+        owner = f"{type(given['self']).__name__}." if method else ""
+        _raise(faults_of({name: declared[name] for name in declared if name in given}, given, owner))
+        return function(*args, **kwargs)
+
+    return check  # type: ignore[return-value]
+
+
+def check_fields(record: Any, owner: str = "") -> None:
+    """Check a dataclass's fields against their annotations; to be called in ``__post_init__``.
+
+    Args:
+        record: instance of a dataclass.
+        owner: what messages put before the field's name, with its dot: "discriminator.".
+
+    Raises:
+        ConfigurationError: every field outside its range.
+    """
+    _raise(faults_of({one.name: one.type for one in fields(record)}, vars(record), owner))
+
+
+def faults_of(annotations: Mapping[str, Any], values: Mapping[str, Any], owner: str = "") -> list[str]:
+    """A sentence for every value outside the range that its annotation declares.
+
+    Args:
+        annotations: name -> annotation.
+        values: name -> value, of all those names.
+        owner: what messages put before the name, with its dot: "trainer.".
+    """
+    return [f"{owner}{fault}" for name, rule in annotations.items() for fault in _faults(name, values[name], rule)]
+
+
+def warn_beyond_end(owner: object, max_rounds: int, **options: object) -> None:
+    """Warn of options that name a round after the last one, which therefore have no effect.
+
+    Args:
+        owner: object whose options they are, or its name.
+        max_rounds: rounds of the run.
+        options: name -> round, or several in a list or dict; ``None`` is an option that is not set.
+    """
+    from lightning.fabric.utilities.rank_zero import rank_zero_warn
+
+    name_of_owner = owner if isinstance(owner, str) else type(owner).__name__
+    for name, value in _each(options):
+        if isinstance(value, int) and value > max_rounds:
+            rank_zero_warn(
+                f"{name_of_owner}.{name}={value} has no effect: the run ends at trainer.max_rounds={max_rounds}."
+            )
+
+
+def _raise(faults: list[str]) -> None:
+    if faults:
+        raise ConfigurationError(" ".join(faults))
+
+
+def _rules(annotation: Any) -> bool:
+    """Whether an annotation restricts values beyond their type."""
+    return get_origin(annotation) in (Annotated, Literal) or any(map(_rules, get_args(annotation)))
+
+
+def _faults(name: str, value: object, rule: Any) -> Iterator[str]:
+    origin = get_origin(rule)
+    if origin in (Union, UnionType):
+        options = [one for one in get_args(rule) if one is not type(None)]
+        if value is None and len(options) < len(get_args(rule)):
+            return
+        found = [list(_faults(name, value, one)) for one in options if _may_be(value, one)] or [
+            list(_faults(name, value, one)) for one in options
+        ]
+        yield from min(found, key=len)
+    elif origin is Annotated:
+        base, *metadata = get_args(rule)
+        if base not in (int, float):
+            yield from _faults(name, value, base)
+        elif (wanted := _number_fault(value, base, metadata)) is not None:
+            shown = value if isinstance(value, Real) else repr(value)
+            yield f"{name}={cut(shown)}: must be {wanted}."
+    elif origin is Literal:
+        if value not in get_args(rule):
+            yield f"{name}={cut(repr(value))}: choose one of {', '.join(map(str, get_args(rule)))}."
+    elif isinstance(value, Mapping) and get_args(rule):
+        for key, one in value.items():
+            yield from _faults(f"{name}[{key}]", one, get_args(rule)[-1])
+    elif isinstance(value, list | tuple) and get_args(rule):
+        kinds = [one for one in get_args(rule) if one is not Ellipsis]
+        for place, one in enumerate(value):
+            yield from _faults(f"{name}[{place}]", one, kinds[min(place, len(kinds) - 1)])
+
+
+def _may_be(value: object, rule: Any) -> bool:
+    """Whether a value has the type of one alternative of a union, whatever its range."""
+    base = get_args(rule)[0] if get_origin(rule) is Annotated else rule
+    kind = get_origin(base) or base
+    if kind in (int, float):
+        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    return (kind is Literal and isinstance(value, str)) or (isinstance(kind, type) and isinstance(value, kind))
+
+
+def _number_fault(value: object, base: type, metadata: list[Any]) -> str | None:
+    """What a number must be, if this is not one: "at least 1"."""
+    ranges, hint = _ranges(tuple(metadata))
+    words = " and ".join(f"{said} {bound}" for said, bound, _ in ranges if bound != _MAX_COUNT)
+    whole = "a whole number" if base is int else "a finite number"
+    if not isinstance(value, Integral if base is int else Real) or isinstance(value, bool):
+        return f"{whole}, {words}{hint}" if words else f"{whole}{hint}"
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        return f"{whole}, {words}{hint}" if words else f"{whole}{hint}"
+    if all(inside(value, bound) for _, bound, inside in ranges):
+        return None
+    return " and ".join(f"{said} {bound}" for said, bound, _ in ranges if bound != _MAX_COUNT or value > bound) + hint
+
+
+@cache
+def _ranges(metadata: tuple[Any, ...]) -> tuple[list[tuple[str, Any, Callable[[Any, Any], bool]]], str]:
+    """Bounds as (words, bound, comparison), and the hint of an ``annotated_types.doc``."""
+    flat = [one for entry in metadata for one in (entry if isinstance(entry, GroupedMetadata) else [entry])]
+    found = [
+        (words, getattr(one, name), inside)
+        for one in flat
+        for kind, name, words, inside in _BOUNDS
+        if isinstance(one, kind)
+    ]
+    hint = "".join(f" ({one.documentation})" for one in flat if isinstance(one, DocInfo))
+    return found, hint
 
 
 def check_numbers(
@@ -55,25 +236,6 @@ def check_numbers(
         raise _refusal(owner, name, value, f"{kind}{_range(at_least, above, at_most, below)}{mend}")
 
 
-def warn_beyond_end(owner: object, max_rounds: int, **options: object) -> None:
-    """Warn of options that name a round which the run does not reach: what they stand for will not happen.
-
-    Args:
-        owner: as for :func:`check_numbers`.
-        max_rounds: rounds of the run.
-        options: name -> rounds, or several in a list or dict; ``None`` is an option that is not set.
-    """
-    from lightning.fabric.utilities.rank_zero import rank_zero_warn
-
-    whose = owner if isinstance(owner, str) else type(owner).__name__
-    for name, value in _each(options):
-        if isinstance(value, int) and value > max_rounds:
-            rank_zero_warn(
-                f"{whose}.{name}={value} is beyond the end of the run, trainer.max_rounds={max_rounds}: it will not"
-                " come to that."
-            )
-
-
 def check_counts(
     owner: object, *, at_least: int = 1, at_most: int | None = None, mend: str = "", **options: object
 ) -> None:
@@ -92,9 +254,9 @@ def check_counts(
     for name, value in _each(options):
         end = at_most
         if isinstance(value, Integral) and not isinstance(value, bool):
-            if at_least <= int(value) <= (_MOST if at_most is None else at_most):
+            if at_least <= int(value) <= (_MAX_COUNT if at_most is None else at_most):
                 continue
-            end = _MOST if at_most is None and int(value) > _MOST else at_most
+            end = _MAX_COUNT if at_most is None and int(value) > _MAX_COUNT else at_most
             kind = "number"
         else:
             kind = "whole number"

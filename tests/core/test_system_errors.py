@@ -92,7 +92,7 @@ def test_the_cause_counts_and_a_circle_of_causes_ends():
 
 
 def test_the_place_is_that_of_the_users_line():
-    assert "test_refusals.py, line " in place_of(raised(lambda: np.linalg.inv(np.zeros((2, 3)))))
+    assert "test_system_errors.py, line " in place_of(raised(lambda: np.linalg.inv(np.zeros((2, 3)))))
 
 
 @pytest.mark.processes
