@@ -62,7 +62,6 @@ class Calibration(Callback):
         """Measure the models that are kept, and write the file."""
         checkpoint = trainer.callback(ModelCheckpoint)
         kept = trainer.federation if checkpoint is None else checkpoint.kept(trainer, trainer.client_stores)
-        assert trainer.datamodule is not None
         names = client_files(trainer.datamodule.client_names())
         users = _users(kept, trainer.num_clients)
         found: dict[str, list[TargetCalibration]] = {}

@@ -45,7 +45,6 @@ class GroupAgreement(Callback):
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Look up the groups; a new fit has no history."""
-        assert trainer.datamodule is not None
         self.history = []
         self._known = self.groups if self.groups is not None else trainer.datamodule.client_groups()
         if self._known is None:

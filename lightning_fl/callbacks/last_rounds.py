@@ -47,7 +47,6 @@ class LastRounds(Callback):
         """Evaluate the round, if it is one of the last."""
         if trainer.current_round <= trainer.max_rounds - self.num or not trainer.loop.evaluates(_SPLIT):
             return
-        assert trainer.datamodule is not None
         reports = {}
         with trainer.loop.evaluations(_SPLIT):
             for client in trainer.hosted_clients:
@@ -65,7 +64,6 @@ class LastRounds(Callback):
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Write the means into the summary."""
-        assert trainer.datamodule is not None
         names = trainer.datamodule.client_names()
         if self._rounds:
             trainer.run_log.summary["last_rounds"] = {

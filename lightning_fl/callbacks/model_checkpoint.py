@@ -120,7 +120,6 @@ class ModelCheckpoint(Callback):
         private = trainer.processes.private
         if not (private or trainer.is_global_zero):
             return
-        assert trainer.module is not None
         export_models(
             exported,
             trainer.module,

@@ -122,7 +122,6 @@ class ProgressDisplay(Callback):
     # -- what is shown -------------------------------------------------------------------------------------------
 
     def _start(self, trainer: TrainerSurface) -> None:
-        assert trainer.datamodule is not None
         now = time.monotonic()
         self._clock = RoundClock(now, trainer.wall_time_seconds)
         self._names = trainer.datamodule.client_names()
@@ -153,7 +152,6 @@ class ProgressDisplay(Callback):
 
     def _renderable(self, trainer: TrainerSurface, ended: bool = False) -> Group:
         assert self._clock is not None
-        assert trainer.datamodule is not None
         now = time.monotonic()
         title = Text(_title(trainer), style="bold")
         if trainer.datamodule.source == "stand-in":
@@ -295,7 +293,6 @@ def leading_metric(metrics: Mapping[str, MetricSummary], monitor: str | None = N
 
 
 def _title(trainer: TrainerSurface) -> str:
-    assert trainer.datamodule is not None
     method = method_of(type(trainer.strategy).__name__, trainer.callbacks)
     source = trainer.datamodule.source
     return f"{type(trainer.module).__name__} by {method} on {trainer.num_clients} clients, data: {source}"

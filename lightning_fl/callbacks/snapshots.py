@@ -53,7 +53,6 @@ class Snapshots(Callback):
         self._take_up(trainer)
         if not trainer.is_global_zero:
             return
-        assert trainer.module is not None
         folder = Path(trainer.log_dir) / "models" / "snapshots"
         for number, models in self._kept.items():
             of_round = trainer.federation.with_models(list(models), trainer.collaboration, {}, number)

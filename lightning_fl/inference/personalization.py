@@ -238,8 +238,6 @@ def load_weights(module: LightningModule, path: Path, content: dict[str, Any]) -
 
 def _mix(trainer: FederatedTrainer, shared: list[Path], out: Path | None, monitor: str | None) -> Personalization:
     """Score, mix, measure and write, inside a run."""
-    assert trainer.module is not None
-    assert trainer.datamodule is not None
     reports = [_evaluate(trainer, _load(trainer, path)) for path in shared]
     scored = summarize({k: of_model[_SCORED].metrics for k, of_model in enumerate(reports)})
     name, metric, values = _score(scored, monitor, len(shared))
@@ -279,7 +277,6 @@ def _evaluate(trainer: FederatedTrainer, weights: Weights) -> list[ClientReport]
 
 def _load(trainer: FederatedTrainer, path: Path) -> Weights:
     """A model's weights, a copy."""
-    assert trainer.module is not None
     load_weights(trainer.module, path, load_model_checkpoint(path))
     return trainer.loop.flat.collect().clone()
 

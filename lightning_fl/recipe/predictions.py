@@ -41,7 +41,6 @@ def write_predictions(trainer: "FederatedTrainer", outputs: Mapping[int, list[An
     Raises:
         ConfigurationError: ``predict_step`` does not return tensors with one row per sample.
     """
-    assert trainer.datamodule is not None
     folder = Path(trainer.log_dir) / "predictions"
     folder.mkdir(exist_ok=True)
     files = client_files(trainer.datamodule.client_names())

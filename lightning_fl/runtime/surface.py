@@ -46,6 +46,8 @@ T = TypeVar("T")
 
 #: Above this many clients their own curves are left out unless asked for.
 _MANY_CLIENTS = 100
+#: What a run makes, and the next run replaces.
+_PARTS = ("module", "datamodule", "loop", "batch_factory")
 
 
 class _Of(Generic[T]):
@@ -93,8 +95,8 @@ class TrainerSurface:
         callbacks: in the order in which they are called.
         run_log: the run's folder, curves and summary.
         profiler: of the run.
-        module: the user's; ``None`` outside of a run.
-        datamodule: the data; ``None`` outside of a run.
+        module: the user's, from the first run on.
+        datamodule: the data, from the first run on.
         client_names: of the data, once they are set up.
         batch_factory: makes clients' batches.
         loop: takes clients' turns.
@@ -117,8 +119,8 @@ class TrainerSurface:
     callbacks: list[Any]
     run_log: RunLog
     profiler: Profiler
-    module: LightningModule | None
-    datamodule: FederatedDataModule | None
+    module: LightningModule
+    datamodule: FederatedDataModule
     client_names: list[str]
     batch_factory: BatchFactory
     loop: LocalLoop
@@ -185,6 +187,18 @@ class TrainerSurface:
     client_reports = _Of[dict[int, ClientReport]]("round", "reports")
     survivors = _Of[set[int]]("round")
     evaluated_this_round = _Of[bool]("round", "evaluated")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _PARTS:
+            raise AttributeError(
+                f"trainer.{name} exists from a run on: read it in a hook, or after fit, validate, test or predict."
+            )
+        return object.__getattribute__(self, name)  # raises the error of a missing name, or of a property
+
+    @property
+    def is_set_up(self) -> bool:
+        """Whether a run has begun, so that ``module`` and ``datamodule`` are known."""
+        return "datamodule" in vars(self)
 
     # -- clients and processes -----------------------------------------------------------------------------------
 
@@ -409,6 +423,8 @@ class TrainerSurface:
         self.federation = federation
         self.round = Round()
         self.processes = Processes(self.strategy, self.fabric.device)
-        self.module, self.datamodule, self.stacked = None, None, None
+        for part in _PARTS:
+            self.__dict__.pop(part, None)
+        self.stacked = None
         self.resumes_fit, self.should_stop, self.ckpt_path = False, False, None
         self.identity, self.data_digests, self.differs = {}, {}, {}

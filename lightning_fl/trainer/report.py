@@ -135,7 +135,7 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None, pr
         console: where to; standard output by default.
         predict: the command that predicts with the run, if there is one.
     """
-    if not trainer.is_global_zero or trainer.datamodule is None:
+    if not trainer.is_global_zero or not trainer.is_set_up:
         return
     console = console or terminal()
     split: Split = "test" if trainer.metrics.get("test") else "val"

@@ -124,7 +124,7 @@ class Run:
         path = resolve_checkpoint(self._ckpt_path, trainer.fabric, trainer.run_log.root, [*before, *resumed])
         state = None if path is None else load_state(near(path), trainer.fabric)
         trainer.run_log.start(trainer.fabric, fits=stage == "fit")
-        goes_on = stage != "fit" and trainer.module is self._arguments[0] and bool(trainer.models)
+        goes_on = stage != "fit" and trainer.is_set_up and trainer.module is self._arguments[0] and bool(trainer.models)
         trainer.begin(trainer.federation.for_evaluation() if goes_on else Federation())
         if trainer.deterministic:
             _Algorithms(deterministic=True, warn_only=False, benchmark=False).choose()
@@ -186,18 +186,16 @@ class Run:
                 error.args = (f"{error} {_how_to_go_on(trainer)}",)
             trainer.strategy.fail(error)  # first of all: the others wait
             trainer.call("on_exception", error)
-            if trainer.module is not None:
+            if trainer.is_set_up:
                 _tell_callbacks(trainer.module, "on_exception", error)
-            if trainer.datamodule is not None:
                 trainer.datamodule.on_exception(error)
         if hasattr(trainer, "loop"):
             trainer.loop.optimization.end_run()
         if error is None and trainer.num_clients:
             trainer.loop.flat.load(trainer.client_model(0))
         self._leave_device(error)
-        if trainer.datamodule is not None:
+        if trainer.is_set_up:
             trainer.datamodule.teardown(self._stage)
-        if trainer.module is not None:
             _tell_callbacks(trainer.module, "teardown", self._stage)
             trainer.module.teardown(self._stage)
         try:
@@ -211,7 +209,7 @@ class Run:
     def _leave_device(self, error: BaseException | None) -> None:
         """The module and the models on the host, as Lightning leaves a module; a GPU's memory is for others now."""
         trainer, device = self._trainer, self._trainer.fabric.device
-        if device.type == "cpu" or trainer.module is None:
+        if device.type == "cpu" or not trainer.is_set_up:
             return
         try:
             if hasattr(trainer, "loop") and trainer.loop.module is trainer.module:
@@ -337,8 +335,6 @@ def _set_up(
 
 def _know(trainer: TrainerSurface, stage: str) -> None:
     """Note what decides the result, for checkpoints; of data that belong to their ranks, on these alone."""
-    assert trainer.module is not None
-    assert trainer.datamodule is not None
     trainer.identity = identity_of(trainer, trainer.module, trainer.datamodule)
     own = {client: trainer.datamodule.data_digests(client, stage) for client in trainer.processes.panel}
     trainer.data_digests = own if trainer.processes.private else trainer.processes.exchange(own)
@@ -347,7 +343,6 @@ def _know(trainer: TrainerSurface, stage: str) -> None:
 def _write_splits(trainer: TrainerSurface) -> None:
     """Leave in the run's folder who holds which samples; of data that belong to their ranks, each rank its own."""
     data = trainer.datamodule
-    assert data is not None
     if trainer.processes.private:
         for client in trainer.hosted_clients:
             if (text := split_file_text(data, [client])) is not None:
@@ -372,7 +367,6 @@ def _exchange_sizes(trainer: TrainerSurface, factory: BatchFactory, processes: P
     """
     sizes: dict[int, int] = {}
     settings, data = trainer.settings, trainer.datamodule
-    assert data is not None
     opened, told = set(processes.panel), data.client_sizes() or []
     for client in processes.hosted:
         given = data.given_samples(client)
@@ -453,8 +447,6 @@ def _limit_processes(trainer: TrainerSurface, datamodule: Any) -> None:
 
 def _predicts(trainer: TrainerSurface) -> str | None:
     """What ``lightning-fl predict`` can do with the run: "new samples", only its own "test data", or nothing."""
-    assert trainer.module is not None
-    assert trainer.datamodule is not None
     if not is_overridden("predict_step", trainer.module) and not is_overridden("forward", trainer.module):
         return None
     reads = type(trainer.datamodule).unlabelled_data is not FederatedDataModule.unlabelled_data
@@ -463,7 +455,6 @@ def _predicts(trainer: TrainerSurface) -> str | None:
 
 def _about(trainer: TrainerSurface, stage: str) -> dict[str, Any]:
     """What the summary says of a run besides its metrics."""
-    assert trainer.datamodule is not None
     source, names = trainer.datamodule.source, trainer.client_names
     title = trainer.run_log.summary.get("title", f"{type(trainer.module).__name__} on {source} data")
     about = {

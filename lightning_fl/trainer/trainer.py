@@ -375,7 +375,7 @@ class FederatedTrainer(TrainerSurface):
     def _repr_html_(self) -> str:
         """In a notebook: what was run, how far, the latest metrics of every client, and the run's folder."""
         strategy, done = type(self.strategy).__name__, self.current_round
-        what = "" if self.module is None else f"{type(self.module).__name__} by "
+        what = f"{type(self.module).__name__} by " if self.is_set_up else ""
         on = f" on {self.num_clients} clients" if self.num_clients else ""
         lines = [f"<b>FederatedTrainer</b>: {what}{strategy}{on}, round {done} of {self.max_rounds}"]
         words: dict[Split, str] = {"test": "test", "val": "validation", "train": "training"}

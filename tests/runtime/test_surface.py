@@ -99,3 +99,13 @@ def test_a_module_knows_who_federates_it(tmp_path: Path) -> None:
     trainer = FederatedTrainer(max_rounds=1, default_root_dir=tmp_path, **QUIET)
     trainer.fit(Asks(), TinyClients())
     assert seen == [trainer] * 3
+
+
+def test_what_a_run_makes_is_missed_by_name_before_it() -> None:
+    trainer = FederatedTrainer(**QUIET)
+    assert not trainer.is_set_up
+    for name in ("module", "datamodule", "loop", "batch_factory"):
+        with pytest.raises(AttributeError, match=f"trainer.{name} "):
+            getattr(trainer, name)
+    with pytest.raises(AttributeError, match="no attribute 'modles'"):
+        _ = trainer.modles

@@ -192,7 +192,8 @@ def printed(width, metrics, names=("a", "b"), gains=()):
     datamodule = SimpleNamespace(evaluated_model="the shared model", source="user", client_names=lambda: list(names))
     trainer = SimpleNamespace(
         evaluated_model="the shared model",
-        is_global_zero=True, metrics={"test": metrics}, module=None, datamodule=datamodule, log_dir="here",
+        is_global_zero=True, metrics={"test": metrics}, is_set_up=True, module=None,
+        datamodule=datamodule, log_dir="here",
         checkpoint_callback=None,
         gains={"test": dict(gains)},
         evaluated_samples={"test": dict.fromkeys(range(len(names)), 5)},

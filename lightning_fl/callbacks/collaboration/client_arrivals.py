@@ -34,7 +34,6 @@ class ClientArrivals(Callback):
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Find the clients."""
-        assert trainer.datamodule is not None
         names = trainer.datamodule.client_names()
         numbers = {str(client): client for client in range(len(names))} | {name: i for i, name in enumerate(names)}
         for name in self.rounds:

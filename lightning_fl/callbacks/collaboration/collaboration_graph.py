@@ -265,7 +265,6 @@ class CollaborationGraph(Callback):
     # -- checks, records -----------------------------------------------------------------------------------------
 
     def _check_validation(self, trainer: TrainerSurface) -> None:
-        assert trainer.datamodule is not None
         if not trainer.loop.evaluates("val"):
             raise ConfigurationError(
                 f"CollaborationGraph chooses by validation loss: give {type(trainer.module).__name__} a"
@@ -291,7 +290,6 @@ class CollaborationGraph(Callback):
                 order = torch.randperm(len(possible), generator=generator(trainer.seed, k, "random graph")).tolist()
                 graph[k] = sorted(possible[place] for place in order[:budget])
             return graph
-        assert trainer.datamodule is not None
         return read_graph(Path(self.graph), trainer.datamodule.client_names())
 
     def _aggregation(self, trainer: TrainerSurface, chosen: dict[int, list[int]]) -> Tensor:
@@ -324,7 +322,7 @@ class CollaborationGraph(Callback):
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Write who received how much from whom."""
-        if not trainer.is_global_zero or trainer.datamodule is None or not self.received:
+        if not trainer.is_global_zero or not self.received:
             return
         import pandas as pd  # takes a second to import
 

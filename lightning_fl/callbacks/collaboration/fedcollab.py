@@ -151,7 +151,6 @@ class FedCollab(ClientClusters):
         """Measure distances and form coalitions; a resumed run has them in its checkpoint."""
         super().on_fit_start(trainer)
         if self.layer is not None:
-            assert trainer.module is not None
             LayerOutput(trainer.module, self.layer)  # refuses a wrong name now
         if self.warm_up_rounds >= trainer.max_rounds:
             rank_zero_warn(
@@ -202,7 +201,6 @@ class FedCollab(ClientClusters):
         path = self.distances_file if self.structure is None else Path(self.structure) / "distances.csv"
         if path is None:
             return torch.full((count, count), torch.nan, dtype=torch.float64).fill_diagonal_(0.0)
-        assert trainer.datamodule is not None
         return read_distances(Path(path), trainer.datamodule.client_names())
 
     def _measured(self, trainer: TrainerSurface, known: Tensor, clients: list[int]) -> Tensor:
@@ -216,7 +214,6 @@ class FedCollab(ClientClusters):
         places = {client: place for place, client in enumerate(involved)}
         encoder = self.encoder
         if self.layer is not None:
-            assert trainer.module is not None
             encoder = LayerOutput(trainer.module, self.layer)
             trainer.communication.receive(involved, [trainer.shared_model(involved[0])])
             trainer.loop.flat.load(trainer.shared_model(involved[0]))
@@ -278,7 +275,6 @@ class FedCollab(ClientClusters):
             *self._judged(trainer, clients),
             self.capacity,
         )
-        assert trainer.datamodule is not None
         names = trainer.datamodule.client_names()
         coalitions = [[names[i] for i in clients if labels[i] == label] for label in sorted(set(labels.values()))]
         trainer.run_log.summary.setdefault("fedcollab", {}).update({"coalitions": coalitions, "objective": objective})
@@ -306,8 +302,6 @@ class FedCollab(ClientClusters):
 
     def _join_structure(self, trainer: TrainerSurface, run: Path) -> None:
         """Take up the coalitions and models of a finished run; coalitions without a newcomer rest."""
-        assert trainer.datamodule is not None
-        assert trainer.module is not None
         known = read_coalitions(run, trainer.datamodule.client_names())
         newcomers = [client for client in trainer.present_clients if client not in known]
         if not newcomers:
@@ -330,7 +324,6 @@ class FedCollab(ClientClusters):
 
     def _write(self, trainer: TrainerSurface) -> None:
         if trainer.is_global_zero:
-            assert trainer.datamodule is not None
             names = trainer.datamodule.client_names()
             trainer.run_log.write("distances.csv", distance_table(names, self.distances))
             trainer.run_log.write("distance_errors.csv", distance_table(names, self.distance_errors))

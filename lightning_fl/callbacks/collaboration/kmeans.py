@@ -110,7 +110,6 @@ class KMeans(ClientClusters):
             self.clusters[client] = cluster
         self.clustering_round = trainer.current_round + 1
         trainer.federation.regroup(self.collaboration(trainer))
-        assert trainer.datamodule is not None
         names = trainer.datamodule.client_names()
         members = [[names[i] for i, own in enumerate(self.clusters) if own == k] for k in range(max(found) + 1)]
         rank_zero_info("KMeans: " + "; ".join(f"cluster {k}: {', '.join(c)}" for k, c in enumerate(members)))

@@ -72,7 +72,6 @@ class CoalitionFigure(RoundFigure):
         """Draw the whole history."""
         if not trainer.is_global_zero or not self.rounds:
             return
-        assert trainer.datamodule is not None
         names, source, done = trainer.datamodule.client_names(), trainer.datamodule.source, trainer.current_round
         self._draw_distances(trainer)
         hcct = trainer.callback(HCCT)
@@ -104,7 +103,6 @@ class CoalitionFigure(RoundFigure):
         present = trainer.present_clients
         if distances is None or not trainer.is_global_zero or len(distances) != trainer.num_clients:  # not measured yet
             return
-        assert trainer.datamodule is not None
         names = trainer.datamodule.client_names()
         with drawing("distances"):
             figure = draw_distances(

@@ -25,7 +25,6 @@ class CollaborationFigure(RoundFigure):
         """Draw the collaboration of now."""
         if not trainer.is_global_zero:
             return
-        assert trainer.datamodule is not None
         matrix = trainer.collaboration.matrix
         if torch.allclose(matrix, matrix[:1].expand_as(matrix)):
             rank_zero_info("CollaborationFigure: all clients use the same average, of which there is nothing to draw")

@@ -36,7 +36,6 @@ class ContributionFigure(RoundFigure):
         rewards = _rewards(trainer)
         if not trainer.is_global_zero or not rewards.rounds:
             return
-        assert trainer.datamodule is not None
         with drawing("contributions"):
             figure = draw_contributions(
                 rewards.rounds,

@@ -60,7 +60,6 @@ class GainFigure(Callback):
             )
         if not trainer.is_global_zero:
             return
-        assert trainer.datamodule is not None
         metric = metrics[names[chosen]]
         with drawing(f"gain_{split}"):
             figure = draw_gains(

@@ -50,7 +50,6 @@ class GraphFigure(Callback):
         graph = self._graph(trainer)
         if not trainer.is_global_zero or not graph.chosen:
             return
-        assert trainer.datamodule is not None
         with drawing("graph"):
             figure = draw_graph(
                 graph.rounds,

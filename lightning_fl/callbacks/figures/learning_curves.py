@@ -61,7 +61,6 @@ class LearningCurves(Callback):
         """Draw the whole history."""
         if not trainer.is_global_zero or not self.history:
             return
-        assert trainer.datamodule is not None
         with drawing("learning_curves"):
             figure = draw_learning_curves(
                 {name: self._client_curves(name) for name in self.history},

@@ -71,7 +71,6 @@ class SamplingWeightsFigure(RoundFigure):
         """Draw the whole history."""
         if not trainer.is_global_zero or not self.rounds:
             return
-        assert trainer.datamodule is not None
         with drawing("sampling_weights"):
             figure = draw_client_curves(
                 self.rounds,

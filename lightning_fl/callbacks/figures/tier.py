@@ -66,7 +66,6 @@ class TierFigures(RoundFigure):
         """Draw the whole history."""
         if not trainer.is_global_zero:
             return
-        assert trainer.datamodule is not None
         figures: dict[str, Callable[[], Figure]] = {}
         tiers, rewards = trainer.callback(TierBidding), trainer.callback(ShapleyRewards)
         if tiers is not None and tiers.rounds:
@@ -86,7 +85,6 @@ class TierFigures(RoundFigure):
 
 
 def _of_tiers(trainer: TrainerSurface, tiers: TierBidding) -> "dict[str, Callable[[], Figure]]":
-    assert trainer.datamodule is not None
     source, last = trainer.datamodule.source, tiers.rounds[-1]
     series = {"best tier of each client": last.importance.amax(1).tolist()}
     series |= {f"tier {tier}": last.importance[:, tier].tolist() for tier in range(tiers.num_tiers)}
@@ -112,7 +110,6 @@ def _of_tiers(trainer: TrainerSurface, tiers: TierBidding) -> "dict[str, Callabl
 def _of_tokens(trainer: TrainerSurface, tiers: TierBidding) -> "dict[str, Callable[[], Figure]]":
     if tiers.ledger is None:
         return {}
-    assert trainer.datamodule is not None
     source = trainer.datamodule.source
     figures: dict[str, Callable[[], Figure]] = {
         "token_balances": partial(
@@ -132,7 +129,6 @@ def _of_tokens(trainer: TrainerSurface, tiers: TierBidding) -> "dict[str, Callab
 
 def _of_validation(trainer: TrainerSurface) -> "dict[str, Callable[[], Figure]]":
     """The leading metric of the clients' own models, and of their local training."""
-    assert trainer.datamodule is not None
     metrics = trainer.metrics.get("val") or ClientMetrics()
     own = [name for name in metrics if not name.startswith("val/local/")]
     # Accuracy and the like before a loss: the figures of the paper are of accuracy.

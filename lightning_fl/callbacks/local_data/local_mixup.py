@@ -112,7 +112,6 @@ class LocalMixup(Callback):
         return _weighted(outputs[0], outputs[1], float(gamma))
 
     def _submodule(self, trainer: TrainerSurface) -> nn.Module:
-        assert trainer.module is not None
         assert self.layer is not None
         try:
             return trainer.module.get_submodule(self.layer)

@@ -33,7 +33,7 @@ class PooledTraining(Callback):
 
     def teardown(self, trainer: Any, stage: str) -> None:
         """Each client has its own again."""
-        if trainer.datamodule is not None:
+        if trainer.is_set_up:
             trainer.datamodule.pool_training(False)
 
     def select_clients(self, trainer: TrainerSurface) -> Cohort:

@@ -53,7 +53,6 @@ class ForestReference(Callback):
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         """Add the forests' metrics to those of the models."""
-        assert trainer.datamodule is not None
         if not self._forests:
             self._fit(trainer)
         own = {}
@@ -71,7 +70,6 @@ class ForestReference(Callback):
     def _fit(self, trainer: TrainerSurface) -> None:
         """The hosted clients' forests, one for each target."""
         data = trainer.datamodule
-        assert data is not None
         summaries = trainer.target_summaries(_is_binary)
         self._task = "classification" if bool(summaries.all()) else "regression"
         for client in trainer.hosted_clients:

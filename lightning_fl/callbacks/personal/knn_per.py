@@ -153,7 +153,6 @@ class KNNPer(Callback):
 
     def _found(self, trainer: TrainerSurface) -> tuple[str, nn.Module]:
         module = trainer.module
-        assert module is not None
         if not trainer.loop.evaluates("val"):
             raise ConfigurationError(
                 f"KNNPer embeds training samples by validation_step, and {type(module).__name__} has none: give it one."

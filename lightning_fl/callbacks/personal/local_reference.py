@@ -119,7 +119,6 @@ class LocalReference(Callback):
         return summarize(trainer.strategy.exchange(reports))
 
     def _from_run(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> ClientMetrics:
-        assert trainer.datamodule is not None
         figures, names = self._figures.get(split, {}), trainer.datamodule.client_names()
         found = ClientMetrics(names=names)
         for name, metric in metrics.items():
@@ -150,7 +149,6 @@ def _read_figures(run: Path, trainer: TrainerSurface) -> dict[str, dict[str, dic
             f"LocalReference.run={str(run)!r}: {path} is not the summary of a finished run ({type(error).__name__}:"
             f" {error}). Give the folder of a run that LocalTraining was part of."
         ) from error
-    assert trainer.datamodule is not None
     own = json.loads(json.dumps(dict(trainer.datamodule.describe()), default=str))
     different = sorted(key for key in own.keys() | data.keys() if own.get(key) != data.get(key))
     if different:

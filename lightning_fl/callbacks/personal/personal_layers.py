@@ -48,7 +48,6 @@ class PersonalLayers(Callback):
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Lay the layers aside."""
-        assert trainer.module is not None
         names = self.names(trainer.module)
         try:
             trainer.keep_local(names)

@@ -67,7 +67,6 @@ class PretrainedWeights(Callback):
         """Give the models these weights."""
         part = self._part(trainer)
         own = {id(parameter) for parameter in part.parameters()}
-        assert trainer.module is not None
         self._names = [name for name, parameter in trainer.module.named_parameters() if id(parameter) in own]
         if not trainer.resumes_fit:
             self._load(trainer, part)

@@ -45,7 +45,6 @@ class PrivateHeads(PersonalLayers):
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Lay the layers aside, and give every client its scale."""
         module = trainer.module
-        assert module is not None
         if module.hparams.get("class_weights") == "balanced":
             raise ConfigurationError(
                 "PrivateHeads: class_weights='balanced' counts classes over all clients, whose targets are different"

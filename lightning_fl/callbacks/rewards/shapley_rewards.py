@@ -224,7 +224,7 @@ class ShapleyRewards(Callback):
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Write all values, and the cumulated ones into the summary."""
-        if not trainer.is_global_zero or trainer.datamodule is None:
+        if not trainer.is_global_zero:
             return
         import pandas as pd  # takes a second to import
 
@@ -291,7 +291,6 @@ class ShapleyRewards(Callback):
         trainer.log("contribution/min", min(values.values()))
         trainer.log("contribution/max", max(values.values()))
         if trainer.logs_clients:
-            assert trainer.datamodule is not None
             names = curve_names(trainer.datamodule.client_names())
             for client, value in values.items():
                 trainer.log(f"contribution/{names[client]}", value)

@@ -312,7 +312,7 @@ class TierBidding(Callback):
                 f" live by what they earn, with a balance of {self.num_tiers * self.tokens.price:g}, or set tokens to"
                 " null."
             )
-        if not trainer.is_global_zero or trainer.datamodule is None:
+        if not trainer.is_global_zero:
             return
         import pandas as pd  # takes a second to import
 
@@ -447,7 +447,6 @@ class TierBidding(Callback):
         trainer.log("tokens/balance/min", min(tokens.values()))
         trainer.log("tokens/balance/max", max(tokens.values()))
         if trainer.logs_clients:
-            assert trainer.datamodule is not None
             names = curve_names(trainer.datamodule.client_names())
             for client, value in tokens.items():
                 trainer.log(f"tokens/balance/{names[client]}", value)
