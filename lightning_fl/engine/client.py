@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import LoggedValue
 from lightning_fl.core.wire_format import sendable
-from lightning_fl.engine.weights.flat import Span, Weights, combined, copy_spans_, inner_product
+from lightning_fl.engine.weights.flat import Span, Weights, copy_spans_, inner_product, linear_combination
 
 __all__ = ["ClientReport", "ClientState", "ClientTurn", "ClientUpdate", "LocalWork", "Phase", "packed", "unpacked"]
 
@@ -207,7 +207,7 @@ class ClientTurn:
             elsewhere: what all other entries are of (statistics of BatchNorm, frozen parameters); the turn's start
                 unless given.
         """
-        return combined(self.start if elsewhere is None else elsewhere, terms, self.spans)
+        return linear_combination(self.start if elsewhere is None else elsewhere, terms, self.spans)
 
     def with_buffers(self, weights: Weights, other: Weights) -> Weights:
         """A copy of some weights with the buffers (statistics of BatchNorm) of others."""

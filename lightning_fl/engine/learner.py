@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate, Phase
 from lightning_fl.engine.hooks import overrides
-from lightning_fl.engine.weights.flat import Span, Weights, combined, inner_product
+from lightning_fl.engine.weights.flat import Span, Weights, inner_product, linear_combination
 
 __all__ = ["Contribution", "Learner", "ModelUpdate", "changes"]
 
@@ -92,7 +92,7 @@ class ModelUpdate:
             elsewhere: what all other entries are of (statistics of BatchNorm, frozen parameters); the average unless
                 given.
         """
-        return combined(self.average if elsewhere is None else elsewhere, terms, self.spans)
+        return linear_combination(self.average if elsewhere is None else elsewhere, terms, self.spans)
 
     def dot(self, first: Weights, second: Weights) -> float:
         """The inner product over the shared parameters that are trained, in double precision."""

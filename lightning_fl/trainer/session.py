@@ -29,7 +29,7 @@ from lightning_fl.engine.interrupt import signals_of_a_run
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.compilation import CompiledSteps
-from lightning_fl.engine.turn.lazy_layers import give_shapes
+from lightning_fl.engine.turn.lazy_layers import materialize_lazy_layers
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.module_callbacks import module_callbacks
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
@@ -301,7 +301,7 @@ def _set_up(
     module.to(fabric.device)
     fabric._precision.convert_module(module)
     shim.set_stage(*_STAGES["fit"])  # shapes come from a training step
-    give_shapes(shim, factory, datamodule, processes, settings)
+    materialize_lazy_layers(shim, factory, datamodule, processes, settings)
     shim.set_stage(*_STAGES[stage])
     if stage == "fit":
         shim.call_hook("on_fit_start")

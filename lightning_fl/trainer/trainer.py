@@ -221,7 +221,7 @@ class FederatedTrainer(TrainerSurface):
         with Run(self, "fit", module, datamodule, ckpt_path):
             self.fitting = True
             self.loop.call("on_train_start")
-            self.loop.take_in()
+            self.loop.add_late_parameters()
             self.stacked = StackedLoop(self.loop) if self.stacked_clients > 1 else None
             started = time.perf_counter() - self.wall_time_seconds
             checkpoint = self.run_log.directory / "checkpoints" / "last.ckpt"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from lightning_fl.engine.weights.flat import Weights, combined, inner_product
+from lightning_fl.engine.weights.flat import Weights, inner_product, linear_combination
 from lightning_fl.functional.pfedgraph import centre_terms, pull_terms
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -63,7 +63,7 @@ class CosinePull:
         for client, row in zip(clients, rows.tolist(), strict=True):
             if client in hosted:
                 terms = [(weight, trainer.models[clients[place]]) for place, weight in centre_terms(row, norms)]
-                store[client] = combined(trainer.models[client], terms, spans).state_dict()
+                store[client] = linear_combination(trainer.models[client], terms, spans).state_dict()
         received = sorted(self.clients.intersection(trainer.client_reports))  # when their turns began
         trainer.communication.add(dict.fromkeys(received, trainer.communication.model_bytes), {})
         self.clients |= set(clients)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_fl.core.cohort import Participant
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.engine.weights.flat import Span, Weights, combined
+from lightning_fl.engine.weights.flat import Span, Weights, linear_combination
 from lightning_fl.functional.fedsoft import draw_contributors
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -54,7 +54,7 @@ def proximal_pull(
         lam: λ.
         spans: the parameters that are pulled.
     """
-    centre = combined(models[0], list(zip(importance.tolist(), models, strict=True)), spans)
+    centre = linear_combination(models[0], list(zip(importance.tolist(), models, strict=True)), spans)
     strength = lam * float(importance.sum())
 
     def correct_(gradient: Weights, weights: Weights) -> None:

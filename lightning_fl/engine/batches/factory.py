@@ -33,7 +33,7 @@ from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.engine.batches.from_loaders import LoaderBatches, LoadersInTurn
 from lightning_fl.engine.batches.packed import PackedBatches
 from lightning_fl.engine.batches.packing import pack_dataset
-from lightning_fl.engine.batches.packs import Pack, Room
+from lightning_fl.engine.batches.packs import MemoryBudget, Pack
 from lightning_fl.engine.hooks import Hooks
 
 __all__ = ["BatchFactory"]
@@ -60,7 +60,7 @@ class BatchFactory:
         self._hooks = hooks or Hooks()
         self._device = device
         self._channels_last = channels_last
-        self._room = Room(device)
+        self._budget = MemoryBudget(device)
         self._said = False  # that data do not fit
         self._packs: dict[int, tuple[Any, Pack | None]] = {}
         self._made: dict[tuple[int, Split], ClientBatches | None] = {}
@@ -108,7 +108,7 @@ class BatchFactory:
         """Let go of what lies in the device's memory; it is made again where it is asked for again."""
         self._packs.clear()
         self._made.clear()
-        self._room = Room(self._device)
+        self._budget = MemoryBudget(self._device)
 
     def _name_of(self, client: int) -> str:
         return f"client {client} ({self._data.client_names()[client]})"
@@ -200,11 +200,11 @@ class BatchFactory:
         pack = self._packs[id(held)][1]
         if pack is None:
             return None
-        return PackedBatches(pack, None if indices is None else indices.cpu(), room=self._room, **options)
+        return PackedBatches(pack, None if indices is None else indices.cpu(), budget=self._budget, **options)
 
     def _placed(self, pack: Pack) -> Pack:
         """A pack on the device, or on the host where it is too large for it."""
-        if self._room.take(pack.num_bytes):
+        if self._budget.reserve(pack.num_bytes):
             return pack.to(self._device)
         if not self._said:
             rank_zero_info(

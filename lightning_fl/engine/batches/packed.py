@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_fl.core.pinned_memory import to_device
 from lightning_fl.core.seeding import derive_seed
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
-from lightning_fl.engine.batches.packs import Pack, Room
+from lightning_fl.engine.batches.packs import MemoryBudget, Pack
 
 __all__ = ["PackedBatches"]
 
@@ -24,7 +24,7 @@ class PackedBatches(ClientBatches):
         batch_size: samples in a batch.
         shuffle: a fresh order for every pass; otherwise batches are gathered once and kept.
         drop_last: leave out a last batch that is not full, unless it is the only one.
-        room: for batches that are kept; ``None`` where there is enough.
+        budget: for batches that are kept; ``None`` where there is enough.
     """
 
     on_device = True
@@ -37,11 +37,11 @@ class PackedBatches(ClientBatches):
         batch_size: int,
         shuffle: bool,
         drop_last: bool = False,
-        room: Room | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
         self.pack = pack
         self._indices = indices
-        self._room = room
+        self._budget = budget
         self._keeps: bool | None = None  # batches; not known before the first pass
         self.num_samples = pack.num_samples if indices is None else len(indices)
         self._batch_size = batch_size
@@ -81,11 +81,11 @@ class PackedBatches(ClientBatches):
     def once(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
         """The same batches every time: gathered once and kept, and again if a step changed their tensors in place.
 
-        Where a GPU has no room for them they are gathered in every pass.
+        Where a GPU has no budget for them they are gathered in every pass.
         """
         if self._keeps is None:
             share = self.pack.num_bytes * self.num_samples // max(1, self.pack.num_samples)
-            self._keeps = self._room is None or self._room.take(share)
+            self._keeps = self._budget is None or self._budget.reserve(share)
         if not self._keeps:
             return self._gather(torch.arange(self.num_samples), self.pack.batches_per_gather)
         if self._kept is None or self._versions != [tensor._version for tensor in self._kept_tensors]:

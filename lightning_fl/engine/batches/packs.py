@@ -9,13 +9,13 @@ from torch import Tensor
 
 from lightning_fl.core.pinned_memory import to_device
 
-__all__ = ["Pack", "Room", "TensorPack", "channels_last"]
+__all__ = ["MemoryBudget", "Pack", "TensorPack", "channels_last"]
 
 #: The part of a GPU's free memory that data may take; the rest is for models and what a step makes.
 _SHARE_OF_DATA = 0.5
 
 
-class Room:
+class MemoryBudget:
     """How much of a device's memory data may take: of a GPU's half of what was free before they came.
 
     Args:
@@ -26,8 +26,8 @@ class Room:
         self._device = device
         self._taken = 0
 
-    def take(self, num_bytes: int) -> bool:
-        """Whether there is room for so many bytes more, which are then taken."""
+    def reserve(self, num_bytes: int) -> bool:
+        """Whether there is budget for so many bytes more, which are then taken."""
         if self._device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self._device)
             if self._taken + num_bytes > _SHARE_OF_DATA * (free + self._taken):

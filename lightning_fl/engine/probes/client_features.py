@@ -96,14 +96,14 @@ def client_features(
         DataError: inputs or targets cannot be read.
     """
     samples: dict[int, tuple[Tensor, Tensor]] = {}
-    shim, processes = loop.module_trainer, loop.processes
-    shim.set_stage(TrainerFn.FITTING, RunningStage.VALIDATING)  # data modules augment training batches only
+    trainer, processes = loop.module_trainer, loop.processes
+    trainer.set_stage(TrainerFn.FITTING, RunningStage.VALIDATING)  # data modules augment training batches only
     try:
         for client in processes.hosted:
             if client in clients:
                 samples[client] = _samples(loop, client, encoder)
     finally:
-        shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
+        trainer.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
     told = processes.exchange(
         {client: (x.shape[1], squared_norms(x).cpu(), count_classes(y)) for client, (x, y) in samples.items()}
     )

@@ -9,7 +9,7 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import ClientMetrics, LoggedValue, default_metric, higher_is_better, monitored_metric
 from lightning_fl.data.module import Split
 from lightning_fl.engine.turn.loop import LocalLoop
-from lightning_fl.engine.turn.metric_states import kept_metrics
+from lightning_fl.engine.turn.metric_states import preserve_metrics
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.pifl import importance_weights, mixture_weights
 
@@ -72,7 +72,7 @@ class ClientScores:
         own = loop.federation.personal_layers.get(client)
         if personal is not None and own is not None:
             model = personal.insert_(model.clone(), own)
-        with kept_metrics(loop.module):
+        with preserve_metrics(loop.module):
             report = loop.evaluate(
                 client,
                 model,

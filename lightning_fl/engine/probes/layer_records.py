@@ -12,7 +12,7 @@ from lightning_fl.data.module import Split
 from lightning_fl.data.targets import batch_targets
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
 from lightning_fl.engine.turn.loop import LocalLoop
-from lightning_fl.engine.turn.metric_states import kept_metrics
+from lightning_fl.engine.turn.metric_states import preserve_metrics
 from lightning_fl.engine.weights.flat import Weights
 
 __all__ = ["LayerRecords", "exact_targets", "layer_records"]
@@ -55,7 +55,7 @@ def layer_records(
             yield batch, size
 
     present = loop.flat.collect().clone()
-    with _recorded(layer, seen), kept_metrics(loop.module):
+    with _recorded(layer, seen), preserve_metrics(loop.module):
         report = loop.evaluate(client, weights, split, read)
     loop.flat.load(present)
     if report is None or not targets:

@@ -9,7 +9,7 @@ from lightning_fl.core.metrics import default_metric, higher_is_better
 from lightning_fl.data.targets import batch_targets
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
 from lightning_fl.engine.turn.loop import LocalLoop
-from lightning_fl.engine.turn.metric_states import kept_metrics
+from lightning_fl.engine.turn.metric_states import preserve_metrics
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.neighbors import Task
 
@@ -61,7 +61,7 @@ def layer_misses_targets(
         handle = layer.register_forward_hook(replace)
         present = loop.flat.collect().clone()
         try:
-            with kept_metrics(loop.module):
+            with preserve_metrics(loop.module):
                 report = loop.evaluate(client, weights, "train", read)
         finally:
             handle.remove()

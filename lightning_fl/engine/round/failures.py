@@ -14,12 +14,12 @@ from lightning_fl.core.system_errors import breaks_device, chain, out_of_memory,
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.turn.loop import LocalLoop
 
-__all__ = ["judge", "let_go", "report_of"]
+__all__ = ["failure_report", "free_memory", "raise_or_warn"]
 
 _NOTHING_LOST = "Nothing is lost: the last checkpoint is untouched."
 
 
-def report_of(loop: LocalLoop, cohort: Cohort, place: int, error: Exception) -> ClientReport:
+def failure_report(loop: LocalLoop, cohort: Cohort, place: int, error: Exception) -> ClientReport:
     """The report of a participant's turn that failed; the module has its own parameters again afterwards.
 
     Args:
@@ -36,11 +36,11 @@ def report_of(loop: LocalLoop, cohort: Cohort, place: int, error: Exception) -> 
         _end(loop, cohort, place, f"{report.error} This process can compute nothing more on its device.", error)
     loop.flat.restore()  # for the clients after it
     if loop.settings.on_client_error == "skip":
-        let_go(error, loop.processes.device)
+        free_memory(error, loop.processes.device)
     return report
 
 
-def let_go(error: BaseException, device: torch.device) -> None:
+def free_memory(error: BaseException, device: torch.device) -> None:
     """Free what the frames of an error hold, activations above all: the next turn needs the memory.
 
     Args:
@@ -55,7 +55,7 @@ def let_go(error: BaseException, device: torch.device) -> None:
             torch.cuda.empty_cache()
 
 
-def judge(loop: LocalLoop, cohort: Cohort, reports: dict[int, ClientReport], own: Exception | None) -> None:
+def raise_or_warn(loop: LocalLoop, cohort: Cohort, reports: dict[int, ClientReport], own: Exception | None) -> None:
     """End the run for failed turns, or warn that it goes on without their clients, as the policy is.
 
     Args:

@@ -16,13 +16,13 @@ from lightning_fl.engine.round.server import next_model
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights, check_finite, largest_magnitude
 
-__all__ = ["average_in_place", "finish_personal_round", "give_own_models", "keep_own_model"]
+__all__ = ["assign_own_models", "average_in_place", "finish_personal_round", "store_own_model"]
 
 #: Entries of all models that are copied at a time.
 _COLUMNS = 1 << 14
 
 
-def give_own_models(federation: Federation, clients: Sequence[int]) -> None:
+def assign_own_models(federation: Federation, clients: Sequence[int]) -> None:
     """Who would start from a mixture of others' models, as a newcomer, gets it as its own before anybody trains.
 
     Models are overwritten as their clients train, one client after another.
@@ -43,7 +43,7 @@ def give_own_models(federation: Federation, clients: Sequence[int]) -> None:
     federation.collaboration = Collaboration(collaboration.aggregation, personalisation)
 
 
-def keep_own_model(models: list[Weights], client: int, weights: Weights, *, keep_start: bool = False) -> None:
+def store_own_model(models: list[Weights], client: int, weights: Weights, *, keep_start: bool = False) -> None:
     """What a client learned takes the place of its model: N models are in memory, not 2N.
 
     Their memory is used again, round after round; new vectors each time would leave holes between the old ones.

@@ -11,14 +11,14 @@ from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate, p
 from lightning_fl.engine.federation import OF_MODEL, STRATEGY
 from lightning_fl.engine.hooks import Hook
 from lightning_fl.engine.learner import Contribution, Learner
-from lightning_fl.engine.round.failures import judge, report_of
-from lightning_fl.engine.round.personal import finish_personal_round, give_own_models, keep_own_model
+from lightning_fl.engine.round.failures import failure_report, raise_or_warn
+from lightning_fl.engine.round.personal import assign_own_models, finish_personal_round, store_own_model
 from lightning_fl.engine.round.reports import combine_reports
 from lightning_fl.engine.round.server import next_model
 from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.engine.stacked.turns import StackedTurns
 from lightning_fl.engine.turn.loop import LocalLoop
-from lightning_fl.engine.weights.flat import Weights, combined
+from lightning_fl.engine.weights.flat import Weights, linear_combination
 from lightning_fl.engine.weights.weighted_sum import SoleContribution, WeightedSum, check_addable
 
 __all__ = ["train_round"]
@@ -81,11 +81,11 @@ def _train_own_models(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | No
             " them, do not. Keep one of the two."
         )
     federation = loop.federation
-    give_own_models(federation, [participant.client for participant in cohort.participants])
+    assign_own_models(federation, [participant.client for participant in cohort.participants])
     starts = list(federation.models) if "aggregate" in loop.own_steps else None
 
     def keep(participant: Participant, update: ClientUpdate) -> None:
-        keep_own_model(federation.models, participant.client, update.weights, keep_start=starts is not None)
+        store_own_model(federation.models, participant.client, update.weights, keep_start=starts is not None)
 
     arrived = _train_cohort(loop, cohort, stacked, keep)
     reports = {participant.client: report for participant, report in arrived.items()}
@@ -291,7 +291,7 @@ class _Sums:
 
 def _zeros(loop: LocalLoop, start: Weights) -> Weights:
     """What further vectors are changes from: zero in the parameters that are averaged."""
-    return combined(start, [(0.0, start)], loop.averaged_spans())
+    return linear_combination(start, [(0.0, start)], loop.averaged_spans())
 
 
 def _after_average(
@@ -350,17 +350,17 @@ def _train_cohort(
             now.participant = participant
             reports[place] = _hand_over(loop, participant, turn, report, hand_over)
         except Exception as error:
-            reports[place] = report_of(loop, cohort, place, error)
+            reports[place] = failure_report(loop, cohort, place, error)
             if give_back is not None:
                 give_back()
             failure = error if loop.settings.on_client_error == "fail" else None
             if failure is not None and loop.processes.several:  # the others do not finish their turns for it
-                judge(loop, cohort, {place: reports[place]}, failure)
+                raise_or_warn(loop, cohort, {place: reports[place]}, failure)
             continue
         for hook in after:  # the client's part in the sums stands: from here on nothing may leave it out
             hook(client)
     reports = loop.processes.exchange(reports)
-    judge(loop, cohort, reports, failure)
+    raise_or_warn(loop, cohort, reports, failure)
     changed = [report.trainable for report in reports.values() if report.error is None]
     if any(changed):
         federation.freeze(loop.flat, changed)
@@ -387,11 +387,11 @@ def _measure(loop: LocalLoop, cohort: Cohort) -> dict[int, ClientReport]:
         try:
             found[place] = ClientReport(numbers=loop.measure(participant))
         except Exception as error:
-            found[place] = report_of(loop, cohort, place, error)
+            found[place] = failure_report(loop, cohort, place, error)
             failure = error if loop.settings.on_client_error == "fail" else None
     everyone = loop.processes.exchange(found)
     if loop.settings.on_client_error == "fail":
-        judge(loop, cohort, everyone, failure)
+        raise_or_warn(loop, cohort, everyone, failure)
     for place, report in everyone.items():
         if report.error is None:
             participant = cohort.participants[place]

@@ -26,10 +26,10 @@ from lightning_fl.engine.stacked.stackable import explain, outside_draws, refuse
 from lightning_fl.engine.stacked.trainer import StackedTrainer
 from lightning_fl.engine.stacked.visits import Visits
 from lightning_fl.engine.stacked.weights import StackedWeights
-from lightning_fl.engine.turn.amounts import turn_report
 from lightning_fl.engine.turn.flat_optimizer import has_fused_step
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.results import LogCollector
+from lightning_fl.engine.turn.turn_length import turn_report
 from lightning_fl.engine.weights.flat import Weights
 
 __all__ = ["StackedLoop"]
@@ -49,9 +49,9 @@ class StackedLoop:
         self._loop = loop
         self._settings = loop.settings
         self._module = loop.module
-        self._shim = loop.module_trainer
-        self._profile = self._shim.profiler.profile
-        self._view = StackedTrainer(self._shim)
+        self._trainer = loop.module_trainer
+        self._profile = self._trainer.profiler.profile
+        self._view = StackedTrainer(self._trainer)
         self._training_step = _TrainingStep(self._loop)
         self._losses: list[tuple[list[Row], Tensor]] = []
         self._step_was_checked = False
@@ -84,7 +84,7 @@ class StackedLoop:
     def _train(
         self, turns: Sequence[ClientTurn]
     ) -> tuple[StackedWeights, list[tuple[int, ClientReport | FederatedError]]]:
-        self._shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
+        self._trainer.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
         self._losses.clear()
         with self._profile(DATA):
             rows = self._rows(turns)
@@ -124,7 +124,7 @@ class StackedLoop:
                 steps[-1].append(RowBatch(index, samples, targets, (index, len(samples), layout)))
                 begins = length.ends_step(index)
             collector = LogCollector(self._settings.log_every_n_steps)
-            self._shim.replay(collector)
+            self._trainer.replay(collector)
             rows.append(
                 Row(turn, batches.pack, batches.num_samples, int(length.total), int(length.steps), steps, collector)
             )
@@ -137,9 +137,9 @@ class StackedLoop:
         seed_default_generators(*loop.path(rows[0].turn.client, rows[0].turn.purpose))
         self._view.begin_step(**self._facts(rows, 0))
         (optimizer, *_), _ = loop.optimization.configure()
-        self._shim.take_optimizers([optimizer], [])
+        self._trainer.take_optimizers([optimizer], [])
         if self._settings.fused_optimizers and not has_fused_step(optimizer):
-            loop.optimization.say_not_fused(optimizer)
+            loop.optimization.warn_not_fused(optimizer)
         for row in rows:
             row.turn.optimizers = [optimizer]
         weights = StackedWeights(loop.flat, optimizer, len(rows), fused=self._settings.fused_optimizers)

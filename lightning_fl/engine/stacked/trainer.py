@@ -42,23 +42,23 @@ class StackedTrainer:
     """Stands before the :class:`ModuleTrainer` during a group's turns, and takes what is logged there.
 
     Args:
-        shim: answers all that is asked of the run, not of a client.
+        trainer: answers all that is asked of the run, not of a client.
     """
 
-    def __init__(self, shim: ModuleTrainer) -> None:
-        self._shim = shim
+    def __init__(self, trainer: ModuleTrainer) -> None:
+        self._trainer = trainer
         self._facts: dict[str, set[Any]] = {}
         self.logged: list[Logged] = []
 
     @contextmanager
     def instead_of_shim(self) -> Iterator[None]:
         """The module's ``self.trainer`` is this object."""
-        module = self._shim.model
+        module = self._trainer.model
         module.trainer = self  # type: ignore[assignment]  # reaches modules inside the module, too
         try:
             yield
         finally:
-            module.trainer = self._shim  # type: ignore[assignment]
+            module.trainer = self._trainer  # type: ignore[assignment]
 
     def begin_step(self, **facts: set[Any]) -> None:
         """A step for some clients begins.
@@ -78,7 +78,7 @@ class StackedTrainer:
         if isinstance(value, Metric):
             raise ConfigurationError(
                 f"self.log({name!r}): a {type(value).__name__} counts the samples of one client, and"
-                f" {type(self._shim.model).__name__}.training_step runs for several at once. Log a number"
+                f" {type(self._trainer.model).__name__}.training_step runs for several at once. Log a number"
                 " (torchmetrics.functional), or set trainer.stacked_clients=1."
             )
         self.logged.append(Logged(fx, name, value, options))
@@ -89,11 +89,11 @@ class StackedTrainer:
     @property
     def should_stop(self) -> bool:
         """Whether the run ends after the round."""
-        return self._shim.should_stop
+        return self._trainer.should_stop
 
     @should_stop.setter
     def should_stop(self, stop: bool) -> None:
-        self._shim.should_stop = stop
+        self._trainer.should_stop = stop
 
     def __getattr__(self, name: str) -> Any:
         values = self._facts.get(name, ())
@@ -101,7 +101,7 @@ class StackedTrainer:
             return next(iter(values))
         if values or name in _OF_ONE_CLIENT:
             raise ConfigurationError(
-                f"{type(self._shim.model).__name__} reads self.trainer.{name}, which is another one for each client,"
+                f"{type(self._trainer.model).__name__} reads self.trainer.{name}, which is another one for each client,"
                 " while several train at once. Do without it in training, or set trainer.stacked_clients=1."
             )
-        return getattr(self._shim, name)
+        return getattr(self._trainer, name)

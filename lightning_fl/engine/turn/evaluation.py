@@ -31,7 +31,7 @@ from lightning_fl.engine.turn.module_checks import check_dataloader_idx, refuse_
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.weights.flat import FlatModule, Weights
 
-__all__ = ["EvaluationLoop", "Reading"]
+__all__ = ["Evaluator", "Reading"]
 
 _STAGES: dict[Split, tuple[TrainerFn, RunningStage, str]] = {
     "val": (TrainerFn.VALIDATING, RunningStage.VALIDATING, "validation"),
@@ -51,7 +51,7 @@ _HOOKS_OF_RUN: dict[str, tuple[TrainerFn, RunningStage]] = {
 _HOOKS_OF_ROUND = frozenset({"on_validation_start", "on_validation_end"})
 
 
-class EvaluationLoop:
+class Evaluator:
     """Runs clients' evaluations one after another on one module, whose hooks and steps it calls.
 
     Args:
@@ -157,8 +157,8 @@ class EvaluationLoop:
         if batches is None:
             return None
         fn, stage, word = _STAGES["val" if split == "train" else split]
-        shim = self.module_trainer
-        shim.set_stage(TrainerFn.FITTING if self.round.fitting and read is None else fn, stage)
+        trainer = self.module_trainer
+        trainer.set_stage(TrainerFn.FITTING if self.round.fitting and read is None else fn, stage)
         if self.round.fitting:
             self.call("on_validation_model_zero_grad")
         for _ in self._evaluation_turn(client, weights, batches, split, word, read, keep=own and self.round.fitting):
@@ -166,7 +166,7 @@ class EvaluationLoop:
         if self.round.fitting:
             self.refuse_new(f"in the {word}", client)
         sizes = [loader.num_samples for loader in batches.loaders]
-        report = ClientReport(sum(sizes), 0, shim.collector.reduce(sum(sizes), sizes))
+        report = ClientReport(sum(sizes), 0, trainer.collector.reduce(sum(sizes), sizes))
         self.metric_states.end(client, keep=own)
         return report
 
@@ -193,18 +193,18 @@ class EvaluationLoop:
         keep: bool = False,
     ) -> Iterator[tuple[int, Any]]:
         """The number of the loader and the step's output, for every batch."""
-        shim, loaders = self.module_trainer, batches.loaders
+        trainer, loaders = self.module_trainer, batches.loaders
         several = len(loaders) > 1
         self._check_loaders(word, several, len(loaders))
-        stage = shim.state.stage
+        stage = trainer.state.stage
         assert stage is not None
         lengths = [loader.epoch_length() for loader in loaders]
-        setattr(shim, f"num_{stage.dataloader_prefix}_batches", [math.inf if n is None else n for n in lengths])
+        setattr(trainer, f"num_{stage.dataloader_prefix}_batches", [math.inf if n is None else n for n in lengths])
         path = self.path(client, split)
         self.flat.load(weights)
         self.metric_states.begin(client)
         self.seed_user_code(*path)
-        shim.begin_turn(client, self.global_step(client), evaluated=split)
+        trainer.begin_turn(client, self.global_step(client), evaluated=split)
         self.mode.capture(self.module)
         if self.overridden(f"on_{word}_model_eval"):
             self.call(f"on_{word}_model_eval")
@@ -213,31 +213,31 @@ class EvaluationLoop:
         try:
             with torch.no_grad(), self.callback_states.turn(client, keep=keep):
                 if self._swapping:
-                    shim.call_hook(f"on_{word}_start")
+                    trainer.call_hook(f"on_{word}_start")
                 self.call(f"on_{word}_epoch_start")
                 for number, loader in enumerate(loaders):
                     which = (number,) if several else ()
-                    shim.collector.begin_loader(number if several else None)
-                    loader.next_pass = shim.current_epoch
+                    trainer.collector.begin_loader(number if several else None)
+                    loader.next_pass = trainer.current_epoch
                     given = loader.once((*path, *which)) if read is None else read(loader)
                     known, seen = loader.num_samples > 0, 0.0
                     for index, (batch, size) in enumerate(given):
                         yield number, self._evaluate_batch(client, loader, word, batch, size, index, which)
                         if not known:
-                            seen += shim.collector.step_size()
+                            seen += trainer.collector.step_size()
                     if not known:  # a stream: its samples are known once it is read
                         loader.num_samples = int(seen)
-                shim.collector.begin_loader(None)
-                shim.collector.begin_step(None, None)
+                trainer.collector.begin_loader(None)
+                trainer.collector.begin_step(None, None)
                 self.call(f"on_{word}_epoch_end")
                 if self._swapping:
-                    shim.call_hook(f"on_{word}_end")
+                    trainer.call_hook(f"on_{word}_end")
         finally:
             if self.overridden(f"on_{word}_model_train"):
                 self.call(f"on_{word}_model_train")
             else:
                 self.mode.restore(self.module)
-            shim.end_turn()
+            trainer.end_turn()
 
     def _evaluate_batch(
         self,
@@ -250,10 +250,10 @@ class EvaluationLoop:
         which: tuple[int, ...],
     ) -> Any:
         """The step on one batch, between its hooks; ``which`` is the loader's number where there are several."""
-        shim = self.module_trainer
+        trainer = self.module_trainer
         batch = self.move(batch, loader.on_device, client, *which)
-        shim.collector.begin_step(batch, size)
-        shim.batch_idx = index
+        trainer.collector.begin_step(batch, size)
+        trainer.batch_idx = index
         if self.overridden(f"on_{word}_batch_start"):
             self.call(f"on_{word}_batch_start", batch, index, *which)
         output = self.step(f"{word}_step", batch, index, *which)

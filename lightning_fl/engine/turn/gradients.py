@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from lightning_fl.engine.weights.flat import FlatModule, Place, Span, Weights, joined
+from lightning_fl.engine.weights.flat import FlatModule, Place, Span, Weights, merge_spans
 
 __all__ = ["FlatGradient"]
 
@@ -26,7 +26,7 @@ class FlatGradient:
         found = {(place.dtype, place.begin): parameter for place, parameter in places if place is not None}
         self._runs: list[tuple[Place, list[Tensor]]] = []  # with zeros for the gap before each parameter
         self._parameters: list[nn.Parameter] = []
-        for run in joined(spans):
+        for run in merge_spans(spans):
             inside = [span for span in spans if span.dtype == run.dtype and run.begin <= span.begin < run.end]
             inside.sort(key=lambda span: span.begin)
             ends = [run.begin, *[span.end for span in inside]]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_fl.core.errors import TrainingError
 from lightning_fl.data.module import Split
-from lightning_fl.engine.turn.metric_states import kept_metrics
+from lightning_fl.engine.turn.metric_states import preserve_metrics
 from lightning_fl.engine.turn.training import TrainingLoop
 from lightning_fl.engine.weights.flat import Span, Weights
 
@@ -135,7 +135,7 @@ class HeldOutLoss:
     ) -> Generator[tuple[Tensor, float], None, None]:
         """The loss of every batch, or of every sample, with its number of samples."""
         loop = self._loop
-        shim = loop.module_trainer
+        trainer = loop.module_trainer
         drawn_in = loop.federation.current_round if self._drawn_in is None else self._drawn_in
         path = (loop.settings.seed, drawn_in, client, self._purpose)
         batches = loop.batches(client, self._split)
@@ -145,33 +145,33 @@ class HeldOutLoss:
                 batch = loop.move(batch, batches.on_device, client)
                 if batch is None:
                     continue
-                shim.batch_idx = index
-                shim.collector.begin_step(batch, size)
+                trainer.batch_idx = index
+                trainer.collector.begin_step(batch, size)
                 loss = loop.loss(loop.step("training_step", batch, index))
                 if loss is not None:
-                    yield loss, shim.collector.step_size()
+                    yield loss, trainer.collector.step_size()
 
     @contextmanager
     def _turn(self, client: int, weights: Weights, path: tuple[int | str, ...]) -> Iterator[None]:
         loop = self._loop
-        shim = loop.module_trainer
-        fn, stage = shim.state.fn, shim.state.stage
+        trainer = loop.module_trainer
+        fn, stage = trainer.state.fn, trainer.state.stage
         assert fn is not None
         loop.load(client, weights, own=self._own)
         loop.seed_user_code(*path)
         # Not FITTING: in a fit's validation the round's number has moved on, here it has not.
-        shim.set_stage(TrainerFn.VALIDATING, RunningStage.VALIDATING)
-        shim.begin_turn(client, loop.global_step(client))
+        trainer.set_stage(TrainerFn.VALIDATING, RunningStage.VALIDATING)
+        trainer.begin_turn(client, loop.global_step(client))
         loop.mode.capture(loop.module)
         loop.module.eval()
-        with kept_metrics(loop.module):
+        with preserve_metrics(loop.module):
             try:
                 yield
             finally:
                 loop.mode.restore(loop.module)
-                shim.end_turn()
-                shim.collector.begin()
-                shim.set_stage(fn, stage)
+                trainer.end_turn()
+                trainer.collector.begin()
+                trainer.set_stage(fn, stage)
 
 
 def _columns(found: Iterator[tuple[Tensor, float]]) -> tuple[list[Tensor], list[float]]:

@@ -18,11 +18,11 @@ from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.module_checks import takes_batch_index
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 
-__all__ = ["give_shapes"]
+__all__ = ["materialize_lazy_layers"]
 
 
-def give_shapes(
-    shim: ModuleTrainer,
+def materialize_lazy_layers(
+    trainer: ModuleTrainer,
     factory: BatchFactory,
     data: FederatedDataModule,
     processes: Processes,
@@ -34,7 +34,7 @@ def give_shapes(
     those of rank zero hold.
 
     Args:
-        shim: of the module, which is on its device.
+        trainer: of the module, which is on its device.
         factory: the clients' batches.
         data: of all clients.
         processes: every rank takes the first client that it hosts.
@@ -43,12 +43,12 @@ def give_shapes(
     Raises:
         ConfigurationError: on every rank, where it cannot be done on one, or the shapes differ between ranks.
     """
-    module = shim.model
+    module = trainer.model
     if not _lazy(module):
         return
     problem, shapes = "", {}
     try:
-        shapes = _shapes(shim, factory, data, processes, settings)
+        shapes = _shapes(trainer, factory, data, processes, settings)
     except Exception as error:
         problem = f"{type(error).__name__}: {error}".rstrip(".")
     found = processes.of_ranks((problem, shapes))
@@ -67,14 +67,14 @@ def _lazy(module: LightningModule) -> dict[str, Tensor]:
 
 
 def _shapes(
-    shim: ModuleTrainer,
+    trainer: ModuleTrainer,
     factory: BatchFactory,
     data: FederatedDataModule,
     processes: Processes,
     settings: Settings,
 ) -> dict[str, list[int]]:
     """Give the module's lazy parameters and buffers shapes and values; returns the shapes."""
-    module = shim.model
+    module = trainer.model
     if not processes.hosted:
         raise ConfigurationError("this process hosts no client: lower trainer.devices")
     if not module.automatic_optimization:
@@ -88,17 +88,17 @@ def _shapes(
     lazy = [one for one in module.buffers() if is_lazy(one)]  # which torch does not copy
     made_anew = {id(one): UninitializedBuffer(device=one.device, dtype=one.dtype) for one in lazy}  # type: ignore[call-arg]
     twin = copy.deepcopy(module, made_anew).eval()
-    twin.trainer = shim  # type: ignore[assignment]
+    twin.trainer = trainer  # type: ignore[assignment]
     twin._current_fx_name = "training_step"
-    precision = shim.precision_plugin.plugin
+    precision = trainer.precision_plugin.plugin
     move = BatchTransfer(twin, data, processes.device, precision, channels_last=settings.channels_last)
-    shim.begin_turn(client, 0)
-    shim.collector.begin_step(batch, size)
+    trainer.begin_turn(client, 0)
+    trainer.collector.begin_step(batch, size)
     with torch.no_grad(), precision.forward_context():
         arguments = (move(batch, batches.on_device, client), 0)
         twin.training_step(*arguments[: 1 + takes_batch_index(module, "training_step")])
-    shim.collector.begin()
-    shim.end_turn()
+    trainer.collector.begin()
+    trainer.end_turn()
     made = dict(chain(twin.named_parameters(), twin.named_buffers()))
     for name, tensor in _lazy(module).items():
         if is_lazy(made[name]):

@@ -19,7 +19,7 @@ from lightning_fl.engine.turn.callback_states import averaged_weights
 from lightning_fl.engine.turn.correction import Correction
 from lightning_fl.engine.turn.gradients import FlatGradient
 from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
-from lightning_fl.engine.turn.metric_states import kept_metrics
+from lightning_fl.engine.turn.metric_states import preserve_metrics
 from lightning_fl.engine.turn.module_checks import refuse_manual_steps
 from lightning_fl.engine.turn.results import LogCollector
 from lightning_fl.engine.turn.second_optimizer import SecondOptimizer
@@ -295,7 +295,7 @@ class LocalLoop(TrainingLoop):
             )
         present, weights = self.flat.collect().clone(), self.with_personal_layers(turn, weights)
         path = self.path(turn.client, "training metrics")
-        with kept_metrics(self.module):
+        with preserve_metrics(self.module):
             report = self.evaluate(turn.client, weights, "train", lambda loader: loader.some(path, None))
         self.flat.load(present)
         assert report is not None
@@ -309,42 +309,42 @@ class LocalLoop(TrainingLoop):
                 " turn.step_gradient in correct_gradient_."
             )
         refuse_manual_steps(self.module, type(self.learner).__name__)
-        present, shim, now = self.flat.collect().clone(), self.module_trainer, self.draws.read()
+        present, trainer, now = self.flat.collect().clone(), self.module_trainer, self.draws.read()
         gradient = self._flat_gradient(turn)
         gradient.load_(weights)
         if buffers is not None:
             copy_spans_(self.flat.weights, buffers, turn.buffers)
-        collector, shim.collector = shim.collector, LogCollector()  # what is logged in between goes nowhere
+        collector, trainer.collector = trainer.collector, LogCollector()  # what is logged in between goes nowhere
         try:
-            with kept_metrics(self.module) if self.metric_states.metrics else nullcontext():
+            with preserve_metrics(self.module) if self.metric_states.metrics else nullcontext():
                 found = gradient.of(self._losses(self.step_batches, part), 1 / self.settings.accumulate_grad_batches)
             if buffers is not None:
                 copy_spans_(buffers, self.flat.collect(), turn.buffers)
             return found
         finally:
             self.draws.set(now)
-            shim.collector = collector
+            trainer.collector = collector
             self.flat.load(present)
 
     def batch_gradient(self, turn: ClientTurn, weights: Weights, purpose: str) -> Weights:
         """:meth:`ClientTurn.batch_gradient`: the module's weights and metrics are afterwards what they were before."""
         refuse_manual_steps(self.module, type(self.learner).__name__)
-        client, shim = turn.client, self.module_trainer
+        client, trainer = turn.client, self.module_trainer
         present = self.flat.collect().clone()
         path = self.path(client, purpose)
         batches = self.batches(client, "train")
         self.flat.load(self.with_personal_layers(turn, weights))
         self.metric_states.begin(client)
         self.generators = self.seed(*path)
-        shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
-        shim.begin_turn(client, self.global_step(client))
+        trainer.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
+        trainer.begin_turn(client, self.global_step(client))
         try:
             batch, size = next(iter(batches.shuffled(path, 1)))
             moved = StepBatch([(self.move(batch, batches.on_device, client), size)], 0)
             return self._flat_gradient(turn).of(self._losses([moved], 0), 1.0)
         finally:
-            shim.end_turn()
-            shim.collector.begin()
+            trainer.end_turn()
+            trainer.collector.begin()
             self.flat.load(present)
 
     def _flat_gradient(self, turn: ClientTurn) -> FlatGradient:

@@ -11,7 +11,7 @@ from torchmetrics import Metric
 
 from lightning_fl.engine.federation import Federation
 
-__all__ = ["MetricStates", "kept_metrics"]
+__all__ = ["MetricStates", "preserve_metrics"]
 
 #: Whose store holds them.
 _STORE = "metric_states"
@@ -133,7 +133,7 @@ def _is_plain(value: Any) -> bool:
 
 
 @contextmanager
-def kept_metrics(module: LightningModule) -> Iterator[None]:
+def preserve_metrics(module: LightningModule) -> Iterator[None]:
     """What a module's torchmetrics have counted is afterwards what it was before."""
     cached = ("_update_count", "_computed", "_forward_cache")
     metrics = [metric for metric in module.modules() if isinstance(metric, Metric)]

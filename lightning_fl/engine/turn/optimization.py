@@ -85,10 +85,10 @@ class Optimization:
         #: Those that the module keeps in attributes and steps itself.
         self.held_schedulers: list[Any] = []
         self._module = module
-        self.look_at_parameters()
+        self.index_parameters()
         self._validated = False
-        self._said_not_fused = False
-        self._shim = module_trainer
+        self._warned_not_fused = False
+        self._trainer = module_trainer
         module_trainer.before_optimizer_step = self._before_step
         self._own = {
             name: is_overridden(name, module) or name in module_trainer.watching
@@ -106,7 +106,7 @@ class Optimization:
                         f" {type(module).__name__} optimises manually, so do this in its training_step."
                     )
 
-    def look_at_parameters(self) -> None:
+    def index_parameters(self) -> None:
         """Note the module's parameters; to be called again where it gets others before the first turn."""
         self._parameters = list(self._module.parameters())
         self._names = {id(parameter): name for name, parameter in self._module.named_parameters()}
@@ -142,7 +142,7 @@ class Optimization:
             for optimizer, saved_groups in zip(optimizers, state.groups, strict=True):
                 for group, saved_group in zip(optimizer.param_groups, saved_groups, strict=True):
                     group.update(saved_group)
-        self._shim.take_optimizers(optimizers, schedulers)
+        self._trainer.take_optimizers(optimizers, schedulers)
         self._end_flat()
         self._flat_is_due = True  # when the first step is taken: hooks may change groups until then
         if schedulers and self._module.automatic_optimization:
@@ -156,7 +156,7 @@ class Optimization:
 
     def end(self, state: ClientState) -> None:
         """Keep what the client's next turn goes on from."""
-        optimizers, schedulers = self._shim.optimizers, self._shim.lr_scheduler_configs
+        optimizers, schedulers = self._trainer.optimizers, self._trainer.lr_scheduler_configs
         if self._settings.optimizer_state == "keep":
             self._release()
             # Of all clients, so on the host; and what goes into checkpoints is no GPU's.
@@ -209,7 +209,7 @@ class Optimization:
         """What the module's ``configure_optimizers`` makes, as it was when the run began where it is not new."""
         module = self._module
         self._pristine.restore()
-        made: Any = self._shim.call_hook("configure_optimizers")
+        made: Any = self._trainer.call_hook("configure_optimizers")
         optimizers, schedulers, monitor = (
             ([made], [], None)  # Lightning's check, against a protocol, takes longer than loading the weights
             if isinstance(made, Optimizer)
@@ -225,7 +225,7 @@ class Optimization:
             _validate_optimizers_attached(optimizers, configs)
             own_lightning(module, "core.optimizer")._validate_scheduler_api(configs, module)
             self._validated = True
-        if self._flat_module.late:
+        if self._flat_module.late_names:
             self._leave_out_late_parameters(optimizers)
         returned = [config.scheduler for config in configs]
         self.held_schedulers = _held_schedulers(module, optimizers, returned)
@@ -234,7 +234,7 @@ class Optimization:
 
     def _leave_out_late_parameters(self, optimizers: Sequence[Optimizer]) -> None:
         """Under Lightning's Trainer optimisers are made before ``on_train_start``, and know nothing that it makes."""
-        late = set(self._flat_module.late)
+        late = set(self._flat_module.late_names)
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["params"] = [parameter for parameter in group["params"] if self._name(parameter) not in late]
 
@@ -252,7 +252,7 @@ class Optimization:
         if not self._module.automatic_optimization:
             loss, output = compute()
             return loss, output
-        optimizer = self._shim.optimizers[0]
+        optimizer = self._trainer.optimizers[0]
         accumulate = self._settings.accumulate_grad_batches
         result: list[tuple[Tensor | None, STEP_OUTPUT]] = []
 
@@ -268,7 +268,7 @@ class Optimization:
                     return None
                 if accumulate > 1:
                     loss = loss / accumulate
-                with self._shim.profiler.profile(BACKWARD):
+                with self._trainer.profiler.profile(BACKWARD):
                     self._backward(loss)
                 if first and accumulate > 1 and "training_step" in vars(self._module):
                     self._own_gradients()
@@ -283,19 +283,19 @@ class Optimization:
             self._before_step(optimizer)
             self._flat_step(self._flat, optimizer)
         elif self._own["optimizer_step"]:
-            wrapped = self._shim.strategy._lightning_optimizers[0]
-            self._shim.call_hook("optimizer_step", self._shim.current_epoch, index, wrapped, closure)
+            wrapped = self._trainer.strategy._lightning_optimizers[0]
+            self._trainer.call_hook("optimizer_step", self._trainer.current_epoch, index, wrapped, closure)
         else:
-            self._shim.strategy.optimizer_step(optimizer, closure)
+            self._trainer.strategy.optimizer_step(optimizer, closure)
         if not result:
             raise TrainingError(
                 f"{type(self._module).__name__}.optimizer_step did not run its closure: call"
                 " optimizer.step(closure=optimizer_closure), or optimizer_closure() where no step is wanted."
             )
         if stepping:  # counted without a loss too, as Lightning does: schedulers keep their pace
-            self._shim.count_step()
-            if self._shim.lr_scheduler_configs:
-                self._step_schedulers("step", self._shim.global_step)
+            self._trainer.count_step()
+            if self._trainer.lr_scheduler_configs:
+                self._step_schedulers("step", self._trainer.global_step)
         return result[-1]
 
     def _own_gradients(self) -> None:
@@ -312,21 +312,21 @@ class Optimization:
         fused = self._settings.fused_optimizers
         if (
             not self._module.automatic_optimization
-            or len(self._shim.optimizers) != 1
+            or len(self._trainer.optimizers) != 1
             or self._own["optimizer_step"]
-            or not _steps_plainly(self._shim.precision_plugin.plugin)
+            or not _steps_plainly(self._trainer.precision_plugin.plugin)
         ):
             flat = None
         else:
             flat = FlatOptimizer.of(optimizer, self._flat_module, self._flat_before, fused=fused)
         if fused and (flat is None or not has_fused_step(optimizer)):
-            self.say_not_fused(optimizer)
+            self.warn_not_fused(optimizer)
         return flat
 
-    def say_not_fused(self, optimizer: Optimizer) -> None:
+    def warn_not_fused(self, optimizer: Optimizer) -> None:
         """Once in a run: the steps that ``trainer.fused_optimizers`` leaves as they are."""
-        if not self._said_not_fused:
-            self._said_not_fused = True
+        if not self._warned_not_fused:
+            self._warned_not_fused = True
             rank_zero_warn(
                 f"trainer.fused_optimizers leaves the steps of {type(optimizer).__name__} as they are: fused are those"
                 " of torch's own SGD, Adam, AdamW and Adagrad, as long as all their parameters are float32 or float64,"
@@ -346,7 +346,7 @@ class Optimization:
             return
         self._flat = None  # a parameter without a gradient is left as it is: from here on one by one
         if self._settings.fused_optimizers:
-            self.say_not_fused(optimizer)
+            self.warn_not_fused(optimizer)
         optimizer.step()
 
     def _end_flat(self) -> None:
@@ -361,21 +361,21 @@ class Optimization:
 
     def _zero_grad(self, optimizer: Optimizer, index: int) -> None:
         if self._own["on_before_zero_grad"]:
-            self._shim.call_hook("on_before_zero_grad", optimizer)
+            self._trainer.call_hook("on_before_zero_grad", optimizer)
         if self._own["optimizer_zero_grad"]:
-            self._shim.call_hook("optimizer_zero_grad", self._shim.current_epoch, index, optimizer)
+            self._trainer.call_hook("optimizer_zero_grad", self._trainer.current_epoch, index, optimizer)
         else:
             optimizer.zero_grad()
 
     def _backward(self, loss: Tensor) -> None:
         if self._own["on_before_backward"]:
-            self._shim.call_hook("on_before_backward", loss)
+            self._trainer.call_hook("on_before_backward", loss)
         if self._own["backward"]:
-            self._shim.call_hook("backward", loss)
+            self._trainer.call_hook("backward", loss)
         else:
-            self._shim.precision_plugin.backward(loss, self._module)
+            self._trainer.precision_plugin.backward(loss, self._module)
         if self._own["on_after_backward"]:
-            self._shim.call_hook("on_after_backward")
+            self._trainer.call_hook("on_after_backward")
 
     def _before_step(self, optimizer: Optimizer) -> None:
         if self._correct_ is not None:
@@ -383,16 +383,16 @@ class Optimization:
                 self._correction = GradientCorrection(self._flat_module, self._federation.personal, self._correct_)
             self._correction.apply_(optimizer)
         if self._own["on_before_optimizer_step"]:
-            self._shim.call_hook("on_before_optimizer_step", optimizer)
+            self._trainer.call_hook("on_before_optimizer_step", optimizer)
         if not self._module.automatic_optimization:
             return
         clip, algorithm = self._settings.gradient_clip_val, self._settings.gradient_clip_algorithm
         if self._own["configure_gradient_clipping"]:
-            self._shim.call_hook(
+            self._trainer.call_hook(
                 "configure_gradient_clipping",
                 optimizer,
                 gradient_clip_val=clip,
-                gradient_clip_algorithm=self._shim.gradient_clip_algorithm,
+                gradient_clip_algorithm=self._trainer.gradient_clip_algorithm,
             )
         elif clip:
             self._module.clip_gradients(optimizer, clip, algorithm or "norm")
@@ -400,7 +400,7 @@ class Optimization:
     # -- schedulers ----------------------------------------------------------------------------------------------
 
     def _step_schedulers(self, when: str, done: int, *, latest: bool = True) -> None:
-        for config in self._shim.lr_scheduler_configs:
+        for config in self._trainer.lr_scheduler_configs:
             interval = self._settings.scheduler_interval
             if interval == "auto":
                 interval = "round" if config.interval == "epoch" else "step"
@@ -412,14 +412,14 @@ class Optimization:
             if config.reduce_on_plateau and metric is None:
                 continue
             if self._own["lr_scheduler_step"]:
-                self._shim.call_hook("lr_scheduler_step", config.scheduler, metric)
+                self._trainer.call_hook("lr_scheduler_step", config.scheduler, metric)
             elif metric is None:
                 config.scheduler.step()  # type: ignore[call-arg]
             else:
                 config.scheduler.step(metric)  # type: ignore[arg-type]
 
     def _monitored(self, config: LRSchedulerConfig) -> float | None:
-        known = self._shim.callback_metrics
+        known = self._trainer.callback_metrics
         if config.monitor in known:
             return float(known[config.monitor])
         every = self._settings.check_val_every_n_rounds

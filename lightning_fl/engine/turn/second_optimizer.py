@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.flat_optimizer import is_elementwise
-from lightning_fl.engine.weights.flat import FlatModule, Place, Span, Weights, joined
+from lightning_fl.engine.weights.flat import FlatModule, Place, Span, Weights, merge_spans
 
 __all__ = ["SecondOptimizer"]
 
@@ -59,7 +59,7 @@ class SecondOptimizer:
             own = [(shared[at[:2]], shape) for at, shape in places if at is not None and at[:2] in shared]
             parts: list[tuple[Place, torch.Size | None]]
             if whole:
-                parts = [(run, None) for run in joined([span for span, _ in own])]
+                parts = [(run, None) for run in merge_spans([span for span, _ in own])]
             else:
                 parts = [(Place(span.dtype, span.begin, span.end), shape) for span, shape in own]
             self._groups.append([(place, nn.Parameter(_part(weights, place, shape))) for place, shape in parts])

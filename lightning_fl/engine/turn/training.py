@@ -19,13 +19,13 @@ from lightning_fl.engine.client import ClientReport, ClientState, LocalWork
 from lightning_fl.engine.hooks import Hook, Hooks
 from lightning_fl.engine.learner import Learner, changes
 from lightning_fl.engine.profile import BOOKKEEPING, DATA, FORWARD, OPTIMIZER, SET_UP, timed_items
-from lightning_fl.engine.turn.amounts import TurnLength, turn_report
 from lightning_fl.engine.turn.callback_states import CallbackStates
 from lightning_fl.engine.turn.correction import Correction
-from lightning_fl.engine.turn.evaluation import EvaluationLoop
+from lightning_fl.engine.turn.evaluation import Evaluator
 from lightning_fl.engine.turn.metric_states import MetricStates
 from lightning_fl.engine.turn.module_checks import refuse_manual_steps
 from lightning_fl.engine.turn.optimization import Optimization
+from lightning_fl.engine.turn.turn_length import TurnLength, turn_report
 from lightning_fl.engine.weights.flat import Weights
 
 __all__ = ["StepBatch", "TrainingLoop"]
@@ -55,7 +55,7 @@ class StepBatch:
     draws: list[Any] = field(default_factory=list)
 
 
-class TrainingLoop(EvaluationLoop):
+class TrainingLoop(Evaluator):
     """Trains clients one after another on one module, and evaluates them as its base does.
 
     Args:
@@ -89,7 +89,7 @@ class TrainingLoop(EvaluationLoop):
         if learner.needs_losses or "client_loss" in self.own_steps:
             refuse_manual_steps(self.module, type(learner).__name__)
 
-    def take_in(self) -> None:
+    def add_late_parameters(self) -> None:
         """Lay the module out anew where a hook of the run has given it parameters or buffers; on every rank alike.
 
         Called before the first turn. Rank zero's values of what is new hold on every rank.
@@ -105,12 +105,12 @@ class TrainingLoop(EvaluationLoop):
                 " the same on all of them."
             )
         if new[0]:
-            moved = self.flat.take_in()
+            moved = self.flat.add_late_parameters()
             if self.processes.several:
                 for vector in self.flat.weights.vectors.values():
                     self.processes.transport.broadcast_bytes_(vector, 0)
             self.federation.lay_out(self.flat, moved)
-            self.optimization.look_at_parameters()
+            self.optimization.index_parameters()
         self.metric_states = MetricStates(self.module, self.federation)
         self.callback_states = CallbackStates(self.module_trainer, self.flat, self.federation)
         self._generators = held_generators(*self.module.modules())
@@ -125,17 +125,17 @@ class TrainingLoop(EvaluationLoop):
 
     def _check_optimizers(self) -> None:
         """Show the strategy what a client's turn would begin with: the optimisers of the first one that is hosted."""
-        shim, reasons = self.module_trainer, []
+        trainer, reasons = self.module_trainer, []
         for client in self.processes.hosted[:1]:
             length = self.turn_length(self.batches(client, "train"), None)
-            shim.client, shim.num_training_batches = client, length.total
-            shim.estimated_stepping_batches = self.settings.max_rounds * length.steps
+            trainer.client, trainer.num_training_batches = client, length.total
+            trainer.estimated_stepping_batches = self.settings.max_rounds * length.steps
             try:
                 self.learner.check_optimizers(self.optimization.configure()[0])
             except ConfigurationError as error:
                 reasons.append(str(error))
             finally:
-                shim.client = None
+                trainer.client = None
         for of_rank in self.processes.of_ranks(reasons):
             if of_rank:
                 raise ConfigurationError(of_rank[0])
@@ -176,7 +176,7 @@ class TrainingLoop(EvaluationLoop):
                     report = self._train(client, state, purpose, own, work, correct_)
                 self.metric_states.end(client, keep=own)
         finally:  # what hooks freeze and unfreeze holds for all from the next round on
-            changed = self.flat.frozen_since(trainable)
+            changed = self.flat.trainable_changes(trainable)
             if changed:
                 self.flat.set_trainable({name: not flag for name, flag in changed.items()})
         return replace(report, trainable=changed) if changed else report
@@ -190,7 +190,7 @@ class TrainingLoop(EvaluationLoop):
         work: LocalWork | None,
         correct_: Correction | None,
     ) -> ClientReport:
-        settings, shim = self.settings, self.module_trainer
+        settings, trainer = self.settings, self.module_trainer
         path = self.path(client, purpose)
         batches = self.batches(client, "train")
         batches.next_pass = state.passes
@@ -204,10 +204,10 @@ class TrainingLoop(EvaluationLoop):
             self.generators = self.seed(*path)
             if again:
                 self.draws = DrawStates([*self.generators, *self._generators])
-            shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
-            shim.begin_turn(client, state.global_step, batches_before=state.batches)
-            shim.num_training_batches = length.total
-            shim.estimated_stepping_batches = settings.max_rounds * length.steps
+            trainer.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
+            trainer.begin_turn(client, state.global_step, batches_before=state.batches)
+            trainer.num_training_batches = length.total
+            trainer.estimated_stepping_batches = settings.max_rounds * length.steps
             self.optimization.begin(state, correct_)
         if self.overridden("on_train_epoch_start"):
             self.call("on_train_epoch_start")
@@ -220,7 +220,7 @@ class TrainingLoop(EvaluationLoop):
         for index, (batch, size) in enumerate(taken):
             with profile(DATA):
                 batch = self.move(batch, batches.on_device, client)
-            shim.batch_idx, shim.is_last_batch = index, index == length.total - 1
+            trainer.batch_idx, trainer.is_last_batch = index, index == length.total - 1
             first, stepping = first or length.begins_step(index), length.ends_step(index)
             whole = batch
             if parts > 1 and batch is not None:
@@ -232,7 +232,7 @@ class TrainingLoop(EvaluationLoop):
             if left_out and (first or not stepping):
                 continue
             if not left_out:
-                shim.collector.begin_step(batch, size, shim.global_step)
+                trainer.collector.begin_step(batch, size, trainer.global_step)
                 if self.overridden("on_train_batch_start") and self.call("on_train_batch_start", whole, index) == -1:
                     break
                 if again:
@@ -254,20 +254,20 @@ class TrainingLoop(EvaluationLoop):
             first = False
             if loss is not None:
                 losses.append(loss.detach())
-                sizes.append(shim.collector.step_size())
+                sizes.append(trainer.collector.step_size())
             if not left_out and self.overridden("on_train_batch_end"):
                 self.call("on_train_batch_end", _batch_outputs(output, accumulate), whole, index)
             if stepping and own:
                 for hook in self._after_step:
-                    hook(client, shim.global_step - state.global_step)
+                    hook(client, trainer.global_step - state.global_step)
         self.call("on_train_epoch_end")
         self.refuse_new("in the turn", client)
         self.step_batches = []
         with profile(SET_UP):
             self.optimization.end(state)
-        state.batches += shim.batch_idx + 1
+        state.batches += trainer.batch_idx + 1
         state.passes = batches.next_pass
-        shim.end_turn()
+        trainer.end_turn()
         return self._training_report(client, batches, losses, sizes, state)
 
     def _training_report(
@@ -355,7 +355,7 @@ class TrainingLoop(EvaluationLoop):
             num_batches: batches drawn, in an order of their own; more than the data set has means all of it.
             purpose: distinguishes the draws from those of the client's other turns in the round.
         """
-        shim = self.module_trainer
+        trainer = self.module_trainer
         refuse_manual_steps(self.module, "training_loss")
         path = self.path(client, purpose)
         batches = self.batches(client, "train")
@@ -363,22 +363,22 @@ class TrainingLoop(EvaluationLoop):
         self.load(client, weights, own=True)
         self.metric_states.begin(client)
         generators = self.seed(*path)
-        shim.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
-        shim.begin_turn(client, self.global_step(client))
+        trainer.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
+        trainer.begin_turn(client, self.global_step(client))
         losses: list[Tensor] = []
         sizes: list[float] = []
         with torch.no_grad():
             chosen = batches.shuffled(path, num_batches if length is None else min(num_batches, length))
             for index, (batch, size) in enumerate(chosen):
                 batch = self.move(batch, batches.on_device, client)
-                shim.collector.begin_step(batch, size)
+                trainer.collector.begin_step(batch, size)
                 loss = self.loss(self.training_output(batch, index, generators))
                 if loss is None:
                     continue
                 losses.append(loss.detach())
-                sizes.append(shim.collector.step_size())
-        shim.end_turn()
-        _, values = shim.collector.reduce_with(losses, math.fsum(sizes))
+                sizes.append(trainer.collector.step_size())
+        trainer.end_turn()
+        _, values = trainer.collector.reduce_with(losses, math.fsum(sizes))
         total, samples = 0.0, 0.0
         for value, size in zip(values, sizes, strict=True):
             total, samples = total + value * size, samples + size

@@ -15,11 +15,11 @@ from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.pinned_memory import to_device
 from lightning_fl.engine.weights.layout import (
     Entry,
-    given_places,
+    assign_places,
+    check_tensors,
     memory_keys,
-    new_places,
-    refuse_unfit,
-    room,
+    padded_size,
+    places_of_layout,
     sizes_of,
     tensors_of,
 )
@@ -30,11 +30,11 @@ __all__ = [
     "Span",
     "Weights",
     "check_finite",
-    "combined",
     "copy_spans_",
     "inner_product",
-    "joined",
     "largest_magnitude",
+    "linear_combination",
+    "merge_spans",
 ]
 
 
@@ -125,7 +125,7 @@ class Place(NamedTuple):
     end: int
 
 
-def joined(spans: Sequence[Span]) -> list[Place]:
+def merge_spans(spans: Sequence[Span]) -> list[Place]:
     """Spans in the order of their places, those that follow one another as one, with the gaps between them."""
     runs: list[Place] = []
     for span in sorted(spans, key=lambda span: (str(span.dtype), span.begin)):
@@ -133,7 +133,7 @@ def joined(spans: Sequence[Span]) -> list[Place]:
         if (
             last is not None
             and last.dtype == span.dtype
-            and span.begin <= last.begin + room(last.end - last.begin, span.dtype)
+            and span.begin <= last.begin + padded_size(last.end - last.begin, span.dtype)
         ):
             runs[-1] = last._replace(end=max(span.end, last.end))
         else:
@@ -141,7 +141,7 @@ def joined(spans: Sequence[Span]) -> list[Place]:
     return runs
 
 
-def combined(base: Weights, terms: Sequence[tuple[float, Weights]], spans: Sequence[Span]) -> Weights:
+def linear_combination(base: Weights, terms: Sequence[tuple[float, Weights]], spans: Sequence[Span]) -> Weights:
     """A copy of some weights with ``sum_k a_k v_k`` in place of the entries of some parameters.
 
     Args:
@@ -151,7 +151,7 @@ def combined(base: Weights, terms: Sequence[tuple[float, Weights]], spans: Seque
     """
     result = base.clone()
     (scale, first), *others = terms
-    for span in joined(spans):
+    for span in merge_spans(spans):
         part = slice(span.begin, span.end)
         total = scale * first.vectors[span.dtype][part]
         for factor, other in others:
@@ -218,14 +218,14 @@ class FlatModule:
 
     def __init__(self, module: nn.Module, layout: Sequence[Entry] = ()) -> None:
         self.module = module
-        self.late: list[str] = []  # names of what :meth:`take_in` has added
+        self.late_names: list[str] = []  # names of what :meth:`add_late_parameters` has added
         self._lay_out(layout)
 
     def _lay_out(self, layout: Sequence[Entry]) -> None:
         held = list(tensors_of(self.module))
-        refuse_unfit(held)
+        check_tensors(held)
         keys = memory_keys(held)
-        begins, sizes = given_places(held, keys, layout) or new_places(held, keys)
+        begins, sizes = places_of_layout(held, keys, layout) or assign_places(held, keys)
         self._entries = list(layout) if layout and sizes == sizes_of(layout) else []
         self._places: dict[int, Place] = {}
         device = held[0][3].device if held else torch.device("cpu")
@@ -236,7 +236,7 @@ class FlatModule:
         self._slots: list[_Slot] = []
         for name, owner, key, tensor in held:
             begin = begins[keys[id(tensor)]]
-            self._places[id(tensor)] = Place(tensor.dtype, begin, begin + room(tensor.numel(), tensor.dtype))
+            self._places[id(tensor)] = Place(tensor.dtype, begin, begin + padded_size(tensor.numel(), tensor.dtype))
             vector = self.weights.vectors[tensor.dtype]
             if len(orders[keys[id(tensor)]]) == 1:
                 view = vector[begin : begin + tensor.numel()].view(tensor.shape)
@@ -349,7 +349,7 @@ class FlatModule:
             self._watch()
         return new
 
-    def take_in(self) -> Callable[[Weights], Weights] | None:
+    def add_late_parameters(self) -> Callable[[Weights], Weights] | None:
         """Lay the module out anew, with what it has got since.
 
         Returns:
@@ -360,7 +360,7 @@ class FlatModule:
         before = {(id(slot.owner), slot.key): slot for slot in self._slots}
         new = self.new_tensors()
         self._lay_out(self._entries)
-        self.late += [name for name in new if name not in self.late]
+        self.late_names += [name for name in new if name not in self.late_names]
         moved = [(before[key], slot) for slot in self._slots if (key := (id(slot.owner), slot.key)) in before]
         if self._entries:
             return None
@@ -401,7 +401,7 @@ class FlatModule:
                 slot.tensor.requires_grad_(flag)
         return before
 
-    def frozen_since(self, before: Sequence[bool]) -> dict[str, bool]:
+    def trainable_changes(self, before: Sequence[bool]) -> dict[str, bool]:
         """Parameters that were frozen (``False``) or unfrozen (``True``) since :meth:`trainable` gave ``before``."""
         now = self.trainable()
         if now == before:

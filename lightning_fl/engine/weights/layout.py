@@ -14,11 +14,11 @@ __all__ = [
     "Entry",
     "Held",
     "Places",
-    "given_places",
+    "assign_places",
+    "check_tensors",
     "memory_keys",
-    "new_places",
-    "refuse_unfit",
-    "room",
+    "padded_size",
+    "places_of_layout",
     "sizes_of",
     "tensors_of",
 ]
@@ -34,7 +34,7 @@ Held = Sequence[tuple[str, dict[str, Tensor | None], str, Tensor]]
 Places = tuple[dict[tuple[Any, ...], int], dict[torch.dtype, int]]
 
 
-def refuse_unfit(held: Held) -> None:
+def check_tensors(held: Held) -> None:
     """Refuse what cannot lie in a vector.
 
     Raises:
@@ -123,13 +123,13 @@ def _overlap(first: Tensor, second: Tensor) -> bool:
     return bool(torch.isin(entries(first), entries(second)).any())
 
 
-def room(count: int, dtype: torch.dtype) -> int:
+def padded_size(count: int, dtype: torch.dtype) -> int:
     """Entries that a tensor takes, with the gap to the next."""
     step = max(1, _ALIGNMENT_BYTES // dtype.itemsize)
     return -(-count // step) * step
 
 
-def new_places(held: Held, keys: Mapping[int, tuple[Any, ...]]) -> Places:
+def assign_places(held: Held, keys: Mapping[int, tuple[Any, ...]]) -> Places:
     """One behind the other: where each memory begins, and the sizes of the vectors."""
     begins: dict[tuple[Any, ...], int] = {}
     sizes: dict[torch.dtype, int] = {}
@@ -137,11 +137,11 @@ def new_places(held: Held, keys: Mapping[int, tuple[Any, ...]]) -> Places:
         key = keys[id(tensor)]
         if key not in begins:
             begins[key] = sizes.get(tensor.dtype, 0)
-            sizes[tensor.dtype] = begins[key] + room(tensor.numel(), tensor.dtype)
+            sizes[tensor.dtype] = begins[key] + padded_size(tensor.numel(), tensor.dtype)
     return begins, sizes
 
 
-def given_places(held: Held, keys: Mapping[int, tuple[Any, ...]], layout: Sequence[Entry]) -> Places | None:
+def places_of_layout(held: Held, keys: Mapping[int, tuple[Any, ...]], layout: Sequence[Entry]) -> Places | None:
     """The places of a layout; ``None`` where the module does not fit it."""
     entries = {name: (getattr(torch, dtype), begin, tuple(shape)) for name, dtype, begin, shape in layout}
     begins: dict[tuple[Any, ...], int] = {}
@@ -157,7 +157,7 @@ def sizes_of(layout: Sequence[Entry]) -> dict[torch.dtype, int]:
     sizes: dict[torch.dtype, int] = {}
     for _, name, begin, shape in layout:
         dtype = getattr(torch, name)
-        sizes[dtype] = max(sizes.get(dtype, 0), begin + room(prod(shape), dtype))
+        sizes[dtype] = max(sizes.get(dtype, 0), begin + padded_size(prod(shape), dtype))
     return sizes
 
 

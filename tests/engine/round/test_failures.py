@@ -9,7 +9,7 @@ from tiny import TinyClients, TinyModule
 from torch import Tensor
 
 from lightning_fl import FederatedTrainer, TrainingError
-from lightning_fl.engine.round.failures import let_go
+from lightning_fl.engine.round.failures import free_memory
 from lightning_fl.strategies import FedAvg
 
 LOST = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
@@ -144,12 +144,12 @@ def test_a_group_of_stacked_clients_is_freed_and_ended_likewise() -> None:
 def test_a_gpu_gives_back_what_it_keeps_where_memory_was_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
     emptied: list[None] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(None))
-    let_go(NO_MEMORY, torch.device("cpu"))
-    let_go(ValueError("three samples"), torch.device("cuda", 0))
+    free_memory(NO_MEMORY, torch.device("cpu"))
+    free_memory(ValueError("three samples"), torch.device("cuda", 0))
     assert not emptied
     wrapped = TrainingError("together")
     wrapped.__cause__ = NO_MEMORY
-    let_go(wrapped, torch.device("cuda", 0))
+    free_memory(wrapped, torch.device("cuda", 0))
     assert len(emptied) == 1
 
 

@@ -7,7 +7,7 @@ from tiny import TinyClients, TinyModule
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.engine.batches.factory import BatchFactory
-from lightning_fl.engine.batches.packs import Room
+from lightning_fl.engine.batches.packs import MemoryBudget
 
 GPU = torch.device("cuda", 0)
 
@@ -33,15 +33,15 @@ def test_half_of_what_is_free_is_for_data(monkeypatch):
         return free, 10_000
 
     monkeypatch.setattr("torch.cuda.mem_get_info", taken)
-    room = Room(GPU)
-    assert not room.take(501)
-    assert room.take(300)
+    budget = MemoryBudget(GPU)
+    assert not budget.reserve(501)
+    assert budget.reserve(300)
     free -= 300  # they are there now
-    assert not room.take(201)
-    assert room.take(200)
+    assert not budget.reserve(201)
+    assert budget.reserve(200)
     free -= 200
-    assert not room.take(1)
-    assert all(Room(torch.device("cpu")).take(10**15) for _ in range(2))
+    assert not budget.reserve(1)
+    assert all(MemoryBudget(torch.device("cpu")).reserve(10**15) for _ in range(2))
 
 
 @pytest.mark.parametrize("stacked", [1, 2])
