@@ -351,7 +351,7 @@ class TrainerSurface:
             "hyper_parameters": plain_hyper_parameters(self.module),
             "data": dict(self.data_digests),
             **self.federation.state_dict(self.processes),
-            "layout": self.loop.flat.layout() if self.loop.flat.late else [],
+            "layout": self.loop.flat.layout() if self.loop.flat.late_names else [],
             "callbacks": {name: callback.state_dict() for name, callback in self.named_callbacks()},
         }
 
