@@ -11,7 +11,7 @@ PACKAGE = Path(lightning_fl.__file__).parent
 #: torchvision has compared the sums of what is unpickled there.
 UNPICKLES = {PACKAGE / "data" / "images" / "reading.py"}
 #: All files of tensors and arrays are read there.
-READER = PACKAGE / "tensor_files.py"
+READER = PACKAGE / "files" / "tensors.py"
 SAFELY = {"torch.load": {"weights_only": True}, "np.load": {"allow_pickle": False}}
 NEVER = (
     *("pickle.loads", "pickle.Unpickler", "marshal.loads", "joblib.load", "yaml.unsafe_load", "yaml.full_load"),

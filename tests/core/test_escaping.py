@@ -89,11 +89,11 @@ def test_a_terminal_takes_no_text_for_markup_and_prints_what_its_stream_cannot_s
 
 #: What is made in one place of the package, and where.
 ONE_PLACE = {
-    "to_csv": {"escaping.py"},
-    "writer": {"escaping.py"},
-    "DictWriter": {"curve_table.py"},  # names of metrics and numbers
-    "Console": {"terminal.py"},
-    "Environment": {"escaping.py", "starters/start.py"},
+    "to_csv": {"core/escaping.py"},
+    "writer": {"core/escaping.py"},
+    "DictWriter": {"runtime/curve_table.py"},  # names of metrics and numbers
+    "Console": {"core/terminal.py"},
+    "Environment": {"core/escaping.py", "recipe/starters/start.py"},
 }
 
 

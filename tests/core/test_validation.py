@@ -2,18 +2,32 @@
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 import torch
+from annotated_types import Gt, Lt, doc
 from torch.utils.data import TensorDataset
 
 import lightning_fl
 from lightning_fl import callbacks, data, models, strategies
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import check_counts, check_numbers, warn_beyond_end
+from lightning_fl.core.validation import (
+    Count,
+    Fraction,
+    NonNegative,
+    Positive,
+    Size,
+    check_counts,
+    check_fields,
+    check_numbers,
+    checked,
+    faults_of,
+    warn_beyond_end,
+)
 from lightning_fl.recipe.instantiate import construct
 
 _SAMPLES = TensorDataset(torch.zeros(4, 1), torch.zeros(4))
@@ -111,6 +125,108 @@ def test_an_option_refuses_what_is_no_number_of_its_range(kind, name, annotation
         assert f"{key}.{name}" in str(refused.value)
 
 
+@checked
+def _checked(
+    *,
+    count: Count = 1,
+    size: Size | None = None,
+    share: Fraction = 0.5,
+    std: NonNegative = 0.0,
+    rate: Positive | Literal["auto"] = "auto",
+    ratios: tuple[Fraction, Fraction] | None = None,
+    rounds: dict[str, Count | list[Count]] | None = None,
+    layers: list[str] | Count = 1,
+    mode: Literal["mean", "max"] = "mean",
+    open: Annotated[float, Gt(0), Lt(1), doc("such as 0.9")] = 0.5,
+    free: float = 0.0,
+) -> str:
+    """Options of all kinds."""
+    return "passed"
+
+
+class _Owner:
+    @checked
+    def __init__(self, count: Count, *, std: NonNegative = 0.0) -> None:
+        self.given = count, std
+
+
+@dataclass
+class _Record:
+    count: Count = 1
+    std: NonNegative | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, "record.")
+
+
+#: Values out of range, and what of them the message names.
+_REFUSED: list[tuple[Callable[..., Any], dict[str, Any], list[str]]] = [
+    (_checked, {"count": 0}, ["count=0"]),
+    (_checked, {"count": 1.0}, ["count=1.0", "whole"]),
+    (_checked, {"count": True}, ["count=True", "whole"]),
+    (_checked, {"count": None}, ["count=None"]),
+    (_checked, {"count": 2**31}, ["count=2147483648", "2147483647"]),
+    (_checked, {"size": -1}, ["size=-1"]),
+    (_checked, {"share": 1.5}, ["share=1.5"]),
+    (_checked, {"share": -0.1}, ["share=-0.1"]),
+    (_checked, {"std": math.nan}, ["std=nan", "finite"]),
+    (_checked, {"std": math.inf}, ["std=inf", "finite"]),
+    (_checked, {"std": 10**400}, ["std=1000", "..."]),
+    (_checked, {"std": "1"}, ["std='1'"]),
+    (_checked, {"rate": 0}, ["rate=0"]),
+    (_checked, {"rate": "fast"}, ["rate='fast'", "auto"]),
+    (_checked, {"ratios": (0.5, 2)}, ["ratios[1]=2"]),
+    (_checked, {"rounds": {"a": 1, "b": 0}}, ["rounds[b]=0"]),
+    (_checked, {"rounds": {"a": [1, -2]}}, ["rounds[a][1]=-2"]),
+    (_checked, {"layers": 0}, ["layers=0"]),
+    (_checked, {"mode": "median"}, ["mode='median'", "mean", "max"]),
+    (_checked, {"open": 1.0}, ["open=1.0", "such as 0.9"]),
+    (_checked, {"open": 0}, ["open=0"]),
+    (_checked, {"count": 0, "share": 2, "std": 0}, ["count=0", "share=2"]),
+    (_Owner, {"count": 0, "std": -1}, ["_Owner.count=0", "_Owner.std=-1"]),
+    (_Record, {"count": 0, "std": -1}, ["record.count=0", "record.std=-1"]),
+]
+
+
+@pytest.mark.parametrize(("function", "arguments", "named"), _REFUSED)
+def test_declared_ranges_refuse(function, arguments, named):
+    with pytest.raises(ConfigurationError) as refused:
+        function(**arguments)
+    assert [name for name in named if name not in str(refused.value)] == []
+    assert "std=0" not in str(refused.value)  # a value in its range
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"count": 2**31 - 1, "size": 0, "share": 1, "std": 0},
+        {"size": None, "ratios": None, "rounds": None},
+        {"ratios": (0, 1.0), "rounds": {"a": 1, "b": [1, 2]}, "layers": ["head"]},
+        {"rate": 0.1, "mode": "max", "open": 0.5, "free": math.nan},
+    ],
+)
+def test_declared_ranges_let_pass(arguments):
+    assert _checked(**arguments) == "passed"
+    assert _Owner(2, std=0.5).given == (2, 0.5)
+    assert _Record(std=None).count == 1
+
+
+def test_a_call_with_the_wrong_arguments_is_a_type_error():
+    with pytest.raises(TypeError, match="cuont"):
+        _checked(cuont=0)
+    with pytest.raises(TypeError, match="count"):
+        _Owner()  # type: ignore[call-arg]
+
+
+def test_faults_of_names_every_value_with_its_owner():
+    declared = {"rate": Positive, "clients": list[Count]}
+    assert list(faults_of(declared, {"rate": 1, "clients": [3]}, "a.")) == []
+    rate, client = faults_of(declared, {"rate": 0, "clients": [3, 0]}, "a.")
+    assert rate.startswith("a.rate=0:")
+    assert client.startswith("a.clients[1]=0:")
+
+
 @pytest.mark.parametrize(
     ("bounds", "value", "message"),
     [
@@ -176,14 +292,10 @@ def test_a_callback_and_one_derived_from_it_are_refused():
 
 
 def test_rounds_after_the_end_are_warned_of():
-    with pytest.warns(UserWarning, match="beyond the end") as warned:
+    with pytest.warns(UserWarning, match="max_rounds=3") as warned:
         warn_beyond_end("Owner", 3, rounds={"a": 3, "b": 4}, start=5, every=None, late=[1, 9])
-    beyond = "is beyond the end of the run, trainer.max_rounds=3: it will not come to that."
-    assert [str(each.message) for each in warned] == [
-        f"Owner.rounds[b]=4 {beyond}",
-        f"Owner.start=5 {beyond}",
-        f"Owner.late[1]=9 {beyond}",
-    ]
+    named = ["Owner.rounds[b]=4 ", "Owner.start=5 ", "Owner.late[1]=9 "]
+    assert [str(each.message).startswith(name) for each, name in zip(warned, named, strict=True)] == [True] * 3
 
 
 def test_personal_layers_are_named():
