@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from jsonargparse import ArgumentParser
 
-from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.data.cards.catalogue import did_you_mean
+from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.recipe.error_messages import exit_code
 from lightning_fl.version import __version__
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.data.cards.catalogue import did_you_mean
+from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.recipe.shipped import available_recipes, listing
 
 __all__ = ["add_arguments", "run"]

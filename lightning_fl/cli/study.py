@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.data.cards.catalogue import did_you_mean
+from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.recipe.shipped import available_studies, find_study, listing
 
 if TYPE_CHECKING:

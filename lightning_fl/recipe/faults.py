@@ -8,8 +8,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from lightning_fl.core.errors import cut
-from lightning_fl.data.cards.catalogue import did_you_mean
+from lightning_fl.core.errors import cut, did_you_mean
 from lightning_fl.recipe.error_messages import shown
 from lightning_fl.recipe.settings import CLASS_KEYS
 

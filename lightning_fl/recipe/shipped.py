@@ -6,8 +6,7 @@ This module imports neither torch nor Lightning, so that the command line lists 
 from collections.abc import Callable
 from pathlib import Path
 
-from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.data.cards.catalogue import did_you_mean
+from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.files.package_folders import package_folder
 
 __all__ = ["available_recipes", "available_studies", "find_recipe", "find_study", "listing", "recipe_headline"]

@@ -25,8 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.data.cards.catalogue import did_you_mean
+from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.study.intervals import Interval, holm, paired_interval, seeds_needed
 
 __all__ = [

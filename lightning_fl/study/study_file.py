@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.data.cards.catalogue import did_you_mean
+from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.files.names import is_plain_name
 from lightning_fl.files.yaml import read_yaml
 from lightning_fl.study.claims import LABEL, STATISTICS, Claim, parse_claim

@@ -18,10 +18,9 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
-from lightning_fl.core.errors import ConfigurationError, page
+from lightning_fl.core.errors import ConfigurationError, did_you_mean, page
 from lightning_fl.core.lightning_types import AnyModule, is_overridden
 from lightning_fl.core.validation import check_counts, check_numbers
-from lightning_fl.data.cards.catalogue import did_you_mean
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.hooks import overrides
 from lightning_fl.engine.learner import Learner

@@ -33,7 +33,6 @@ __all__ = [
     "MoleculeCard",
     "TableCard",
     "available_cards",
-    "did_you_mean",
     "expect_kind",
     "load_card",
 ]

@@ -6,14 +6,13 @@ import pytest
 import yaml
 from processes import run
 
-from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.data.cards import catalogue as cards
 from lightning_fl.data.cards.catalogue import (
     ImageCard,
     MoleculeCard,
     TableCard,
     available_cards,
-    did_you_mean,
     expect_kind,
     load_card,
 )
