@@ -126,7 +126,7 @@ def callbacks(algorithm: str = "drflm") -> list[Any]:
         clustered = IFCA(num_clusters=2, num_samples=5) if algorithm == "ifca" else FeSEM(num_clusters=2)
         return [clustered, ClientArrivals(rounds={"client_1": 3}), UniformSampling(cohort_size=4)]
     late = [ClientArrivals(rounds={"client_1": 3}), PersonalLayers(layers=["linear.bias"]), LocalReference()]
-    return [HCCT(appetite=0.3, layer="auto", every_n_rounds=2), *late, FineTuning(steps=2)]
+    return [HCCT(relative_trade_off=0.3, layer="auto", every_n_rounds=2), *late, FineTuning(steps=2)]
 
 
 def settings(root: str, rounds: int) -> dict[str, Any]:

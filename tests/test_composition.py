@@ -44,7 +44,7 @@ SMALL = DiscriminatorSettings(hidden=4, max_rounds=10)
 COLLABORATIONS: dict[str, Callable[[], list[Any]]] = {
     "one model": list,
     "FedCollab": lambda: [FedCollab(discriminator=SMALL)],
-    "HCCT": lambda: [HCCT(appetite=0.3)],
+    "HCCT": lambda: [HCCT(relative_trade_off=0.3)],
     "IFCA": lambda: [IFCA(num_clusters=2)],
     "CFL": lambda: [CFL()],
     "FeSEM": lambda: [FeSEM(num_clusters=2)],

@@ -126,7 +126,8 @@ def _recipe_value(lab: Laboratory, seed: int, draws: random.Random, folder: Path
 
 def _diverges(path: Path_, value: Any) -> bool:
     """Numbers that are allowed and let training diverge."""
-    return (isinstance(value, float) and abs(value) > 1e20) or path[-1] in ("learning_rate", "step_size", "appetite")
+    names = ("learning_rate", "step_size", "relative_trade_off")
+    return (isinstance(value, float) and abs(value) > 1e20) or path[-1] in names
 
 
 def judge_accepted(

@@ -100,7 +100,7 @@ def _table(callbacks: list[Any], rounds: int) -> dict[str, Any]:
 
 def _coalitions() -> dict[str, Any]:
     callbacks = [
-        _callback("HCCT", appetite=0.3, every_n_rounds=2),
+        _callback("HCCT", relative_trade_off=0.3, every_n_rounds=2),
         *map(_callback, ("LocalReference", "CoalitionFigure", "GainFigure", "LearningCurves")),
     ]
     return _digits(callbacks, 10, 4)

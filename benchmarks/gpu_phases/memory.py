@@ -25,7 +25,7 @@ def _of(name: str, options: Options) -> Iterator[Row]:
     callbacks: Sequence[Callback] = ()
     settings: dict[str, Any] = {"optimizer_state": "keep"} if name == "keep" else {}
     if name == "HCCT":
-        callbacks = [HCCT(appetite=0.3)]
+        callbacks = [HCCT(relative_trade_off=0.3)]
     if name == "DPFL":
         callbacks = [CollaborationGraph(budget=0.1, init_epochs=1)]
     clients = 4 if options.tiny else 100

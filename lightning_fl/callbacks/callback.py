@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
@@ -62,6 +62,12 @@ class Callback:
     by_server = False
     #: What a run with it is called in place of FedAvg, such as "DPFL"; with "+ " before it, beside its other names.
     method_name: str | None = None
+    #: Names of a run with this callback and another one, by the other's ``method_name``.
+    joint_names: ClassVar[Mapping[str, str]] = {}
+    #: What predictions from the run's files lack, for a warning: "mixed with neighbours, which are not in a file".
+    prediction_note: str | None = None
+    #: Former names of options -> names.
+    renamed_options: ClassVar[Mapping[str, str]] = {}
     #: Several of one class, with different settings, go together; else a run has one, as what is done twice misleads.
     several = False
 
@@ -230,10 +236,11 @@ def method_of(strategy: str, callbacks: Iterable[Callback]) -> str:
         >>> method_of("FedAvg", [])
         'FedAvg'
     """
-    names = [callback.method_name for callback in callbacks if callback.method_name]
-    whole = [name for name in names if not name.startswith("+ ")]
-    besides = [name.removeprefix("+ ") for name in names if name.startswith("+ ")]
-    if "DRFA" in whole and "local mixup" in besides:  # the one algorithm that is two callbacks
-        whole[whole.index("DRFA")] = "DRFLM"
-        besides.remove("local mixup")
+    named = {callback.method_name: callback for callback in callbacks if callback.method_name}
+    for name, callback in list(named.items()):
+        for other, joint in callback.joint_names.items():
+            if other in named:
+                named = {joint if key == other else key: one for key, one in named.items() if key != name}
+    whole = [name for name in named if not name.startswith("+ ")]
+    besides = [name.removeprefix("+ ") for name in named if name.startswith("+ ")]
     return " + ".join([*([] if whole and strategy == "FedAvg" else [strategy]), *whole, *besides])

@@ -7,6 +7,7 @@ finite raise ``DataError``.
 from lightning_fl.functional.cfl import Bipartition, UpdateNorms, optimal_bipartition, split_cluster, update_norms
 from lightning_fl.functional.conformal import conformal_quantile, conformal_scores, pooled_quantile, score_counts
 from lightning_fl.functional.dirichlet import sample_dirichlet
+from lightning_fl.functional.discriminative_layer import most_discriminative_layer
 from lightning_fl.functional.dpfl import batched_greedy_collaborators, greedy_collaborators
 from lightning_fl.functional.drflm import (
     draw_cohort,
@@ -69,7 +70,6 @@ from lightning_fl.functional.shapley import (
     shapley_first_order,
     shapley_permutations,
 )
-from lightning_fl.functional.telling_layer import most_telling_layer
 from lightning_fl.functional.tokens import (
     UNITS_PER_TOKEN,
     Transaction,
@@ -79,6 +79,8 @@ from lightning_fl.functional.tokens import (
     split_units,
     to_units,
 )
+
+most_telling_layer = most_discriminative_layer  # its former name
 
 __all__ = [
     "UNITS_PER_TOKEN",
@@ -120,7 +122,7 @@ __all__ = [
     "mean_cosine",
     "mix",
     "mixture_weights",
-    "most_telling_layer",
+    "most_discriminative_layer",
     "optimal_bipartition",
     "partition_from_gram",
     "partition_utility",

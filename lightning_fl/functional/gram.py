@@ -20,7 +20,6 @@ from torch import Tensor
 from lightning_fl.core.errors import ConfigurationError, DataError
 
 __all__ = [
-    "check_counts",
     "check_gram",
     "cosine_similarities",
     "float64_columns",
@@ -28,6 +27,7 @@ __all__ = [
     "inverse_roots",
     "join_most_similar",
     "remembered_cosines",
+    "sample_counts",
     "squared_distances",
     "with_cosines",
 ]
@@ -105,7 +105,7 @@ def check_gram(gram: Tensor) -> _Array:
     return inner
 
 
-def check_counts(num_samples: Sequence[int] | Tensor, num_clients: int) -> _Array:
+def sample_counts(num_samples: Sequence[int] | Tensor, num_clients: int) -> _Array:
     """Numbers of samples as float64 of NumPy's, shape [N]."""
     counts = torch.as_tensor(num_samples, dtype=torch.float64, device="cpu").numpy().copy()
     if counts.shape != (num_clients,) or not (np.isfinite(counts) & (counts > 0)).all():
@@ -200,7 +200,7 @@ def join_most_similar(gram: Tensor, num_samples: Sequence[int] | Tensor, labels:
         [0, 1, 1]
     """
     inner = check_gram(gram)
-    counts = check_counts(num_samples, len(inner))
+    counts = sample_counts(num_samples, len(inner))
     if len(labels) != len(inner) or min(labels) < -1:
         raise ConfigurationError(
             f"labels={list(labels)} for a Gram matrix of {len(inner)} clients: give each a label of at least 0, or -1"

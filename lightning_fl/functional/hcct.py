@@ -8,7 +8,7 @@ Learning", IEEE Transactions on Mobile Computing 2024, https://arxiv.org/abs/240
 |---|---|---|
 | g_n, update (gradient) of client n | ``updates`` | [N, P] |
 | m_n, training samples of client n | ``num_samples`` | [N] |
-| λ >= 0, appetite for data | ``tradeoff`` | number, in sqrt(samples) |
+| λ >= 0, trade-off | ``tradeoff`` | number, in sqrt(samples) |
 | g_k = Σ_{n in k} (m_n / m_k) g_n, update of group k | never formed | [P] |
 | s(g_n, g_k), cosine similarity | from ``gram`` = g gᵀ | [N, N] |
 | u_n(k) = U_0 − λ / √m_k + s(g_n, g_k), utility of client n in group k | :func:`partition_utility` sums it | number |
@@ -16,7 +16,7 @@ Learning", IEEE Transactions on Mobile Computing 2024, https://arxiv.org/abs/240
 Every cosine follows from the Gram matrix, since ⟨g_n, g_k⟩ = Σ_j (m_j / m_k) G_nj and ‖g_k‖² is a weighted sum of
 entries of G. One product of cost N² P a round is all that depends on P; the merging after it costs O(N²) memory and
 O(N³) time and gives the partition of the paper's algorithm exactly, where HCCT-E
-(:func:`~lightning_fl.functional.most_telling_layer`)
+(:func:`~lightning_fl.functional.most_discriminative_layer`)
 approximates it.
 
 Differs from the paper: U_0 is 0, as it cancels in every comparison. The cosine with a zero vector is 0 (the paper
@@ -35,7 +35,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.functional.gram import check_counts, check_gram, gram_matrix, inverse_roots
+from lightning_fl.functional.gram import check_gram, gram_matrix, inverse_roots, sample_counts
 
 __all__ = [
     "Merge",
@@ -179,22 +179,22 @@ def partition_utility(
     return float((similarity - tradeoff / np.sqrt(member @ samples)[place]).sum())
 
 
-def least_merged_cosine(appetite: float, *, leave_one_out: bool = False) -> float:
+def least_merged_cosine(relative_trade_off: float, *, leave_one_out: bool = False) -> float:
     """Cosine above which two clients of equal weight and equal length of update come together.
 
     With c = λ / √m and cosine ρ both have s = √((1 + ρ) / 2) together, or s = ρ where each is compared with the other
     only, and 1 alone, so that they merge if 1 − s < c (1 − 1/√2). From c = 3.414 on, or 6.828, they do whatever ρ is.
 
     Args:
-        appetite: c >= 0.
+        relative_trade_off: c >= 0.
         leave_one_out: compare a client with the others of its group only.
 
     Returns:
         ρ from -1 (even exactly opposed updates merge) to 1 (none do).
     """
-    if not 0 <= appetite < math.inf:
-        raise ConfigurationError(f"appetite={appetite}: give a finite number of at least 0.")
-    least = 1 - appetite * (1 - math.sqrt(0.5))
+    if not 0 <= relative_trade_off < math.inf:
+        raise ConfigurationError(f"relative_trade_off={relative_trade_off}: give a finite number of at least 0.")
+    least = 1 - relative_trade_off * (1 - math.sqrt(0.5))
     return max(-1.0, least) if leave_one_out else 2 * max(0.0, least) ** 2 - 1
 
 
@@ -254,7 +254,7 @@ def _check(gram: Tensor, num_samples: Sequence[int] | Tensor, tradeoff: float) -
         raise ConfigurationError(
             f"tradeoff={tradeoff}: give a finite number of at least 0; the paper tunes it per task, try 0.1 to 30."
         )
-    return inner, check_counts(num_samples, len(inner))
+    return inner, sample_counts(num_samples, len(inner))
 
 
 def _slack(samples: _Array, tradeoff: float) -> float:

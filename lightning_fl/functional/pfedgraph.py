@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lightning_fl.core.validation import check_numbers
 from lightning_fl.functional.drflm import project_simplex
-from lightning_fl.functional.gram import check_counts, cosine_similarities
+from lightning_fl.functional.gram import cosine_similarities, sample_counts
 
 __all__ = ["centre_terms", "collaboration_weights", "mean_cosine", "placed_rows", "pull_terms", "thresholded_cosines"]
 
@@ -64,7 +64,7 @@ def collaboration_weights(cosines: Tensor, num_samples: Sequence[int] | Tensor, 
                 [0.1250, 0.8750]], dtype=torch.float64)
     """
     check_numbers("", above=0, alpha=alpha)
-    counts = torch.from_numpy(check_counts(num_samples, len(cosines)))
+    counts = torch.from_numpy(sample_counts(num_samples, len(cosines)))
     targets = counts / counts.sum() + cosines.double() / (2 * alpha)
     return torch.stack([project_simplex(row) for row in targets])
 

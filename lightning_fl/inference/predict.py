@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
-from lightning_fl.core.errors import DataError, page
+from lightning_fl import callbacks
+from lightning_fl.core.errors import DataError
 from lightning_fl.core.seeding import isolated_draws, seed_default_generators
 from lightning_fl.core.validation import check_counts
 from lightning_fl.data.molecules.module import MoleculeDataModule
@@ -103,11 +104,9 @@ class RunPredictor:
         self._uncertainty = Uncertainty(interval, calibrate, spread, mc_dropout)
         self.run = TrainedRun.read(Path(run).expanduser())
         self.models, made = load_models(self.run, choose_models(self.run, model), trust=trust, accelerator=accelerator)
-        if "KNNPer" in self.run.summary.get("callbacks", ()):
-            rank_zero_warn(
-                f"{self.run.folder}: the run evaluated models with their clients' neighbours (KNNPer), which are in no"
-                f" file; these predictions are the models' own. {page('predict#neighbours')} tells how to mix them in."
-            )
+        for name in self.run.summary.get("callbacks", ()):
+            if note := getattr(getattr(callbacks, name, None), "prediction_note", None):
+                rank_zero_warn(f"{self.run.folder}: {name} evaluated models {note}. These predictions lack that.")
         self._data = made.data
         self._reading = Reading(rows=rows, workers=workers, smiles_column=smiles_column)
         # The other cores read molecules, for which a model waits; several threads would take them away.

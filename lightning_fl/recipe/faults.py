@@ -112,8 +112,11 @@ def _faults_of_class(entry: Mapping[str, Any], path: str, bases: Mapping[str, ty
         known = accepted_arguments(found)
     except ValueError:  # no class of the kind a recipe can name; the parser says so
         return
+    renamed = getattr(found, "renamed_options", {})
     for key, value in arguments.items() if isinstance(arguments, Mapping) else ():
-        if key not in known:
+        if key in renamed:
+            yield f"{path}.init_args.{key}: this option of {found.__name__} is now called {renamed[key]}."
+        elif key not in known:
             hint = did_you_mean(str(key), known) or f"; it has {', '.join(known)}"
             yield f"{path}.init_args.{cut(key)}: {found.__name__} has no such argument{hint}."
         else:

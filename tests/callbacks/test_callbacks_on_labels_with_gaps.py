@@ -72,7 +72,7 @@ def fitted(folder, task, *names, **arguments):
 ALGORITHMS = [
     ("FedCollab", {}),
     ("FedCollab", {"layer": "readout", "warm_up_rounds": 1}),
-    ("HCCT", {"appetite": 0.3}),
+    ("HCCT", {"relative_trade_off": 0.3}),
     ("CollaborationGraph", {"budget": 1}),
     ("TierBidding", {"num_tiers": 2}),
     ("ShapleyRewards", {}),

@@ -38,7 +38,7 @@ SETTINGS: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "GainFigure": (dict, ("LocalReference",)),
     "GraphFigure": (dict, ("CollaborationGraph",)),
     "GroupAgreement": (lambda: {"groups": None}, ()),
-    "HCCT": (lambda: {"appetite": 0.5}, ()),
+    "HCCT": (lambda: {"relative_trade_off": 0.5}, ()),
     "IFCA": (lambda: {"num_clusters": 2, "initial_noise": 0.1}, ()),
     "KMeans": (lambda: {"num_clusters": 2}, ()),
     "KNNPer": (lambda: {"k": 3, "interpolation": "validation", "layer": "linear"}, ()),

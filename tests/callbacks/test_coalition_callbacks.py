@@ -21,7 +21,7 @@ def trainer(*callbacks, root, rounds=2, **settings):
 
 @pytest.mark.slow
 def test_what_is_drawn_of_hcct(tmp_path):
-    run = trainer(HCCT(appetite=0.8), CoalitionFigure(every_n_rounds=1), root=tmp_path)
+    run = trainer(HCCT(relative_trade_off=0.8), CoalitionFigure(every_n_rounds=1), root=tmp_path)
     drawn = []
     original = run.run_log.log_figure
     run.run_log.log_figure = lambda name, figure, step: drawn.append((name, step)) or original(name, figure, step)
@@ -33,9 +33,9 @@ def test_what_is_drawn_of_hcct(tmp_path):
 
 @pytest.mark.slow
 def test_the_history_goes_on_after_a_stop(tmp_path):
-    trainer(HCCT(appetite=0.8), CoalitionFigure(), root=tmp_path).fit(TinyModule(), TinyClients())
+    trainer(HCCT(relative_trade_off=0.8), CoalitionFigure(), root=tmp_path).fit(TinyModule(), TinyClients())
     figure = CoalitionFigure()
-    run = trainer(HCCT(appetite=0.8), figure, root=tmp_path, rounds=4)
+    run = trainer(HCCT(relative_trade_off=0.8), figure, root=tmp_path, rounds=4)
     run.fit(TinyModule(), TinyClients(), ckpt_path="last")
     assert figure.rounds == [1, 2, 3, 4]
     assert len(figure.assignments) == 4

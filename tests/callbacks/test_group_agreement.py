@@ -26,7 +26,7 @@ def agreement(*callbacks, groups=KINDS, num=10, rounds=3, **settings):
 
 
 def test_the_true_groups_are_1_and_everybody_alone_or_together_0():
-    found, run = agreement(HCCT(appetite=0.8))
+    found, run = agreement(HCCT(relative_trade_off=0.8))
     assert found.history == [1.0] * 3
     assert summary(run) == {"adjusted_rand_index": 1.0, "last_round": 1.0, "rounds": 3}
     for other in ([LocalTraining()], []):
@@ -34,7 +34,7 @@ def test_the_true_groups_are_1_and_everybody_alone_or_together_0():
 
 
 def test_every_round_is_compared_and_the_last_ones_averaged():
-    hcct = HCCT(appetite=0.3, memory=0.0, hysteresis=0.0)
+    hcct = HCCT(relative_trade_off=0.3, memory=0.0, hysteresis=0.0)
     found, run = agreement(hcct, num=4, rounds=6)
     expected = [adjusted_rand_score(KINDS, labels) for labels in hcct.assignments]
     assert len(set(expected)) > 1
@@ -44,14 +44,18 @@ def test_every_round_is_compared_and_the_last_ones_averaged():
 
 
 def test_the_index_is_among_the_curves_of_the_run(tmp_path):
-    found, run = agreement(HCCT(appetite=0.3, memory=0.0, hysteresis=0.0), rounds=4, root=tmp_path, logger=True)
+    found, run = agreement(
+        HCCT(relative_trade_off=0.3, memory=0.0, hysteresis=0.0), rounds=4, root=tmp_path, logger=True
+    )
     with open(f"{run.log_dir}/metrics.csv", newline="", encoding="utf-8") as file:
         curve = [float(row["coalitions/ari"]) for row in csv.DictReader(file) if row["coalitions/ari"]]
     assert curve == pytest.approx(found.history)
 
 
 def test_who_is_not_there_is_not_compared():
-    found, _ = agreement(HCCT(appetite=0.8), ClientArrivals(rounds={"client_2": 9}), groups=["a", "a", "?", "b", "b"])
+    found, _ = agreement(
+        HCCT(relative_trade_off=0.8), ClientArrivals(rounds={"client_2": 9}), groups=["a", "a", "?", "b", "b"]
+    )
     assert found.history == [1.0] * 3
 
 
@@ -73,7 +77,7 @@ def test_the_domains_of_images_are_groups():
 
 def test_a_resumed_run_has_the_same_mean(tmp_path):
     def make(root, rounds, ckpt=None):
-        hcct = HCCT(appetite=0.3, memory=0.0, hysteresis=0.0)
+        hcct = HCCT(relative_trade_off=0.3, memory=0.0, hysteresis=0.0)
         run = trainer(
             hcct, GroupAgreement(groups=KINDS), rounds=rounds, root=tmp_path / root, enable_checkpointing=True
         )

@@ -61,6 +61,10 @@ import pytest
             "--trainer.callbacks+=DROClientSampling --trainer.callbacks.flor 1",
             ["trainer.callbacks[1].init_args.flor: DROClientSampling has no such argument (did you mean 'floor'?)."],
         ),
+        (
+            "--trainer.callbacks+=HCCT --trainer.callbacks.appetite 1",
+            ["trainer.callbacks[1].init_args.appetite: this option of HCCT is now called relative_trade_off."],
+        ),
         ("--data TableData", ["data: the following arguments are required: partitioner."]),
         ("--trainer.max_rounds x", ["trainer.max_rounds: expected a value of type int, got x."]),
         (

@@ -273,10 +273,10 @@ def test_soft_averaging_compares_all_models() -> None:
 
 @pytest.mark.slow
 def test_hcct_sees_all_updates_and_a_group_of_one_receives_nothing() -> None:
-    alone, together = fit(HCCT(appetite=0.0)), fit(HCCT(appetite=30.0))
+    alone, together = fit(HCCT(relative_trade_off=0.0)), fit(HCCT(relative_trade_off=30.0))
     assert received(alone) == [1] * N
     assert sent(alone) == sent(together) == received(together) == [3] * N
-    rarely = fit(HCCT(appetite=0.0, every_n_rounds=3))  # in rounds 2 and 3 it is known that everybody is alone
+    rarely = fit(HCCT(relative_trade_off=0.0, every_n_rounds=3))  # all known to be alone in rounds 2 and 3
     assert received(rarely) == sent(rarely) == [1] * N
 
 
@@ -422,7 +422,7 @@ ALGORITHMS: dict[str, Any] = {
         ClientArrivals(rounds={"client_5": 3}),
     ],
     "soft": lambda: [SoftAveraging(num_models=2, num_samples=4, every_n_rounds=3)],
-    "hcct": lambda: [HCCT(appetite=0.0, every_n_rounds=2), UniformSampling(cohort_size=3)],
+    "hcct": lambda: [HCCT(relative_trade_off=0.0, every_n_rounds=2), UniformSampling(cohort_size=3)],
     "cfl": lambda: [CFL(mean_norm=2.0), UniformSampling(cohort_size=3)],
     "kmeans": lambda: [KMeans(num_clusters=2), UniformSampling(cohort_size=3)],
     "ifca": lambda: [IFCA(num_clusters=3, num_samples=4), UniformSampling(cohort_size=3)],

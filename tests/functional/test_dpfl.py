@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator, shuffled
 from lightning_fl.functional.dpfl import batched_greedy_collaborators, double_greedy, greedy_collaborators
 
@@ -222,32 +221,6 @@ def test_own_models_and_given_sums_are_left_alone():
     )  # fmt: skip
     assert torch.equal(own[0], before)
     assert torch.equal(total[0], sum_before)
-
-
-def greedy_on_models(candidates: Sequence[int], budget: int | None) -> None:
-    batched_greedy_collaborators(
-        lambda v: 0.0, [torch.ones(1)], candidates, dict.fromkeys(candidates, 1.0), 1.0,
-        lambda batch: [[torch.ones(1)] for _ in batch], budget, generator(0),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "greedy", [lambda candidates, budget: greedy_collaborators(lambda s: 0.0, candidates, budget, generator(0)),
-               greedy_on_models],
-    ids=["on sets", "on models"],
-)  # fmt: skip
-def test_candidates_and_budgets_that_cannot_be_are_refused(greedy):
-    with pytest.raises(ConfigurationError, match="budget=-1: give a number of collaborators of at least 0, or None"):
-        greedy([1], -1)
-    with pytest.raises(ConfigurationError, match=r"candidates=\[1, 1\]: name each client once"):
-        greedy([1, 1], 1)
-
-
-def test_weights_that_cannot_be_are_refused():
-    with pytest.raises(ConfigurationError, match=r"the weights of clients \[2\] are not positive"):
-        batched_greedy_collaborators(
-            lambda v: 0.0, [torch.ones(1)], [1, 2], {1: 1.0, 2: 0.0}, 1.0, lambda b: [], None, generator(0)
-        )
 
 
 def test_nobody_to_choose_from():

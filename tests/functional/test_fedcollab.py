@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_fl.core.collaboration import Collaboration
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.functional import coalition_objective, join_coalitions, solve_coalitions
 from lightning_fl.functional.fedcollab import _check, _Search
 
@@ -415,47 +414,3 @@ def test_joining_limits():
 
 
 GOOD = torch.tensor([[0.0, 0.5], [0.5, 0.0]])
-
-
-@pytest.mark.parametrize(
-    ("distances", "counts", "capacity", "message"),
-    [
-        (torch.zeros(2, 3), [1, 1], 1.0, r"distances of shape \[2, 3\].*square"),
-        (torch.zeros(2), [1, 1], 1.0, "square matrix"),
-        (torch.zeros(0, 0), [], 1.0, "N >= 1"),
-        (torch.tensor([[0.0, math.nan], [math.nan, 0.0]]), [1, 1], 1.0, "every entry must be a finite number"),
-        (torch.tensor([[0.0, math.inf], [math.inf, 0.0]]), [1, 1], 1.0, "every entry must be a finite number"),
-        (torch.tensor([[0.0, 0.5], [0.4, 0.0]]), [1, 1], 1.0, "symmetric with zeros"),
-        (torch.tensor([[0.0, 5e-8], [4e-8, 0.0]]), [1, 1], 1.0, "symmetric with zeros"),
-        (torch.tensor([[0.1, 0.5], [0.5, 0.0]]), [1, 1], 1.0, "zeros on the diagonal"),
-        (GOOD, [1, 1, 1], 1.0, "one positive count per client"),
-        (GOOD, [1, 0], 1.0, r"num_samples=\[1.0, 0.0\].*leave out clients"),
-        (GOOD, [1.0, math.nan], 1.0, "one positive count"),
-        (GOOD, [1, 1], -0.1, "capacity=-0.1"),
-        (GOOD, [1, 1], math.inf, "capacity=inf"),
-        (GOOD, [1, 1], math.nan, "capacity=nan"),
-    ],
-)
-def test_refusals(distances, counts, capacity, message):
-    labels = [0] * len(distances)
-    for call in (
-        lambda: coalition_objective(labels, distances, counts, capacity),
-        lambda: solve_coalitions(distances, counts, capacity),
-        lambda: join_coalitions(labels, distances, counts, capacity, [0]),
-    ):
-        with pytest.raises(ConfigurationError, match=message):
-            call()
-
-
-def test_refuses_assignments_newcomers_and_restarts():
-    with pytest.raises(ConfigurationError, match=r"assignment of shape \[3\].*2 clients"):
-        coalition_objective([0, 1, 0], GOOD, [1, 1], 1.0)
-    with pytest.raises(ConfigurationError, match="integer label"):
-        coalition_objective(torch.zeros(2), GOOD, [1, 1], 1.0)
-    with pytest.raises(ConfigurationError, match="num_restarts=0"):
-        solve_coalitions(GOOD, [1, 1], 1.0, num_restarts=0)
-    for newcomers in ([1, 1], [2], [-1]):
-        with pytest.raises(ConfigurationError, match="distinct clients from 0 to 1"):
-            join_coalitions([0, 0], GOOD, [1, 1], 1.0, newcomers)
-    with pytest.raises(ConfigurationError, match="label of at least 0"):
-        join_coalitions([-1, 0], GOOD, [1, 1], 1.0, [1])

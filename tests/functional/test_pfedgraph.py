@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.functional import collaboration_weights, gram_matrix, pull_terms, thresholded_cosines
 
 THREE = torch.tensor([[1.0, 0.5, -0.8], [0.5, 1.0, 0.0], [-0.8, 0.0, 1.0]], dtype=torch.float64)
@@ -77,12 +76,3 @@ def test_the_pull_is_the_gradient_of_the_sum_of_cosines() -> None:
     a, b = pull_terms(float(centre @ w.detach()), float(w.detach() @ w.detach()))
     torch.testing.assert_close(a * centre + b * w.detach(), w.grad, rtol=1e-12, atol=1e-14)
     assert pull_terms(0.0, 0.0) == (0.0, 0.0)
-
-
-def test_wrong_values_are_named() -> None:
-    with pytest.raises(ConfigurationError, match="alpha=0: give a number above 0"):
-        collaboration_weights(THREE, [2, 3, 5], 0)
-    with pytest.raises(ConfigurationError, match="for 3 clients: give one positive count per client"):
-        collaboration_weights(THREE, [2, 3], 0.8)
-    with pytest.raises(ConfigurationError, match="threshold=2: give a number from -1 to 1"):
-        thresholded_cosines(THREE, 2)

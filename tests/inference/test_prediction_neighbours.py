@@ -16,7 +16,7 @@ def test_molecules_have_neighbours_whatever_their_task_and_files_have_none(value
     """Numbers are learnt on a scale of the model's, labels are real numbers: the model says both."""
     name = values.__name__.removeprefix("_")
     plain, run = (_fit(f"{name}{len(more)}", values, callbacks=more, dropout=0.0) for more in ((), ("KNNPer",)))
-    with pytest.warns(UserWarning, match=r"with their clients' neighbours \(KNNPer\), which are in no"):
+    with pytest.warns(UserWarning, match="KNNPer .* neighbours"):
         found = predict(run, NEW)
     assert found["y"].tolist() == predict(plain, NEW)["y"].tolist()
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (plain, run)]

@@ -497,7 +497,7 @@ models: dict[int, list[list[str]]] = {}
         list,
         lambda: [DROClientSampling(cohort_size=2)],
         lambda: [UniformSampling(cohort_size=2)],
-        lambda: [HCCT(appetite=0.3)],
+        lambda: [HCCT(relative_trade_off=0.3)],
         lambda: [IFCA(num_clusters=2)],
         lambda: [CollaborationGraph(graph="full")],
         lambda: [SoftAveraging(num_models=2)],

@@ -1,4 +1,4 @@
-"""HCCT: clients are grouped anew in every round, by what they have just learned and how much data they have.
+"""HCCT: hierarchical grouping of the clients in every round, by their updates and numbers of samples.
 
 "How to Collaborate: Towards Maximizing the Generalization Performance in Cross-Silo Federated Learning"
 (https://arxiv.org/abs/2401.13236), algorithms 1 and 2, equations 8 to 20.
@@ -9,30 +9,29 @@ paper               here                                          shape
 g_n                 a client's update, weights after minus        [P]
                     weights before its turn
 m_n                 ``trainer.num_samples``                       [N]
-lambda              ``appetite * sqrt(mean of m_n)``
+lambda              ``relative_trade_off * sqrt(mean of m_n)``
 s(g_n, g_k)         from the mean of cosines over rounds          [N, N]
                     (``memory``); ``memory=0``: of this round
 u_n(k), delta U     :mod:`lightning_fl.functional.hcct`
 k(n), epoch t       ``assignments``                               [N]
 HCCT-E              ``layer="auto"``
-HCCT-P              ``PersonalLayers`` beside this callback
+HCCT-P              ``PersonalLayers`` with this callback
 ==================  ============================================  =====
 
-Differs from the paper: lambda, which means nothing without the clients' data counts, is given as a multiple of the root
-of their mean (``appetite``), so that one value fits tasks of any size; it is told in the log. The paper partitions by
-the updates of one round, in every round, and forgets the last partition: ``memory=0, hysteresis=0``. Once clients fit
-their data, updates are mostly noise, which is then partitioned too; so by default cosines are the mean over all rounds
-so far (lengths are this round's), and a partition is replaced only by one that is clearly better. Cosines come from the
-Gram matrix of the updates, exactly and at the cost of one product; HCCT-E remains as an option. Every client keeps the
-weights it ends a round with: a group's model is the average of its members' weights, also when they come from different
-groups. Clients that took no part in a round stay with those of their group that took no part either; who has never
-taken part uses the average of the groups. The paper does not say where a newcomer's first update starts from: here from
-that average.
+Differs from the paper: the option ``relative_trade_off`` is lambda over the root of the clients' mean number of
+samples, so that one value fits tasks of any size; lambda is logged. The paper partitions by the updates of one round,
+in every round, and forgets the last partition: ``memory=0, hysteresis=0``. Once clients fit their data, updates are
+mostly noise. By default, therefore, cosines are means over all rounds so far (lengths are this round's), and only a
+clearly better partition replaces the old one. Cosines come from the Gram matrix of the updates, exactly and at the cost
+of one product; HCCT-E remains as an option. A group's model is the average of its members' weights, also when they come
+from different groups. Clients absent from a round stay with the absent clients of their group; a client that never took
+part uses the average of the groups. The paper does not say where a newcomer's first update starts: here from that
+average.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
@@ -40,70 +39,68 @@ from torch import Tensor
 
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import check_counts, check_numbers, warn_beyond_end
+from lightning_fl.core.validation import Count, Fraction, NonNegative, checked, warn_beyond_end
 from lightning_fl.engine.probes.updates import update_blocks
 from lightning_fl.engine.weights.flat import Span, Weights
+from lightning_fl.functional.discriminative_layer import most_discriminative_layer
 from lightning_fl.functional.gram import cosine_similarities, remembered_cosines, with_cosines
 from lightning_fl.functional.hcct import Merge, join_group, least_merged_cosine, partition_from_gram, partition_utility
-from lightning_fl.functional.telling_layer import most_telling_layer
 from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["HCCT"]
 
-# A least cosine above which hardly any two clients are: those of real tasks are below 0.7 even on IID data.
+# Cosines of real tasks are below 0.7, even on IID data.
 _HIGH_COSINE = 0.9
 
 
 class HCCT(ClientClusters):
-    """Groups clients hierarchically while the total utility, more data against less similar updates, gains.
+    """Merges groups of clients while the total utility (more data against less similar updates) rises.
 
-    The number of groups follows from the data: everybody alone and everybody together are possible outcomes. It is
-    logged as ``hcct/groups``; ``hcct/utility`` is the total one, in rounds that could partition anew, and ``hcct/kept``
-    whether hysteresis kept the old partition. For the rest see :class:`ClientClusters`: groups are its clusters.
+    The number of groups follows from the data, from one group per client to one group of all. Logs ``hcct/groups`` and,
+    in rounds with a new partition, ``hcct/utility`` (the total) and ``hcct/kept`` (1 if hysteresis kept the old
+    partition). For the rest see :class:`ClientClusters`: groups are its clusters.
 
-    The defaults of ``appetite``, ``memory`` and ``hysteresis`` had the best mean validation accuracy over three tasks
-    among those tried (``studies/hcct.yaml``); the paper's form came within its noise.
+    The defaults of ``relative_trade_off``, ``memory`` and ``hysteresis`` had the best mean validation accuracy over
+    three tasks among those tried (``studies/hcct.yaml``); the paper's form came within its noise.
 
     Args:
-        appetite: appetite for data, at least 0: lambda over the root of the clients' mean number of samples. 0 leaves
-            clients alone. Of two average clients those whose updates have a cosine above
-            :func:`~lightning_fl.functional.least_merged_cosine` come together: 0.92 at 0.07, 0.17 at 0.8, -0.95 at
-            2.9; above 3.41 even exactly opposed updates do. Groups of many are harder to bring together than two
-            clients. A run says where it stands, and warns where what the clients learn hardly decides.
-        memory: weight of a round against the next one in the mean of cosines, from 0 (the last round alone, as in the
-            paper) to 1 (all rounds alike). Every pair of clients has its own mean, over the rounds with a partition
-            that both took part in.
-        hysteresis: at least 0; the old partition stays unless a new one raises the utility by more than this, per
-            client and so in units of a cosine. 0 takes the new one always, as the paper does. Newcomers join the old
-            one before the two are compared.
-        leave_one_out: compare a client with the others of its group only; the paper's group contains the client
-            itself. Two average clients then come together above a cosine of 1 - 0.29 ``appetite``.
-        every_n_rounds: rounds between two partitions. Between them clients stay together; newcomers join where the
-            total utility gains most, or found a group of their own.
-        layer: compare the updates of one layer only: its name, or "auto" for the one that tells clients apart best in
-            the first partition (HCCT-E). ``None`` compares all shared parameters.
+        relative_trade_off: lambda over the root of the clients' mean number of samples; 0 keeps clients alone. Two
+            average clients merge if the cosine of their updates is above
+            :func:`~lightning_fl.functional.least_merged_cosine`: 0.92 at 0.07, 0.17 at 0.8, -0.95 at 2.9; above 3.41
+            even opposed updates merge. Larger groups are harder to merge than two clients. A run logs this cosine and
+            warns where the updates hardly matter.
+        memory: weight of a round relative to the next one in the mean of cosines, from 0 (only the last round, as in
+            the paper) to 1 (all rounds equally). Each pair of clients has its own mean, over the rounds with a
+            partition in which both took part.
+        hysteresis: the old partition stays unless a new one raises the utility per client, in units of a cosine, by
+            more than this; 0 always takes the new one, as the paper does. Newcomers join the old partition before the
+            comparison.
+        leave_one_out: compare a client with the other members of its group; the paper's group includes the client
+            itself. Two average clients then merge above a cosine of 1 - 0.29 ``relative_trade_off``.
+        every_n_rounds: rounds between two partitions. Meanwhile clients stay together; newcomers join where the total
+            utility gains most, or found a group.
+        layer: compare the updates of one layer only: its name, or "auto" for the most discriminative one at the first
+            partition (HCCT-E). ``None`` compares all shared parameters.
 
     Raises:
-        ConfigurationError: a value is out of range; at the start of a run, there is no such layer or it is personal.
+        ConfigurationError: a value is out of range; at the start of a run, the layer does not exist or is personal.
     """
 
     _curve = "groups"
+    renamed_options: ClassVar = {"appetite": "relative_trade_off"}
 
+    @checked
     def __init__(
         self,
         *,
-        appetite: float = 0.8,
-        memory: float = 1.0,
-        hysteresis: float = 0.05,
+        relative_trade_off: NonNegative = 0.8,
+        memory: Fraction = 1.0,
+        hysteresis: NonNegative = 0.05,
         leave_one_out: bool = False,
-        every_n_rounds: int = 1,
+        every_n_rounds: Count = 1,
         layer: str | None = None,
     ) -> None:
-        check_numbers(self, appetite=appetite, at_least=0, mend=", 0.8 unless validation data say otherwise")
-        check_numbers(self, memory=memory, at_least=0, at_most=1, mend=", 1 for the mean over all rounds")
-        check_numbers(self, hysteresis=hysteresis, at_least=0, mend=", 0 to take every new partition")
-        check_counts(self, every_n_rounds=every_n_rounds)
-        self.appetite = appetite
+        self.relative_trade_off = relative_trade_off
         self.memory = memory
         self.hysteresis = hysteresis
         self.leave_one_out = leave_one_out
@@ -134,39 +131,39 @@ class HCCT(ClientClusters):
         """Forget an earlier run; check the layer's name."""
         super().on_fit_start(trainer)
         #: lambda of the paper, in sqrt(samples), from the counts of all clients.
-        self.tradeoff = self.appetite * math.sqrt(sum(trainer.num_samples) / trainer.num_clients)
-        self._tell_range(trainer)
+        self.tradeoff = self.relative_trade_off * math.sqrt(sum(trainer.num_samples) / trainer.num_clients)
+        self._log_least_cosine()
         warn_beyond_end(self, trainer.max_rounds, every_n_rounds=self.every_n_rounds)
         if self.compared_layer is not None:
             self._spans(trainer)
         for hook in trainer.hooks.of("select_clients"):
             rank_zero_warn(
-                f"HCCT with {hook.owner}: clients that are not drawn in a round stay behind alone, so that groups fall"
-                " apart the more rounds partition anew. Have all clients take part, or raise HCCT.every_n_rounds."
+                f"HCCT with {hook.owner}: clients that are not drawn in a round drop out of their groups, so groups"
+                " fall apart with every new partition. Let all clients take part, or raise HCCT.every_n_rounds."
             )
 
-    def _tell_range(self, trainer: TrainerSurface) -> None:
-        """Say once which cosines bring clients together, and warn where that hardly depends on the data."""
-        least = least_merged_cosine(self.appetite, leave_one_out=self.leave_one_out)
+    def _log_least_cosine(self) -> None:
+        """Log the cosine above which clients merge; warn if it hardly depends on the data."""
+        least = least_merged_cosine(self.relative_trade_off, leave_one_out=self.leave_one_out)
+        option = f"relative_trade_off={self.relative_trade_off:g}"
         rank_zero_info(
-            f"HCCT: appetite={self.appetite:g} is lambda={self.tradeoff:.4g}; two average clients come together above"
-            f" a cosine of {least:.3f}"
+            f"HCCT: {option} is lambda={self.tradeoff:.4g}; two average clients merge above a cosine of {least:.3f}"
         )
         if least <= -1:
             rank_zero_warn(
-                f"HCCT.appetite={self.appetite:g} brings even two average clients with exactly opposed updates"
-                " together: what the clients learn hardly decides. Lower it, to 0.8 say."
+                f"HCCT.{option} merges even two average clients with exactly opposed updates, so the updates hardly"
+                " matter. Lower it, for example to 0.8."
             )
         elif least >= _HIGH_COSINE:
             rank_zero_warn(
-                f"HCCT.appetite={self.appetite:g} brings average clients together only above a cosine of {least:.3f},"
-                " which updates of different clients hardly reach: this is training alone. Raise it, to 0.8 say."
+                f"HCCT.{option} merges average clients only above a cosine of {least:.3f}, which updates of different"
+                " clients hardly reach: clients train alone. Raise it, for example to 0.8."
             )
 
     def assign(
         self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]
     ) -> dict[int, int] | None:
-        """Partition those who took part, if that is due: their groups are new ones, or stay the old ones."""
+        """Partition the participants if a partition is due, into new groups or the old ones."""
         if trainer.current_round - self._partition_tried < self.every_n_rounds:
             return None
         if self.layer == "auto" and self.compared_layer is None:
@@ -179,7 +176,7 @@ class HCCT(ClientClusters):
         partition = partition_from_gram(gram, samples, self.tradeoff, leave_one_out=self.leave_one_out)
         old = [self.clusters[client] for client in clients]
         if self.hysteresis and max(old) >= 0:
-            old = self._joined(gram, samples, old)
+            old = self._join_newcomers(gram, samples, old)
             kept = partition_utility(gram, samples, self.tradeoff, old, leave_one_out=self.leave_one_out)
             stays = partition.utility - kept <= self.hysteresis * len(clients)
             trainer.log("hcct/kept", int(stays))
@@ -195,12 +192,12 @@ class HCCT(ClientClusters):
     def join(
         self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int], clusters: Sequence[int]
     ) -> list[int]:
-        """Let newcomers in, one after another, where the total utility gains most."""
+        """Add newcomers, one after another, where the total utility gains most."""
         gram = self._over_rounds(self.gram(trainer, weights, clients, self._spans(trainer)), clients)
-        return self._joined(gram, [trainer.num_samples[client] for client in clients], clusters)
+        return self._join_newcomers(gram, [trainer.num_samples[client] for client in clients], clusters)
 
-    def _joined(self, gram: Tensor, samples: Sequence[int], clusters: Sequence[int]) -> list[int]:
-        """Groups [n] of the clients of ``gram`` with those of newcomers, -1 before."""
+    def _join_newcomers(self, gram: Tensor, samples: Sequence[int], clusters: Sequence[int]) -> list[int]:
+        """Groups [n] of the clients of ``gram``; newcomers have -1 in ``clusters``."""
         joined, known = list(clusters), [row for row, cluster in enumerate(clusters) if cluster >= 0]
         unused = max(self.clusters) + 1
         for newcomer in [row for row, cluster in enumerate(clusters) if cluster < 0]:
@@ -219,7 +216,7 @@ class HCCT(ClientClusters):
         return joined
 
     def _remember(self, gram: Tensor, clients: Sequence[int]) -> None:
-        """Take the round's cosines into the mean of those pairs that took part."""
+        """Add the round's cosines to the means of the pairs that took part."""
         if self.memory:
             at = torch.meshgrid(torch.tensor(clients), torch.tensor(clients), indexing="ij")
             self._cosines[at], self._weights[at] = remembered_cosines(
@@ -227,7 +224,7 @@ class HCCT(ClientClusters):
             )
 
     def _over_rounds(self, gram: Tensor, clients: Sequence[int]) -> Tensor:
-        """The round's inner products with the mean of the cosines over rounds [n, n]; its own for pairs without one."""
+        """The round's Gram matrix [n, n] with mean cosines over rounds; pairs without a mean keep the round's."""
         if not self.memory:
             return gram
         at = torch.meshgrid(torch.tensor(clients), torch.tensor(clients), indexing="ij")
@@ -243,7 +240,7 @@ class HCCT(ClientClusters):
         if not chosen:
             layers = ", ".join(dict.fromkeys(_layer(span.name) for span in spans))
             raise ConfigurationError(
-                f"HCCT.layer={self.compared_layer!r}: there is no such layer with shared, trainable parameters. Choose"
+                f"HCCT.layer={self.compared_layer!r}: no layer of this name has shared, trainable parameters. Choose"
                 f" one of {layers}, or auto."
             )
         return chosen
@@ -256,7 +253,7 @@ class HCCT(ClientClusters):
             layer: torch.cat(list(update_blocks(trainer.loop, weights, clients, spans)), dim=1)
             for layer, spans in by_layer.items()
         }
-        return most_telling_layer(updates, [trainer.num_samples[client] for client in clients])
+        return most_discriminative_layer(updates, [trainer.num_samples[client] for client in clients])
 
     def state_dict(self) -> dict[str, Any]:
         """The history of the groups."""
@@ -272,7 +269,7 @@ class HCCT(ClientClusters):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the history."""
+        """Restore the history."""
         super().load_state_dict(state)
         self.merges = [Merge(tuple(first), tuple(second), gain) for first, second, gain in state["merges"]]
         self.merged_clients = list(state["merged_clients"])

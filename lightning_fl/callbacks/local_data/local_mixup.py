@@ -26,7 +26,7 @@ they point the same way, or one is an exact value; else it is missing.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
@@ -62,6 +62,7 @@ class LocalMixup(Callback):
     """
 
     method_name = "+ local mixup"
+    joint_names: ClassVar = {"DRFA": "DRFLM"}
 
     def __init__(
         self,

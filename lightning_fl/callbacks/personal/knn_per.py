@@ -26,7 +26,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError, page
 from lightning_fl.core.validation import check_counts, check_numbers
 from lightning_fl.engine.probes.layer_records import LayerRecords, layer_records
 from lightning_fl.engine.probes.layer_trial import layer_misses_targets
@@ -62,6 +62,7 @@ class KNNPer(Callback):
     """
 
     method_name = "kNN-Per"
+    prediction_note = f"mixed with their clients' neighbours, which are not in a file: see {page('predict#neighbours')}"
 
     def __init__(
         self,

@@ -98,7 +98,7 @@ def test_who_belongs_to_none_uses_the_average_of_the_clusters_until_it_takes_par
 
 
 ALGORITHMS = {
-    "hcct": lambda: HCCT(appetite=0.8, every_n_rounds=2),
+    "hcct": lambda: HCCT(relative_trade_off=0.8, every_n_rounds=2),
     "cfl": lambda: CFL(mean_norm=1e9, client_norm=0.0, norms="absolute"),
     "kmeans": lambda: KMeans(num_clusters=2, warm_up_rounds=2),
     "fesem": lambda: FeSEM(num_clusters=2),
@@ -152,7 +152,7 @@ def test_bad_numbers_of_clusters_are_named() -> None:
     with pytest.raises(ConfigurationError, match=r"Scripted\.num_clusters=6 for 5 clients: give at most as many"):
         trainer(Scripted({}, num_clusters=6)).fit(TinyModule(), TwoKinds())
     with pytest.raises(ConfigurationError, match="Scripted and HCCT both decide the collaboration"):
-        trainer(Scripted({}), HCCT(appetite=0.3))
+        trainer(Scripted({}), HCCT(relative_trade_off=0.3))
 
 
 @pytest.mark.parametrize(("client", "cluster"), [(9, 0), (0, 0.5), (0, -2)])

@@ -424,7 +424,7 @@ def test_personal_layers_are_each_clients_own(method: Any) -> None:
 
 
 def test_coalitions_that_form_in_the_round_are_valued_by_themselves() -> None:
-    data, rewards, watched, hcct = TwoKinds(), ShapleyRewards(), Watched(), HCCT(appetite=0.5)
+    data, rewards, watched, hcct = TwoKinds(), ShapleyRewards(), Watched(), HCCT(relative_trade_off=0.5)
     run = fit(hcct, rewards, watched, data=data, rounds=4)
     assert run.collaboration.num_models == 2
     assert {frozenset(values) for values in rewards.by_model[-1].values()} == {frozenset({0, 1, 2}), frozenset({3, 4})}

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.functional.gram import check_counts, float64_columns
+from lightning_fl.functional.gram import float64_columns, sample_counts
 
-__all__ = ["most_telling_layer"]
+__all__ = ["most_discriminative_layer"]
 
 
-def most_telling_layer(
+def most_discriminative_layer(
     updates_by_layer: Mapping[str, Tensor], num_samples: Sequence[int] | Tensor | None = None
 ) -> str:
     """HCCT-E's layer (equation 19): the one with the largest relative variance Σ_n ‖g_n − ḡ‖² / ‖ḡ‖².
@@ -40,7 +40,7 @@ def most_telling_layer(
             )
         shares = torch.ones(updates.shape[:1], dtype=torch.float64)
         if num_samples is not None:
-            shares = torch.from_numpy(check_counts(num_samples, len(updates)))
+            shares = torch.from_numpy(sample_counts(num_samples, len(updates)))
         shares = (shares / shares.sum()).to(updates.device)
         deviation = total = torch.zeros((), dtype=torch.float64, device=updates.device)
         for columns in float64_columns(updates):
