@@ -9,7 +9,7 @@ import torch
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.molecules.featurizer import encode_smiles
-from lightning_fl.data.molecules.unlabelled import smiles_fault, unlabelled_molecules
+from lightning_fl.data.molecules.unlabelled import explain_unreadable, unlabelled_molecules
 from lightning_fl.data.unlabelled import Reading, read_rows
 
 RECORD = {"target_names": ["y"], "target_units": [""]}
@@ -94,8 +94,8 @@ def test_molecules_of_chunks_are_those_of_the_whole(rows, workers):
 
 
 def test_why_a_smiles_is_no_molecule():
-    assert smiles_fault("") == "no SMILES"
-    assert smiles_fault("C1CC") == "not a SMILES: C1CC"
-    assert smiles_fault("C" * 99 + "(") == f"not a SMILES: {'C' * 57}..."
-    assert "Explicit valence for atom # 1 O, 3, is greater" in smiles_fault("CO(C)C")
-    assert "kekulize" in smiles_fault("c1cccc1").lower()
+    assert explain_unreadable("") == "no SMILES"
+    assert explain_unreadable("C1CC") == "not a SMILES: C1CC"
+    assert explain_unreadable("C" * 99 + "(") == f"not a SMILES: {'C' * 57}..."
+    assert "Explicit valence for atom # 1 O, 3, is greater" in explain_unreadable("CO(C)C")
+    assert "kekulize" in explain_unreadable("c1cccc1").lower()

@@ -142,6 +142,6 @@ def _molecules(data: FederatedDataModule, client: int, split: Split) -> tuple[li
 
 
 def _counts(smiles: list[str]) -> np.ndarray:
-    from lightning_fl.data.molecules.descriptors import encode_descriptors
+    from lightning_fl.data.molecules.descriptors import compute_descriptors
 
-    return encode_descriptors(smiles, "morgan").numpy()
+    return compute_descriptors(smiles, "morgan").numpy()

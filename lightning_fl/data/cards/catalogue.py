@@ -1,61 +1,66 @@
-"""Cards: what is known of a data set before it is opened (files, columns, units, licence, citation).
+"""Cards: descriptions of data sets (files, columns, units, licence, citation), available without opening the data.
 
-A card is a YAML file. Those that come with the package are found by name, any other by its path::
+A card is a YAML file, found by name if the package ships it, by its path otherwise::
 
     >>> load_card("esol").title
     'ESOL (Delaney), aqueous solubility of organic molecules'
 
-What a card says depends on what it describes, which its ``format`` tells: molecules
-(:class:`~lightning_fl.data.cards.molecules.MoleculeCard`), images (:class:`~lightning_fl.data.cards.images.ImageCard`)
-or a table (:class:`~lightning_fl.data.cards.tables.TableCard`). No card module imports torch or pandas, so that the
-command line lists the cards at once.
+Its ``format`` determines its kind: :class:`~lightning_fl.data.cards.molecules.MoleculeCard`,
+:class:`~lightning_fl.data.cards.images.ImageCard` or :class:`~lightning_fl.data.cards.tables.TableCard`. No card module
+imports torch or pandas, so that the command line lists cards quickly.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, overload
 
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.data.cards.card import Card
-from lightning_fl.data.cards.fields import CardFile, read_choice
+from lightning_fl.data.cards.fields import CardFile
 from lightning_fl.data.cards.images import ImageCard
-from lightning_fl.data.cards.molecules import FORMATS, CardTarget, MoleculeCard
+from lightning_fl.data.cards.molecules import CardTarget, FileFormat, MoleculeCard, Transform
 from lightning_fl.data.cards.tables import TableCard
 from lightning_fl.files.package_folders import package_folder
 from lightning_fl.files.yaml import read_yaml
 
 __all__ = [
-    "FORMATS",
     "Card",
     "CardFile",
     "CardTarget",
+    "FileFormat",
     "ImageCard",
     "MoleculeCard",
     "TableCard",
+    "Transform",
     "available_cards",
-    "expect_kind",
     "load_card",
 ]
 
 KindOfCard = TypeVar("KindOfCard", bound=Card)
 
-#: The kinds of cards; a format belongs to one of them.
-_KINDS: tuple[type[Card], ...] = (MoleculeCard, ImageCard, TableCard)
+#: Kinds of cards by format.
+_KINDS: dict[str, type[Card]] = {name: kind for kind in (MoleculeCard, ImageCard, TableCard) for name in kind.formats}
 
 
 def available_cards() -> dict[str, Path]:
-    """The cards that come with the package: name to path, sorted by name."""
+    """Return the cards of the package: name -> path, sorted by name."""
     return {path.stem: path for path in sorted(package_folder("datasets", "cards").glob("*.yaml"))}
 
 
-def load_card(name_or_path: str | Path) -> Card:
+@overload
+def load_card(name_or_path: str | Path) -> Card: ...
+@overload
+def load_card(name_or_path: str | Path, kind: type[KindOfCard]) -> KindOfCard: ...
+def load_card(name_or_path: str | Path, kind: type[Card] = Card) -> Card:
     """Read and check a card.
 
     Args:
-        name_or_path: the name of a card that comes with the package, or the path of a ``.yaml`` file.
+        name_or_path: name of a card of the package, or path of a ``.yaml`` file.
+        kind: kind that the card must have.
 
     Raises:
-        ConfigurationError: no such card; not YAML; a key is unknown, missing or has a value that is not allowed.
+        ConfigurationError: no such card; not YAML; a key is unknown, missing or has an invalid value; the card is of
+            another kind.
     """
     text = str(name_or_path)
     path = Path(text).expanduser()
@@ -63,8 +68,8 @@ def load_card(name_or_path: str | Path) -> Card:
         cards = available_cards()
         if text not in cards:
             raise ConfigurationError(
-                f"no card named {text!r}{did_you_mean(text, cards)}. There are {', '.join(cards)}; "
-                "a card of your own is given by its path, ending in .yaml."
+                f"no card named {text!r}{did_you_mean(text, cards)}. There are {', '.join(cards)}; give a card of your"
+                " own by its path, ending in .yaml."
             )
         path = cards[text]
     elif not path.is_file():
@@ -75,14 +80,12 @@ def load_card(name_or_path: str | Path) -> Card:
         content = read_yaml(path)
     except ConfigurationError as error:
         raise ConfigurationError(f"card {error}") from error
-    kinds = {name: kind for kind in _KINDS for name in kind.formats}
     if not isinstance(content, Mapping) or "format" not in content:
-        raise ConfigurationError(f"card {path}: missing key 'format', one of {', '.join(kinds)}.")
-    return kinds[read_choice(content, "format", tuple(kinds), f"card {path}")].parse(content, path)
-
-
-def expect_kind(card: Card, kind: type[KindOfCard]) -> KindOfCard:
-    """The card, if it is of this kind."""
+        raise ConfigurationError(f"card {path}: missing key 'format', one of {', '.join(_KINDS)}.")
+    own_kind = _KINDS.get(str(content["format"]))
+    if own_kind is None:
+        raise ConfigurationError(f"card {path}, format={content['format']!r}: choose one of {', '.join(_KINDS)}.")
+    card = own_kind.parse(content, path)
     if not isinstance(card, kind):
         raise ConfigurationError(
             f"card {card.name!r} describes {card.content}, not {kind.content}: use {card.data_module}, or choose"

@@ -2,116 +2,145 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import Count, check_fields
 from lightning_fl.data.cards.card import Card
 from lightning_fl.data.cards.fields import (
     CardFile,
-    read_choice,
-    read_count,
     read_keys,
     read_list,
+    read_names,
     read_only_file,
+    read_texts,
 )
-from lightning_fl.data.cards.folders import ImageFolder, is_relative, read_image_folder
+from lightning_fl.files.names import is_plain_name
 
-__all__ = ["DIGITS_FORMAT", "ImageCard", "ImageFolder", "TorchvisionData"]
+__all__ = ["DIGITS_FORMAT", "FolderLayout", "ImageCard", "ImageFolder", "TorchvisionData"]
 
-#: The format of the digits that scikit-learn brings along: no file.
+#: Format of the digits in scikit-learn, which have no file.
 DIGITS_FORMAT = "scikit-learn-digits"
+_ImageFormat = Literal["npz", "scikit-learn-digits"]
 
+FolderLayout = Literal["leaf", "class-folders"]
+#: Content of the folder of a part, by layout.
+_CONTENTS: dict[FolderLayout, str] = {"leaf": "*.json", "class-folders": "CLASS/*.png"}
 
-#: What a card may have torchvision read: sets of images in memory, which check the sums of what they unpickle.
-_OF_TORCHVISION = (
-    *("MNIST", "FashionMNIST", "KMNIST", "EMNIST", "QMNIST"),
-    *("CIFAR10", "CIFAR100", "SVHN", "USPS", "STL10"),
-)
+#: Data sets of torchvision that a card may name: images in memory, whose classes check the sums of what they unpickle.
+_TorchvisionClass = Literal[
+    "MNIST", "FashionMNIST", "KMNIST", "EMNIST", "QMNIST", "CIFAR10", "CIFAR100", "SVHN", "USPS", "STL10"
+]
 
 
 @dataclass(frozen=True)
 class TorchvisionData:
-    """How torchvision names a data set.
+    """A data set of torchvision.
 
     Attributes:
-        dataset: the class in ``torchvision.datasets``, one of a few.
-        parts: for ``"train"`` and ``"test"`` the class's arguments.
-        files: files, relative to the folder given to the class, by which data in torchvision's layout are recognised.
-        first_label: the label of the first class (EMNIST's letters begin at 1).
+        dataset: class in ``torchvision.datasets``.
+        parts: arguments of the class for ``"train"`` and ``"test"``.
+        files: files, relative to the folder given to the class, by which torchvision's layout is recognised.
+        first_label: label of the first class (1 for EMNIST's letters).
     """
 
-    dataset: str
+    dataset: _TorchvisionClass
     parts: Mapping[str, Mapping[str, Any]]
     files: tuple[str, ...]
-    first_label: int
+    first_label: Literal[0, 1]
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """Folder in which a set of images is published.
+
+    Attributes:
+        layout: ``"leaf"`` for the JSON files of the LEAF benchmark, ``"class-folders"`` for a folder of PNG files for
+            every class.
+        names: possible names, relative to the folder given by the user.
+        parts: possible divisions, tried in this order: "train", and "test" if separate -> folders whose images are
+            joined.
+    """
+
+    layout: FolderLayout
+    names: tuple[str, ...]
+    parts: tuple[Mapping[str, tuple[str, ...]], ...]
+
+    @property
+    def pattern(self) -> str:
+        """Pattern of the files in the folder."""
+        ways = [[name for names in way.values() for name in names] for way in self.parts]
+        return ", or ".join(" and ".join(f"{name}/{_CONTENTS[self.layout]}" for name in way) for way in ways)
+
+    @property
+    def joins_parts(self) -> bool:
+        """Whether the training images are published in several parts."""
+        return any(len(way["train"]) > 1 for way in self.parts)
+
+    @property
+    def description(self) -> str:
+        """Names and content, for listings and messages."""
+        return f"a folder {' or '.join(self.names)} with {self.pattern}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageCard(Card):
-    """Images of one size with a class each.
+    """Card of images of one size with a class each.
 
     Attributes:
-        file: a ``.npz`` file in MedMNIST's layout; ``None`` for the digits that scikit-learn brings along.
-        torchvision: where torchvision has it; ``None`` where it does not.
-        folder: the folder in which it is published; ``None`` where it is not, or only as torchvision knows it.
+        file: a ``.npz`` file in MedMNIST's layout; ``None`` for the digits in scikit-learn.
+        torchvision: the data set in torchvision; ``None`` if it has none.
+        folder: folder in which the images are published; ``None`` if there is none besides torchvision's.
         channels: 1 for grey, 3 for colours.
         size: height and width in pixels.
         classes: names of the classes 0, 1, ...
-        coarse_classes: names of the superclasses, where there are any.
+        coarse_classes: names of the superclasses, if there are any.
         rows: images for training and test; ``None`` for a part that does not exist.
     """
 
+    task: Literal["classification"]
+    format: _ImageFormat
+    standin: Literal["digits"] | None
     file: CardFile | None
     torchvision: TorchvisionData | None
     folder: ImageFolder | None
-    channels: int
-    size: int
+    channels: Literal[1, 3]
+    size: Count
     classes: tuple[str, ...]
     coarse_classes: tuple[str, ...]
-    rows: Mapping[str, int | None]
+    rows: Mapping[str, Count | None]
 
     content = "images"
     data_module = "ImageData"
-    formats = ("npz", DIGITS_FORMAT)
-    tasks = ("classification",)
-    standins = ("digits",)
-    standin_words = "scikit-learn's 8 x 8 digits, enlarged"
+    formats = get_args(_ImageFormat)
+    standin_title = "scikit-learn's 8 x 8 digits, enlarged"
     own_keys = ("torchvision", "image", "classes", "rows")
     optional_keys = ("coarse_classes", "folder")
 
     @classmethod
     def _own_fields(cls, top: Mapping[str, Any], files: list[CardFile], where: str) -> dict[str, Any]:
         image = read_keys(top["image"], ("channels", "size"), f"{where}, image")
-        if image["channels"] not in (1, 3):
-            raise ConfigurationError(
-                f"{where}, image.channels={image['channels']!r}: give 1 for grey images or 3 for colours."
-            )
         rows = read_keys(top["rows"], ("train", "test"), f"{where}, rows")
-        if top["format"] == DIGITS_FORMAT and files:
+        if rows["train"] is None:
+            raise ConfigurationError(f"{where}, rows.train: give the number of images for training.")
+        has_file = top["format"] != DIGITS_FORMAT
+        if files and not has_file:
             raise ConfigurationError(f"{where}, files: format {DIGITS_FORMAT} has no file; give an empty list.")
-        folder = read_image_folder(top["folder"], f"{where}, folder") if "folder" in top else None
-        if folder is not None and "coarse_classes" in top:
-            raise ConfigurationError(
-                f"{where}, folder: none of the layouts has superclasses; leave coarse_classes out."
-            )
+        folder = _read_folder(top["folder"], f"{where}, folder") if "folder" in top else None
+        coarse = read_names(top["coarse_classes"], f"{where}, coarse_classes") if "coarse_classes" in top else ()
+        if folder is not None and coarse:
+            raise ConfigurationError(f"{where}, folder: no layout has superclasses; omit coarse_classes.")
         if folder is not None and folder.layout == "leaf" and image["channels"] != 1:
             raise ConfigurationError(f"{where}, folder: LEAF's JSON files hold grey images; set image.channels to 1.")
         return {
-            "file": None if top["format"] == DIGITS_FORMAT else read_only_file(files, where),
-            "torchvision": None if top["torchvision"] is None else _torchvision(top["torchvision"], where),
+            "file": read_only_file(files, where) if has_file else None,
+            "torchvision": None if top["torchvision"] is None else _read_torchvision(top["torchvision"], where),
             "folder": folder,
             "channels": image["channels"],
-            "size": read_count(image["size"], "size", f"{where}, image", "height and width in pixels"),
-            "classes": _class_names(top["classes"], "classes", where),
-            "coarse_classes": _class_names(top["coarse_classes"], "coarse_classes", where)
-            if "coarse_classes" in top
-            else (),
-            "rows": {
-                part: None
-                if part == "test" and rows[part] is None
-                else read_count(rows[part], part, f"{where}, rows", "the number of images")
-                for part in ("train", "test")
-            },
+            "size": image["size"],
+            "classes": read_names(top["classes"], f"{where}, classes"),
+            "coarse_classes": coarse,
+            "rows": {part: rows[part] for part in ("train", "test")},
         }
 
     @property
@@ -121,7 +150,7 @@ class ImageCard(Card):
 
     @property
     def num_rows(self) -> int | None:
-        """Images in all."""
+        """Number of images."""
         return sum(count for count in self.rows.values() if count is not None)
 
     @property
@@ -131,51 +160,69 @@ class ImageCard(Card):
 
     @property
     def can_be_fetched(self) -> bool:
-        """Whether torchvision downloads it."""
+        """Whether torchvision downloads the images."""
         return self.torchvision is not None
 
     def details(self) -> dict[str, str]:
-        """Counts, size and classes."""
+        """Return counts, size and classes."""
         names = list(self.classes) if len(self.classes) <= 10 else [*self.classes[:9], "..."]
         counts = " and ".join(f"{count:,} for {part}" for part, count in self.rows.items() if count is not None)
         colours = "grey" if self.channels == 1 else "colour"
         return {
-            **({} if self.folder is None else {"folder": f"or {self.folder.in_words}"}),
+            **({} if self.folder is None else {"folder": f"or {self.folder.description}"}),
             "images": f"{counts}, {self.size} x {self.size} pixels, {colours}",
             "classes": f"{len(self.classes)}: {', '.join(names)}"
             + (f"; {len(self.coarse_classes)} superclasses" if self.coarse_classes else ""),
         }
 
 
-def _torchvision(content: object, where: str) -> TorchvisionData:
+def _read_torchvision(content: object, where: str) -> TorchvisionData:
     at = f"{where}, torchvision"
     entry = read_keys(content, ("dataset", "train", "test", "files"), at, ("first_label",))
-    files = tuple(map(str, read_list(entry["files"], f"{at}, files")))
-    if not files or not all(map(is_relative, files)):
-        raise ConfigurationError(
-            f"{at}, files={list(files)}: name the files by which its layout is recognised, relative and without '..'."
-        )
     for part in ("train", "test"):
         if not isinstance(entry[part], Mapping) or not _are_plain(entry[part]):
             raise ConfigurationError(
-                f"{at}, {part}={entry[part]!r}: give the arguments of {entry['dataset']}, such as {{train: true}}."
+                f"{at}, {part}={entry[part]!r}: must be arguments of {entry['dataset']}, such as {{train: true}}."
             )
-    first_label = entry.get("first_label", 0)
-    if first_label not in (0, 1):
-        raise ConfigurationError(f"{at}, first_label={first_label!r}: give 0 or 1.")
-    parts = {part: dict(entry[part]) for part in ("train", "test")}
-    return TorchvisionData(read_choice(entry, "dataset", _OF_TORCHVISION, at), parts, files, first_label)
+    data = TorchvisionData(
+        entry["dataset"],
+        {part: dict(entry[part]) for part in ("train", "test")},
+        _read_paths(entry["files"], f"{at}, files"),
+        entry.get("first_label", 0),
+    )
+    check_fields(data, f"{at}, ")
+    return data
 
 
 def _are_plain(arguments: Mapping[Any, Any]) -> bool:
-    """Whether arguments are numbers and texts that leave the place and the download to us."""
+    """Whether arguments are numbers and texts, and leave the folder and the download to this package."""
     return not {"root", "download"} & set(arguments) and all(
         isinstance(value, bool | int | str) for value in arguments.values()
     )
 
 
-def _class_names(value: object, key: str, where: str) -> tuple[str, ...]:
-    names = tuple(map(str, read_list(value, f"{where}, {key}")))
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise ConfigurationError(f"{where}, {key}: give two or more names, all different.")
-    return names
+def _read_folder(content: object, where: str) -> ImageFolder:
+    entry = read_keys(content, ("layout", "names", "parts"), where)
+    ways = read_list(entry["parts"], f"{where}, parts")
+    if not ways:
+        raise ConfigurationError(f"{where}, parts is empty: name the folders of the parts, such as train: [train].")
+    folder = ImageFolder(
+        layout=cast(FolderLayout, entry["layout"]),
+        names=_read_paths(entry["names"], f"{where}, names"),
+        parts=tuple(_read_parts(way, f"{where}, parts[{number}]") for number, way in enumerate(ways)),
+    )
+    check_fields(folder, f"{where}, ")
+    return folder
+
+
+def _read_parts(content: object, where: str) -> dict[str, tuple[str, ...]]:
+    way = read_keys(content, ("train",), where, ("test",))
+    return {part: _read_paths(way[part], f"{where}, {part}") for part in ("train", "test") if part in way}
+
+
+def _read_paths(value: object, where: str) -> tuple[str, ...]:
+    """Read one or more paths that stay below the folder to which they are joined."""
+    paths = read_texts(value, where)
+    if not paths or not all(is_plain_name(name) for path in paths for name in path.removesuffix("/").split("/")):
+        raise ConfigurationError(f"{where}={value!r}: must be one or more paths, relative and without '..'.")
+    return paths

@@ -1,7 +1,7 @@
-"""Find the file that a card describes: the user's folders, then the cache, then a download.
+"""Search for the file of a card: the user's folders, then the cache, then a download.
 
-A user's own file is used even if it is another version than the card's (with a warning); a download never is. No call
-waits for ever: connecting, silence and the whole download have limits of their own.
+A user's own file is used even if its version is not the card's (with a warning); a download never is. Connecting, the
+server's silence and the whole download have time limits.
 """
 
 import hashlib
@@ -16,14 +16,13 @@ from typing import Literal, TypeVar
 from filelock import FileLock, Timeout
 
 from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.validation import checked
 from lightning_fl.data.cards.catalogue import Card, CardFile
 
 __all__ = [
-    "SOURCES",
     "FoundFile",
     "Source",
     "cache_folder",
-    "check_source",
     "dataset_cache",
     "download",
     "file_in_folder",
@@ -31,27 +30,26 @@ __all__ = [
     "find_file",
     "is_offline",
     "real_or_standin",
-    "resolve_source",
     "user_folders",
 ]
 
 
 def rank_zero_warn(message: str) -> None:
-    """Fabric's, imported when there is something to say: listing data cards must not wait for torch."""
+    """Call Fabric's function, imported late: listing cards must not wait for torch."""
     from lightning.fabric.utilities.rank_zero import rank_zero_warn as warn
 
     warn(message)
 
 
 def rank_zero_info(message: str) -> None:
-    """Fabric's, likewise."""
+    """Call Fabric's function, imported late."""
     from lightning.fabric.utilities.rank_zero import rank_zero_info as inform
 
     inform(message)
 
 
+#: Choice between measured data and a stand-in.
 Source = Literal["auto", "real", "standin"]
-SOURCES: tuple[Source, ...] = ("auto", "real", "standin")
 
 Found = TypeVar("Found")
 
@@ -60,19 +58,19 @@ _READ_SECONDS = 10.0
 _DEADLINE_SECONDS = 60.0
 _ATTEMPTS = 3
 _CHUNK_BYTES = 1 << 14
-#: No data set of a card is as large; a server may send without end.
-_MOST_BYTES = 8 << 30
+#: Larger than any data set of a card; a server may send without end.
+_MAX_BYTES = 8 << 30
 
 
 @dataclass(frozen=True)
 class FoundFile:
-    """A data file that is there.
+    """A data file.
 
     Attributes:
-        path: where it lies.
+        path: the file.
         sha256: its sum.
-        verified: the sum is one that the card accepts (``False`` also where the card knows none).
-        origin: how it was found: ``"data_root"``, ``"LIGHTNING_FL_DATA"``, ``"cache"``, ``"download"`` or ``"path"``.
+        verified: whether the card accepts the sum (``False`` also if it knows none).
+        origin: where it was found: ``"data_root"``, ``"LIGHTNING_FL_DATA"``, ``"cache"``, ``"download"`` or ``"path"``.
     """
 
     path: Path
@@ -82,7 +80,7 @@ class FoundFile:
 
 
 def cache_folder() -> Path:
-    """``$LIGHTNING_FL_CACHE``, else ``$XDG_CACHE_HOME/lightning-fl``, else ``~/.cache/lightning-fl``."""
+    """Return ``$LIGHTNING_FL_CACHE``, else ``$XDG_CACHE_HOME/lightning-fl``, else ``~/.cache/lightning-fl``."""
     own = os.environ.get("LIGHTNING_FL_CACHE")
     if own:
         return Path(own).expanduser()
@@ -95,31 +93,14 @@ def is_offline() -> bool:
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 sum of a file, 64 hexadecimal digits."""
+    """Compute the SHA-256 sum of a file, 64 hexadecimal digits."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def resolve_source(
-    card: Card, *, source: Source = "auto", data_root: str | Path | None = None, allow_download: bool = True
-) -> FoundFile | None:
-    """The file to read for a card, or ``None`` for its embedded stand-in.
-
-    Args:
-        card: the data set.
-        source: see :func:`real_or_standin`.
-        data_root: folder to look in first.
-        allow_download: try the card's addresses.
-
-    Raises:
-        ConfigurationError: ``source`` is unknown, or is ``"standin"`` and the card has none; see :func:`find_file`.
-        DataError: the file is not to be had.
-    """
-    return real_or_standin(card, source, lambda: find_file(card, data_root=data_root, allow_download=allow_download))
-
-
+@checked
 def real_or_standin(card: Card, source: Source, find: Callable[[], Found]) -> Found | None:
-    """What ``find`` finds, or ``None`` for the card's embedded stand-in, with a warning.
+    """Find the data, or return ``None`` for the card's embedded stand-in, with a warning.
 
     Args:
         card: the data set.
@@ -129,13 +110,12 @@ def real_or_standin(card: Card, source: Source, find: Callable[[], Found]) -> Fo
 
     Raises:
         ConfigurationError: ``source`` is unknown, or is ``"standin"`` and the card has none.
-        DataError: the data are not to be had.
+        DataError: the data are not available.
     """
-    check_source(source)
     if source == "standin":
         if card.standin is None:
             raise ConfigurationError(
-                f"source='standin': data set {card.name} has no stand-in for these columns or classes. Choose real."
+                f"source='standin': data set {card.name} has no stand-in for these columns or classes; use real."
             )
         rank_zero_warn(_standin_warning(card))
         return None
@@ -144,18 +124,12 @@ def real_or_standin(card: Card, source: Source, find: Callable[[], Found]) -> Fo
     except DataError as error:
         if source == "real" or card.standin is None:
             raise
-        rank_zero_warn(f"{_standin_warning(card)} Set source to 'real' to refuse this. The reason: {error}")
+        rank_zero_warn(f"{_standin_warning(card)} Set source to 'real' to make this an error. Reason: {error}")
         return None
 
 
-def check_source(source: str) -> None:
-    """Refuse a source that is not one of :data:`SOURCES`."""
-    if source not in SOURCES:
-        raise ConfigurationError(f"source={source!r}: expected one of {', '.join(SOURCES)}.")
-
-
 def _standin_warning(card: Card) -> str:
-    return f"STAND-IN DATA: {card.standin_words}. The run's figures say nothing about {card.title}."
+    return f"STAND-IN DATA: {card.standin_title}. The run's results say nothing about {card.title}."
 
 
 def find_file(
@@ -165,18 +139,19 @@ def find_file(
     data_root: str | Path | None = None,
     allow_download: bool = True,
 ) -> FoundFile:
-    """Look in ``data_root``, in ``$LIGHTNING_FL_DATA``, in the cache, then download (unless ``$LIGHTNING_FL_OFFLINE``).
+    """Find a file in ``data_root``, ``$LIGHTNING_FL_DATA`` or the cache, or download it (unless
+    ``$LIGHTNING_FL_OFFLINE``).
 
     Args:
         card: the data set.
-        file: which of its files; ``None`` for its only one.
+        file: one of its files; ``None`` for its only one.
         data_root: folder to look in first; must exist.
         allow_download: try the file's addresses.
 
     Raises:
         ConfigurationError: ``data_root`` is not a folder.
-        DataError: the file is nowhere and cannot be downloaded. The message says where it was looked for, which address
-            failed how, and where to put the file.
+        DataError: the file is not found and cannot be downloaded. The message names the folders searched, the failure
+            of every address, and where to put the file.
     """
     if file is None:
         (file,) = card.files
@@ -203,11 +178,11 @@ def find_file(
 
 
 def user_folders(data_root: str | Path | None, name: str) -> list[tuple[str, Path]]:
-    """The user's own folders with the words for them: ``data_root``, then ``$LIGHTNING_FL_DATA``.
+    """Return the user's folders with their origins: ``data_root``, then ``$LIGHTNING_FL_DATA``.
 
     Args:
         data_root: folder to look in first; must exist.
-        name: what is looked for, for the message.
+        name: name of the file to find, for the message.
 
     Raises:
         ConfigurationError: ``data_root`` is not a folder.
@@ -219,7 +194,7 @@ def user_folders(data_root: str | Path | None, name: str) -> list[tuple[str, Pat
 
 
 def file_in_folder(card: Card, file: CardFile, folder: Path, origin: str) -> FoundFile | None:
-    """A file of the card's in one of the user's folders; another version than the card's is used with a warning."""
+    """Find a card's file in one of the user's folders; another version is used with a warning."""
     names = [file.name, f"{file.name}.gz"] if card.may_be_gzipped else [file.name]
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
@@ -227,25 +202,25 @@ def file_in_folder(card: Card, file: CardFile, folder: Path, origin: str) -> Fou
     found = FoundFile(path, digest := file_sha256(path), digest in file.sha256, origin)
     if file.sha256 and not found.verified:
         rank_zero_warn(
-            f"{path} is not the file that card {card.name} describes: its sha256 is {digest}, the card accepts "
-            f"{' or '.join(file.sha256)}. It is used as it is, and the run's record names its sum."
+            f"{path} is not the file that card {card.name} describes: its sha256 is {digest}, the card accepts"
+            f" {' or '.join(file.sha256)}. It is used anyway, and the run's record has its sum."
         )
     return found
 
 
 def dataset_cache(card: Card) -> Path:
-    """The folder of the cache that keeps a card's files."""
+    """Return the folder of a card's files in the cache."""
     return cache_folder() / "datasets" / card.name
 
 
 def _fetch(card: Card, file: CardFile, destination: Path, *, allow_download: bool) -> str | None:
-    """Download a file of the card's; what went wrong, or ``None``."""
+    """Download a card's file; return why it failed, or ``None``."""
     if not file.addresses:
-        return f"no address is known to download it from (its card, {card.path}, says where it comes from)"
+        return f"no download address is known (its card, {card.path}, describes where to get it)"
     if not allow_download:
         return "it is not downloaded here (prepare_data() does that, once per machine)"
     if is_offline():
-        return "downloads are switched off by LIGHTNING_FL_OFFLINE"
+        return "downloads are disabled by LIGHTNING_FL_OFFLINE"
     failures = []
     for address in file.addresses:
         rank_zero_info(f"Downloading {address} to {destination}")
@@ -267,9 +242,9 @@ def download(
     read_seconds: float = _READ_SECONDS,
     deadline_seconds: float = _DEADLINE_SECONDS,
 ) -> None:
-    """Download a file, check its sum and only then put it in place (atomically).
+    """Download a file, check its sum, then move it into place (atomically).
 
-    What has arrived lies beside it, with ``.part`` added to the name, and the next call goes on from there.
+    Received bytes are kept next to it, with ``.part`` appended to the name, and the next call continues from there.
 
     Args:
         address: ``https://`` or ``http://`` address.
@@ -277,11 +252,11 @@ def download(
         sha256: accepted sums; at least one.
         connect_seconds: limit for connecting.
         read_seconds: limit for the server's silence.
-        deadline_seconds: limit for everything together, however the server behaves.
+        deadline_seconds: limit for the whole download.
 
     Raises:
-        DataError: the server cannot be reached, refuses, is silent or too slow, or what it sent has another sum (then
-            the ``.part`` file is removed); the folder cannot be written. ``destination`` is left as it was.
+        DataError: the server cannot be reached, refuses, is silent or too slow, or sent a file with another sum (whose
+            ``.part`` file is removed); or the folder cannot be written. ``destination`` is unchanged.
     """
     part = destination.with_name(destination.name + ".part")
     deadline = time.monotonic() + deadline_seconds
@@ -300,24 +275,24 @@ def download(
                 part.unlink()
                 if not resumed:
                     break
-                # the first piece may stem from an older version of the file: once more from the start
+                # the first piece may be of an older version of the file: restart once
     except Timeout:
         raise DataError(
-            f"{destination} is being downloaded by another process for more than {deadline_seconds:g} s: wait for it, "
-            f"or remove {destination}.lock if there is none."
+            f"another process has been downloading {destination} for more than {deadline_seconds:g} s: wait for it, or"
+            f" remove {destination}.lock if there is no such process."
         ) from None
     except OSError as error:
         raise DataError(
-            f"cannot write {part} ({error}): free the disk, or set LIGHTNING_FL_CACHE to a folder that can be written."
+            f"cannot write {part} ({error}): free disk space, or set LIGHTNING_FL_CACHE to a writable folder."
         ) from error
     raise DataError(
-        f"{destination.name} from {address} is damaged or another version: expected sha256 {' or '.join(sha256)}, got "
-        f"{digest}. It was removed; try again, or fetch the file by hand and name its folder in data_root."
+        f"{destination.name} from {address} is damaged or another version: expected sha256 {' or '.join(sha256)}, got"
+        f" {digest}. It was removed; try again, or fetch the file by hand and name its folder in data_root."
     )
 
 
 class _Transfer:
-    """One request, run in a thread of its own: no socket option limits a server that sends a byte now and then."""
+    """One request in a thread of its own, as no socket option limits a server that sends a byte now and then."""
 
     def __init__(self, address: str, part: Path, timeout: tuple[float, float]) -> None:
         self.address, self.part, self.timeout = address, part, timeout
@@ -328,29 +303,29 @@ class _Transfer:
     def run(self) -> None:
         try:
             self._transfer()
-        except Exception as error:  # handed to the waiting thread, which raises it
+        except Exception as error:  # the waiting thread raises it
             self.failure = error
 
     def cancel(self) -> None:
-        with self.lock:  # after this the thread, should it ever wake, writes nothing
+        with self.lock:  # from now on the thread writes nothing
             self.cancelled = True
 
     def _transfer(self) -> None:
         import requests
 
         start = self.part.stat().st_size if self.part.is_file() else 0
-        headers = {"Accept-Encoding": "identity"}  # the bytes of the file itself, whose sum is known
+        headers = {"Accept-Encoding": "identity"}  # the sum is that of the plain bytes
         if start:
             headers["Range"] = f"bytes={start}-"
         with requests.get(self.address, headers=headers, stream=True, timeout=self.timeout) as response:
-            if response.status_code == 416:  # nothing beyond what is there: complete, or of another file
+            if response.status_code == 416:  # no further bytes: the file is complete, or another one
                 return
             response.raise_for_status()
             resumes = response.status_code == 206 and response.headers.get("Content-Range", "").startswith(
                 f"bytes {start}-"
             )
             if response.status_code == 206 and not resumes:
-                raise requests.RequestException("the server sent another piece of the file than it was asked for")
+                raise requests.RequestException("the server sent another part of the file than requested")
             with self.lock:
                 if self.cancelled:
                     return
@@ -362,13 +337,13 @@ class _Transfer:
                             return
                         stream.write(chunk)
                         stream.flush()
-                    if stream.tell() > _MOST_BYTES:
+                    if stream.tell() > _MAX_BYTES:
                         self.part.unlink(missing_ok=True)
-                        raise DataError(f"{self.address} sends more than {_MOST_BYTES >> 30} GiB: it was given up.")
+                        raise DataError(f"{self.address} exceeds {_MAX_BYTES >> 30} GiB; download aborted.")
 
 
 def _receive(address: str, part: Path, timeout: tuple[float, float], deadline: float) -> None:
-    """Fill ``part`` with the whole file, going on where a connection breaks off."""
+    """Receive the whole file in ``part``, continuing where a connection breaks off."""
     import requests  # here, not above: few runs download
     import urllib3
 
@@ -382,8 +357,8 @@ def _receive(address: str, part: Path, timeout: tuple[float, float], deadline: f
         if thread.is_alive():
             transfer.cancel()
             raise DataError(
-                f"{address} is too slow: {_size(part):,} bytes arrived before the deadline. Try again (it goes on from "
-                "there), or fetch the file by hand and name its folder in data_root."
+                f"{address} is too slow: {_size(part):,} bytes arrived before the deadline. Try again (the download"
+                " continues from there), or fetch the file by hand and name its folder in data_root."
             )
         failure = transfer.failure
         if failure is None:
@@ -391,17 +366,17 @@ def _receive(address: str, part: Path, timeout: tuple[float, float], deadline: f
         if not isinstance(failure, requests.RequestException | urllib3.exceptions.HTTPError):
             raise failure
         if _size(part) <= before:
-            break  # not even a piece of it came: trying again at once is no use
-    kept = f" ({_size(part):,} bytes are kept, the next try goes on from there)" if _size(part) else ""
-    raise DataError(f"{address} {_in_words(failure)}{kept}.")
+            break  # no progress: an immediate retry is useless
+    kept = f" ({_size(part):,} bytes are kept; the next attempt continues from there)" if _size(part) else ""
+    raise DataError(f"{address} {_describe_failure(failure)}{kept}.")
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _in_words(failure: Exception | None) -> str:
-    """The failure without the library's nested representations."""
+def _describe_failure(failure: Exception | None) -> str:
+    """Describe a failure without the nested representations of requests."""
     import requests
     import urllib3
 

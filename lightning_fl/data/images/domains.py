@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, TensorDataset
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import check_counts
-from lightning_fl.data.cards.lookup import Source, check_source, rank_zero_warn
+from lightning_fl.data.cards.lookup import Source, rank_zero_warn
 from lightning_fl.data.images.dataset import ImageDataset, check_geometry
 from lightning_fl.data.images.module import SharedImages
 from lightning_fl.data.images.origin import ImageOrigin
@@ -113,7 +113,6 @@ class ImageDomains(SharedImages):
         stratified: bool = False,
         **kwargs: Any,
     ) -> None:
-        check_source(source)
         check_geometry(self, size, channels)
         if missing not in MISSING_POLICIES:
             raise ConfigurationError(f"missing={missing!r}: expected one of {', '.join(MISSING_POLICIES)}.")

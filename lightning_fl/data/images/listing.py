@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.data.cards.folders import FolderLayout
-from lightning_fl.data.cards.images import ImageCard
+from lightning_fl.data.cards.images import FolderLayout, ImageCard
 
 __all__ = ["FolderListing", "list_folder", "refuse_folders", "say_left_out"]
 

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, TensorDataset
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import check_counts
-from lightning_fl.data.cards.lookup import Source, check_source, rank_zero_warn
+from lightning_fl.data.cards.lookup import Source, rank_zero_warn
 from lightning_fl.data.images.dataset import ImageDataset, check_geometry, read_npz
 from lightning_fl.data.images.origin import ImageOrigin
 from lightning_fl.data.images.transform import (
@@ -231,7 +231,6 @@ class ImageData(SharedImages):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_source(source)
         check_geometry(self, size, channels)
         check_counts(self, max_samples=max_samples, mend=", or null for all images")
         self.origin = ImageOrigin.of(name, source=source, data_root=data_root)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.data.cards.catalogue import ImageCard, expect_kind, load_card
+from lightning_fl.data.cards.catalogue import ImageCard, load_card
 from lightning_fl.data.cards.lookup import Source, file_sha256, real_or_standin
 from lightning_fl.data.images.dataset import ImageDataset, read_npz
 from lightning_fl.data.images.reading import read_images
@@ -57,7 +57,7 @@ class ImageOrigin:
                 folder.
         """
         if not name.endswith(".npz"):
-            return cls(name, expect_kind(load_card(name), ImageCard), source, data_root)
+            return cls(name, load_card(name, ImageCard), source, data_root)
         if source == "standin":
             raise ConfigurationError(f"source='standin': {name} is a file, only cards have stand-ins. Choose real.")
         if data_root is not None:
@@ -102,7 +102,7 @@ class ImageOrigin:
             return self.read_found(found, coarse_labels=coarse_labels)
         standin = digits_standin(list(classes), size=card.size, channels=card.channels, writers=card.has_writers)
         record = card.describe() | {
-            "title": f"STAND-IN ({card.standin_words}) for {card.title}",
+            "title": f"STAND-IN ({card.standin_title}) for {card.title}",
             "file": None,
             "sha256": None,
             "verified": False,

@@ -131,7 +131,7 @@ def find_images(card: ImageCard, *, data_root: str | Path | None = None, allow_d
     if card.torchvision is not None:
         words.append(f"(or {card.torchvision.files[0]} and its like, as torchvision keeps them)")
     if card.folder is not None:
-        words.append(f"(or {card.folder.in_words})")
+        words.append(f"(or {card.folder.description})")
     mend = f"Put {card.file.name} in {own}, or name its folder in data_root or LIGHTNING_FL_DATA"
     if card.folder is not None:
         mend += f"; the folder {card.folder.names[0]} may lie in any of these too"

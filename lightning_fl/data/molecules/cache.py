@@ -1,7 +1,9 @@
-"""What is computed of molecules once and kept on disk."""
+"""Cache on disk of what is computed once per set of molecules."""
 
+import hashlib
 import io
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,46 +14,49 @@ from lightning_fl.core.errors import DataError
 from lightning_fl.files.atomic import remove_leftovers, whole_file
 from lightning_fl.files.tensors import read_torch
 
-__all__ = ["load_or_make"]
+__all__ = ["load_or_compute"]
 
 T = TypeVar("T")
 
 
-def load_or_make(
-    cache: Path | None, key: str, make: Callable[[], T], pack: Callable[[T], Any], unpack: Callable[[Any], T]
+def load_or_compute(
+    cache: Path | None, versions: str, smiles: Sequence[str], compute: Callable[[], T], check: Callable[[Any], None]
 ) -> T:
-    """A value from the cache, else made and kept there.
+    """Load a value from the cache, or compute and store it.
 
-    A damaged entry is made again, a folder that cannot be written is done without; both are said.
+    Warns of a damaged entry, which is computed again, and of a folder that cannot be written, which is not used.
 
     Args:
-        cache: folder; ``None`` to keep nothing.
-        key: name of the entry.
-        make: computes the value.
-        pack: the value as tensors and plain values.
-        unpack: the value of what ``pack`` gave; an error says that it is damaged.
+        cache: folder; ``None`` to store nothing.
+        versions: what is computed, and the versions of the software; a part of the entry's key.
+        smiles: the molecules; the other part of the key.
+        compute: returns tensors and plain values, as ``torch.save`` stores them without classes.
+        check: raises an exception for a loaded value that does not fit the molecules.
     """
     if cache is None:
-        return make()
+        return compute()
+    key = hashlib.sha256(json.dumps([versions, list(smiles)]).encode()).hexdigest()
     path = cache / f"{key}.pt"
     try:
         if not path.exists():
             raise FileNotFoundError(path)
-        return unpack(read_torch(path, "a file of features", "They are made again.", error=DataError))
+        value: T = read_torch(path, "a file of features", "They are computed again.", error=DataError)
+        check(value)
+        return value
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        pass  # nothing is there yet; what is wrong with the folder is said below
-    except Exception as error:  # whatever its bytes lead to
-        rank_zero_warn(f"cached features {path} are damaged ({type(error).__name__}) and are made again.")
-    value = make()
-    content = io.BytesIO()  # torch.save says in words of its own what is wrong with a disk
-    torch.save(pack(value), content)
+        pass  # there is no entry yet; writing it reports what is wrong with the folder
+    except Exception as error:  # damaged bytes lead to any exception
+        rank_zero_warn(f"cached features {path} are damaged ({type(error).__name__}) and are computed again.")
+    value = compute()
+    content = io.BytesIO()  # in memory first: torch.save hides errors of the disk behind its own
+    torch.save(value, content)
     try:
         remove_leftovers(cache)
         with whole_file(path, by_several=True) as file:
             file.write(content.getbuffer())
     except OSError as error:
         rank_zero_warn(
-            f"cannot keep features in {cache} ({error}), so they are computed in every run: set LIGHTNING_FL_CACHE to "
-            "a folder that can be written."
+            f"cannot write features to {cache} ({error}), so every run computes them again: set LIGHTNING_FL_CACHE to a"
+            " writable folder."
         )
     return value

@@ -1,4 +1,4 @@
-"""Molecules as chemprop's own data: its data points, data set and collation (the extra ``lightning-fl[chemprop]``)."""
+"""Molecules as chemprop's data points, data set and batches (the extra ``lightning-fl[chemprop]``)."""
 
 import importlib.util
 from typing import TYPE_CHECKING, Any
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from lightning_fl.data.molecules.dataset import MoleculeDataset
 
-__all__ = ["chemprop_loader", "expect_chemprop"]
+__all__ = ["chemprop_loader", "require_chemprop"]
 
 
-def expect_chemprop() -> None:
-    """Raise where chemprop is missing, naming the extra that brings it.
+def require_chemprop() -> None:
+    """Check that chemprop is installed.
 
     Raises:
-        ConfigurationError: it is not installed.
+        ConfigurationError: it is not.
     """
     if importlib.util.find_spec("chemprop") is None:
         raise ConfigurationError(
@@ -37,19 +37,17 @@ def chemprop_loader(
     drop_last: bool = False,
     keep_single: bool = True,
 ) -> DataLoader:
-    """A loader of ``chemprop.data.TrainingBatch`` over some of the molecules, featurised once.
+    """Make a loader of ``chemprop.data.TrainingBatch`` over some of the molecules, featurised once.
 
     Args:
-        molecules: all molecules; targets [n, T], NaN where one is missing, which chemprop's losses leave out; bounds
-            are its masks, which its bounded losses heed.
-        indices: which of them, in their order.
+        molecules: all molecules; chemprop's losses leave out NaN targets, and its bounded losses respect bounds.
+        indices: indices of the loader's molecules, in their order.
         batch_size: molecules in a batch.
-        shuffle: a fresh order in every pass, by the loader's own generator, for the engine to seed.
+        shuffle: reshuffle in every pass, with the loader's own generator, which the engine seeds.
         drop_last: leave out a last batch that is not full.
-        keep_single: keep a last batch of one molecule, which chemprop leaves out of training, since batch
-            normalisation cannot take it.
+        keep_single: keep a last batch of one molecule, which batch normalisation cannot train on.
 
-    A loader's only batch is always kept.
+    The only batch of a loader is always kept.
     """
     from chemprop.data import MoleculeDatapoint, MoleculeDataset, build_dataloader
 
@@ -57,7 +55,7 @@ def chemprop_loader(
     bounds = molecules.bounds
     masks: list[dict[str, Any]] = [{}] * len(smiles)
     if bounds is not None:
-        masks = [{"lt_mask": of < 0, "gt_mask": of > 0} for of in bounds.numpy()]
+        masks = [{"lt_mask": row < 0, "gt_mask": row > 0} for row in bounds.numpy()]
     dataset = MoleculeDataset(
         [MoleculeDatapoint.from_smi(smiles[index], y=targets[index], **masks[index]) for index in indices]
     )

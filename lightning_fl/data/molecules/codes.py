@@ -1,9 +1,8 @@
-"""Reads SMILES into codes of atoms and bonds, as arrays. Run as a program it does so for another process.
+"""Encoding of SMILES as arrays of codes; run as a program, it serves another process.
 
-What the codes mean is told in :mod:`lightning_fl.data.molecules.featurizer`. This file imports RDKit and NumPy only and
-nothing of the package, so that a process that runs it is there in a fraction of a second. It reads blocks from its
-standard input, each an int64 length and as many bytes of JSON, a list of SMILES, and answers each with
-:meth:`Codes.to_bytes`; it ends with its input.
+:mod:`lightning_fl.data.molecules.featurizer` defines the codes. This file imports only RDKit and NumPy, so that a
+process starts in a fraction of a second. It reads blocks from standard input, each an int64 length and that many bytes
+of JSON, a list of SMILES, answers each with :meth:`Codes.to_bytes`, and ends with its input.
 """
 
 import json
@@ -19,12 +18,12 @@ from numpy.typing import NDArray
 from rdkit import Chem, rdBase
 from rdkit.Chem import Atom, Bond, BondStereo, BondType, HybridizationType, Mol
 
-__all__ = ["ATOM_GROUPS", "BOND_GROUPS", "MOST_ATOMS", "MOST_CHARACTERS", "Codes", "read_codes", "read_molecule"]
+__all__ = ["ATOM_GROUPS", "BOND_GROUPS", "MAX_ATOMS", "MAX_CHARACTERS", "Codes", "read_codes", "read_molecule"]
 
-#: Of a molecule: RDKit writes SMILES recursively, and twice as many atoms in a chain overflow its stack.
-MOST_ATOMS = 10_000
-#: Of a SMILES that is parsed at all.
-MOST_CHARACTERS = 20 * MOST_ATOMS
+#: Most atoms of a molecule: RDKit writes SMILES recursively, and a chain of twice as many atoms overflows its stack.
+MAX_ATOMS = 10_000
+#: Longest SMILES that is parsed.
+MAX_CHARACTERS = 20 * MAX_ATOMS
 
 _ELEMENTS = {5: 0, 6: 1, 7: 2, 8: 3, 9: 4, 14: 5, 15: 6, 16: 7, 17: 8, 34: 9, 35: 10, 53: 11}
 _OTHER_ELEMENT = 12
@@ -37,8 +36,8 @@ _HYBRIDISATIONS = {
 }
 _OTHER_HYBRIDISATION = 5
 _CHIRALITIES = {"": 0, "R": 1, "S": 2}
-# By Bond.GetBondTypeAsDouble, whose numbers are made and looked up faster than RDKit's enumeration; it says 1.0 of a
-# dative bond, too.
+# By Bond.GetBondTypeAsDouble, whose numbers are faster to make and look up than RDKit's enumeration; but it returns 1.0
+# for a dative bond, too.
 _ORDERS = {BondType.SINGLE: 1.0, BondType.DOUBLE: 2.0, BondType.TRIPLE: 3.0, BondType.AROMATIC: 1.5}
 _OTHER_ORDER = 0.0
 _BOND_TYPES = ((1.0, 0), (2.0, 1), (3.0, 2), (1.5, 3))
@@ -54,8 +53,8 @@ _STEREO = {
 ATOM_GROUPS = ((13, 0), (7, 0), (5, 0), (5, 0), (6, 0), (2, 1), (2, 1), (3, 1))
 BOND_GROUPS = ((5, 0), (2, 1), (2, 1), (3, 1))
 
-# What a SMILES must contain (or an extension after "|") for there to be CIP labels, bonds with a stereo label, and
-# bonds of rare types, which organometallic compounds get as well.
+# Characters without which a SMILES (or its extension after "|") has no CIP labels, no stereo bonds, and no bonds of
+# rare types, which organometallic compounds get as well.
 _CHIRAL, _STEREO_BONDS, _RARE_BONDS = "@|", "/\\|", "<>~$|"
 _WITHOUT_RARE_BONDS = frozenset((1, *_ELEMENTS))
 
@@ -84,7 +83,7 @@ _HYBRIDISATION_TABLE = _table(_HYBRIDISATIONS, _OTHER_HYBRIDISATION)
 
 
 class Codes(NamedTuple):
-    """n molecules: ``atoms`` uint8 [V, 8], ``bonds`` uint8 [B, 4], ``ends`` int16 [B, 2], the atoms of a bond, counted
+    """n molecules: ``atoms`` uint8 [V, 8], ``bonds`` uint8 [B, 4], ``ends`` int16 [B, 2], the atoms of a bond, numbered
     from 0 in each molecule, and ``num_atoms`` and ``num_bonds`` int32 [n]."""
 
     atoms: NDArray[np.uint8]
@@ -94,16 +93,16 @@ class Codes(NamedTuple):
     num_bonds: NDArray[np.int32]
 
     def to_bytes(self) -> bytes:
-        """n, V, B as int64, then the arrays."""
+        """Serialise as n, V, B in int64, then the arrays."""
         counts = _COUNTS.pack(len(self.num_atoms), len(self.atoms), len(self.bonds))
         return counts + b"".join(part.tobytes() for part in self)
 
     @classmethod
     def read(cls, file: IO[bytes]) -> "Codes":
-        """What :meth:`to_bytes` made.
+        """Read the bytes of :meth:`to_bytes`.
 
         Raises:
-            EOFError: the file ends before.
+            EOFError: the file ends early.
         """
         num_molecules, num_atoms, num_bonds = _COUNTS.unpack(_read(file, _COUNTS.size))
         shapes = ((num_atoms, len(ATOM_GROUPS)), (num_bonds, len(BOND_GROUPS)), (num_bonds, 2))
@@ -116,25 +115,25 @@ class Codes(NamedTuple):
 
 
 def read_molecule(smiles: str) -> Mol | None:
-    """A molecule with RDKit's default sanitisation; ``None`` if it cannot be read or has more than ``MOST_ATOMS``."""
-    molecule = Chem.MolFromSmiles(smiles) if len(smiles) <= MOST_CHARACTERS else None
-    return None if molecule is None or molecule.GetNumAtoms() > MOST_ATOMS else molecule
+    """Read a molecule with RDKit's default sanitisation; ``None`` if unreadable or larger than ``MAX_ATOMS``."""
+    molecule = Chem.MolFromSmiles(smiles) if len(smiles) <= MAX_CHARACTERS else None
+    return None if molecule is None or molecule.GetNumAtoms() > MAX_ATOMS else molecule
 
 
 def read_codes(smiles: Sequence[str]) -> Codes:
-    """Codes of molecules; one that :func:`read_molecule` does not read gets ``num_atoms`` 0."""
+    """Encode molecules; one that :func:`read_molecule` cannot read gets ``num_atoms`` 0."""
     atoms = [array("i") for _ in _ATOM_GETTERS]
     chiral: list[tuple[int, int]] = []  # place and code
     orders, conjugated, in_ring = array("d"), array("b"), array("b")
     stereo: list[tuple[int, int]] = []
     begins, ends = array("h"), array("h")
     num_atoms, num_bonds = array("i"), array("i")
-    with rdBase.BlockLogs():  # the caller reports what cannot be read, with its row
+    with rdBase.BlockLogs():  # the caller reports unreadable SMILES with their rows
         for text in smiles:
             molecule = read_molecule(text)
             first_atom, first_bond = len(atoms[0]), len(orders)
             if molecule is not None:
-                # One by one, for the sequences of GetAtoms and GetBonds are written in Python.
+                # One by one: the sequences of GetAtoms and GetBonds are written in Python and slow.
                 of_molecule = list(map(molecule.GetAtomWithIdx, range(molecule.GetNumAtoms())))
                 for column, getter in zip(atoms, _ATOM_GETTERS, strict=True):
                     column.extend(map(getter, of_molecule))
@@ -202,7 +201,7 @@ def _bond_codes(
 
 
 def send_block(smiles: list[str], file: IO[bytes]) -> None:
-    """Write a block of SMILES for a process that runs this file."""
+    """Send a block of SMILES to a process that runs this file."""
     content = json.dumps(smiles).encode()
     file.write(_LENGTH.pack(len(content)) + content)
     file.flush()
@@ -225,5 +224,5 @@ def _answer(source: IO[bytes], sink: IO[bytes]) -> None:
 
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not get between the answers
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a library's prints must not mix with the answers
     _answer(sys.stdin.buffer, answers)

@@ -1,11 +1,9 @@
-"""The data set of molecular graphs that all clients share, featurised once and kept on disk."""
+"""Data set of molecular graphs, featurised once and cached on disk."""
 
-import hashlib
-import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import rdkit
 import torch
@@ -14,26 +12,27 @@ from rich.progress import track
 from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 
-from lightning_fl.core.errors import ConfigurationError, DataError, did_you_mean, listed
+from lightning_fl.core.errors import DataError, did_you_mean, listed
 from lightning_fl.core.terminal import terminal
-from lightning_fl.data.molecules.cache import load_or_make
-from lightning_fl.data.molecules.codes import MOST_ATOMS
+from lightning_fl.core.validation import checked
+from lightning_fl.data.molecules.cache import load_or_compute
+from lightning_fl.data.molecules.codes import MAX_ATOMS
 from lightning_fl.data.molecules.descriptors import (
     FeatureName,
-    check_features,
+    clean_descriptors,
+    compute_descriptors,
     descriptor_names,
-    encode_descriptors,
-    usable_descriptors,
+    distinct_features,
 )
 from lightning_fl.data.molecules.featurizer import FEATURIZER_VERSION, MoleculeCodes, encode_smiles
-from lightning_fl.data.molecules.table import INVALID_POLICIES, Invalid, MoleculeTable
-from lightning_fl.data.molecules.unlabelled import smiles_fault
+from lightning_fl.data.molecules.table import Invalid, MoleculeTable
+from lightning_fl.data.molecules.unlabelled import explain_unreadable
 from lightning_fl.data.text_table import list_rows
 
 __all__ = ["MoleculeDataset"]
 
 _PROGRESS_FROM = 2000
-_LINE_FROM = 5000
+_REPORT_FROM = 5000
 
 
 class MoleculeDataset(InMemoryDataset):
@@ -43,23 +42,22 @@ class MoleculeDataset(InMemoryDataset):
     [E, BOND_DIM]`` and ``y [1, T]`` float32, NaN where a target is missing; where targets are censored also ``y_bound
     [1, T]`` (0: a value, -1: at most this, +1: at least this). A molecule without bonds has E = 0.
 
-    Indexing with a slice or a list gives a view; ``smiles``, ``targets``, ``rows`` and ``column`` follow it.
+    A slice or a list as index gives a view; ``smiles``, ``targets``, ``rows`` and ``column`` follow it.
 
     Args:
         table: the molecules.
-        invalid: what to do with SMILES that RDKit cannot read: ``"refuse"`` them with an error or ``"skip"`` their rows
-            with a warning. Either names the rows.
-        cache: folder that keeps the features under a sum of the SMILES and the versions of RDKit and the featuriser;
-            ``None`` to keep nothing. A damaged entry is made again, a folder that cannot be written is done without.
-        codes: the molecules' features, where they are made already.
-        features: descriptors that every molecule has besides, of
-            :data:`~lightning_fl.data.molecules.descriptors.FEATURES`: items have ``descriptors [1, F]``, too.
+        invalid: ``"refuse"`` SMILES that RDKit cannot read with an error, or ``"skip"`` their rows with a warning.
+        cache: folder of :func:`~lightning_fl.data.molecules.cache.load_or_compute`.
+        codes: the molecules' codes, if they are computed already.
+        features: kinds of descriptors, :data:`~lightning_fl.data.molecules.descriptors.FeatureName`, with which items
+            have ``descriptors [1, F]`` as well.
 
     Raises:
         ConfigurationError: ``invalid`` or one of ``features`` is unknown.
-        DataError: SMILES cannot be read and ``invalid="refuse"``, or none is left.
+        DataError: SMILES cannot be read and ``invalid="refuse"``, or all are unreadable.
     """
 
+    @checked
     def __init__(
         self,
         table: MoleculeTable,
@@ -67,11 +65,9 @@ class MoleculeDataset(InMemoryDataset):
         invalid: Invalid = "refuse",
         cache: Path | None = None,
         codes: MoleculeCodes | None = None,
-        features: Sequence[str] = (),
+        features: Sequence[FeatureName] = (),
     ) -> None:
-        if invalid not in INVALID_POLICIES:
-            raise ConfigurationError(f"invalid={invalid!r}: expected one of {', '.join(INVALID_POLICIES)}.")
-        kinds = check_features(features)
+        kinds = distinct_features(features)
         super().__init__()
         codes = _load_or_encode(table, cache) if codes is None else codes
         valid = (codes.num_atoms > 0).nonzero()[:, 0]
@@ -85,7 +81,7 @@ class MoleculeDataset(InMemoryDataset):
         self._rows = [table.rows[index] for index in kept]
         self._columns = {name: [values[index] for index in kept] for name, values in table.columns.items()}
         graphs = codes.graphs()
-        # a molecule that could not be read has no atoms and no bonds: dropping its pointer removes it
+        # an unreadable molecule has no atoms and no bonds: dropping its pointer removes it
         atom_ptr = torch.cat([graphs.atom_ptr[:1], graphs.atom_ptr[valid + 1]])
         edge_ptr = torch.cat([graphs.edge_ptr[:1], graphs.edge_ptr[valid + 1]])
         targets = table.targets[valid]
@@ -107,7 +103,7 @@ class MoleculeDataset(InMemoryDataset):
 
     @property
     def smiles(self) -> list[str]:
-        """The n SMILES strings, as they stand in the source."""
+        """The n SMILES strings of the source."""
         return [self._smiles[index] for index in self.indices()]
 
     @property
@@ -117,7 +113,7 @@ class MoleculeDataset(InMemoryDataset):
 
     @property
     def bounds(self) -> Tensor | None:
-        """float32 ``[n, T]`` as ``y_bound``; ``None`` where targets are not censored."""
+        """float32 ``[n, T]``, see ``y_bound``; ``None`` where targets are not censored."""
         if "y_bound" not in self._data:
             return None
         return self._data.y_bound if self._indices is None else self._data.y_bound[list(self._indices)]
@@ -129,43 +125,45 @@ class MoleculeDataset(InMemoryDataset):
 
     @property
     def column_names(self) -> list[str]:
-        """The further columns of the source."""
+        """Names of the other columns of the source."""
         return list(self._columns)
 
     def column(self, name: str) -> list[str]:
-        """The n values of a further column, as text.
+        """Return the n values of another column, as text.
 
         Raises:
-            DataError: there is no such column, or a cell of it is empty.
+            DataError: there is no such column, or one of its cells is empty.
         """
         values = self.cells(name)
         empty = [row for row, value in zip(self.rows, values, strict=True) if value is None]
         if empty:
             raise DataError(
                 f"{self._place}, column {name!r} is empty in {len(empty)} rows: {list_rows(empty, [''] * len(empty))}. "
-                "Fill them in, or choose another column."
+                "Fill them, or choose another column."
             )
         return [value for value in values if value is not None]
 
     def cells(self, name: str) -> list[str | None]:
-        """The n cells of a further column, as text, ``None`` for an empty one.
+        """Return the n cells of another column, as text, ``None`` for an empty one.
 
         Raises:
             DataError: there is no such column.
         """
         if name not in self._columns:
             raise DataError(
-                f"{self._place} has no column {name!r}{did_you_mean(name, self._columns)}. Besides molecules and "
-                f"targets it has: {listed(self._columns, near=name) or 'none'}."
+                f"{self._place} has no column {name!r}{did_you_mean(name, self._columns)}. Besides SMILES and targets"
+                f" it has: {listed(self._columns, near=name) or 'none'}."
             )
         return [self._columns[name][index] for index in self.indices()]
 
 
 def _report_invalid(table: MoleculeTable, wrong: list[int], invalid: Invalid) -> None:
     texts = [table.smiles[index] for index in wrong]
-    shown = [smiles_fault(text) if len(text) > MOST_ATOMS else text for text in texts]
-    listed = list_rows([table.rows[index] for index in wrong], shown)
-    found = f"{len(wrong)} of {len(table.smiles)} SMILES in {table.place} cannot be read: {listed}"
+    shown = [explain_unreadable(text) if len(text) > MAX_ATOMS else text for text in texts]
+    found = (
+        f"{len(wrong)} of {len(table.smiles)} SMILES in {table.place} cannot be read:"
+        f" {list_rows([table.rows[index] for index in wrong], shown)}"
+    )
     if len(wrong) == len(table.smiles):
         raise DataError(f"{found}. No molecule is left: check the column of SMILES.")
     if invalid == "refuse":
@@ -174,57 +172,47 @@ def _report_invalid(table: MoleculeTable, wrong: list[int], invalid: Invalid) ->
 
 
 def _load_or_encode(table: MoleculeTable, cache: Path | None) -> MoleculeCodes:
-    """The molecules' codes, from the cache if they are there."""
+    def check(value: Any) -> None:
+        _expect_length(len(MoleculeCodes(**value).num_atoms), len(table.smiles))
 
-    def unpack(kept: dict[str, Tensor]) -> MoleculeCodes:
-        codes = MoleculeCodes(**kept)
-        _expect_length(len(codes.num_atoms), len(table.smiles))
-        return codes
-
-    return load_or_make(
+    value = load_or_compute(
         cache,
-        _cache_key(f"featuriser {FEATURIZER_VERSION}, rdkit {rdkit.__version__}", table.smiles),
-        lambda: encode_smiles(_with_progress(table.smiles)),
-        asdict,
-        unpack,
+        f"featuriser {FEATURIZER_VERSION}, rdkit {rdkit.__version__}",
+        table.smiles,
+        lambda: vars(encode_smiles(_with_progress(table.smiles, "Reading", "molecules"))),
+        check,
     )
+    return MoleculeCodes(**value)
 
 
 def _load_or_describe(table: MoleculeTable, features: Sequence[FeatureName], cache: Path | None) -> Tensor:
     """The molecules' descriptors of all kinds, float32 [n, F]."""
-    parts = []
-    for kind in features:
-
-        def unpack(kept: Tensor, width: int = len(descriptor_names(kind))) -> Tensor:
-            _expect_length(len(kept), len(table.smiles))
-            _expect_length(kept.size(1), width)
-            return kept
-
-        values = load_or_make(
-            cache,
-            _cache_key(f"descriptors {kind}, rdkit {rdkit.__version__}", table.smiles),
-            lambda kind=kind: encode_descriptors(
-                _with_progress(table.smiles, "Describing", f"molecules ({kind})"), kind
-            ),  # type: ignore[misc]
-            lambda values: values,
-            unpack,
-        )
-        parts.append(usable_descriptors(values, kind))
-    return torch.cat(parts, dim=1)
+    return torch.cat([_descriptors(table, kind, cache) for kind in features], dim=1)
 
 
-def _cache_key(versions: str, smiles: list[str]) -> str:
-    return hashlib.sha256(json.dumps([versions, smiles]).encode()).hexdigest()
+def _descriptors(table: MoleculeTable, kind: FeatureName, cache: Path | None) -> Tensor:
+    def check(value: Any) -> None:
+        _expect_length(len(value), len(table.smiles))
+        _expect_length(value.size(1), len(descriptor_names(kind)))
+
+    value = load_or_compute(
+        cache,
+        f"descriptors {kind}, rdkit {rdkit.__version__}",
+        table.smiles,
+        lambda: compute_descriptors(_with_progress(table.smiles, "Describing", f"molecules ({kind})"), kind),
+        check,
+    )
+    return clean_descriptors(value, kind)
 
 
 def _expect_length(found: int, expected: int) -> None:
     if found != expected:
-        raise ValueError(f"it holds {found} molecules or columns, not {expected}")
+        raise ValueError(f"{found} molecules or columns instead of {expected}")
 
 
-def _with_progress(smiles: list[str], doing: str = "Reading", of: str = "molecules") -> Iterable[str]:
+def _with_progress(smiles: list[str], action: str, noun: str) -> Iterable[str]:
     if getattr(rank_zero_only, "rank", 0) == 0 and len(smiles) > _PROGRESS_FROM and sys.stderr.isatty():
-        return track(smiles, f"{doing} {of}", console=terminal(stderr=True), transient=True)
-    if len(smiles) > _LINE_FROM:
-        rank_zero_info(f"{doing} {len(smiles):,} {of}")
+        return track(smiles, f"{action} {noun}", console=terminal(stderr=True), transient=True)
+    if len(smiles) > _REPORT_FROM:
+        rank_zero_info(f"{action} {len(smiles):,} {noun}")
     return smiles

@@ -1,10 +1,10 @@
-"""Numbers that describe a whole molecule: RDKit's two-dimensional descriptors and Morgan fingerprints."""
+"""Descriptors of whole molecules: RDKit's two-dimensional descriptors and Morgan fingerprints."""
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,54 +13,53 @@ from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, listed
 
-__all__ = ["FEATURES", "FeatureName", "check_features", "descriptor_names", "encode_descriptors", "usable_descriptors"]
+__all__ = ["FeatureName", "clean_descriptors", "compute_descriptors", "descriptor_names", "distinct_features"]
 
 FeatureName = Literal["rdkit", "morgan"]
-#: The names of :class:`FeatureName`.
-FEATURES: tuple[str, ...] = get_args(FeatureName)
 
 _MORGAN_RADIUS, _MORGAN_SIZE = 2, 2048
-#: Of the characteristic polynomial, whose coefficients leave float32 and take minutes for a chain of 200 atoms.
+#: Descriptors from the characteristic polynomial, whose coefficients overflow float32 and take minutes for a chain of
+#: 200 atoms.
 _LEFT_OUT = ("Ipc", "AvgIpc")
-#: Beyond it, float32 cannot hold squares summed over many molecules.
+#: Largest magnitude whose squares float32 can sum over many molecules.
 _LARGEST = 1e9
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """Descriptors of one kind: their names, and what computes them, as a row of numbers, NaN where there is none."""
+    """Names of the descriptors of one kind, and the function that computes them, NaN for an undefined one."""
 
     names: Sequence[str]
     compute: Callable[[Any], Any]
     dtype: torch.dtype
 
 
-def check_features(features: Sequence[str]) -> list[FeatureName]:
-    """The names, if they are known and each stands there once.
+def distinct_features(features: Sequence[FeatureName]) -> list[FeatureName]:
+    """Return the kinds of descriptors as a list.
 
     Raises:
-        ConfigurationError: otherwise.
+        ConfigurationError: ``features`` is not a sequence, or names one twice.
     """
-    if isinstance(features, str) or not all(name in FEATURES for name in features) or len({*features}) < len(features):
-        raise ConfigurationError(f"features={features!r}: expected a list of {' and '.join(FEATURES)}, each once.")
-    return list(features)  # type: ignore[arg-type]
+    if isinstance(features, str) or len({*features}) < len(features):
+        raise ConfigurationError(f"features={features!r}: must be a list of distinct kinds, rdkit and morgan.")
+    return list(features)
 
 
 def descriptor_names(kind: FeatureName) -> Sequence[str]:
-    """The columns of a kind."""
+    """Return the names of the descriptors of a kind."""
     return _kind(kind).names
 
 
-def encode_descriptors(smiles: Iterable[str], kind: FeatureName) -> Tensor:
-    """The descriptors of one kind for n molecules.
+def compute_descriptors(smiles: Iterable[str], kind: FeatureName) -> Tensor:
+    """Compute the descriptors of one kind for n molecules.
 
-    - ``rdkit``: ``rdkit.Chem.Descriptors.descList`` but for ``Ipc`` and ``AvgIpc``, float32, NaN where RDKit finds no
+    - ``rdkit``: ``rdkit.Chem.Descriptors.descList`` without ``Ipc`` and ``AvgIpc``, float32, NaN where RDKit finds no
       finite number.
     - ``morgan``: how often each of 2,048 folded environments of radius 2 occurs (Rogers and Hahn 2010,
       https://doi.org/10.1021/ci100050t), uint8, at most 255.
 
     Returns:
-        [n, F_kind]; NaN or 0 for a SMILES that cannot be read.
+        [n, F_kind]; 0 for SMILES that cannot be read.
     """
     from rdkit import rdBase
 
@@ -69,7 +68,7 @@ def encode_descriptors(smiles: Iterable[str], kind: FeatureName) -> Tensor:
     chosen = _kind(kind)
     rows = []
     with rdBase.BlockLogs(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # divisions by zero, which the NaN tell of
+        warnings.simplefilter("ignore", RuntimeWarning)  # divisions by zero, which give NaN
         for text in smiles:
             molecule = read_molecule(text)
             row = None if molecule is None else chosen.compute(molecule)
@@ -78,14 +77,14 @@ def encode_descriptors(smiles: Iterable[str], kind: FeatureName) -> Tensor:
     return torch.stack(rows) if rows else torch.zeros(0, len(chosen.names), dtype=chosen.dtype)
 
 
-def usable_descriptors(values: Tensor, kind: FeatureName) -> Tensor:
-    """The descriptors as a model may have them: float32, 0 where there is no finite number, nothing above 1e9.
+def clean_descriptors(values: Tensor, kind: FeatureName) -> Tensor:
+    """Make descriptors usable by a model: float32, 0 where there is no finite number, clamped to 1e9.
 
-    What is replaced is said in one line.
+    Reports replaced values in one line.
 
     Args:
-        values: [n, F_kind] of :func:`encode_descriptors`.
-        kind: for the line.
+        values: [n, F_kind] of :func:`compute_descriptors`.
+        kind: kind of descriptors.
     """
     values = values.float()
     unknown = ~values.isfinite()
@@ -93,7 +92,7 @@ def usable_descriptors(values: Tensor, kind: FeatureName) -> Tensor:
         names = [name for name, found in zip(descriptor_names(kind), unknown.any(0).tolist(), strict=True) if found]
         rank_zero_info(
             f"features {kind}: {int(unknown.any(1).sum())} of {len(values)} molecules have no finite value of"
-            f" {len(names)} descriptors ({listed(names, 5)}), which are taken as 0."
+            f" {len(names)} descriptors ({listed(names, 5)}); 0 is used instead."
         )
     return values.nan_to_num(0.0, 0.0, 0.0).clamp(-_LARGEST, _LARGEST)
 
@@ -121,6 +120,6 @@ def _kind(name: FeatureName) -> _Kind:
 def _number(function: Callable[[Any], float], molecule: Any) -> float:
     try:
         value = float(function(molecule))
-    except (ArithmeticError, ValueError, RuntimeError):  # of molecules that the descriptor is not defined for
+    except (ArithmeticError, ValueError, RuntimeError):  # the descriptor is not defined for this molecule
         return float("nan")
     return value if abs(value) <= 1e30 else float("nan")

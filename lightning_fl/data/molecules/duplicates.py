@@ -1,29 +1,106 @@
-"""Rows of the same molecule: counted between the parts of clients, or merged before they are shared out."""
+"""Rows of the same molecule: counted between clients' splits, kept together, or merged before the partition."""
 
-import dataclasses
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
-from lightning_fl.core.errors import DataError
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.data.division import ColumnDivision, Division, HashDivision, ListDivision
 from lightning_fl.data.module import Split
+from lightning_fl.data.molecules.identity import Identity, molecule_identities
 from lightning_fl.data.molecules.table import MoleculeTable
+from lightning_fl.data.partition import Partitioner
 from lightning_fl.data.text_table import list_rows
 
-__all__ = ["DUPLICATES", "DuplicateCounts", "Duplicates", "count_duplicates", "merge_duplicates"]
+if TYPE_CHECKING:
+    from lightning_fl.data.molecules.dataset import MoleculeDataset
 
-#: What is done with several rows of one molecule.
+__all__ = ["DuplicateCounts", "DuplicateRows", "Duplicates", "count_duplicates", "merge_duplicates"]
+
+#: Treatment of several rows of one molecule.
 Duplicates = Literal["report", "together", "merge_mean", "merge_majority", "merge_refuse"]
-DUPLICATES: tuple[Duplicates, ...] = get_args(Duplicates)
+
+
+class DuplicateRows:
+    """Treatment of rows of the same molecule in a data module.
+
+    Args:
+        identity: see :func:`~lightning_fl.data.molecules.identity.molecule_identities`.
+        duplicates: see :class:`~lightning_fl.data.molecules.module.MoleculeDataModule`.
+        partitioner: the data module's.
+        division: the data module's.
+
+    Raises:
+        ConfigurationError: rows cannot be merged with this division.
+    """
+
+    def __init__(
+        self, identity: Identity, duplicates: Duplicates, partitioner: Partitioner, division: Division | None
+    ) -> None:
+        self._merges = duplicates.startswith("merge_")
+        if self._merges and isinstance(division, ListDivision):
+            raise ConfigurationError(
+                f"duplicates={duplicates!r} with ListDivision: merged rows keep only one of their identifiers. Merge"
+                " them in the file, or use duplicates: together."
+            )
+        self._identity: Identity = identity
+        self._duplicates: Duplicates = duplicates
+        self._partitioner = partitioner
+        self._division = division
+        self._names: dict[str, str] = {}
+        self._counts: DuplicateCounts | None = None
+
+    def merge(self, table: MoleculeTable, cache: Path) -> MoleculeTable:
+        """Return the table to partition, merged if required, and record the identities of its molecules."""
+        identities = molecule_identities(table.smiles, self._identity, cache)
+        self._names = {text: name for text, name in zip(table.smiles, identities, strict=True) if name is not None}
+        if not self._merges:
+            return table
+        # rows of different clients, or of different given splits, stay separate
+        named = [getattr(self._partitioner, "column", None)]
+        if isinstance(self._division, ColumnDivision):
+            named.append(self._division.column)
+        within = [name for name in named if name in table.columns]
+        return merge_duplicates(table, identities, self._duplicates, within=within)
+
+    def identities(self, dataset: "MoleculeDataset") -> list[str]:
+        """Return the identity of every sample."""
+        return [self._names[text] for text in dataset.smiles]
+
+    def report(self, dataset: "MoleculeDataset", shares: Sequence[Mapping[Split, Tensor]]) -> None:
+        """Count the duplicates between clients' splits and report them in one line, once."""
+        if self._counts is not None:
+            return
+        self._counts = count_duplicates(self.identities(dataset), shares)
+        if summary := self._counts.summary():
+            rank_zero_info(f"Same molecules by {self._identity}: {summary}{self._advice(self._counts)}.")
+
+    def describe(self) -> dict[str, Any]:
+        """Return the counts, and options other than the defaults, for the run's record."""
+        record: dict[str, Any] = {} if self._counts is None else {"duplicates": asdict(self._counts)}
+        if (self._identity, self._duplicates) != ("smiles", "report"):
+            record["copies"] = {"identity": self._identity, "duplicates": self._duplicates}
+        return record
+
+    def _advice(self, counts: "DuplicateCounts") -> str:
+        if isinstance(self._division, HashDivision):
+            return ""
+        advice = []
+        if counts.train_and_test_in_a_client:
+            advice.append("duplicates: together keeps them in one split of a client")
+        if counts.train_and_test_across_clients:
+            advice.append("division: HashDivision keeps them in the same split at all clients")
+        return f" ({'; '.join(advice)})" if advice else ""
 
 
 @dataclass(frozen=True)
 class DuplicateCounts:
-    """How often molecules occur several times.
+    """Numbers of molecules with several rows.
 
     Attributes:
         copies_in_a_client: rows of a client beyond the first of their molecule.
@@ -37,8 +114,8 @@ class DuplicateCounts:
     in_several_clients: int
     train_and_test_across_clients: int
 
-    def sentence(self) -> str:
-        """All of it in one line; empty where no molecule occurs twice."""
+    def summary(self) -> str:
+        """Return all counts above 0 in one line."""
         found = [
             (self.copies_in_a_client, "rows are copies within a client"),
             (self.train_and_test_in_a_client, "molecules are trained and tested on by one client"),
@@ -49,10 +126,10 @@ class DuplicateCounts:
 
 
 def count_duplicates(identities: Sequence[str], shares: Sequence[Mapping[Split, Tensor]]) -> DuplicateCounts:
-    """Count molecules that occur several times.
+    """Count molecules with several rows.
 
     Args:
-        identities: which molecule every sample is, length n.
+        identities: identity of every sample, length n.
         shares: for every client and split the indices of its samples.
     """
     copies = both = 0
@@ -77,44 +154,47 @@ def count_duplicates(identities: Sequence[str], shares: Sequence[Mapping[Split, 
 def merge_duplicates(
     table: MoleculeTable, identities: Sequence[str | None], how: Duplicates, within: Sequence[str] = ()
 ) -> MoleculeTable:
-    """One row for every molecule, in the place of its first row, which gives the other columns and the row's number.
+    """Merge the rows of each molecule into its first, which keeps its place, row number and other columns.
 
     Args:
         table: n molecules.
-        identities: which molecule every row is; ``None`` for a row that is left as it is.
-        how: ``"merge_mean"``: the mean of the values that are there, of every target. ``"merge_majority"``: the value
-            that most rows have; a missing value where several are as frequent. ``"merge_refuse"``: their common value.
-        within: rows are merged only where they agree in these columns.
+        identities: identity of every row; rows with ``None`` stay as they are.
+        how: ``"merge_mean"``: the mean of a target's values, missing ones left out. ``"merge_majority"``: the most
+            frequent value; missing where several are as frequent. ``"merge_refuse"``: the common value.
+        within: columns in which rows must agree to be merged.
 
     Raises:
-        DataError: values differ and are not to be merged, or are classes of which a mean is none; what else the rows
-            say of their values differs.
+        DataError: values differ under ``"merge_refuse"``, are classes under ``"merge_mean"``, or have different bounds.
     """
-    keys: list[Hashable] = [
-        row if name is None else (name, *(table.columns[column][row] for column in within))
-        for row, name in enumerate(identities)
-    ]
     rows_of: dict[Hashable, list[int]] = {}
-    for row, key in enumerate(keys):
+    for row, name in enumerate(identities):
+        key: Hashable = row if name is None else (name, *(table.columns[column][row] for column in within))
         rows_of.setdefault(key, []).append(row)
-    groups = list(rows_of.values())
-    kept = [rows[0] for rows in groups]
-    several = [(place, rows) for place, rows in enumerate(groups) if len(rows) > 1]
+    kept = [rows[0] for rows in rows_of.values()]
+    several = [(place, rows) for place, rows in enumerate(rows_of.values()) if len(rows) > 1]
     if not several:
         return table
     if how == "merge_refuse":
         _refuse_conflicts(table, several)
+    _refuse_different_bounds(table, several)
     targets = table.targets[kept].clone()
     for column in range(targets.shape[1]):
         if how == "merge_mean":
             _refuse_classes(table, column, several)
         for place, rows in several:
-            targets[place, column] = _merged(table.targets[rows, column], how)
-    return dataclasses.replace(table, **_other_fields(table, kept, several), targets=targets)
+            targets[place, column] = _merge_values(table.targets[rows, column], how)
+    return replace(
+        table,
+        smiles=[table.smiles[row] for row in kept],
+        targets=targets,
+        bounds=None if table.bounds is None else table.bounds[kept],
+        columns={name: [values[row] for row in kept] for name, values in table.columns.items()},
+        rows=[table.rows[row] for row in kept],
+    )
 
 
-def _merged(values: Tensor, how: Duplicates) -> float:
-    """One value of several, NaN where none is there."""
+def _merge_values(values: Tensor, how: Duplicates) -> float:
+    """Merge values of one target; NaN if all are missing."""
     values = values[~values.isnan()].double()
     if len(values) == 0:
         return float("nan")
@@ -124,56 +204,48 @@ def _merged(values: Tensor, how: Duplicates) -> float:
     return float("nan") if len(most) == 2 and most[0][1] == most[1][1] else most[0][0]
 
 
-def _conflicts(values: Tensor) -> bool:
-    values = values[~values.isnan()]
-    return len(values) > 1 and bool((values != values[0]).any())
+def _conflicting(table: MoleculeTable, column: int, several: Sequence[tuple[int, list[int]]]) -> list[list[int]]:
+    """Groups of rows with different values of a target."""
+    found = []
+    for _, rows in several:
+        values = table.targets[rows, column]
+        if len(values[~values.isnan()].unique()) > 1:
+            found.append(rows)
+    return found
 
 
 def _refuse_conflicts(table: MoleculeTable, several: Sequence[tuple[int, list[int]]]) -> None:
     for column, name in enumerate(table.target_names):
-        wrong = [rows for _, rows in several if _conflicts(table.targets[rows, column])]
-        if wrong:
-            shown = "; ".join(_shown(table, rows, column) for rows in wrong[:3])
+        if wrong := _conflicting(table, column, several):
+            shown = "; ".join(_list_values(table, rows, column) for rows in wrong[:3])
             raise DataError(
-                f"{table.place}: {len(wrong)} molecules have several values of {name!r}: {shown}. Correct them, or take"
+                f"{table.place}: {len(wrong)} molecules have several values of {name!r}: {shown}. Correct them, or use"
                 " duplicates: merge_mean, for classes merge_majority, or report to keep all rows."
             )
 
 
 def _refuse_classes(table: MoleculeTable, column: int, several: Sequence[tuple[int, list[int]]]) -> None:
-    """Refuse the mean of labels 0 and 1, which would make a regression of a classification."""
+    """Refuse the mean of labels 0 and 1, which would turn classification into regression."""
     values = table.targets[:, column]
     values = values[~values.isnan()]
-    wrong = [rows for _, rows in several if _conflicts(table.targets[rows, column])]
+    wrong = _conflicting(table, column, several)
     if wrong and bool(((values == 0) | (values == 1)).all()):
         raise DataError(
-            f"{table.place}: {table.target_names[column]!r} has the values 0 and 1 only, and {len(wrong)} molecules"
-            f" have both: {_shown(table, wrong[0], column)}. Take duplicates: merge_majority for classes."
+            f"{table.place}: {table.target_names[column]!r} has only the values 0 and 1, and {len(wrong)} molecules"
+            f" have both: {_list_values(table, wrong[0], column)}. Use duplicates: merge_majority for classes."
         )
 
 
-def _shown(table: MoleculeTable, rows: Sequence[int], column: int) -> str:
+def _list_values(table: MoleculeTable, rows: Sequence[int], column: int) -> str:
     return list_rows([table.rows[row] for row in rows], [round(float(table.targets[row, column]), 6) for row in rows])
 
 
-def _other_fields(
-    table: MoleculeTable, kept: Sequence[int], several: Sequence[tuple[int, list[int]]]
-) -> dict[str, Any]:
-    """What the table has for every row besides its targets, of the first rows."""
-    length = len(table.smiles)
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(table):
-        value = getattr(table, field.name)
-        if field.name == "columns":
-            found[field.name] = {name: [values[row] for row in kept] for name, values in value.items()}
-        elif isinstance(value, Tensor) and field.name != "targets" and len(value) == length:
-            for _, rows in several:
-                if not torch.equal(value[rows], value[rows[:1]].expand_as(value[rows])):
-                    raise DataError(
-                        f"{table.place}: the rows {', '.join(str(table.rows[row]) for row in rows[:10])} are of one"
-                        f" molecule and differ in their {field.name}: they cannot be merged. Take duplicates: report."
-                    )
-            found[field.name] = value[list(kept)]
-        elif isinstance(value, list) and field.name in ("smiles", "rows"):
-            found[field.name] = [value[row] for row in kept]
-    return found
+def _refuse_different_bounds(table: MoleculeTable, several: Sequence[tuple[int, list[int]]]) -> None:
+    if table.bounds is None:
+        return
+    for _, rows in several:
+        if len(table.bounds[rows].unique(dim=0)) > 1:
+            raise DataError(
+                f"{table.place}: the rows {', '.join(str(table.rows[row]) for row in rows[:10])} of one molecule have"
+                " different bounds and cannot be merged. Use duplicates: report."
+            )

@@ -1,4 +1,4 @@
-"""Molecules as graphs: which atom and bond features a model sees, and in which order.
+"""Molecules as graphs: atom and bond features of the models, in their order.
 
 Atom features (``ATOM_DIM`` columns, float32; every group but the last three is one-hot):
 
@@ -34,7 +34,7 @@ from lightning_fl.data.molecules.reading import read_blocks
 
 __all__ = ["ATOM_DIM", "BOND_DIM", "FEATURIZER_VERSION", "MoleculeCodes", "MoleculeGraphs", "encode_smiles"]
 
-#: Changes whenever a feature changes: cached graphs of another version are not used.
+#: To be increased whenever a feature changes; cached codes of other versions are not used.
 FEATURIZER_VERSION = "1"
 
 #: Width of the atom features.
@@ -45,11 +45,12 @@ BOND_DIM = sum(size - first for size, first in BOND_GROUPS)
 
 @dataclass(frozen=True)
 class MoleculeGraphs:
-    """n molecules as flat tensors; molecule i owns the atoms ``atom_ptr[i]:atom_ptr[i + 1]``, edges likewise.
+    """n molecules as flat tensors; molecule i has the atoms ``atom_ptr[i]:atom_ptr[i + 1]``, and its edges by
+    ``edge_ptr``.
 
     Attributes:
         x: atom features, float32 ``[V, ATOM_DIM]``.
-        edge_index: int64 ``[2, E]``, both directions of every bond one after the other, atoms counted from 0 in each
+        edge_index: int64 ``[2, E]``, both directions of a bond next to each other, atoms numbered from 0 in each
             molecule.
         edge_attr: bond features, float32 ``[E, BOND_DIM]``.
         atom_ptr: int64 ``[n + 1]``.
@@ -65,12 +66,12 @@ class MoleculeGraphs:
 
 @dataclass(frozen=True)
 class MoleculeCodes:
-    """The same molecules before one-hot coding, 20 times smaller: what is kept on disk.
+    """n molecules before one-hot encoding, 20 times smaller: the form in the cache.
 
     Attributes:
         atoms: uint8 ``[V, 8]``, a code per atom and group of features.
-        bonds: uint8 ``[B, 4]``, likewise per bond.
-        ends: int16 ``[B, 2]``, the atoms of a bond, counted from 0 in each molecule.
+        bonds: uint8 ``[B, 4]``, a code per bond and group of features.
+        ends: int16 ``[B, 2]``, the atoms of a bond, numbered from 0 in each molecule.
         num_atoms: int32 ``[n]``; 0 for a molecule that could not be read.
         num_bonds: int32 ``[n]``.
     """
@@ -92,7 +93,7 @@ class MoleculeCodes:
             raise ValueError(f"codes do not fit together: {[tuple(getattr(self, f.name).shape) for f in fields(self)]}")
 
     def graphs(self) -> MoleculeGraphs:
-        """The graphs a model sees. A molecule that could not be read becomes a graph without atoms."""
+        """Return the graphs that models get. An unreadable molecule becomes a graph without atoms."""
         both_ways = torch.stack([self.ends, self.ends.flip(1)], dim=1).reshape(-1, 2)
         return MoleculeGraphs(
             x=_one_hot_groups(self.atoms, ATOM_GROUPS),
@@ -107,12 +108,12 @@ def encode_smiles(smiles: Iterable[str], workers: int | None = None) -> Molecule
     """Read molecules with RDKit's default sanitisation.
 
     Args:
-        smiles: n SMILES strings. One that RDKit cannot read, or that has no atom, gets ``num_atoms`` 0.
-        workers: processes that read, this one included; ``None`` for one, or from 5,000 molecules on one per core. The
+        smiles: n SMILES strings. A molecule without atoms, or that RDKit cannot read, gets ``num_atoms`` 0.
+        workers: number of processes, this one included; ``None`` for one, or one per core from 5,000 molecules on. The
             result is the same.
 
     Raises:
-        DataError: one of several processes ended before its work.
+        DataError: one of several processes died.
 
     Example:
         >>> graphs = encode_smiles(["CCO", "C"]).graphs()

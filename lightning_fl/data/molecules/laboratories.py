@@ -1,20 +1,21 @@
-"""Laboratories that measure different targets: a file for each, read only where the laboratory's data may be."""
+"""Laboratories that measure different targets: one file each, opened only where its data may be."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from annotated_types import Interval
 from torch.utils.data import Subset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import run_seed
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import Count, Fraction, checked
 from lightning_fl.data.cards.lookup import cache_folder
 from lightning_fl.data.module import FederatedDataModule, Split
-from lightning_fl.data.molecules.descriptors import FeatureName, check_features, descriptor_names
-from lightning_fl.data.molecules.table import INVALID_POLICIES, Invalid, MoleculeTable, read_table
+from lightning_fl.data.molecules.descriptors import FeatureName, descriptor_names, distinct_features
+from lightning_fl.data.molecules.table import Invalid, MoleculeTable, read_table
 from lightning_fl.data.partition.sizes import check_fractions
 from lightning_fl.data.shared import cut_splits
 from lightning_fl.data.text_table import read_text_table
@@ -27,62 +28,57 @@ __all__ = ["PrivateTargets"]
 
 
 class PrivateTargets(FederatedDataModule):
-    """A CSV file of molecules for each laboratory, whose target columns are its own.
+    """A CSV file of molecules for each laboratory, with target columns of its own.
 
-    Every molecule has ``y`` [1, num_targets]: the first columns are the laboratory's targets in the order of its file,
-    the others are missing. What column t is differs between laboratories, so their heads and scales must, too: use it
-    with :class:`~lightning_fl.callbacks.personal.private_heads.PrivateHeads`. A file is opened only by the process that
-    hosts its laboratory, and the names of its targets are in no record, figure or model: these have numbers.
+    Every molecule has ``y`` [1, num_targets]: the laboratory's targets in the order of its file, then missing values.
+    Column t means different things at different laboratories, so each needs its own head and scale: use
+    :class:`~lightning_fl.callbacks.personal.private_heads.PrivateHeads`. Only the process that hosts a laboratory opens
+    its file, and the names of its targets appear in no record, figure or model, which number them.
 
     Args:
-        files: name of a laboratory -> its file, ``.csv`` or ``.csv.gz``.
-        num_targets: width of every head, at least the number of targets of any laboratory.
-        target_columns: name of a laboratory -> the columns to predict, for those that may be known to everyone: they
-            stand in the recipe and in the run's record. Of the others all columns are, but for those of
-            ``other_columns``.
-        other_columns: columns that are no targets, wherever they are, such as an identifier.
-        smiles_column: the column of SMILES.
+        files: laboratory -> its file, ``.csv`` or ``.csv.gz``.
+        num_targets: width of every head, at least the largest number of targets of a laboratory.
+        target_columns: laboratory -> columns to predict, for laboratories whose target names may be public: they are in
+            the recipe and in the run's record. Other laboratories predict all columns except ``other_columns``.
+        other_columns: columns that are never targets, such as an identifier.
+        smiles_column: column of SMILES.
         split: shares of every laboratory's molecules for training, validation and test.
-        split_seed: seed of this; ``None`` for the run's seed.
-        invalid: as of :class:`~lightning_fl.data.molecules.module.MoleculeDataModule`.
-        features: likewise.
+        split_seed: seed of the split; ``None`` for the run's seed.
+        invalid: see :class:`~lightning_fl.data.molecules.module.MoleculeDataModule`.
+        features: see :class:`~lightning_fl.data.molecules.module.MoleculeDataModule`.
         **kwargs: ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
             :class:`~lightning_fl.data.module.FederatedDataModule`.
 
     Raises:
-        DataError: when a laboratory's data are opened: its file is missing or damaged, or has more targets than
-            ``num_targets`` or none.
+        DataError: from the first access to a laboratory's data: its file is missing or damaged, or has no target or
+            more than ``num_targets``.
     """
 
     pinned = True
 
+    @checked
     def __init__(
         self,
         *,
         files: dict[str, str],
-        num_targets: int,
+        num_targets: Count,
         target_columns: dict[str, list[str]] | None = None,
         other_columns: list[str] | None = None,
         smiles_column: str = "smiles",
-        split: tuple[float, float, float] = (0.8, 0.1, 0.1),
-        split_seed: int | None = None,
+        split: tuple[Fraction, Fraction, Fraction] = (0.8, 0.1, 0.1),
+        split_seed: Annotated[int, Interval(ge=0, le=2**64 - 1)] | None = None,
         invalid: Invalid = "refuse",
         features: list[FeatureName] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_counts(self, num_targets=num_targets)
-        check_numbers(self, split=split, at_least=0, at_most=1)
         check_fractions(split)
-        check_counts(self, split_seed=split_seed, at_least=0, at_most=2**64 - 1)
         if not files:
             raise ConfigurationError("files={}: give a file for each laboratory, {name: path}.")
-        if invalid not in INVALID_POLICIES:
-            raise ConfigurationError(f"invalid={invalid!r}: expected one of {', '.join(INVALID_POLICIES)}.")
         for name, columns in (target_columns or {}).items():
             if name not in files or not 0 < len(columns) <= num_targets:
                 raise ConfigurationError(
-                    f"target_columns[{name!r}]={columns}: name a laboratory of files ({', '.join(files)}) and one to"
+                    f"target_columns[{name!r}]={columns}: name a laboratory of files ({', '.join(files)}) and 1 to"
                     f" num_targets={num_targets} of its columns."
                 )
         self.files = dict(files)
@@ -93,17 +89,17 @@ class PrivateTargets(FederatedDataModule):
         self.split = tuple(split)
         self.split_seed = split_seed
         self.invalid = invalid
-        self.features = check_features(features or [])
+        self.features = distinct_features(features or [])
         self._parts: dict[int, dict[Split, Subset]] = {}
         self._names: dict[int, list[str]] = {}
 
     @property
     def num_clients(self) -> int:
-        """A client for each laboratory."""
+        """Number of laboratories."""
         return len(self.files)
 
     def client_names(self) -> list[str]:
-        """The laboratories'."""
+        """Return the names of the laboratories."""
         return list(self.files)
 
     @property
@@ -113,20 +109,20 @@ class PrivateTargets(FederatedDataModule):
 
     @property
     def target_names(self) -> list[str]:
-        """What the T columns are called in records and figures: "target_0", ..."""
+        """Public names of the T target columns: "target_0", ..."""
         return [f"target_{number}" for number in range(self.num_targets)]
 
     def client_target_names(self, client: int) -> list[str]:
-        """The names of a laboratory's targets, in the order of its columns; opens its file."""
+        """Return a laboratory's own names of its targets, in the order of its columns; opens its file."""
         self._open(client)
         return self._names[client]
 
     def client_data(self, client: int, split: Split) -> Subset | None:
-        """The laboratory's molecules; ``None`` where it has none in this split."""
+        """Return a laboratory's molecules; ``None`` where it has none in this split."""
         return self._open(client).get(split)
 
     def describe(self) -> Mapping[str, Any]:
-        """What everybody may know."""
+        """Return what may be public."""
         return {
             **super().describe(),
             "client_names": self.client_names(),
@@ -143,7 +139,7 @@ class PrivateTargets(FederatedDataModule):
             try:
                 dataset = self._read(client, existing_file(self.files[name]))
             except Exception as error:
-                error.add_note(f"This came from the file of {name}.")
+                error.add_note(f"The error is in the file of {name}.")
                 raise
             seed = run_seed() if self.split_seed is None else self.split_seed
             shares = cut_splits(torch.arange(len(dataset)), self.split, seed, client)
@@ -160,8 +156,8 @@ class PrivateTargets(FederatedDataModule):
         ]
         if not 0 < len(columns) <= self.num_targets:
             raise DataError(
-                f"{path} has {len(columns)} target columns, and num_targets={self.num_targets}: give every laboratory 1"
-                " to num_targets of them; other_columns names columns that are none."
+                f"{path} has {len(columns)} target columns, but num_targets={self.num_targets}: every laboratory needs"
+                " 1 to num_targets of them; name columns that are not targets in other_columns."
             )
         table = read_table(
             path,
@@ -182,6 +178,6 @@ class PrivateTargets(FederatedDataModule):
 
 
 def _widened(table: MoleculeTable, num_targets: int) -> MoleculeTable:
-    """The table with as many target columns as the widest head; those that are added are empty."""
+    """Append empty target columns up to the width of the heads."""
     missing = table.targets.new_full((len(table.targets), num_targets - table.targets.size(1)), float("nan"))
     return replace(table, targets=torch.cat([table.targets, missing], dim=1))

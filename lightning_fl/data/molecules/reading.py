@@ -1,4 +1,4 @@
-"""SMILES read by several processes."""
+"""Reading of SMILES in several processes."""
 
 import os
 import subprocess
@@ -17,30 +17,30 @@ from lightning_fl.data.molecules.codes import Codes, read_codes
 __all__ = ["read_blocks"]
 
 _BLOCK = 256
-#: Below so many molecules, 1 s of work, further processes are not started.
-_FEW = 5000
+#: Number of molecules, 1 s of work, from which further processes are started.
+_PARALLEL_FROM = 5000
 #: Each takes 100 MB.
-_MOST_WORKERS = 8
+_MAX_WORKERS = 8
 
 
 def read_blocks(smiles: Iterable[str], workers: int | None = None) -> Iterator[Codes]:
-    """The codes of the molecules in their order, a block at a time.
+    """Read molecules in their order, one block at a time.
 
     Args:
-        smiles: n SMILES, taken as they are needed.
-        workers: processes that read, this one included; ``None`` for one per core that is this process's own, or one
-            for few molecules.
+        smiles: n SMILES, consumed lazily.
+        workers: number of processes, this one included; ``None`` for one per core of this rank, or one for few
+            molecules.
 
     Raises:
-        DataError: a process ended before its work.
+        DataError: a process died.
     """
     texts = iter(smiles)
     if workers is None:
-        first = list(islice(texts, _FEW))
-        workers = 1 if len(first) < _FEW else _own_cores()
+        first = list(islice(texts, _PARALLEL_FROM))
+        workers = 1 if len(first) < _PARALLEL_FROM else _count_own_cores()
         texts = chain(first, texts)
     blocks = _blocks(texts)
-    return map(read_codes, blocks) if workers == 1 else _read_by_several(blocks, workers - 1)
+    return map(read_codes, blocks) if workers == 1 else _read_in_parallel(blocks, workers - 1)
 
 
 def _blocks(texts: Iterator[str]) -> Iterator[list[str]]:
@@ -48,14 +48,14 @@ def _blocks(texts: Iterator[str]) -> Iterator[list[str]]:
         yield block
 
 
-def _own_cores() -> int:
+def _count_own_cores() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
-    return max(1, min(cores // ranks, _MOST_WORKERS))
+    return max(1, min(cores // ranks, _MAX_WORKERS))
 
 
-def _read_by_several(blocks: Iterator[list[str]], num_processes: int) -> Iterator[Codes]:
-    """Further processes read, and this one when all have enough to do."""
+def _read_in_parallel(blocks: Iterator[list[str]], num_processes: int) -> Iterator[Codes]:
+    """Read in further processes, and in this one while all of them have enough to do."""
     processes: list[subprocess.Popen[bytes]] = []
     idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
     pending: deque[Future[Codes]] = deque()
@@ -66,7 +66,7 @@ def _read_by_several(blocks: Iterator[list[str]], num_processes: int) -> Iterato
             idle.put(processes[-1])
         for block in blocks:
             if sum(not future.done() for future in pending) < 2 * num_processes:
-                pending.append(pool.submit(_read_in, idle, block))
+                pending.append(pool.submit(_read_remotely, idle, block))
             else:
                 pending.append(Future())
                 pending[-1].set_result(read_codes(block))
@@ -84,8 +84,8 @@ def _read_by_several(blocks: Iterator[list[str]], num_processes: int) -> Iterato
 
 
 def _start() -> subprocess.Popen[bytes]:
-    # -P: the folder of the file holds names that others have, too. A session of its own: Ctrl-C is for this process,
-    # which ends the others.
+    # -P: files next to this one have the names of standard modules. A new session: Ctrl-C must reach only this process,
+    # which then ends the others.
     return subprocess.Popen(
         [sys.executable, "-P", str(Path(codes.__file__))],
         stdin=subprocess.PIPE,
@@ -95,8 +95,8 @@ def _start() -> subprocess.Popen[bytes]:
     )
 
 
-def _read_in(idle: "SimpleQueue[subprocess.Popen[bytes]]", block: list[str]) -> Codes:
-    """The codes of a block from one of the processes."""
+def _read_remotely(idle: "SimpleQueue[subprocess.Popen[bytes]]", block: list[str]) -> Codes:
+    """Read a block in one of the processes."""
     process = idle.get()
     assert process.stdin is not None
     assert process.stdout is not None
@@ -105,8 +105,8 @@ def _read_in(idle: "SimpleQueue[subprocess.Popen[bytes]]", block: list[str]) -> 
         return Codes.read(process.stdout)
     except (EOFError, BrokenPipeError) as error:
         raise DataError(
-            f"a process that reads molecules ended with exit code {process.wait()}: what it wrote stands above. Where"
-            " it had too little memory, allow fewer processes (taskset, or the cores of the job)."
+            f"a process that reads molecules ended with exit code {process.wait()}; see its output above. If it ran out"
+            " of memory, allow fewer processes (taskset, or the cores of the job)."
         ) from error
     finally:
-        idle.put(process)  # also one that ended, lest somebody wait for it
+        idle.put(process)  # a dead one too, so that no thread waits for it forever

@@ -1,38 +1,76 @@
-"""Stand-in molecules for a first run without a network: enumerated, labelled by an equation, the same bits every time.
+"""Stand-in molecules for a first run without a network: enumerated, labelled by equations, the same bits every time.
 
-Molecules are substituted ring systems and chains. The label is Delaney's equation for aqueous solubility (J. Chem. Inf.
-Comput. Sci. 44, 2004, doi:10.1021/ci034243x, the ESOL equation)
+Molecules are substituted ring systems and chains.
 
-    logS = 0.16 - 0.63 cLogP - 0.0062 MW + 0.066 RB - 0.74 AP
+- ``esol``: Delaney's equation for aqueous solubility (J. Chem. Inf. Comput. Sci. 44, 2004, doi:10.1021/ci034243x)
 
-with cLogP the octanol/water partition coefficient, MW the molecular weight in g/mol, RB the number of rotatable bonds
-and AP the share of aromatic atoms among the heavy atoms; logS in log10(mol/L). To this each molecule's assay adds its
-offset and its noise. All molecules of a Bemis-Murcko scaffold are measured in one assay, so clients made by scaffold
-differ in their labels as well as in their molecules.
+      logS = 0.16 - 0.63 cLogP - 0.0062 MW + 0.066 RB - 0.74 AP
 
-Differs from the paper: cLogP is Crippen's (RDKit), not Daylight's; offsets and noise are ours.
+  with cLogP the octanol/water partition coefficient, MW the molecular weight in g/mol, RB the number of rotatable bonds
+  and AP the share of aromatic atoms among the heavy atoms; logS in log10(mol/L). Each molecule's assay adds its offset
+  and noise (:data:`ASSAYS`). All molecules of a Bemis-Murcko scaffold are measured in one assay, so clients made by
+  scaffold differ in labels as well as in molecules.
+- ``bbbp``: passage into the brain. Clark's equation (J. Pharm. Sci. 88, 1999, doi:10.1021/js980402t)
+
+      logBB = 0.139 + 0.152 cLogP - 0.0148 PSA
+
+  with PSA the polar surface area in square angstrom; 1 where logBB with noise of deviation 0.3 is above 0.
+- ``tox21``: for every assay a weighted score of lipophilicity, size, polarity and aromaticity, with noise of half its
+  deviation; 1 for the highest scores, 6 to 17 % of the molecules. A fifth of the labels is missing.
+- ``aqsoldb``: Delaney's equation as measured by nine laboratories (:data:`LABORATORIES`), which hold from half of the
+  molecules down to a thirtieth, many in common.
+
+Differs from the papers: cLogP and PSA are Crippen's and Ertl's (RDKit); weights, thresholds, offsets and noise are
+ours.
 """
 
+from collections.abc import Sequence
 from itertools import combinations_with_replacement, product
 from statistics import NormalDist
 
 import torch
 from rdkit import Chem
 from rdkit.Chem.Descriptors import MolWt  # type: ignore[attr-defined]
-from rdkit.Chem.rdMolDescriptors import CalcCrippenDescriptors, CalcNumRotatableBonds
+from rdkit.Chem.rdMolDescriptors import CalcCrippenDescriptors, CalcNumRotatableBonds, CalcTPSA
 from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmilesFromSmiles
 
 from lightning_fl.core.seeding import derive_seed
 from lightning_fl.data.molecules.table import MoleculeTable
 
-__all__ = ["ASSAYS", "STANDIN_SEED", "delaney_log_solubility", "enumerate_molecules", "esol_standin", "normal_noise"]
+__all__ = [
+    "ASSAYS",
+    "LABORATORIES",
+    "STANDIN_SEED",
+    "clark_log_bb",
+    "delaney_log_solubility",
+    "enumerate_molecules",
+    "esol_standin",
+    "make_standin",
+    "normal_noise",
+]
 
-#: Assays: name to (offset, standard deviation of the noise), both in log10(mol/L).
+#: Assays: name -> (offset, standard deviation of the noise), both in log10(mol/L).
 ASSAYS = {"assay_a": (0.0, 0.1), "assay_b": (0.4, 0.2), "assay_c": (-0.5, 0.3), "assay_d": (0.2, 0.6)}
 
-#: What all that is drawn for stand-ins is derived from.
+#: Laboratories: name -> (share of the molecules, offset, standard deviation of the noise), the latter in log10(mol/L).
+LABORATORIES = {
+    "A": (0.50, 0.0, 0.3),
+    "B": (0.35, 0.2, 0.2),
+    "C": (0.25, -0.3, 0.4),
+    "D": (0.20, 0.5, 0.2),
+    "E": (0.12, -0.6, 0.3),
+    "F": (0.08, 0.3, 0.6),
+    "G": (0.06, 0.0, 0.1),
+    "H": (0.04, -0.9, 0.5),
+    "I": (0.03, 0.8, 0.8),
+}
+
+#: Seed of all stand-ins.
 STANDIN_SEED = 2004
-# two open places each; "[H]" closes one
+
+_LOG_BB_DEVIATION = 0.3
+_PERCENT_MISSING = 20
+# two open positions each; "[H]" closes one
 _RINGS = (
     "c1cc({0})ccc1{1}",
     "c1cc({0})cnc1{1}",
@@ -94,7 +132,7 @@ _PAIRS_PER_CORE = 18
 
 
 def delaney_log_solubility(molecule: Chem.Mol) -> float:
-    """The ESOL equation of the module's head, in log10(mol/L)."""
+    """Compute Delaney's equation, in log10(mol/L)."""
     aromatic = sum(atom.GetIsAromatic() for atom in molecule.GetAtoms()) / molecule.GetNumHeavyAtoms()
     rotatable = CalcNumRotatableBonds(molecule)
     return (
@@ -106,32 +144,112 @@ def delaney_log_solubility(molecule: Chem.Mol) -> float:
     )
 
 
-def esol_standin(*, target_name: str, target_unit: str) -> MoleculeTable:
-    """More than a thousand computed molecules in the shape of the ESOL data set.
+def make_standin(name: str, *, target_names: Sequence[str], target_units: Sequence[str]) -> MoleculeTable:
+    """Make the stand-in of a card.
 
     Args:
-        target_name: name of the one target, that of the data set which is replaced.
-        target_unit: its unit.
-
-    Returns:
-        A table with the columns ``assay`` (one of :data:`ASSAYS`) and ``scaffold`` (Bemis-Murcko, empty for chains).
+        name: ``"esol"``, ``"bbbp"``, ``"tox21"`` or ``"aqsoldb"``.
+        target_names: names of the targets of the replaced data set; only ``tox21`` may have several.
+        target_units: their units.
     """
+    if name == "esol":
+        return esol_standin(target_name=target_names[0], target_unit=target_units[0])
+    return {"bbbp": _bbbp, "tox21": _tox21, "aqsoldb": _aqsoldb}[name](target_names, target_units)
+
+
+def clark_log_bb(molecule: Chem.Mol) -> float:
+    """Compute Clark's equation: log10 of the ratio of concentrations, brain to blood."""
+    return 0.139 + 0.152 * CalcCrippenDescriptors(molecule)[0] - 0.0148 * CalcTPSA(molecule)
+
+
+def _bbbp(names: Sequence[str], units: Sequence[str]) -> MoleculeTable:
     smiles, scaffolds = enumerate_molecules()
-    assays = [list(ASSAYS)[derive_seed(STANDIN_SEED, "assay", scaffold) % len(ASSAYS)] for scaffold in scaffolds]
-    targets = [_measure(*pair) for pair in zip(smiles, assays, strict=True)]
+    values = [
+        clark_log_bb(Chem.MolFromSmiles(text)) + normal_noise(_LOG_BB_DEVIATION, "logBB", text) for text in smiles
+    ]
+    return _table("BBBP", smiles, torch.tensor(values)[:, None].gt(0).float(), names, units, {"scaffold": scaffolds})
+
+
+def _tox21(names: Sequence[str], units: Sequence[str]) -> MoleculeTable:
+    smiles, scaffolds = enumerate_molecules()
+    features = torch.tensor([_features(Chem.MolFromSmiles(text)) for text in smiles], dtype=torch.float64)
+    features = (features - features.mean(0)) / features.std(0)
+    labels = []
+    for number, name in enumerate(names):
+        weights = torch.tensor([normal_noise(1.0, "weight", name, str(of)) for of in range(features.shape[1])])
+        scores = features @ weights.double()
+        scores += scores.std() * torch.tensor([normal_noise(0.5, name, text) for text in smiles], dtype=torch.float64)
+        active = 0.06 + 0.01 * (number % 12)
+        label = (scores > scores.quantile(1 - active)).float()
+        gaps = [derive_seed(STANDIN_SEED, "gap", name, text) % 100 < _PERCENT_MISSING for text in smiles]
+        labels.append(label.masked_fill(torch.tensor(gaps), torch.nan))
+    return _table("Tox21", smiles, torch.stack(labels, dim=1), names, units, {"scaffold": scaffolds})
+
+
+def _aqsoldb(names: Sequence[str], units: Sequence[str]) -> MoleculeTable:
+    every, scaffold_of = enumerate_molecules()
+    smiles, scaffolds, values, sources = [], [], [], []
+    exact = [delaney_log_solubility(Chem.MolFromSmiles(text)) for text in every]
+    for laboratory, (share, offset, deviation) in LABORATORIES.items():
+        for text, scaffold, value in zip(every, scaffold_of, exact, strict=True):
+            if derive_seed(STANDIN_SEED, laboratory, text) / 2.0**63 < share:
+                smiles.append(text)
+                scaffolds.append(scaffold)
+                sources.append(laboratory)
+                values.append(round(value + offset + normal_noise(deviation, "noise", laboratory, text), 3))
+    targets = torch.tensor(values, dtype=torch.float32)[:, None]
+    return _table("AqSolDB", smiles, targets, names, units, {"Source": sources, "scaffold": scaffolds})
+
+
+def _features(molecule: Chem.Mol) -> list[float]:
+    aromatic = sum(atom.GetIsAromatic() for atom in molecule.GetAtoms()) / molecule.GetNumHeavyAtoms()
+    return [CalcCrippenDescriptors(molecule)[0], MolWt(molecule), CalcTPSA(molecule), aromatic]
+
+
+def _table(
+    of: str,
+    smiles: list[str],
+    targets: torch.Tensor,
+    names: Sequence[str],
+    units: Sequence[str],
+    columns: dict[str, list[str]],
+) -> MoleculeTable:
+    columns["scaffold"] = [scaffold or "acyclic" for scaffold in columns["scaffold"]]
     return MoleculeTable(
         smiles=smiles,
-        targets=torch.tensor(targets, dtype=torch.float32)[:, None],
-        target_names=[target_name],
-        target_units=[target_unit],
-        columns={"assay": list(assays), "scaffold": [scaffold or "acyclic" for scaffold in scaffolds]},
+        targets=targets,
+        target_names=list(names),
+        target_units=list(units),
+        columns={name: list(values) for name, values in columns.items()},
         rows=list(range(2, len(smiles) + 2)),
-        place="the stand-in for ESOL",
+        place=f"the stand-in for {of}",
     )
 
 
+def esol_standin(*, target_name: str, target_unit: str) -> MoleculeTable:
+    """Make more than a thousand computed molecules in the form of the ESOL data set.
+
+    Args:
+        target_name: name of the one target.
+        target_unit: its unit.
+
+    Returns:
+        A table with the columns ``assay`` (one of :data:`ASSAYS`) and ``scaffold`` (Bemis-Murcko, "acyclic" for
+        chains).
+    """
+    smiles, scaffolds = enumerate_molecules()
+    assays = [list(ASSAYS)[derive_seed(STANDIN_SEED, "assay", scaffold) % len(ASSAYS)] for scaffold in scaffolds]
+    values = []
+    for text, assay in zip(smiles, assays, strict=True):
+        offset, deviation = ASSAYS[assay]
+        exact = delaney_log_solubility(Chem.MolFromSmiles(text))
+        values.append(round(exact + offset + normal_noise(deviation, "noise", text), 3))
+    targets = torch.tensor(values, dtype=torch.float32)[:, None]
+    return _table("ESOL", smiles, targets, [target_name], [target_unit], {"assay": assays, "scaffold": scaffolds})
+
+
 def enumerate_molecules() -> tuple[list[str], list[str]]:
-    """Distinct canonical SMILES in the order of enumeration, and their scaffolds."""
+    """Enumerate distinct canonical SMILES, and their scaffolds."""
     cores = [*_RINGS, *(core.replace("{link}", link) for core, link in product(_LINKED, _LINKS))]
     pairs = list(combinations_with_replacement(_SUBSTITUENTS, 2))
     scaffold_of: dict[str, str] = {}
@@ -150,13 +268,7 @@ def _canonical(smiles: str) -> str:
     return Chem.MolToSmiles(Chem.MolFromSmiles(smiles))
 
 
-def _measure(smiles: str, assay: str) -> float:
-    offset, deviation = ASSAYS[assay]
-    noise = normal_noise(deviation, "noise", smiles)
-    return round(delaney_log_solubility(Chem.MolFromSmiles(smiles)) + offset + noise, 3)
-
-
 def normal_noise(deviation: float, *keys: str) -> float:
-    """The quantile of a number between 0 and 1 that is derived from keys: no generator, no order of drawing."""
+    """Return the normal quantile of a number in (0, 1) derived from keys, without a generator or an order of draws."""
     uniform = (derive_seed(STANDIN_SEED, *keys) + 0.5) / 2.0**63
     return NormalDist(0.0, deviation).inv_cdf(min(max(uniform, 1e-12), 1 - 1e-12))

@@ -1,4 +1,4 @@
-"""New molecules without targets, as a run's models see them; why a SMILES is none, in words."""
+"""New molecules without targets, and why a SMILES cannot be read."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +9,7 @@ import torch
 from rdkit import Chem, rdBase
 
 from lightning_fl.core.errors import cut
-from lightning_fl.data.molecules.codes import MOST_ATOMS, MOST_CHARACTERS, Codes, read_codes
+from lightning_fl.data.molecules.codes import MAX_ATOMS, MAX_CHARACTERS, Codes, read_codes
 from lightning_fl.data.molecules.featurizer import MoleculeCodes
 from lightning_fl.data.molecules.reading import read_blocks
 from lightning_fl.data.molecules.table import MoleculeTable
@@ -18,7 +18,7 @@ from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, place_
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["smiles_fault", "unlabelled_molecules"]
+__all__ = ["explain_unreadable", "unlabelled_molecules"]
 
 
 def unlabelled_molecules(
@@ -28,14 +28,14 @@ def unlabelled_molecules(
     smiles_column: str,
     make: Callable[[MoleculeTable, MoleculeCodes], Any],
 ) -> Iterator[Unlabelled]:
-    """Molecules in chunks.
+    """Read molecules in chunks.
 
     Args:
         source: rows with a column of SMILES, or SMILES.
-        record: of the run's data.
-        reading: chunks, processes, and the column where it is another.
-        smiles_column: the run's.
-        make: data of molecules that can all be read.
+        record: record of the run's data.
+        reading: chunk size, number of processes, and the column of SMILES if it is not the run's.
+        smiles_column: the run's column of SMILES.
+        make: makes a data set of readable molecules.
 
     Raises:
         DataError: the rows cannot be read, or there is no such column.
@@ -47,7 +47,7 @@ def unlabelled_molecules(
     for frame, smiles, codes in _encoded(frames, column, place, reading.workers):
         readable = codes.num_atoms > 0
         kept: list[int] = readable.nonzero()[:, 0].tolist()
-        errors = {row: smiles_fault(smiles[row]) for row in (~readable).nonzero()[:, 0].tolist()}
+        errors = {row: explain_unreadable(smiles[row]) for row in (~readable).nonzero()[:, 0].tolist()}
         if not kept:
             yield Unlabelled(frame, None, [], errors)
             continue
@@ -61,7 +61,7 @@ def unlabelled_molecules(
             rows=[int(frame.index[row]) + 2 for row in kept],
             place=place,
         )
-        # a molecule that could not be read has no atoms and no bonds
+        # unreadable molecules have no atoms and no bonds
         codes = MoleculeCodes(codes.atoms, codes.bonds, codes.ends, counts, codes.num_bonds[readable])
         yield Unlabelled(frame, make(table, codes), kept, errors, sizes=counts.tolist())
 
@@ -69,7 +69,7 @@ def unlabelled_molecules(
 def _encoded(
     frames: "Iterator[pd.DataFrame]", column: str, place: str, workers: int | None
 ) -> "Iterator[tuple[pd.DataFrame, list[str], MoleculeCodes]]":
-    """Each chunk with its SMILES and their codes; the next ones are read meanwhile by the other processes."""
+    """Yield each chunk with its SMILES and their codes, while other processes read the next ones."""
     waiting: deque[tuple[pd.DataFrame, list[str]]] = deque()
 
     def texts() -> Iterator[str]:
@@ -83,12 +83,12 @@ def _encoded(
         held = Codes(*(np.concatenate([before, new]) for before, new in zip(held, block, strict=True)))
         while waiting and len(held.num_atoms) >= len(waiting[0][1]):
             frame, smiles = waiting.popleft()
-            first, held = _cut(held, len(smiles))
+            first, held = _split(held, len(smiles))
             yield frame, smiles, MoleculeCodes(*map(torch.from_numpy, first))
 
 
-def _cut(codes: Codes, count: int) -> tuple[Codes, Codes]:
-    """The first so many molecules, and the others."""
+def _split(codes: Codes, count: int) -> tuple[Codes, Codes]:
+    """Split off the first molecules."""
     atoms, bonds = int(codes.num_atoms[:count].sum()), int(codes.num_bonds[:count].sum())
     first = (codes.atoms[:atoms], codes.bonds[:bonds], codes.ends[:bonds])
     rest = (codes.atoms[atoms:], codes.bonds[bonds:], codes.ends[bonds:])
@@ -98,19 +98,19 @@ def _cut(codes: Codes, count: int) -> tuple[Codes, Codes]:
     )
 
 
-def smiles_fault(smiles: str) -> str:
-    """Why RDKit reads no molecule from a text, in a few words."""
+def explain_unreadable(smiles: str) -> str:
+    """Explain in a few words why a SMILES gives no molecule."""
     if not smiles:
         return "no SMILES"
-    if len(smiles) > MOST_CHARACTERS:
-        return f"more than {MOST_CHARACTERS:,} characters"
+    if len(smiles) > MAX_CHARACTERS:
+        return f"more than {MAX_CHARACTERS:,} characters"
     with rdBase.BlockLogs():
         molecule = Chem.MolFromSmiles(smiles, sanitize=False)
         if molecule is None:
             return f"not a SMILES: {cut(smiles)}"
         if not molecule.GetNumAtoms():
             return "no atom in it"
-        if molecule.GetNumAtoms() > MOST_ATOMS:
-            return f"more than {MOST_ATOMS:,} atoms"
+        if molecule.GetNumAtoms() > MAX_ATOMS:
+            return f"more than {MAX_ATOMS:,} atoms"
         problems = Chem.DetectChemistryProblems(molecule)
-    return problems[0].Message().strip() if problems else "no molecule for RDKit"
+    return problems[0].Message().strip() if problems else "RDKit makes no molecule of it"

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
-from lightning_fl.data.cards.catalogue import expect_kind, load_card
+from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.data.cards.lookup import file_sha256, find_file
 from lightning_fl.data.cards.tables import TableCard
 from lightning_fl.data.module import Split
@@ -114,7 +114,7 @@ class TableData(SharedDataModule):
             raise ConfigurationError(f"task={task!r}: give one of 'classification', 'regression'.")
         if incomplete not in ("keep", "leave_out"):
             raise ConfigurationError(f"incomplete={incomplete!r}: give one of 'keep', 'leave_out'.")
-        self.card = None if name is None else expect_kind(load_card(name), TableCard)
+        self.card = None if name is None else load_card(name, TableCard)
         self.path = path
         self.data_root = data_root
         self.target = target if self.card is None or target is not None else self.card.target

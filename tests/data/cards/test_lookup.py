@@ -14,7 +14,7 @@ from filelock import FileLock
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.cards import lookup
 from lightning_fl.data.cards.catalogue import CardFile, load_card
-from lightning_fl.data.cards.lookup import cache_folder, download, file_sha256, find_file, resolve_source
+from lightning_fl.data.cards.lookup import cache_folder, download, file_sha256, find_file, real_or_standin
 
 CONTENT = bytes(range(256)) * 400  # 102,400 bytes
 SUM = hashlib.sha256(CONTENT).hexdigest()
@@ -91,7 +91,7 @@ def test_download_puts_the_whole_file_in_place(serve, tmp_path):
     assert server.ranges == [None]  # it is there already
 
 
-def test_a_broken_connection_is_taken_up_again(serve, tmp_path):
+def test_a_broken_connection_is_resumed(serve, tmp_path):
     def cut_once(handler, _):
         send(handler, limit=50_000 if not handler.headers.get("Range") else None)
 
@@ -103,9 +103,9 @@ def test_a_broken_connection_is_taken_up_again(serve, tmp_path):
     assert 0 < int(second[6:-1]) <= 50_000
 
 
-def test_a_server_that_always_breaks_off_is_given_up_and_taken_up_in_the_next_call(serve, tmp_path):
+def test_the_next_call_resumes_a_download_that_always_breaks_off(serve, tmp_path):
     server = serve(lambda handler, _: send(handler, limit=20_000))
-    with pytest.raises(DataError, match=r"broke off the connection \([\d,]+ bytes are kept"):
+    with pytest.raises(DataError, match=r"[\d,]+ bytes are kept"):
         download(server.address, tmp_path / "data.bin", (SUM,))
     kept = (tmp_path / "data.bin.part").read_bytes()
     assert 0 < len(kept) < len(CONTENT)
@@ -142,7 +142,7 @@ def test_another_piece_than_asked_for_is_refused(serve, tmp_path):
         handler.wfile.write(CONTENT[:10])
 
     (tmp_path / "data.bin.part").write_bytes(CONTENT[:1000])
-    with pytest.raises(DataError, match="another piece of the file than it was asked for"):
+    with pytest.raises(DataError, match="another part"):
         download(serve(wrong_piece).address, tmp_path / "data.bin", (SUM,))
 
 
@@ -150,9 +150,7 @@ def test_a_damaged_download_is_removed_and_overwrites_nothing(serve, tmp_path):
     (tmp_path / "data.bin").write_bytes(b"what was there")
     server = serve(lambda handler, _: send(handler, CONTENT[:-1] + b"!"))
     got = hashlib.sha256(CONTENT[:-1] + b"!").hexdigest()
-    with pytest.raises(
-        DataError, match=rf"data\.bin from .* is damaged .*expected sha256 {SUM}, got {got}.* try again"
-    ):
+    with pytest.raises(DataError, match=rf"data\.bin.*{SUM}.*{got}"):
         download(server.address, tmp_path / "data.bin", (SUM,))
     assert (tmp_path / "data.bin").read_bytes() == b"what was there"
     assert not (tmp_path / "data.bin.part").exists()
@@ -232,14 +230,14 @@ def test_a_thread_that_wakes_too_late_writes_nothing(serve, tmp_path):
 def test_another_process_that_downloads_is_not_waited_for_endlessly(tmp_path):
     with (
         FileLock(tmp_path / "data.bin.lock"),
-        pytest.raises(DataError, match=r"is being downloaded by another process .* remove .*data\.bin\.lock"),
+        pytest.raises(DataError, match=r"remove .*data\.bin\.lock"),
     ):
         download("http://127.0.0.1:9/data.bin", tmp_path / "data.bin", (SUM,), deadline_seconds=0.1)
 
 
 def test_a_folder_that_cannot_be_written_is_named(serve, tmp_path):
     (tmp_path / "occupied").write_text("a file, not a folder")
-    with pytest.raises(DataError, match=r"cannot write .* set LIGHTNING_FL_CACHE"):
+    with pytest.raises(DataError, match=r"LIGHTNING_FL_CACHE"):
         download(serve(whole).address, tmp_path / "occupied" / "data.bin", (SUM,))
 
 
@@ -289,7 +287,7 @@ def test_places_are_tried_in_order(serve, tmp_path, cache, monkeypatch):
 
 def test_the_users_own_version_is_used_with_a_warning(tmp_path):
     own = hashlib.sha256(b"own").hexdigest()
-    with pytest.warns(UserWarning, match=f"its sha256 is {own}, the card accepts {SUM}"):
+    with pytest.warns(UserWarning, match=f"{own}.*{SUM}"):
         found = find_file(card_for(), data_root=put(tmp_path / "root", b"own"))
     assert (found.sha256, found.verified) == (own, False)
 
@@ -300,7 +298,7 @@ def test_a_file_whose_sum_the_card_does_not_know_is_used(tmp_path, recwarn):
     assert not recwarn.list
 
 
-def test_a_damaged_cache_is_mended_by_a_download(serve, cache):
+def test_a_damaged_cache_is_replaced_by_a_download(serve, cache):
     put(cache / "datasets" / "esol", b"damaged")
     assert find_file(card_for(addresses=(serve(whole).address,))).origin == "download"
     assert (cache / "datasets" / "esol" / "data.bin").read_bytes() == CONTENT
@@ -335,28 +333,27 @@ def test_offline_and_later_processes_do_not_download(serve, monkeypatch):
     with pytest.raises(DataError, match=r"prepare_data\(\) does that"):
         find_file(card, allow_download=False)
     monkeypatch.setenv("LIGHTNING_FL_OFFLINE", "1")
-    with pytest.raises(DataError, match="switched off by LIGHTNING_FL_OFFLINE"):
+    with pytest.raises(DataError, match="LIGHTNING_FL_OFFLINE"):
         find_file(card)
     assert server.ranges == []
 
 
 def test_no_address_is_said(cache):
     with pytest.raises(
-        DataError, match=r"no address is known .*drugood_ic50\.yaml.* Put lbap_core_ic50_assay\.json in"
+        DataError, match=r"no download address .*drugood_ic50\.yaml.* Put lbap_core_ic50_assay\.json in"
     ):
         find_file(load_card("drugood_ic50"))
-
-
-def test_data_root_must_be_there(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"data_root='.*typo' is not a folder"):
-        resolve_source(card_for(), data_root=tmp_path / "typo")
 
 
 # ---- real data or the stand-in
 
 
+def resolve_source(card, source="auto", data_root=None):
+    return real_or_standin(card, source, lambda: find_file(card, data_root=data_root))
+
+
 def test_auto_falls_back_loudly_and_only_where_there_is_a_stand_in():
-    with pytest.warns(UserWarning, match=r"STAND-IN DATA: computed, not measured.*reason: data\.bin of data set esol"):
+    with pytest.warns(UserWarning, match=r"STAND-IN DATA: computed, not measured.*data\.bin of data set esol"):
         assert resolve_source(card_for("esol")) is None
     with pytest.raises(DataError, match="data set freesolv was not found"):
         resolve_source(card_for("freesolv"))
@@ -379,13 +376,17 @@ def test_found_data_are_used(tmp_path, recwarn):
     assert not recwarn.list
 
 
-def test_unknown_source():
-    with pytest.raises(ConfigurationError, match="source='fake': expected one of auto, real, standin"):
-        resolve_source(card_for(), source="fake")
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [({"source": "fake"}, "source='fake'"), ({"data_root": "typo"}, "data_root='typo'")],
+)
+def test_sources_are_refused(options, fault):
+    with pytest.raises(ConfigurationError, match=fault):
+        resolve_source(card_for(), **options)
 
 
 def test_a_server_that_sends_without_end_is_given_up(serve, tmp_path, monkeypatch):
-    monkeypatch.setattr(lookup, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(lookup, "_MAX_BYTES", 1 << 20)
 
     def endless(handler, stop):
         handler.send_response(200)
@@ -395,7 +396,7 @@ def test_a_server_that_sends_without_end_is_given_up(serve, tmp_path, monkeypatc
                 handler.wfile.write(bytes(1 << 16))
 
     destination = tmp_path / "data.bin"
-    with pytest.raises(DataError, match="sends more than 0 GiB: it was given up"):
+    with pytest.raises(DataError, match="exceeds 0 GiB"):
         download(serve(endless).address, destination, ("0" * 64,))
     assert [path.name for path in tmp_path.iterdir()] == ["data.bin.lock"]
 

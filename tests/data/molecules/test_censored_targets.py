@@ -2,9 +2,10 @@ import math
 
 import pytest
 import torch
+from molecule_tables import csv_module, write
 
-from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.data import MoleculeCSV, MoleculeNet
+from lightning_fl.core.errors import DataError
+from lightning_fl.data import MoleculeNet
 from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.data.molecules.table import TargetTransform, read_table
 from lightning_fl.data.partition import IID
@@ -30,17 +31,6 @@ def test_relations_are_bounds(path):
     assert table.bounds.flatten().tolist() == [1, -1, 0, 0, 1]
 
 
-def test_they_are_refused_with_their_rows_and_the_option(path):
-    with pytest.raises(DataError, match=r"3 values are not finite numbers: row 2 '> 99.5'.*censored: true"):
-        read(path)
-
-
-def test_about_is_no_bound(tmp_path):
-    (tmp_path / "mine.csv").write_text("smiles,ic50\nC,~3\nCC,1\n")
-    with pytest.raises(DataError, match="1 values are not finite numbers: row 2 '~3'"):
-        read(tmp_path / "mine.csv", censored=True)
-
-
 def test_a_negative_logarithm_turns_the_bounds(path):
     table = read(path, censored=True, transforms={"ic50": TargetTransform("-log10", 1e-6)})
     expected = [-math.log10(99.5e-6), -math.log10(0.05e-6), 5.0, NAN, 5.0]
@@ -50,24 +40,16 @@ def test_a_negative_logarithm_turns_the_bounds(path):
     assert straight.bounds.flatten().tolist() == [1, -1, 0, 0, 1]
 
 
-def test_what_has_no_logarithm_is_named(tmp_path):
-    (tmp_path / "mine.csv").write_text("smiles,ic50\nC,0\nCC,1\n")
-    with pytest.raises(DataError, match=r"1 values are not above 0, and have no logarithm \(-log10\): row 2 '0'"):
-        read(tmp_path / "mine.csv", transforms={"ic50": TargetTransform("-log10")})
-
-
 def test_batches_carry_the_bounds(path):
-    data = MoleculeCSV(path=str(path), target_columns=["ic50"], partitioner=IID(num_clients=1), censored=True)
+    data = csv_module(path, target_columns=["ic50"], censored=True)
     data.setup("fit")
     bounds = {text: data.dataset[place].y_bound.tolist() for place, text in enumerate(data.dataset.smiles)}
     assert bounds == {"CCO": [[1.0]], "CCC": [[-1.0]], "CCN": [[0.0]], "CCCC": [[0.0]], "CO": [[1.0]]}
 
 
 def test_without_bounds_batches_do_not(tmp_path):
-    (tmp_path / "mine.csv").write_text("smiles,ic50\nC,2\nCC,1\nCCC,1\n")
-    data = MoleculeCSV(
-        path=str(tmp_path / "mine.csv"), target_columns=["ic50"], partitioner=IID(num_clients=1), censored=True
-    )
+    path = write(tmp_path / "mine.csv", "smiles,ic50\nC,2\nCC,1\nCCC,1\n")
+    data = csv_module(path, target_columns=["ic50"], censored=True)
     data.setup("fit")
     assert "y_bound" not in data.dataset[0]
 
@@ -76,11 +58,6 @@ def test_a_card_says_what_a_target_is_changed_by():
     (target,) = load_card("moonshot").targets
     assert (target.transform, target.factor, target.unit) == ("-log10", 1e-6, "-log10(mol/L)")
     assert load_card("moonshot").censored
-
-
-def test_a_file_of_several_data_sets_wants_one_chosen(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"holds several data sets.*select: \{dataset: NAME\}"):
-        MoleculeNet(name="tdc_admet", partitioner=IID(num_clients=1))
 
 
 def write_several(tmp_path):
@@ -98,7 +75,7 @@ def test_rows_are_selected(tmp_path):
     assert data.dataset.smiles == ["CC", "CCC"]
     assert data.dataset.rows == [2, 3]
     wrong = MoleculeNet(name="tdc_admet", select={"dataset": "hreg"}, data_root=root, partitioner=IID(num_clients=1))
-    with pytest.raises(DataError, match=r"column 'dataset' has no 'hreg' \(did you mean 'herg'\?\)"):
+    with pytest.raises(DataError, match="'herg'"):
         wrong.prepare_data()
 
 
@@ -113,12 +90,3 @@ def test_all_other_columns_are_targets(tmp_path):
         not_targets=["id"],
     )
     assert (table.target_names, table.target_units) == (["a", "b"], ["1 = active"] * 2)
-    with pytest.raises(DataError, match="has no column with a value to predict besides a, b, id, smiles"):
-        read_table(
-            tmp_path / "mine.csv",
-            file_format="csv",
-            smiles="smiles",
-            targets=None,
-            units="x",
-            not_targets=["id", "a", "b"],
-        )

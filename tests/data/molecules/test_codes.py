@@ -107,8 +107,8 @@ def test_several_processes_give_the_same(monkeypatch):
 
 
 def test_few_molecules_are_read_here_and_many_by_one_process_a_core(monkeypatch):
-    monkeypatch.setattr(reading, "_FEW", 4)
-    monkeypatch.setattr(reading, "_own_cores", lambda: 2)
+    monkeypatch.setattr(reading, "_PARALLEL_FROM", 4)
+    monkeypatch.setattr(reading, "_count_own_cores", lambda: 2)
     started = []
     start = reading._start
     monkeypatch.setattr(reading, "_start", lambda: started.append(start()) or started[-1])
@@ -137,7 +137,7 @@ def test_a_process_that_ends_is_named(monkeypatch):
     dying = [sys.executable, "-c", "raise SystemExit(3)"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     monkeypatch.setattr(reading, "_start", lambda: subprocess.Popen(dying, **pipes))
-    with pytest.raises(DataError, match=r"a process that reads molecules ended with exit code 3: .* fewer processes"):
+    with pytest.raises(DataError, match="exit code 3.* fewer processes"):
         encode_smiles(["C"] * 10, workers=2)
 
 

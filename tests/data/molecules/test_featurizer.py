@@ -1,10 +1,9 @@
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rdkit import Chem
 
-from lightning_fl.data.molecules.featurizer import ATOM_DIM, BOND_DIM, MoleculeCodes, MoleculeGraphs, encode_smiles
+from lightning_fl.data.molecules.featurizer import ATOM_DIM, BOND_DIM, MoleculeGraphs, encode_smiles
 
 # first column of each group, as the module's table states them
 ELEMENT, DEGREE, HYDROGENS, CHARGE, HYBRID, AROMATIC, RING, CHIRAL = 0, 13, 20, 25, 30, 36, 37, 38
@@ -140,9 +139,3 @@ def test_no_molecules():
     assert nothing.x.shape == (0, ATOM_DIM)
     assert nothing.edge_index.shape == (2, 0)
     assert nothing.atom_ptr.tolist() == [0]
-
-
-def test_codes_that_do_not_fit_together_are_refused():
-    codes = encode_smiles(["CCO"])
-    with pytest.raises(ValueError, match=r"codes do not fit together: \[\(3, 8\), \(2, 4\)"):
-        MoleculeCodes(codes.atoms, codes.bonds, codes.ends, codes.num_atoms + 1, codes.num_bonds)

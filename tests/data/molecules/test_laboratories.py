@@ -7,7 +7,7 @@ import torch
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import PrivateHeads
-from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.errors import DataError
 from lightning_fl.data import PrivateTargets
 from lightning_fl.models import MoleculeModel
 
@@ -90,16 +90,7 @@ def test_features_come_with_them(files):
 
 
 def test_more_targets_than_the_heads_have(files):
-    with pytest.raises(DataError, match=r"north.csv has 2 target columns, and num_targets=1"):
+    with pytest.raises(DataError, match=r"north.csv has 2 target columns.* num_targets=1"):
         make(files, num_targets=1).client_data(0, "train")
     with pytest.raises(DataError, match=r"has 0 target columns"):
         make(files, other_columns=["id", "solubility"]).client_data(1, "train")
-
-
-def test_arguments():
-    with pytest.raises(ConfigurationError, match=r"files=\{\}: give a file for each laboratory"):
-        PrivateTargets(files={}, num_targets=1)
-    with pytest.raises(ConfigurationError, match=r"target_columns\['west'\].*name a laboratory of files \(a\)"):
-        PrivateTargets(files={"a": "a.csv"}, num_targets=1, target_columns={"west": ["y"]})
-    with pytest.raises(ConfigurationError, match="invalid='drop': expected one of refuse, skip"):
-        PrivateTargets(files={"a": "a.csv"}, num_targets=1, invalid="drop")

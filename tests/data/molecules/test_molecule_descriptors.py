@@ -2,29 +2,23 @@
 
 import pytest
 import torch
+from molecule_tables import csv_module, ready, write
+from molecule_tables import molecule_table as table
 from rdkit import Chem
 from rdkit.Chem import Descriptors, rdMolDescriptors
 from rdkit.Chem.rdFingerprintGenerator import GetMorganGenerator
 from torch.utils.data import Subset
 
-from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.data import IID, MoleculeCSV
 from lightning_fl.data.molecules import dataset as molecules
 from lightning_fl.data.molecules.dataset import MoleculeDataset
-from lightning_fl.data.molecules.descriptors import descriptor_names, encode_descriptors, usable_descriptors
-from lightning_fl.data.molecules.table import MoleculeTable
+from lightning_fl.data.molecules.descriptors import clean_descriptors, compute_descriptors, descriptor_names
 from lightning_fl.engine.batches.graph_packs import pack_graphs
 
 SMILES = ["CCO", "C", "c1ccccc1C(=O)O", "[Na+].[Cl-]", "CC(=O)Oc1ccccc1C(=O)O"]
 
 
-def table(smiles):
-    count = len(smiles)
-    return MoleculeTable(smiles, torch.zeros(count, 1), ["y"], ["u"], {}, list(range(2, count + 2)), "mine.csv")
-
-
 def test_rdkits_descriptors_are_rdkits():
-    values, names = encode_descriptors(SMILES, "rdkit"), descriptor_names("rdkit")
+    values, names = compute_descriptors(SMILES, "rdkit"), descriptor_names("rdkit")
     assert values.shape == (5, len(names))
     assert not {"Ipc", "AvgIpc"} & {*names}  # minutes for a chain of 200 atoms
     for row, smiles in zip(values, SMILES, strict=True):
@@ -35,7 +29,7 @@ def test_rdkits_descriptors_are_rdkits():
 
 
 def test_morgan_counts():
-    values = encode_descriptors(SMILES, "morgan")
+    values = compute_descriptors(SMILES, "morgan")
     generator = GetMorganGenerator(radius=2, fpSize=2048)
     for row, smiles in zip(values, SMILES, strict=True):
         counts = generator.GetCountFingerprint(Chem.MolFromSmiles(smiles)).GetNonzeroElements()
@@ -47,12 +41,12 @@ def test_descriptors_do_not_depend_on_the_order_of_the_atoms(kind):
     molecule = Chem.MolFromSmiles(SMILES[4])
     other = Chem.MolToSmiles(Chem.RenumberAtoms(molecule, list(range(molecule.GetNumAtoms()))[::-1]), canonical=False)
     assert other != SMILES[4]
-    first, second = encode_descriptors([SMILES[4], other], kind)
+    first, second = compute_descriptors([SMILES[4], other], kind)
     torch.testing.assert_close(first, second, equal_nan=True)
 
 
 def test_a_large_chain_has_finite_numbers():
-    values = usable_descriptors(encode_descriptors(["C" * 400, "*", "[U]"], "rdkit"), "rdkit")
+    values = clean_descriptors(compute_descriptors(["C" * 400, "*", "[U]"], "rdkit"), "rdkit")
     assert values.isfinite().all()
     assert values.double().square().sum(0).isfinite().all()
 
@@ -63,11 +57,11 @@ def test_gaps_are_zero_and_said(monkeypatch):
     names = descriptor_names("rdkit")
     values = torch.ones(3, len(names))
     values[0, 4], values[2, 4], values[2, 0] = float("nan"), float("inf"), 1e20
-    usable = usable_descriptors(values, "rdkit")
+    usable = clean_descriptors(values, "rdkit")
     assert (usable[0, 4], usable[2, 4]) == (0, 0)
     assert usable[2, 0] == 1e9
     assert said == [
-        f"features rdkit: 2 of 3 molecules have no finite value of 1 descriptors ({names[4]}), which are taken as 0."
+        f"features rdkit: 2 of 3 molecules have no finite value of 1 descriptors ({names[4]}); 0 is used instead."
     ]
 
 
@@ -100,14 +94,14 @@ def test_left_out_molecules_shift_nothing():
 def test_they_are_computed_once_and_kept(tmp_path, monkeypatch):
     first = MoleculeDataset(table(SMILES), cache=tmp_path, features=["morgan"])
     assert len(list(tmp_path.glob("*.pt"))) == 2  # graphs and descriptors
-    monkeypatch.setattr(molecules, "encode_descriptors", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr(molecules, "compute_descriptors", lambda *_: pytest.fail("computed again"))
     again = MoleculeDataset(table(SMILES), cache=tmp_path, features=["morgan"])
     assert torch.equal(first._data.descriptors, again._data.descriptors)
     with pytest.raises(BaseException, match="computed again"):
         MoleculeDataset(table(SMILES[:2]), cache=tmp_path, features=["morgan"])
 
 
-def test_a_damaged_entry_is_made_again(tmp_path):
+def test_a_damaged_entry_is_computed_again(tmp_path):
     first = MoleculeDataset(table(SMILES), cache=tmp_path, features=["morgan"])
     for path in tmp_path.glob("*.pt"):
         path.write_bytes(path.read_bytes()[:100])
@@ -118,23 +112,12 @@ def test_a_damaged_entry_is_made_again(tmp_path):
 
 def test_the_data_module_hands_them_on(tmp_path, monkeypatch):
     monkeypatch.setenv("LIGHTNING_FL_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "mine.csv").write_text("smiles,y\n" + "".join(f"{'C' * (i + 1)}O,{i}\n" for i in range(12)))
-    (tmp_path / "new.csv").write_text("smiles,y\nCCN,1\n")
-    data = MoleculeCSV(
-        path=str(tmp_path / "mine.csv"), target_columns=["y"], partitioner=IID(num_clients=2), features=["morgan"]
-    )
-    data.prepare_data()
-    data.setup("fit")
+    path = write(tmp_path / "mine.csv", "smiles,y\n" + "".join(f"{'C' * (i + 1)}O,{i}\n" for i in range(12)))
+    data = ready(csv_module(path, features=["morgan"]))
     assert data.descriptor_dim == 2048
     part = data.client_data(0, "train")
     assert isinstance(part, Subset)
     assert part[0].descriptors.shape == (1, 2048)
     assert data.describe()["features"] == ["morgan"]
-    new = data.newcomer_data(str(tmp_path / "new.csv"), dict(data.describe()))
-    assert torch.equal(new[0].descriptors, encode_descriptors(["CCN"], "morgan").float())
-
-
-@pytest.mark.parametrize("features", [["rdkit", "rdkit"], ["mordred"], "rdkit"])
-def test_unknown_features(features):
-    with pytest.raises(ConfigurationError, match=r"features=.*expected a list of rdkit and morgan, each once"):
-        MoleculeCSV(path="a.csv", target_columns=["y"], partitioner=IID(num_clients=2), features=features)
+    new = data.newcomer_data(str(write(tmp_path / "new.csv", "smiles,y\nCCN,1\n")), dict(data.describe()))
+    assert torch.equal(new[0].descriptors, compute_descriptors(["CCN"], "morgan").float())

@@ -5,8 +5,7 @@ import torch
 from rdkit import Chem
 
 from lightning_fl.data.molecules.module import MoleculeNet
-from lightning_fl.data.molecules.standin import delaney_log_solubility
-from lightning_fl.data.molecules.standins import LABORATORIES, clark_log_bb, make_standin
+from lightning_fl.data.molecules.standin import LABORATORIES, clark_log_bb, delaney_log_solubility, make_standin
 from lightning_fl.data.partition import GroupBy
 
 

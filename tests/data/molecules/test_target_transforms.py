@@ -3,12 +3,12 @@
 import math
 from dataclasses import replace
 
-import pytest
 import torch
+from molecule_tables import csv_module, ready
+from molecule_tables import write as written
 
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards.catalogue import load_card
-from lightning_fl.data.molecules.module import MoleculeCSV, MoleculeNet
+from lightning_fl.data.molecules.module import MoleculeNet
 from lightning_fl.data.partition import IID
 
 VALUES = [99.5, 0.05, 7.0, 12.0]
@@ -16,20 +16,11 @@ CSV = "smiles,ic50\nC,> 99.5\nCC,<0.05\nCCC,7\nCCCC,12\n"
 
 
 def module(path, **changes):
-    arguments = {"target_columns": ["ic50"], "censored": True, "partitioner": IID(num_clients=2)}
-    data = MoleculeCSV(path=str(path), **(arguments | changes))
-    data.prepare_data()
-    data.setup("fit")
-    return data
-
-
-def written(path, text=CSV):
-    path.write_text(text)
-    return path
+    return ready(csv_module(path, **({"target_columns": ["ic50"], "censored": True} | changes)))
 
 
 def test_an_ic50_in_micromolar_becomes_a_pic50_and_bounds_turn(tmp_path):
-    data = module(written(tmp_path / "a.csv"), target_transform="-log10", target_factor=1e-6)
+    data = module(written(tmp_path / "a.csv", CSV), target_transform="-log10", target_factor=1e-6)
     expected = torch.tensor([6 - math.log10(value) for value in VALUES])
     torch.testing.assert_close(data.dataset.targets[:, 0], expected)
     assert data.dataset.bounds[:, 0].tolist() == [-1, 1, 0, 0]
@@ -37,7 +28,7 @@ def test_an_ic50_in_micromolar_becomes_a_pic50_and_bounds_turn(tmp_path):
 
 
 def test_the_logarithm_keeps_bounds(tmp_path):
-    data = module(written(tmp_path / "a.csv"), target_transform="log10")
+    data = module(written(tmp_path / "a.csv", CSV), target_transform="log10")
     torch.testing.assert_close(data.dataset.targets[:, 0], torch.tensor(VALUES).log10())
     assert data.dataset.bounds[:, 0].tolist() == [1, -1, 0, 0]
 
@@ -48,7 +39,7 @@ def test_values_only_have_no_bounds(tmp_path):
 
 
 def test_a_new_clients_file_is_read_as_the_runs(tmp_path):
-    data = module(written(tmp_path / "a.csv"), target_transform="-log10", target_factor=1e-6)
+    data = module(written(tmp_path / "a.csv", CSV), target_transform="-log10", target_factor=1e-6)
     new = data.newcomer_data(str(written(tmp_path / "new.csv", "smiles,ic50\nCO,>10\n")), data.describe())
     torch.testing.assert_close(new.targets, torch.tensor([[5.0]]))
     assert new.bounds.tolist() == [[-1.0]]
@@ -61,31 +52,17 @@ def test_a_card_s_transform_holds_for_new_clients_and_for_columns_that_are_named
     written(tmp_path / card.file.name.removesuffix(".gz"), f"suspected_SMILES,{name}\n{rows}")
     monkeypatch.setattr(
         "lightning_fl.data.molecules.module.load_card",
-        lambda _: replace(card, file=replace(card.file, name=card.file.name.removesuffix(".gz"))),
+        lambda *_: replace(card, file=replace(card.file, name=card.file.name.removesuffix(".gz"))),
     )
     for columns in (None, [name]):
-        data = MoleculeNet(
-            name="moonshot", data_root=str(tmp_path), target_columns=columns, partitioner=IID(num_clients=2)
+        data = ready(
+            MoleculeNet(
+                name="moonshot", data_root=str(tmp_path), target_columns=columns, partitioner=IID(num_clients=2)
+            )
         )
-        data.prepare_data()
-        data.setup("fit")
         torch.testing.assert_close(data.dataset.targets[:, 0], torch.tensor([5.0, 6.0, 7.0, 8.0]))
         assert data.dataset.bounds[:, 0].tolist() == [-1, 0, 0, 1]
         new = data.newcomer_data(
             str(written(tmp_path / "new.csv", f"suspected_SMILES,{name}\nCO,100\n")), data.describe()
         )
         torch.testing.assert_close(new.targets, torch.tensor([[4.0]]))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"target_transform": "ln"}, "target_transform='ln': expected one of log10, -log10"),
-        ({"target_transform": "log10", "target_factor": 0}, "target_factor=0: give a number above 0"),
-        ({"target_transform": "log10", "target_factor": math.nan}, "target_factor=nan: give a finite number above 0"),
-        ({"target_factor": 2.0}, r"target_factor=2\.0 without target_transform: name one"),
-    ],
-)
-def test_options_are_checked_at_once(changes, message):
-    with pytest.raises(ConfigurationError, match=message):
-        MoleculeCSV(path="a.csv", target_columns=["y"], partitioner=IID(num_clients=2), **changes)
