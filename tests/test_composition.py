@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from run_tiny import STRATEGIES, digest
-from tier_tiny import CornerModule, MixedClients
+from algorithm_run import STRATEGIES
+from corners import CornerModule, MixedClients
+from tiny import digest
 
 from lightning_fl import ConfigurationError, FederatedTrainer
 from lightning_fl.callbacks import (

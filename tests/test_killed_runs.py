@@ -8,13 +8,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from kill_tiny import ROUNDS, run
-from processes import Process
+from killed_run import ROUNDS, run
+from processes import SUPPORT, Process
 from records import differences, record_of
 
 from lightning_fl import CheckpointError
 
-SCRIPT = Path(__file__).with_name("kill_tiny.py")
+SCRIPT = SUPPORT / "killed_run.py"
 
 #: When it is killed; twice where there are two moments, the second in the run that goes on.
 KILLS = {

@@ -13,15 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from machine import GONE, silos, trainer_of
 from meeting import meeting
-from node import GONE, silos, trainer_of
-from processes import Ended, Process, reserved_port
-from run_tiny import digest
-from tiny import TinyModule, regression_set
+from processes import SUPPORT, Ended, Process, reserved_port
+from tiny import TinyModule, digest, regression_set
 
 from lightning_fl.callbacks import LocalReference
 
-SCRIPT = Path(__file__).with_name("node.py")
+SCRIPT = SUPPORT / "machine.py"
 NODES = 3
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -209,7 +208,7 @@ def test_an_error_on_one_machine_ends_all_with_it(rank: int, where: str, machine
         if node == rank:
             own = end.err.splitlines()[-2]
             assert own.startswith(f"error: OSError: {GONE} (")
-            assert "node.py, line " in own
+            assert "machine.py, line " in own
         else:
             assert end.err.startswith(f"error: rank {rank} (")
             assert end.err.endswith(f"): OSError: {GONE}\n")

@@ -3,10 +3,10 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import nbformat
 import pytest
+from processes import SUPPORT
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -61,7 +61,7 @@ except lightning_fl.ConfigurationError as error:
 def outputs(tmp_path_factory):
     """What each cell of :data:`CELLS` puts out: kind of output -> text."""
     folder = tmp_path_factory.mktemp("notebook")
-    setup = SETUP.format(tests=str(Path(__file__).parent), root=str(folder / "runs"))
+    setup = SETUP.format(tests=str(SUPPORT), root=str(folder / "runs"))
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in (setup, *CELLS)])
     nbformat.write(notebook, folder / "trial.ipynb")
     command = ["-m", "nbconvert", "--to", "notebook", "--execute", "trial.ipynb", "--output", "done.ipynb"]

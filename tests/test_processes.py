@@ -9,16 +9,16 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from processes import Process, reserved_port, start, succeed
-from run_tiny import callbacks, digest, federation, settings, settings_of, tier_records
-from states_tiny import SampledClients
-from tier_tiny import MixedClients
-from tiny import FolderSilo, TinyClients, regression_set
+from algorithm_run import callbacks, federation, settings, settings_of, tier_records
+from corners import MixedClients
+from processes import SUPPORT, Process, reserved_port, start, succeed
+from stateful_modules import SampledClients
+from tiny import FolderSilo, TinyClients, digest, regression_set
 
 from lightning_fl import FederatedTrainer, Silos
 from lightning_fl.callbacks import CollaborationGraph, ShapleyRewards, TierBidding
 
-SCRIPT = Path(__file__).with_name("run_tiny.py")
+SCRIPT = SUPPORT / "algorithm_run.py"
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 TwoRanks = Callable[..., list[dict[str, Any]]]

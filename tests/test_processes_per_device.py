@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric.accelerators import CUDAAccelerator
-from processes import Process, reserved_port, succeed
+from processes import SUPPORT, Process, reserved_port, succeed
 
 from lightning_fl import ConfigurationError, FederatedTrainer
 from lightning_fl.strategies import FedAvg
@@ -113,7 +113,7 @@ def test_a_gpu_that_is_not_there_is_said(gpus: None) -> None:
 def test_two_processes_that_share_a_device_give_the_bits_of_one(
     tmp_path: Path, start_warm: Callable[..., Process]
 ) -> None:
-    script = Path(__file__).with_name("shared_tiny.py")
+    script = SUPPORT / "shared_device.py"
     with reserved_port() as port:
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0", "WORLD_SIZE": "2"}
         alone = start_warm(script, 1, tmp_path / "one", environment={"OMP_NUM_THREADS": "1"})

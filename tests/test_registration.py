@@ -1,4 +1,4 @@
-"""Strategies' names are known to Fabric once ``lightning_fl.strategies`` is imported, in processes of their own."""
+"""What ``import lightning_fl`` does: it is cheap, keeps documented paths, and leaves registration to ``strategies``."""
 
 import sys
 
@@ -12,7 +12,18 @@ import sys
 finders = list(sys.meta_path)
 import lightning_fl
 assert "torch" not in sys.modules and "lightning" not in sys.modules, "import lightning_fl is not cheap"
-assert sys.meta_path == finders
+assert [type(one).__name__ for one in sys.meta_path if one not in finders] == ["_Aliases"]
+"""
+#: Documented paths, before and after the module itself is imported.
+PATHS = """
+import importlib, sys, lightning_fl
+for old, new in lightning_fl._ALIASES.items():
+    first, second = (old, new) if len(old) % 2 else (new, old)
+    one, other = importlib.import_module(first), importlib.import_module(second)
+    assert one is other and one.__name__ == one.__spec__.name == new, (one, other)
+from lightning_fl.metrics import ClientMetrics
+from lightning_fl.core.metrics import ClientMetrics as same
+assert ClientMetrics is same and lightning_fl.metrics.ClientMetrics is same
 """
 #: A process for each script, with torch and torchmetrics, which Fabric imports, and without Fabric.
 EACH_BY_ITSELF = """
@@ -59,8 +70,9 @@ print("trainer", lightning_fl.FederatedTrainer(strategy="fedavg", accelerator="c
 """
 
 
-def test_the_package_alone_costs_nothing():
-    ended = run(sys.executable, "-c", COSTS_NOTHING)
+@pytest.mark.parametrize("script", [COSTS_NOTHING, PATHS], ids=["costs nothing", "documented paths"])
+def test_the_package_alone(script):
+    ended = run(sys.executable, "-c", script)
     assert ended.code == 0, ended.err
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from algorithm_run import callbacks, settings
 from meeting import meeting
-from processes import start
-from run_tiny import callbacks, digest, settings
-from tiny import TinyClients, TinyModule
+from processes import SUPPORT, start
+from tiny import TinyClients, TinyModule, digest
 
 from lightning_fl import CheckpointError, FederatedTrainer
 from lightning_fl.callbacks import Callback, FineTuning, ModelCheckpoint, PersonalLayers
@@ -101,7 +101,7 @@ def test_a_crash_leaves_the_last_checkpoint_and_the_old_folder(tmp_path: Path, u
 @pytest.mark.processes
 @pytest.mark.slow
 def test_a_killed_process_resumes_to_the_same_bits(tmp_path: Path, uninterrupted: FederatedTrainer) -> None:
-    script = Path(__file__).with_name("run_tiny.py")
+    script = SUPPORT / "algorithm_run.py"
     words = ["--root", tmp_path, "--out", tmp_path / "out.json", "--rounds", "100", "--meet-in-round", "4"]
     with meeting() as (server, environment):
         process = start(sys.executable, script, *words, environment=environment)

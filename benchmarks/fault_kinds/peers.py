@@ -19,7 +19,7 @@ from fault_kinds.ports import reserved_port
 from fault_kinds.record import differences, record_of, summary_of
 from fault_kinds.warm_python import Started
 
-SCRIPT = Path(__file__).resolve().parents[2] / "tests" / "node.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "tests" / "support" / "machine.py"
 #: Seconds that a rank waits for a silent one, and within which all have ended.
 TIMEOUT, BOUND = 8, 40.0
 ROUNDS = 8

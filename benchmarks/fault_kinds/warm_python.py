@@ -14,7 +14,7 @@ from select import select
 
 __all__ = ["Started", "WarmPython"]
 
-SERVER = Path(__file__).resolve().parents[2] / "tests" / "warm.py"
+SERVER = Path(__file__).resolve().parents[2] / "tests" / "support" / "warm.py"
 
 #: Variables of this process that would change what is tried.
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "UV_CACHE_DIR")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from corners import CornerModule, Greedy, MixedClients
 from cuda_standin.device import StandIn
 from lightning.pytorch import LightningModule
-from tier_tiny import CornerModule, Greedy, MixedClients
 from tiny import TinyClients, TinyModule
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset

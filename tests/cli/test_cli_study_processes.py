@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from meeting import meeting
-from processes import start
+from processes import SUPPORT, start
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -24,7 +24,7 @@ MEETS = {
 
 
 def study(*words, environment=None):
-    path = {"PYTHONPATH": str(Path(__file__).parents[1])}  # where the module ``meeting`` is
+    path = {"PYTHONPATH": str(SUPPORT)}  # where the module ``meeting`` is
     return start(sys.executable, "-m", "lightning_fl", "study", *words, environment=path | (environment or {}))
 
 

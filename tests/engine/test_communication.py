@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from corners import SIZES, FailingTurns, MixedClients, fit
 from hypothesis import given
 from hypothesis import strategies as st
-from tier_tiny import SIZES, FailingTurns, MixedClients, fit
 from tiny import TinyClients, TinyModule
 
 from lightning_fl import FederatedTrainer

@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from algorithm_run import callbacks
 from lightning.pytorch.profilers import PassThroughProfiler
 from rich.console import Console
-from run_tiny import callbacks
 from tiny import TinyClients, TinyModule, same_bits, weights_of
 
 from lightning_fl import FederatedTrainer, TrainingError

@@ -21,8 +21,6 @@ from lightning_fl.cli import main
 # Not "processes", which looks that none is left after each test: the cluster stays for all.
 pytestmark = [pytest.mark.slow]
 
-TESTS = Path(__file__).parents[1]
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:

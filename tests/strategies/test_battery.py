@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from battery import STRATEGIES, bits, fit
-from processes import WarmPython, reserved_port, succeed
+from processes import SUPPORT, WarmPython, reserved_port, succeed
 from strategy_references import REFERENCES, Plan, after_rounds
+from strategy_runs import STRATEGIES, bits, fit
 
 import lightning_fl.strategies
 
@@ -95,7 +95,7 @@ def ranks(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("ranks")
     with reserved_port() as port:
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0", "WORLD_SIZE": "2"}
-        script = str(Path(__file__).parents[1] / "battery.py")
+        script = str(SUPPORT / "strategy_runs.py")
         succeed(
             *(
                 warm_python.start(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from run_tiny import STRATEGIES
+from algorithm_run import STRATEGIES
 from tiny import TinyClients, TinyModule
 from torch import nn
 

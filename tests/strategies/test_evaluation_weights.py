@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from run_tiny import digest
 from test_learner_hooks import CURVES, OneWeight, TwoParabolas, Watched, number, trainer
-from tiny import TinyClients, TinyModule
+from tiny import TinyClients, TinyModule, digest
 
 from lightning_fl import FederatedTrainer, TrainingError
 from lightning_fl.callbacks import (

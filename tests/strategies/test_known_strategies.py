@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 from bowls import FOUR, TWO, Assigned, Bowls, Coalitions, Regrouped, points, roll
-from run_tiny import digest
 from test_learner_hooks import CURVES, OneWeight, TwoParabolas, Watched, number, parabolas, trainer
-from tiny import TinyClients, TinyModule
+from tiny import TinyClients, TinyModule, digest
 from torch.utils.data import TensorDataset
 
 from lightning_fl import Collaboration, ConfigurationError, FederatedTrainer, TrainingError

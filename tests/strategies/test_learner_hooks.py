@@ -17,8 +17,7 @@ from learners import (
     ServerMomentum,
 )
 from lightning.pytorch import LightningModule
-from run_tiny import digest
-from tiny import TinyClients, TinyModule
+from tiny import TinyClients, TinyModule, digest
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from bowls import FOUR, Bowls, Regrouped, roll
 from lightning.pytorch import LightningModule
-from run_tiny import digest
 from test_learner_hooks import CURVES, OneWeight, TwoParabolas, Watched, number, parabolas, trainer
-from tiny import TinyClients, TinyModule
+from tiny import TinyClients, TinyModule, digest
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from run_tiny import callbacks, settings
+from algorithm_run import callbacks, settings
 from tiny import TinyClients, TinyModule
 from torch import nn
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from bowls import TWO, Bowl, Bowls, descend, points, roll
-from tier_tiny import CornerModule, MixedClients, fit
+from corners import CornerModule, MixedClients, fit
 from torch import Tensor
 
 from lightning_fl.callbacks import CFL, IFCA, Callback, FeSEM, KMeans

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from bowls import TWO, Bowl, Bowls, descend, points, roll
-from tier_tiny import CornerModule, fit
+from corners import CornerModule, fit
 from torch import Tensor, nn
 
 from lightning_fl.callbacks import (

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from corners import SIZES, CornerModule, FailingTurns, MixedClients, fit
 from rounding import assert_equal_up_to_rounding
-from tier_tiny import SIZES, CornerModule, FailingTurns, MixedClients, fit
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from bowls import Bowl, Bowls, descend, points, roll
+from corners import CornerModule, FailingTurns, fit
 from learners import Proximal
-from tier_tiny import CornerModule, FailingTurns, fit
 from torch import Tensor
 
 from lightning_fl.callbacks import (

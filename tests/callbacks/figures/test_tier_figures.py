@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from corners import SIZES, fit
 from matplotlib.colors import same_color, to_rgb
-from tier_tiny import SIZES, fit
 
 from lightning_fl.callbacks import Callback, ShapleyRewards, TierBidding, TierFigures, Tokens
 from lightning_fl.callbacks.figures.plots.coalitions import _COLORS as TIER_COLORS

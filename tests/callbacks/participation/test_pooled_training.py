@@ -1,7 +1,7 @@
 import pytest
 import torch
+from corners import MixedClients, fit
 from lightning.pytorch import LightningModule
-from tier_tiny import MixedClients, fit
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 

@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 import torch
-from tier_tiny import SIZES, CornerModule, Leaving, MixedClients, fit
+from corners import SIZES, CornerModule, Leaving, MixedClients, fit
 
 from lightning_fl.callbacks import Callback, CollaborationGraph, UniformSampling
 from lightning_fl.core.errors import ConfigurationError

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from bowls import RATE, Bowl, descend, points, roll
+from corners import fit
 from learners import Proximal
-from tier_tiny import fit
 from torch import Tensor
 from torch.utils.data import TensorDataset
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from corners import fit as fit_tiny
 from processes import run as execute
 from rdkit import Chem
 from rdkit.Chem import rdFingerprintGenerator
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.metrics import average_precision_score, mean_absolute_error, r2_score, roc_auc_score
-from tier_tiny import fit as fit_tiny
 
 from lightning_fl.callbacks import ForestReference
 from lightning_fl.core.errors import ConfigurationError

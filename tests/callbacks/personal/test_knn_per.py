@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from run_tiny import digest
-from tiny import TinyClients, TinyModule
+from tiny import TinyClients, TinyModule, digest
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

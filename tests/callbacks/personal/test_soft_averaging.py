@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from corners import SIZES, CornerModule, Leaving, MixedClients, fit
 from hypothesis import given
 from hypothesis import strategies as st
-from tier_tiny import SIZES, CornerModule, Leaving, MixedClients, fit
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset

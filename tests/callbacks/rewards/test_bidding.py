@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from corners import fit
 from hypothesis import given
 from hypothesis import strategies as st
-from tier_tiny import fit
 
 from lightning_fl.callbacks import HonestBidding, RandomBidding, ShapleyRewards, TierBidding, Tokens
 from lightning_fl.callbacks.rewards.bidding import BidView

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from tier_tiny import SIZES, CornerModule, FailingTurns, Greedy, Leaving, MixedClients, Silent, accuracy, fit
+from corners import SIZES, CornerModule, FailingTurns, Greedy, Leaving, MixedClients, Silent, accuracy, fit
 from torch import Tensor, nn
 
 from lightning_fl import FederatedTrainer

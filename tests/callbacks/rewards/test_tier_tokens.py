@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from corners import FailingTurns, Greedy, Leaving, fit
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tier_tiny import FailingTurns, Greedy, Leaving, fit
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import (

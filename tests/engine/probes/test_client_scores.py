@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from corners import CornerModule, MixedClients, accuracy, fit
 from lightning.pytorch import LightningModule
-from tier_tiny import CornerModule, MixedClients, accuracy, fit
 from torch import nn
 
 from lightning_fl import FederatedTrainer

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from algorithm_run import STRATEGIES
 from lightning.pytorch import LightningModule
 from rounding import assert_equal_up_to_rounding, rounding
-from run_tiny import STRATEGIES
 from tiny import TinyClients
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset

@@ -4,7 +4,6 @@ It writes the final weights of rank zero, as a hash of their bits, and every ran
 """
 
 import argparse
-import hashlib
 import json
 import os
 import sys
@@ -12,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from corners import CornerModule, FailingTurns, MixedClients
 from learners import Everything
 from meeting import Meeting
-from states_tiny import AveragedModule, GatheringModule, SampledClients, StatefulModule
-from tier_tiny import CornerModule, FailingTurns, MixedClients
-from tiny import FolderSilo, TinyClients, TinyModule
+from stateful_modules import AveragedModule, GatheringModule, SampledClients, StatefulModule
+from tiny import FolderSilo, TinyClients, TinyModule, digest
 
 from lightning_fl import FederatedTrainer, Silos
 from lightning_fl.callbacks import (
@@ -167,12 +166,6 @@ def federation(algorithm: str) -> tuple[Any, Any]:
     if algorithm == "gathering":
         return GatheringModule(), SampledClients()
     return TinyModule(dropout=0.2, norm=True), TinyClients()
-
-
-def digest(model: Any) -> str:
-    """A hash of a model's bits."""
-    vectors = sorted(model.state_dict().items())
-    return hashlib.sha256(b"".join(vector.numpy().tobytes() for _, vector in vectors)).hexdigest()
 
 
 def tier_records(tiers: TierBidding) -> list[Any]:

@@ -24,6 +24,7 @@ import pytest
 
 __all__ = [
     "LIMIT",
+    "SUPPORT",
     "Ended",
     "Process",
     "WarmPython",
@@ -39,7 +40,9 @@ __all__ = [
 
 #: Seconds: a net for what would never end. Nothing in a test that passes is waited for by time.
 LIMIT = 900.0
-_ROOT = Path(__file__).parents[1]
+#: The folder of the modules that tests share.
+SUPPORT = Path(__file__).parent
+_ROOT = SUPPORT.parents[1]
 
 
 class Ended(NamedTuple):

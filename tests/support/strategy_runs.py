@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from run_tiny import digest
 from strategy_references import BATCH_SIZE, EPOCHS, MOMENTUM, RATE, Plan, samples, start
-from tiny import TinyClients, TinyModule
+from tiny import TinyClients, TinyModule, digest
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

@@ -42,7 +42,7 @@ MODULES = (
     "rdkit.Chem.Scaffolds.MurckoScaffold",
     "sklearn.datasets",
     "tiny",
-    "tier_tiny",
+    "corners",
 )
 
 

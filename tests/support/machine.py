@@ -14,8 +14,7 @@ from typing import Any
 import torch
 import torch.distributed
 from meeting import Meeting
-from run_tiny import digest
-from tiny import FolderSilo, TinyClients, TinyModule
+from tiny import FolderSilo, TinyClients, TinyModule, digest
 
 from lightning_fl import FederatedTrainer, Silos
 from lightning_fl.callbacks import Callback, FineTuning, LocalReference, ModelCheckpoint, PersonalLayers

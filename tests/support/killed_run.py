@@ -122,6 +122,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    import kill_tiny  # whose classes bear its name, as those of the test's own runs
+    import killed_run  # whose classes bear its name, as those of the test's own runs
 
-    kill_tiny.main()
+    killed_run.main()

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.accelerators import CUDAAccelerator
-from run_tiny import digest
-from tiny import TinyClients, TinyModule
+from tiny import TinyClients, TinyModule, digest
 
 
 def call_the_cpu_a_gpu() -> None:
