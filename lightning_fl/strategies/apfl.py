@@ -19,8 +19,7 @@ client's own: the gradients at v_i-bar move them. Personal layers are trained wi
 
 from typing import Any, Literal
 
-from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import check_numbers
+from lightning_fl.core.validation import Fraction, checked
 from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies.fedavg import FedAvg
@@ -31,13 +30,14 @@ __all__ = ["APFL"]
 class APFL(FedAvg):
     """Steps of the client's own model: ``v <- v - eta alpha grad f_i(v-bar)``, where ``v-bar = alpha v + (1-alpha) w``.
 
-    And of the share: ``alpha <- clip(alpha - eta <v - w, grad f_i(v-bar)>, 0, 1)``. Each goes by what both models were
-    before the step. Clients are evaluated with the mixture of v and the newly averaged w, and export that. The shared
-    model is that of federated averaging, to the bit. A client's own model stays with it when coalitions change.
+    The share steps by ``alpha <- clip(alpha - eta <v - w, grad f_i(v-bar)>, 0, 1)``; both updates use the models before
+    the step. Clients are evaluated with, and export, the mixture of v and the newly averaged w. The shared model is
+    that of federated averaging, to the bit. A client's own model stays with it when coalitions change.
 
     Args:
-        alpha: the share of the client's own model at first, 0 to 1.
-        alpha_every: when it moves: at the first step of a "round" (as in the authors' code), at every "step", "never".
+        alpha: initial share of the client's own model.
+        alpha_every: when the share moves: at the first step of a "round" (as in the authors' code), at every "step", or
+            "never".
         **settings: those of every strategy.
 
     Raises:
@@ -47,20 +47,18 @@ class APFL(FedAvg):
     name = "apfl"
     needs_losses = True
     excludes = {  # noqa: RUF012 - of the class
-        "model_per_client": "there every client has a model of its own already, and APFL adds a second one"
+        "model_per_client": "every client already has a model of its own, and APFL adds a second one"
     }
 
+    @checked
     def __init__(
         self,
         *,
-        alpha: float = 0.5,
+        alpha: Fraction = 0.5,
         alpha_every: Literal["round", "step", "never"] = "round",
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        check_numbers(self, alpha=alpha, at_least=0, at_most=1)
-        if alpha_every not in ("round", "step", "never"):
-            raise ConfigurationError(f"APFL.alpha_every={alpha_every!r}: give round, step or never.")
         self.alpha, self.alpha_every = alpha, alpha_every
 
     def begin_client(self, turn: ClientTurn) -> None:
@@ -69,7 +67,7 @@ class APFL(FedAvg):
             turn.kept["own"], turn.kept["alpha"] = turn.with_personal_layers(turn.start).clone(), self.alpha
 
     def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
-        """Step the client's own model and its share beside the shared one, whose gradient stays as it is."""
+        """Step the client's own model and its share; the shared model's gradient is unchanged."""
         own, alpha = turn.kept["own"], turn.kept["alpha"]
         moves = self.alpha_every == "step" or (self.alpha_every == "round" and not turn.steps)
         if not alpha and self.alpha_every == "never":

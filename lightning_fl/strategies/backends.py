@@ -1,5 +1,4 @@
-"""Which backend of torch.distributed carries what: weights go between GPUs by NCCL, and what ranks tell each other by
-Gloo, beside the GPUs' queues."""
+"""Backends of torch.distributed: NCCL for weights between GPUs, Gloo for messages, outside the GPUs' queues."""
 
 from collections.abc import Sequence
 
@@ -31,7 +30,7 @@ def default_backend(devices: Sequence[torch.device]) -> str:
 
 
 def backends_of(group: torch.distributed.ProcessGroup | str | None = None) -> dict[str, str]:
-    """Kind of device -> what carries its tensors.
+    """The backend of each device type.
 
     Args:
         group: of ranks, ``None`` for all; or the name of a backend, such as ``"cpu:gloo,cuda:nccl"``.
@@ -41,7 +40,7 @@ def backends_of(group: torch.distributed.ProcessGroup | str | None = None) -> di
 
 
 def shared_device(devices: Sequence[torch.device]) -> torch.device | None:
-    """The first GPU that several ranks compute on, if there is one."""
+    """The first GPU that several ranks use, if there is one."""
     gpus = [device for device in devices if device.type != "cpu"]
     return next((device for place, device in enumerate(gpus) if device in gpus[:place]), None)
 
@@ -49,16 +48,13 @@ def shared_device(devices: Sequence[torch.device]) -> torch.device | None:
 def check_shared_devices(
     backend: str | None, accelerator: str, devices: int | str | list[int], processes_per_device: int
 ) -> None:
-    """Refuse processes that cannot share a GPU, which NCCL would say late and in words of its own.
+    """Refuse processes that cannot share a GPU, before NCCL fails late with an obscure message.
 
     Args:
-        backend: that is asked for, if one is.
-        accelerator: as :class:`~lightning_fl.FederatedTrainer` is given it.
-        devices: likewise.
-        processes_per_device: likewise.
-
-    Raises:
-        ConfigurationError: with the mend.
+        backend: requested backend, if any.
+        accelerator: argument of :class:`~lightning_fl.FederatedTrainer`.
+        devices: argument of :class:`~lightning_fl.FederatedTrainer`.
+        processes_per_device: argument of :class:`~lightning_fl.FederatedTrainer`.
     """
     named = devices if isinstance(devices, list | tuple) else str(devices).strip(" ,").split(",")
     numbers = [int(number) for number in named if str(number).strip().isdecimal()]
@@ -66,18 +62,18 @@ def check_shared_devices(
     if twice is not None:
         raise ConfigurationError(
             f"trainer.devices={devices} names GPU {twice} more than once: name every GPU once, and set"
-            f" trainer.processes_per_device={numbers.count(twice)} for so many processes on each."
+            f" trainer.processes_per_device={numbers.count(twice)} for several processes on each."
         )
     if processes_per_device == 1:
         return
     if accelerator not in ("auto", "cuda", "gpu"):
         raise ConfigurationError(
-            f"trainer.processes_per_device={processes_per_device} is for processes that share a GPU, and these run on"
-            f" {accelerator}: set trainer.devices to the number of processes."
+            f"trainer.processes_per_device={processes_per_device} is for processes that share a GPU, and the"
+            f" accelerator is {accelerator}: set trainer.devices to the number of processes."
         )
     if backend is not None and backends_of(backend).get("cuda") == "nccl":
         raise ConfigurationError(
-            f"trainer.processes_per_device={processes_per_device} with process_group_backend={backend!r}: NCCL connects"
-            " no two processes on one GPU. Leave process_group_backend out, which takes Gloo, or set"
+            f"trainer.processes_per_device={processes_per_device} with process_group_backend={backend!r}: NCCL cannot"
+            " connect two processes on one GPU. Leave process_group_backend out, which selects Gloo, or set"
             " trainer.processes_per_device=1."
         )

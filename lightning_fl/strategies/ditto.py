@@ -1,4 +1,4 @@
-"""Ditto: beside the shared model every client trains a model of its own, pulled towards the shared one.
+"""Ditto: every client also trains a model of its own, pulled towards the shared one.
 
 Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021
 (https://arxiv.org/abs/2012.04221), Algorithm 1.
@@ -12,14 +12,14 @@ v_k        ``turn.kept["own"]``; in the client's first turn it begins as w^t    
 s          ``personal_steps`` or ``personal_epochs``; else as much as the shared one   steps, epochs
 =========  ==========================================================================  =============
 
-Differs from the paper: the shared model's turn comes first, which changes nothing, as each of the two has optimisers
-and draws of its own; a client that is not drawn keeps v_k, and is evaluated with it.
+Differs from the paper: the shared model is trained first, which changes nothing because the two have separate
+optimisers and random draws; a client that is not drawn keeps v_k, and is evaluated with it.
 """
 
 from typing import Any
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import Count, NonNegative, checked
 from lightning_fl.engine.client import ClientTurn, LocalWork
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies.fedavg import FedAvg
@@ -34,7 +34,7 @@ class Ditto(FedAvg):
 
     Args:
         strength: lambda, of the pull; 0 for local training; 0.1 to 2 in the paper, 1 in FedCollab, 0.75 in DPFL.
-        personal_steps: the personal model's optimiser steps in a turn; ``None`` for those of the shared model.
+        personal_steps: optimiser steps of the personal model in a turn; ``None`` for as many as the shared model takes.
         personal_epochs: the same in epochs.
         **settings: those of every strategy.
 
@@ -44,20 +44,19 @@ class Ditto(FedAvg):
 
     name = "ditto"
     excludes = {  # noqa: RUF012 - of the class
-        "model_per_client": "there every client has a model of its own already, and Ditto adds a second one"
+        "model_per_client": "every client already has a model of its own, and Ditto adds a second one"
     }
 
+    @checked
     def __init__(
         self,
         *,
-        strength: float = 1.0,
-        personal_steps: int | None = None,
-        personal_epochs: int | None = None,
+        strength: NonNegative = 1.0,
+        personal_steps: Count | None = None,
+        personal_epochs: Count | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        check_numbers(self, strength=strength, at_least=0)
-        check_counts(self, personal_steps=personal_steps, personal_epochs=personal_epochs)
         if personal_steps is not None and personal_epochs is not None:
             raise ConfigurationError(
                 f"Ditto.personal_steps={personal_steps} and personal_epochs={personal_epochs}: give one of them."
@@ -78,7 +77,7 @@ class Ditto(FedAvg):
 
     def evaluated(self, model: str) -> str:
         """v."""
-        return f"each client's own model, trained beside {model}"
+        return f"each client's own model, trained alongside {model}"
 
     def evaluation_weights(self, turn: ClientTurn) -> Weights:
         """The client's own model; before its first turn the shared one."""

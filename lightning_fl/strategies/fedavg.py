@@ -7,7 +7,7 @@ Data, AISTATS 2017 (https://arxiv.org/abs/1602.05629), Algorithm 1.
 paper               here                                     unit
 ==================  =======================================  ==========================
 C                   the share that a participation callback  share of clients
-                    draws; all clients without one
+                    draws; without one, all clients
 E                   ``FederatedTrainer.local_epochs``        passes over a client's data
 B                   ``FederatedDataModule.batch_size``       samples
 n_k / n             a row of ``Collaboration.aggregation``   share of training samples

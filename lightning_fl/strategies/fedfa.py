@@ -17,19 +17,18 @@ m = γ m + (1 - γ) Δ            ``update.state["momentum"]``, γ = ``momentum`
 Where a metric is a loss, as in regression, the score is ``exp(-loss)``.
 
 Differs from the paper: accuracies are those of the received model on the client's training data, before it trains; the
-paper may mean after, which is ``moment="after"``. Sums are over those of the cohort whose turns did not fail, so that
-what clients learn is kept until all have trained; a share of the accuracies is at least 1e-6. Momentum of the clients
-is the optimiser's.
+paper may mean after, which is ``moment="after"``. Sums are over the cohort without failed turns, so what clients learn
+is kept until all have trained; a share of the accuracies is at least 1e-6. The clients' momentum is the optimiser's.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Interval
 
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import higher_is_better, monitored_metric
-from lightning_fl.core.validation import check_numbers
+from lightning_fl.core.validation import Fraction, checked
 from lightning_fl.engine.client import ClientTurn, ClientUpdate
 from lightning_fl.engine.learner import Contribution, ModelUpdate
 from lightning_fl.engine.probes.client_scores import default_score
@@ -45,13 +44,12 @@ class FedFA(FederatedStrategy):
     """Averaging by accuracy and participation, with momentum; one more pass over the training data a round.
 
     Args:
-        alpha: the part of the accuracies in the weights, from 0 to 1; the rest is participation's. 1, with ``momentum``
-            0, is FedFA as a baseline in the literature on coalitions.
-        momentum: γ, of the server, from 0 to below 1.
-        monitor: the metric that ``validation_step`` logs; ``None`` for the first of which more is better,
-            else the loss.
-        moment: accuracies are those "before" a client trains, or "after", of what the turn makes of the received model:
-            clients then train twice in a round, by the same batches, and the accuracy is that of a fresh optimiser.
+        alpha: share of the accuracies in the weights; the rest is participation's. 1, with ``momentum`` 0, is FedFA as
+            a baseline in the literature on coalitions.
+        momentum: γ, of the server.
+        monitor: metric logged by ``validation_step``; ``None`` for the first where more is better, else the loss.
+        moment: take accuracies "before" a client trains, or "after": clients then train twice in a round, on the same
+            batches, and the accuracy is that of a fresh optimiser.
         **settings: those of every strategy.
 
     Raises:
@@ -61,27 +59,24 @@ class FedFA(FederatedStrategy):
 
     name = "fedfa"
     excludes: Mapping[str, str] = {
-        "model_per_client": "each client makes a model of its own: there is no cohort whose accuracies are compared",
+        "model_per_client": "each client makes a model of its own, so there is no cohort to compare accuracies in",
         "drawn_weights": "both weigh clients by how well the model does on their data",
     }
 
+    @checked
     def __init__(
         self,
-        alpha: float = 0.5,
-        momentum: float = 0.9,
+        alpha: Fraction = 0.5,
+        momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.9,
         monitor: str | None = None,
         moment: Literal["before", "after"] = "before",
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        check_numbers(self, alpha=alpha, at_least=0, at_most=1)
-        check_numbers(self, momentum=momentum, at_least=0, below=1)
-        if moment not in ("before", "after"):
-            raise ConfigurationError(f"FedFA.moment={moment!r}: give before or after.")
         self.alpha, self.momentum, self.monitor, self.moment = alpha, momentum, monitor, moment
 
     def measure_client(self, turn: ClientTurn) -> dict[str, float]:
-        """The accuracy on the training samples, of the received model or of what is learned from it."""
+        """The training accuracy of the received model, or of what the turn makes of it."""
         weights = turn.start if self.moment == "before" else turn.train(turn.start, "train")  # its batches
         metrics = turn.training_metrics(weights)
         name = monitored_metric(metrics, self.monitor, default_score(metrics), "FedFA")

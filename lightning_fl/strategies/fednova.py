@@ -13,9 +13,9 @@ p_i          a contribution's weight, of those who took part               share
 tau_eff      ``sum_i p_i a_i``                                             steps
 ===========  ============================================================  ===========
 
-Differs from the paper: p_i and tau_eff are of those who took part. A momentum buffer is taken to start at zero, which
-it does unless ``optimizer_state="keep"``. Of optimisers other than SGD, a_i is the number of steps. Learning rates that
-change within a turn are in a_i, over that with which the optimiser was made.
+Differs from the paper: p_i and tau_eff are over the participants. A momentum buffer is assumed to start at zero, which
+it does unless ``optimizer_state="keep"``. For optimisers other than SGD, a_i is the number of steps. Learning rates
+that change within a turn enter a_i relative to the optimiser's default rate.
 """
 
 from collections.abc import Sequence
@@ -43,15 +43,15 @@ class FedNova(FedAvg):
 
     name = "fednova"
     excludes = {  # noqa: RUF012 - of the class
-        "drawn_weights": "how often a client is drawn is its weight there, which FedNova would divide by its steps"
+        "drawn_weights": "there a client's weight is how often it is drawn, which FedNova would divide by its steps"
     }
 
     def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
-        """Of SGD's momenta one that is the same for all parameters."""
+        """Refuse an SGD with several rates or momenta."""
         _momentum(optimizers)
 
     def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
-        """``y_i``, counted by ``1 / a_i``."""
+        """``y_i``, weighted by ``1 / a_i``."""
         whole = float(turn.optimizers[0].defaults.get("lr") or 1.0)
         accumulated = distance([rate / whole for rate in turn.rates], _momentum(turn.optimizers))
         if not accumulated:
@@ -71,6 +71,6 @@ class FedNova(FedAvg):
 
 
 def _momentum(optimizers: Sequence[Optimizer]) -> float:
-    """SGD's, 0 of other optimisers."""
+    """SGD's momentum; 0 for other optimisers."""
     some = any(group.get("momentum") for one in optimizers for group in one.param_groups)
     return plain_sgd(optimizers, "FedNova") if some else 0.0

@@ -16,16 +16,17 @@ beta_2          ``beta2``                                            factor
 tau             ``tau``                                              weights
 ==============  ===================================================  =========
 
-There is no correction of a bias, as in the paper's algorithm. States are of each shared model; buffers take the plain
-average. Differs from the paper: Delta is weighted by samples; v_{-1} is tau^2, which the paper allows any larger than.
+As in the paper's algorithm there is no bias correction. Each shared model has its own state; buffers take the plain
+average. Differs from the paper: Delta is weighted by samples; v_{-1} is tau^2, the least that the paper allows.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from lightning_fl.core.validation import check_numbers
+from lightning_fl.core.validation import Positive, checked
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies.fedavg import FedAvg
@@ -33,8 +34,11 @@ from lightning_fl.strategies.fedavg import FedAvg
 __all__ = ["FedAdagrad", "FedAdam", "FedAvgM", "FedYogi"]
 
 
+#: Decay factor of a running average.
+_Decay = Annotated[float, Interval(ge=0, lt=1)]
+
 #: With a model for each client.
-_CAUTION = "no paper has a server's optimiser for models that one client uses each, and they train worse with it"
+_CAUTION = "no paper has a server optimiser for models with a single client, and they train worse with it"
 
 
 class FedAvgM(FedAvg):
@@ -43,7 +47,7 @@ class FedAvgM(FedAvg):
     Without momentum and with a rate of 1 it is federated averaging, to the bit.
 
     Args:
-        momentum: beta, below 1.
+        momentum: beta.
         server_rate: eta.
         **settings: those of every strategy.
     """
@@ -51,10 +55,9 @@ class FedAvgM(FedAvg):
     name = "fedavgm"
     cautions = {"model_per_client": _CAUTION}  # noqa: RUF012 - of the class
 
-    def __init__(self, *, momentum: float = 0.9, server_rate: float = 1.0, **settings: Any) -> None:
+    @checked
+    def __init__(self, *, momentum: _Decay = 0.9, server_rate: Positive = 1.0, **settings: Any) -> None:
         super().__init__(**settings)
-        check_numbers(self, momentum=momentum, at_least=0, below=1)
-        check_numbers(self, server_rate=server_rate, above=0)
         self.momentum, self.server_rate = momentum, server_rate
 
     def aggregate(self, update: ModelUpdate) -> Weights:
@@ -75,8 +78,6 @@ class _Adaptive(FedAvg):
 
     def __init__(self, server_rate: float, momentum: float, tau: float, **settings: Any) -> None:
         super().__init__(**settings)
-        check_numbers(self, momentum=momentum, at_least=0, below=1)
-        check_numbers(self, server_rate=server_rate, tau=tau, above=0)
         self.server_rate, self.momentum, self.tau = server_rate, momentum, tau
 
     def variance(self, variance: Tensor, squared: Tensor) -> Tensor:
@@ -107,13 +108,16 @@ class FedAdagrad(_Adaptive):
     Args:
         server_rate: eta; 0.01 to 1 in the paper, to be chosen by validation.
         momentum: beta_1, 0 in the paper.
-        tau: keeps steps of small changes small.
+        tau: adaptivity; keeps the steps of small changes small.
         **settings: those of every strategy.
     """
 
     name = "fedadagrad"
 
-    def __init__(self, *, server_rate: float = 0.1, momentum: float = 0.0, tau: float = 1e-3, **settings: Any) -> None:
+    @checked
+    def __init__(
+        self, *, server_rate: Positive = 0.1, momentum: _Decay = 0.0, tau: Positive = 1e-3, **settings: Any
+    ) -> None:
         super().__init__(server_rate, momentum, tau, **settings)
 
     def variance(self, variance: Tensor, squared: Tensor) -> Tensor:
@@ -127,24 +131,24 @@ class FedAdam(_Adaptive):
     Args:
         server_rate: eta; 0.01 to 1 in the paper, to be chosen by validation.
         momentum: beta_1.
-        beta2: beta_2, below 1.
-        tau: keeps steps of small changes small.
+        beta2: beta_2.
+        tau: adaptivity; keeps the steps of small changes small.
         **settings: those of every strategy.
     """
 
     name = "fedadam"
 
+    @checked
     def __init__(
         self,
         *,
-        server_rate: float = 0.1,
-        momentum: float = 0.9,
-        beta2: float = 0.99,
-        tau: float = 1e-3,
+        server_rate: Positive = 0.1,
+        momentum: _Decay = 0.9,
+        beta2: _Decay = 0.99,
+        tau: Positive = 1e-3,
         **settings: Any,
     ) -> None:
         super().__init__(server_rate, momentum, tau, **settings)
-        check_numbers(self, beta2=beta2, at_least=0, below=1)
         self.beta2 = beta2
 
     def variance(self, variance: Tensor, squared: Tensor) -> Tensor:
@@ -153,7 +157,7 @@ class FedAdam(_Adaptive):
 
 
 class FedYogi(FedAdam):
-    """``v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2)``: v grows and shrinks by no more than Delta^2 tells."""
+    """``v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2)``: v changes by at most ``(1 - beta_2) Delta^2``."""
 
     name = "fedyogi"
 

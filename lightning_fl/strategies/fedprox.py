@@ -1,4 +1,4 @@
-"""FedProx: clients are held near the model that they received.
+"""FedProx: clients stay near the model that they received.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020
 (https://arxiv.org/abs/1812.06127), Algorithm 2.
@@ -19,7 +19,7 @@ before it is clipped, and is no part of the loss that is logged, nor of losses b
 
 from typing import Any
 
-from lightning_fl.core.validation import check_numbers
+from lightning_fl.core.validation import NonNegative, checked
 from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies.fedavg import FedAvg
@@ -44,9 +44,9 @@ class FedProx(FedAvg):
     name = "fedprox"
     elementwise = True
 
-    def __init__(self, *, mu: float = 0.1, **settings: Any) -> None:
+    @checked
+    def __init__(self, *, mu: NonNegative = 0.1, **settings: Any) -> None:
         super().__init__(**settings)
-        check_numbers(self, mu=mu, at_least=0)
         self.mu = mu
 
     def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:

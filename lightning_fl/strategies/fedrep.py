@@ -1,4 +1,4 @@
-"""FedRep: first the client's own head is trained on the shared body, then the body under that head.
+"""FedRep: train the client's own head on the shared body, then the body under that head.
 
 Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for Personalized Federated Learning, ICML 2021
 (https://arxiv.org/abs/2102.07078), Algorithm 1.
@@ -7,7 +7,7 @@ Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for Pe
 paper     here                                                                        unit
 ========  ==========================================================================  =============
 h_i       the layers that ``PersonalLayers`` names                                    weights
-phi       all other ones                                                              weights
+phi       all other layers                                                            weights
 tau_h     ``head_epochs`` or ``head_steps``                                           epochs, steps
 tau_phi   ``body_epochs`` or ``body_steps``; else the run's local work                epochs, steps
 ========  ==========================================================================  =============
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.engine.client import ClientTurn, LocalWork, Phase
 from lightning_fl.strategies.fedavg import FedAvg
 
@@ -42,28 +42,27 @@ class FedRep(FedAvg):
         **settings: those of every strategy.
 
     Raises:
-        ConfigurationError: a number is not positive, both numbers of a part are given, or no callback keeps layers
-            with the clients.
+        ConfigurationError: a number is out of range, both numbers of a part are given, or no callback makes layers
+            personal.
     """
 
     name = "fedrep"
     requires = {  # noqa: RUF012 - of the class
-        "personal_layers": "it trains the clients' own layers and the shared ones in turn, and no callback keeps any"
-        " with the clients. Add PersonalLayers(layers=[the head's name]) to trainer.callbacks"
+        "personal_layers": "it trains personal and shared layers in turn, and no callback makes any layer personal."
+        " Add PersonalLayers(layers=[the head's name]) to trainer.callbacks"
     }
 
+    @checked
     def __init__(
         self,
         *,
-        head_epochs: int | None = None,
-        head_steps: int | None = None,
-        body_epochs: int | None = None,
-        body_steps: int | None = None,
+        head_epochs: Count | None = None,
+        head_steps: Count | None = None,
+        body_epochs: Count | None = None,
+        body_steps: Count | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        check_counts(self, head_epochs=head_epochs, head_steps=head_steps)
-        check_counts(self, body_epochs=body_epochs, body_steps=body_steps)
         self.head = _work("head", head_epochs, head_steps) or LocalWork(None, 10)
         self.body = _work("body", body_epochs, body_steps)
 

@@ -1,4 +1,4 @@
-"""How far a client's SGD has gone: the weight with which a turn's gradients entered its change of the weights."""
+"""Effective length of a client's SGD: the weights with which its gradients entered its update."""
 
 from collections.abc import Sequence
 from math import fsum
@@ -11,7 +11,7 @@ __all__ = ["accumulated_steps", "distance", "plain_sgd"]
 
 
 def accumulated_steps(num_steps: int, momentum: float) -> float:
-    """The sum a of the weights with which the gradients of so many steps entered; without momentum their number.
+    """The sum a of the weights with which the gradients of all steps entered; without momentum, the number of steps.
 
     Wang et al. 2020, FedNova (https://arxiv.org/abs/2007.07481), section 4.1: with a momentum buffer that starts at
     zero, ``a = [n - p (1 - p^n) / (1 - p)] / (1 - p)`` for n steps with momentum p.
@@ -22,18 +22,18 @@ def accumulated_steps(num_steps: int, momentum: float) -> float:
 
 
 def distance(rates: Sequence[float], momentum: float) -> float:
-    """The same sum, each weight times the learning rate of the step, for steps of these rates."""
+    """The same sum with each weight times its step's learning rate."""
     if len(set(rates)) <= 1:
         return sum(rates[:1]) * accumulated_steps(len(rates), momentum)
     return fsum(rate * (1 - momentum**step) / (1 - momentum) for step, rate in enumerate(rates, start=1))
 
 
 def plain_sgd(optimizers: Sequence[Optimizer], who: str) -> float:
-    """Momentum of a client's one optimiser.
+    """The momentum of a client's SGD optimiser.
 
     Args:
         optimizers: of the client.
-        who: the strategy that asks.
+        who: the strategy, for messages.
 
     Raises:
         ConfigurationError: there are several, or it is not SGD with one rate, one momentum below 1 and neither
@@ -43,14 +43,14 @@ def plain_sgd(optimizers: Sequence[Optimizer], who: str) -> float:
     bare = [getattr(one, "optimizer", one) for one in optimizers]  # out of Lightning's wrappers
     if len(bare) != 1 or not isinstance(bare[0], SGD):
         raise ConfigurationError(
-            f"{who} knows what one SGD does in a turn, and the module trains with"
-            f" {' and '.join(type(one).__name__ for one in bare)}: take torch.optim.SGD (optimizer: sgd of this"
+            f"{who} needs a single SGD optimiser, and the module trains with"
+            f" {' and '.join(type(one).__name__ for one in bare)}: use torch.optim.SGD (optimizer: sgd of this"
             " package's models), or another strategy."
         )
     found = {(float(group["lr"]), float(group["momentum"])) for group in groups}
     if len(found) > 1 or any(group["nesterov"] or group["dampening"] for group in groups) or groups[0]["momentum"] >= 1:
         raise ConfigurationError(
-            f"{who} knows what SGD with one learning rate and one momentum does, without dampening or Nesterov's steps:"
-            " give all parameter groups the same."
+            f"{who} needs SGD with one learning rate and one momentum, without dampening or Nesterov momentum: give all"
+            " parameter groups the same."
         )
     return found.pop()[1]

@@ -1,4 +1,4 @@
-"""Per-FedAvg: a shared model from which one step on a client's own data leads far.
+"""Per-FedAvg: a shared model that adapts to a client with one step on its data.
 
 Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
 Approach, NeurIPS 2020 (https://arxiv.org/abs/2002.07948), Algorithm 1; equations 7 to 9.
@@ -21,8 +21,7 @@ client starts from, step by the gradient of the first part.
 
 from typing import Any, Literal
 
-from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import Count, NonNegative, Positive, checked
 from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies.fedavg import FedAvg
@@ -33,37 +32,33 @@ __all__ = ["PerFedAvg"]
 class PerFedAvg(FedAvg):
     """Descends ``sum_i beta_i f_i(w - alpha grad f_i(w))``; clients are evaluated after steps of size alpha.
 
-    These are thrown away. In training, a step's gradient is that at w-tilde on D'; with ``hessian="differences"`` also
-    ``- alpha H g``, H at w on D''.
+    Those steps are discarded. In training, the gradient is taken at w-tilde on D'; ``hessian="differences"`` adds
+    ``- alpha H g``, with H at w on D''.
 
     Args:
-        adaptation_rate: alpha, of plain SGD whatever the client's optimiser; 0 is FedAvg, ``None`` takes the learning
-            rate of that optimiser, as FedCollab does.
-        adaptation_steps: before every evaluation, each on a training batch of its own.
+        adaptation_rate: alpha, of plain SGD whatever the client's optimiser; 0 is FedAvg, ``None`` takes that
+            optimiser's learning rate, as FedCollab does.
+        adaptation_steps: steps before every evaluation, each on another training batch.
         hessian: "ignored" (first order, FO) or by "differences" of gradients (Hessian-free, HF).
-        delta: how far w is moved along the gradient for that, to both sides.
-        smallest_part: samples that a part has at least; FedCollab leaves out batches of fewer than 4.
+        delta: distance that w moves along the gradient, in both directions, for the differences.
+        smallest_part: least number of samples in a part; FedCollab leaves out batches of fewer than 4.
         **settings: those of every strategy.
     """
 
     name = "perfedavg"
 
+    @checked
     def __init__(
         self,
         *,
-        adaptation_rate: float | None = 0.01,
-        adaptation_steps: int = 1,
+        adaptation_rate: NonNegative | None = 0.01,
+        adaptation_steps: Count = 1,
         hessian: Literal["ignored", "differences"] = "ignored",
-        delta: float = 1e-3,
-        smallest_part: int = 2,
+        delta: Positive = 1e-3,
+        smallest_part: Count = 2,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        check_numbers(self, adaptation_rate=adaptation_rate, at_least=0)
-        check_counts(self, adaptation_steps=adaptation_steps, smallest_part=smallest_part)
-        if hessian not in ("ignored", "differences"):
-            raise ConfigurationError(f"PerFedAvg.hessian={hessian!r}: give ignored or differences.")
-        check_numbers(self, delta=delta, above=0)
         self.adaptation_rate, self.adaptation_steps = adaptation_rate, adaptation_steps
         self.hessian, self.delta, self.smallest_part = hessian, delta, smallest_part
         self.needs_losses = adaptation_rate != 0
@@ -85,12 +80,12 @@ class PerFedAvg(FedAvg):
         gradient.copy_(outer)
 
     def evaluated(self, model: str) -> str:
-        """What was adapted, and how far."""
+        """The adapted model, and the number of steps."""
         steps = self.adaptation_steps
         return f"{model}, adapted by {steps} step{'s' * (steps > 1)}" if self.adaptation_rate != 0 else model
 
     def evaluation_weights(self, turn: ClientTurn) -> Weights:
-        """The shared model after the adaptation; training and the shared model know nothing of it."""
+        """The shared model after the adaptation, which does not affect training."""
         weights = turn.start
         for step in range(self.adaptation_steps if self.adaptation_rate != 0 else 0):
             gradient = turn.batch_gradient(weights, f"adaptation {step}")

@@ -15,17 +15,17 @@ R         the turn's optimiser steps                                            
 beta      ``server_rate``                                                             factor
 ========  ==========================================================================  =============
 
-Differs from the paper: theta starts anew from w_i at each batch, as FedCollab has it; ``warm_start`` goes on from the
-last theta, which the authors' code does from batch to batch only, beginning each turn at w_i. Statistics of BatchNorm
-under theta are the client's own: the last of the K gradients on a batch moves them. A client is evaluated with its
-theta, and with the shared model where it has none, or the model's clients or weights have changed since.
+Differs from the paper: theta restarts from w_i at each batch, as in FedCollab; ``warm_start`` continues from the last
+theta, which the authors' code does from batch to batch only, restarting each turn at w_i. Statistics of BatchNorm under
+theta are the client's own: the last of the K gradients on a batch moves them. A client is evaluated with its theta, or
+with the shared model if it has none or the model's clients or weights have changed since.
 """
 
 from typing import Any
 
 import torch
 
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import Count, NonNegative, Positive, checked
 from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
@@ -44,7 +44,7 @@ class PFedMe(FedAvg):
         personal_steps: K.
         personal_rate: eta_p; theta diverges where it exceeds 2 over the sum of ``strength`` and the loss's curvature.
         server_rate: beta; 1 for the plain average.
-        warm_start: theta goes on from batch to batch and from turn to turn.
+        warm_start: continue theta from batch to batch and from turn to turn.
         **settings: those of every strategy.
     """
 
@@ -52,23 +52,21 @@ class PFedMe(FedAvg):
     kept_for_model = ("own",)
     needs_losses = True
     excludes = {  # noqa: RUF012 - of the class
-        "model_per_client": "there every client has a model of its own already, and pFedMe adds a second one"
+        "model_per_client": "every client already has a model of its own, and pFedMe adds a second one"
     }
 
+    @checked
     def __init__(
         self,
         *,
-        strength: float = 15.0,
-        personal_steps: int = 5,
-        personal_rate: float = 0.1,
-        server_rate: float = 1.0,
+        strength: NonNegative = 15.0,
+        personal_steps: Count = 5,
+        personal_rate: Positive = 0.1,
+        server_rate: Positive = 1.0,
         warm_start: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        check_numbers(self, strength=strength, at_least=0)
-        check_counts(self, personal_steps=personal_steps)
-        check_numbers(self, personal_rate=personal_rate, server_rate=server_rate, above=0)
         self.strength, self.personal_steps, self.personal_rate = strength, personal_steps, personal_rate
         self.server_rate, self.warm_start = server_rate, warm_start
 

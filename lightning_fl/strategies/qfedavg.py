@@ -1,4 +1,4 @@
-"""q-FedAvg: clients whose loss is large count for more, so that accuracies are more alike.
+"""q-FedAvg: clients with a large loss count for more, which evens out accuracies.
 
 Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, ICLR 2020
 (https://arxiv.org/abs/1905.10497), algorithm 2.
@@ -26,7 +26,7 @@ from math import fsum
 from typing import Any
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import check_numbers
+from lightning_fl.core.validation import NonNegative, Positive, checked
 from lightning_fl.engine.client import ClientTurn, ClientUpdate
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
@@ -40,7 +40,7 @@ class QFedAvg(FederatedStrategy):
     """Fair federated averaging; one more pass over each client's training data a round.
 
     Args:
-        q: how much fairness counts, at least 0; 0.1 to 5 in the paper. 0 counts clients alike.
+        q: weight of fairness; 0.1 to 5 in the paper, 0 weighs clients equally.
         lipschitz: L, the largest curvature of a loss; ``None`` for 1 / the mean learning rate of the client's turn.
         **settings: those of every strategy.
 
@@ -51,14 +51,13 @@ class QFedAvg(FederatedStrategy):
     name = "qfedavg"
     needs_losses = True
     excludes: Mapping[str, str] = {
-        "model_per_client": "each client makes a model of its own, and there is no cohort whose losses are compared",
+        "model_per_client": "each client makes a model of its own, so there is no cohort to compare losses in",
         "drawn_weights": "both weigh clients by their losses",
     }
 
-    def __init__(self, q: float = 1.0, lipschitz: float | None = None, **settings: Any) -> None:
+    @checked
+    def __init__(self, q: NonNegative = 1.0, lipschitz: Positive | None = None, **settings: Any) -> None:
         super().__init__(**settings)
-        check_numbers(self, q=q, at_least=0)
-        check_numbers(self, lipschitz=lipschitz, above=0)
         self.q = q
         self.lipschitz = lipschitz
 
@@ -67,8 +66,8 @@ class QFedAvg(FederatedStrategy):
         loss = turn.training_loss(turn.start)
         if loss < 0:
             raise ConfigurationError(
-                f"QFedAvg takes powers of losses, and that of client {turn.client} is {loss:.4g}: let training_step"
-                " return one of at least 0."
+                f"QFedAvg takes powers of losses, and client {turn.client} has the loss {loss:.4g}: return a loss of at"
+                " least 0 from training_step."
             )
         return {"loss": loss}
 
@@ -87,7 +86,7 @@ class QFedAvg(FederatedStrategy):
         rates = turn.rates or [turn.learning_rate]
         rate = rates[0] if len(set(rates)) == 1 else fsum(rates) / len(rates)
         if rate <= 0:
-            raise ConfigurationError(f"QFedAvg takes 1 / the learning rate for L, which is {rate}: set lipschitz.")
+            raise ConfigurationError(f"QFedAvg takes 1 / learning rate for L, and the rate is {rate}: set lipschitz.")
         return 1 / rate
 
     def aggregate(self, update: ModelUpdate) -> Weights:

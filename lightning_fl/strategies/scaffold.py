@@ -15,9 +15,9 @@ eta_g     ``server_rate``                                               factor
 
 Differs from the paper, where b_i = 1/N: clients are weighted by their samples, in the average of the weights and in
 ``c = sum_i b_i c_i``, which holds over all clients of a model, drawn or not, so that steps end where ``sum_i b_i f_i``
-is least. When a model's clients or their weights change, c and their c_i begin at zero again. The steps' number K is
-that of each client; with momentum, K is the sum of the weights of its gradients. Twice the bytes of FedAvg go down and
-up. A gradient is corrected before it is clipped.
+is least. When a model's clients or their weights change, c and their c_i restart at zero. K is each client's own number
+of steps; with momentum, the sum of the weights of its gradients. Twice the bytes of FedAvg travel each way. A gradient
+is corrected before it is clipped.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from lightning_fl.core.validation import check_numbers
+from lightning_fl.core.validation import Positive, checked
 from lightning_fl.engine.client import ClientTurn, ClientUpdate
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
@@ -51,22 +51,22 @@ class SCAFFOLD(FedAvg):
     extra_vectors = ("control",)
     kept_for_model = ("control",)
     excludes = {  # noqa: RUF012 - of the class
-        "model_per_client": "its control variates are of a model that several clients train",
-        "soft_assignment": "its control variates are of one shared model, and a client that uses several has none",
+        "model_per_client": "its control variates need a model that several clients train",
+        "soft_assignment": "its control variates belong to one shared model, and a client that uses several has none",
         "drawn_weights": "the mean of its control variates needs the clients' own weights, not how often one is drawn",
     }
 
-    def __init__(self, *, server_rate: float = 1.0, **settings: Any) -> None:
+    @checked
+    def __init__(self, *, server_rate: Positive = 1.0, **settings: Any) -> None:
         super().__init__(**settings)
-        check_numbers(self, server_rate=server_rate, above=0)
         self.server_rate = server_rate
 
     def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
-        """One plain SGD, whose steps say how large the gradients were."""
+        """Refuse all but one plain SGD, from which gradients can be recovered."""
         plain_sgd(optimizers, type(self).__name__)
 
     def begin_client(self, turn: ClientTurn) -> None:
-        """Start with no control at a model that is new to the client."""
+        """Start at zero control with a model that is new to the client."""
         if "control" not in turn.kept:
             turn.kept["control"] = turn.combine((0.0, turn.start))
 
@@ -79,7 +79,7 @@ class SCAFFOLD(FedAvg):
             vector.add_(server.vectors[dtype]).sub_(turn.kept["control"].vectors[dtype])
 
     def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
-        """The weights, and by how much c_i has changed."""
+        """The weights, and the change of c_i."""
         went = distance(turn.rates, plain_sgd(turn.optimizers, type(self).__name__))
         if not went or turn.model is None:  # a mixture has no control
             return ClientUpdate(weights, vectors={"control": turn.combine((0.0, weights))})

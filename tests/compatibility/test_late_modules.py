@@ -102,7 +102,7 @@ class Replaced(Linear):
 def test_as_under_lightnings_trainer(module: type[Linear], tmp_path: Path) -> None:
     own, trainer, reference, _ = train_both(module, tmp_path)
     assert_same_late_weights(own, reference)
-    assert trainer.loop.flat.late
+    assert trainer.loop.flat.late_names
 
 
 def assert_same_late_weights(own: nn.Module, reference: nn.Module) -> None:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_learner_hooks import CURVES, OneWeight, TwoParabolas, number, trainer
+from parabolas import CURVES, OneWeight, TwoParabolas, number, trainer
 from tiny import TinyClients, TinyModule, digest
 
-from lightning_fl import ConfigurationError, FederatedTrainer
+from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback, DROClientSampling, ModelCheckpoint, PersonalLayers
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.engine.weights.flat import Weights
@@ -196,25 +196,3 @@ def test_a_loss_that_is_no_number_moves_nothing_of_its_client() -> None:
     with pytest.warns(UserWarning, match="the loss of client_1 is not finite and not counted"):
         run.fit(OneWeight(), TwoParabolas())
     assert sampling.weights.tolist() == pytest.approx([0.525, 0.475], rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "settings", "message"),
-    [
-        ({"method": "agnostic"}, {}, r"DROClientSampling.method='agnostic': give drfa or afl"),
-        (
-            {"method": "afl", "cohort_size": 2},
-            {},
-            r"cohort_size=2: with method=afl all clients take part; leave",
-        ),
-        (
-            {"method": "afl"},
-            {"local_steps": 2},
-            r"method=afl moves .*set trainer.local_steps to 1 instead of 2",
-        ),
-        ({"method": "afl"}, {"local_steps": None}, r"set trainer.local_steps"),
-    ],
-)
-def test_what_afl_is_not_is_refused(arguments: dict[str, Any], settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        trainer(DROClientSampling(**arguments), **settings).fit(OneWeight(), TwoParabolas())

@@ -138,13 +138,13 @@ from datetime import timedelta
 import torch
 from lightning.fabric import Fabric
 from torch.testing._internal.distributed import fake_pg
-import lightning_fl.strategies.federated as federated
+import lightning_fl.strategies.rank_exchange as rank_exchange
 from lightning_fl.strategies import FedAvg
 
 def check(fabric):
     strategy, rank = fabric.strategy, fabric.global_rank
     reduce, sign = strategy.all_reduce, 1 if rank else -2
-    for count in (3, federated._GATHERED):
+    for count in (3, rank_exchange._GATHERED):
         for dtype in (torch.int64, torch.float64):
             numbers = torch.arange(count).to(dtype)
             assert torch.equal(reduce(sign * numbers, reduce_op="sum"), -numbers)
@@ -161,11 +161,11 @@ def check(fabric):
         assert torch.equal(vector, torch.tensor([1, 1, 0]).to(dtype))
     fabric.barrier()
     group = torch.distributed.group.WORLD
-    for device, backend in federated.backends_of().items():
+    for device, backend in rank_exchange.backends_of().items():
         if backend != "fake":
             assert group._get_backend(torch.device(device)).options._timeout == timedelta(seconds=77), device
     # Whole in one write: of two processes that share a pipe.
-    print(f"agreed on {len(set(federated.backends_of().values()))}\\n", end="", flush=True)
+    print(f"agreed on {len(set(rank_exchange.backends_of().values()))}\\n", end="", flush=True)
 
 backend = None if sys.argv[1] == "default" else sys.argv[1]
 strategy = FedAvg(start_method="fork", process_group_backend=backend, timeout=77)

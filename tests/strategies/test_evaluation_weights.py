@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_learner_hooks import CURVES, OneWeight, TwoParabolas, Watched, number, trainer
+from parabolas import CURVES, OneWeight, TwoParabolas, Watched, number, trainer
 from tiny import TinyClients, TinyModule, digest
 
 from lightning_fl import FederatedTrainer, TrainingError
@@ -160,7 +160,7 @@ WAYS: dict[str, tuple[Any, Any, str]] = {
         lambda: [FineTuning(epochs=1)],
         "the shared model, fine-tuned by 1 epoch",
     ),
-    "Ditto": (Ditto, list, "each client's own model, trained beside the shared model"),
+    "Ditto": (Ditto, list, "each client's own model, trained alongside the shared model"),
     "APFL": (APFL, list, "each client's mixture of a model of its own and the shared model"),
     "PerFedAvg": (lambda: PerFedAvg(adaptation_rate=0.05), list, "the shared model, adapted by 1 step"),
     "PFedMe": (lambda: PFedMe(strength=1.0), list, "each client's own model, near the shared model"),

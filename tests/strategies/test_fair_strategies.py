@@ -8,67 +8,16 @@ from typing import Any
 import pytest
 import torch
 from bowls import TWO, Bowls, points, roll
-from lightning.pytorch import LightningModule
+from parabolas import SIZES, OneWeight, TwoParabolas, descend, loss_of, number
 from tiny import TinyClients, TinyModule
-from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch import Tensor
 
-from lightning_fl import Collaboration, ConfigurationError, FederatedDataModule, FederatedTrainer, TrainingError
+from lightning_fl import Collaboration, FederatedTrainer
 from lightning_fl.callbacks import Callback, PersonalLayers
 from lightning_fl.functional.fedfa import accuracy_weights, participation_weights
 from lightning_fl.functional.maxfl import appeal_step, appeal_weight
 from lightning_fl.functional.qfedavg import fair_terms, loss_weight
 from lightning_fl.strategies import ClientTurn, FedAvg, FedFA, MaxFL, QFedAvg, Weights
-
-CURVES = ((1.0, 2.0), (3.0, -1.0))  # f_A(w) = (w - 2)² / 2 of 10 samples, f_B(w) = 3 (w + 1)² / 2 of 30
-SIZES = (10, 30)
-
-
-def loss_of(client: int, w: float) -> float:
-    curvature, centre = CURVES[client]
-    return curvature / 2 * (w - centre) ** 2
-
-
-def descend(client: int, w: float, steps: int = 2) -> float:
-    curvature, centre = CURVES[client]
-    for _ in range(steps):
-        w -= 0.1 * curvature * (w - centre)
-    return w
-
-
-class TwoParabolas(FederatedDataModule):
-    """Two clients whose losses are parabolas of one weight; ``swapped`` names them the other way round."""
-
-    def __init__(self, swapped: bool = False) -> None:
-        super().__init__(batch_size=30, shuffle=False)
-        self.order = (1, 0) if swapped else (0, 1)
-
-    @property
-    def num_clients(self) -> int:
-        return 2
-
-    def client_data(self, client: int, split: str) -> TensorDataset:
-        which = self.order[client]
-        return TensorDataset(torch.tensor([CURVES[which]], dtype=torch.float64).expand(SIZES[which], 2))
-
-
-class OneWeight(LightningModule):
-    """The weight that the parabolas are of; it begins with 1."""
-
-    def __init__(self, sign: float = 1.0, rate: float = 0.1) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
-        self.sign, self.rate = sign, rate
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        curvature, centre = batch[0].unbind(1)
-        return self.sign * (curvature / 2 * (self.w - centre).square()).mean()
-
-    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        self.log("val_loss", self.training_step(batch, batch_idx))
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=self.rate)
 
 
 def run(strategy: FedAvg | Any, *callbacks: Callback, module: Any = None, data: Any = None, **settings: Any) -> Any:
@@ -78,10 +27,6 @@ def run(strategy: FedAvg | Any, *callbacks: Callback, module: Any = None, data: 
     )
     trainer.fit(module or OneWeight(), data or TwoParabolas())
     return trainer
-
-
-def number(weights: Weights) -> float:
-    return float(weights.vectors[torch.float64][0])
 
 
 # -- q-FedAvg ----------------------------------------------------------------------------------------------------------
@@ -111,15 +56,6 @@ def test_qfedavg_takes_the_curvature_that_it_is_given() -> None:
     assert number(run(QFedAvg(1.0, lipschitz=100.0)).models[0]) == pytest.approx(1 + step * average, rel=1e-9)
     assert loss_weight(3.0, 3.0, 7.0) == 1.0
     assert fair_terms(0.0, 0.0, 1.0, 2.0, 0.0) == (2.0, 2.0)
-
-
-def test_qfedavg_says_what_it_cannot_weigh() -> None:
-    with pytest.raises(TrainingError, match=r"QFedAvg takes powers of losses, and that of client 0 is -0.5: let train"):
-        run(QFedAvg(), module=OneWeight(sign=-1.0))
-    with pytest.raises(TrainingError, match="QFedAvg takes 1 / the learning rate for L, which is 0.0: set lipschitz"):
-        run(QFedAvg(), module=OneWeight(rate=0.0))
-    with pytest.raises(TrainingError, match="the loss of client 0 .* is nan"):
-        run(QFedAvg(), module=OneWeight(sign=math.nan))
 
 
 # -- MaxFL -------------------------------------------------------------------------------------------------------------
@@ -192,17 +128,6 @@ def test_maxfl_of_clients_who_all_want_in_is_fedavg_and_of_none_stays() -> None:
     everybody, plain = run(MaxFL(threshold=100.0, opt_out=True), max_rounds=3), run(FedAvg(), max_rounds=3)
     assert everybody.models[0].equal(plain.models[0])
     assert number(run(MaxFL(threshold=0.0, opt_out=True), max_rounds=3).models[0]) == 1.0
-
-
-def test_maxfl_refuses_options_that_exclude_each_other() -> None:
-    with pytest.raises(ConfigurationError, match="MaxFL.threshold is given: no model is trained for it; leave"):
-        MaxFL(threshold=1.0, warm_up_steps=3)
-    with pytest.raises(
-        ConfigurationError, match="MaxFL.opt_out takes the average as it is: leave out server_rate and eps"
-    ):
-        MaxFL(opt_out=True, eps=0.1)
-    with pytest.raises(ConfigurationError, match="MaxFL.weights='loss': give clients or samples"):
-        MaxFL(weights="loss")  # type: ignore[arg-type]
 
 
 # -- FedFA -------------------------------------------------------------------------------------------------------------
@@ -278,11 +203,6 @@ def test_fedfa_scores_what_the_turn_will_make(tmp_path: Path) -> None:
     assert all(learned[client].equal(rehearsed[client]) for client in learned)
 
 
-def test_fedfa_s_moment() -> None:
-    with pytest.raises(ConfigurationError, match="FedFA.moment='later': give before or after"):
-        FedFA(moment="later")  # type: ignore[arg-type]
-
-
 def test_fedfa_measures_after_the_turn_with_what_that_makes_of_the_client_s_layers() -> None:
     found: list[tuple[float, float]] = []
 
@@ -335,30 +255,7 @@ def test_fedfa_of_equal_accuracies_counts_clients_alike() -> None:
     assert number(run(FedFA(momentum=0.0), module=Same()).models[0]) == pytest.approx((1.19 - 0.02) / 2, rel=1e-12)
 
 
-def test_fedfa_says_what_it_cannot_score() -> None:
-    class Blind(OneWeight):
-        validation_step = LightningModule.validation_step
-
-    with pytest.raises(TrainingError, match="FedFA measures models by what validation_step logs: give Blind one"):
-        run(FedFA(), module=Blind())
-    with pytest.raises(TrainingError, match="nothing"):
-        run(FedFA(monitor="nothing"))
-
-
 # -- all of them -------------------------------------------------------------------------------------------------------
-
-ALL: list[Callable[[], Any]] = [QFedAvg, MaxFL, lambda: MaxFL(opt_out=True), FedFA]
-NAMES = ["qfedavg", "maxfl", "maxfl_opt_out", "fedfa"]
-
-
-#: Of those who opt out all take part here: a model that nobody has changed is not sent again.
-SENDING = [QFedAvg, MaxFL, lambda: MaxFL(threshold=100.0, opt_out=True), FedFA]
-
-
-@pytest.mark.parametrize("make", SENDING, ids=NAMES)
-def test_models_are_sent_as_in_fedavg(make: Callable[[], Any]) -> None:
-    traffic = [run(strategy, max_rounds=2).communication.summary(["a", "b"]) for strategy in (make(), FedAvg())]
-    assert traffic[0] == traffic[1]
 
 
 @pytest.mark.parametrize("make", [QFedAvg, FedFA])
@@ -381,11 +278,6 @@ def test_who_cannot_measure_is_left_out_where_failing_clients_are(make: Callable
     if make is QFedAvg:
         alone = 1 + (alone - 1) / (1 + 10 * (1 - alone) ** 2 / 0.5)
     assert number(trainer.models[0]) == pytest.approx(alone, rel=1e-8)
-
-
-@pytest.mark.parametrize("make", [QFedAvg, MaxFL, FedFA])
-def test_what_they_do_not_go_with(make: Any) -> None:
-    assert sorted(make.excludes) == ["drawn_weights", "model_per_client"]
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,11 @@ from learners import (
     Scaffold,
     ServerMomentum,
 )
-from lightning.pytorch import LightningModule
+from parabolas import CURVES, OneWeight, TwoParabolas, Watched, number, parabolas, trainer
 from tiny import TinyClients, TinyModule, digest
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
-from lightning_fl import ConfigurationError, FederatedDataModule, FederatedTrainer, TrainingError
+from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import (
     HCCT,
     IFCA,
@@ -38,81 +37,11 @@ from lightning_fl.callbacks import (
     Tokens,
     UniformSampling,
 )
-from lightning_fl.core.cohort import Cohort, Participant
+from lightning_fl.core.cohort import Cohort
 from lightning_fl.engine.client import ClientTurn, ClientUpdate
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies import SCAFFOLD, FedAvg
-
-CURVES = ((1.0, 2.0), (3.0, -1.0))  # f_A(w) = (w - 2)² / 2 of 10 samples, f_B(w) = 3 (w + 1)² / 2 of 30
-
-
-class TwoParabolas(FederatedDataModule):
-    """Two clients whose losses are parabolas of one weight."""
-
-    def __init__(self) -> None:
-        super().__init__(batch_size=30, shuffle=False)
-
-    @property
-    def num_clients(self) -> int:
-        return 2
-
-    def client_data(self, client: int, split: str) -> TensorDataset:
-        return TensorDataset(torch.tensor([CURVES[client]], dtype=torch.float64).expand((10, 30)[client], 2))
-
-
-class OneWeight(LightningModule):
-    """The weight that the parabolas are of; it begins with 1."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
-
-    def loss(self, batch: list[Tensor]) -> Tensor:
-        curvature, centre = batch[0].unbind(1)
-        return (curvature / 2 * (self.w - centre).square()).mean()
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return self.loss(batch)
-
-    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        self.log("val_loss", self.loss(batch))
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def trainer(*callbacks: Callback, root: Path | None = None, **settings: Any) -> FederatedTrainer:
-    given = {"max_rounds": 2, "local_steps": 2, "logger": False, "enable_checkpointing": False, "seed": 3}
-    return FederatedTrainer(
-        callbacks=list(callbacks), enable_progress_bar=False, default_root_dir=root, **{**given, **settings}
-    )
-
-
-class Watched(Callback):
-    """The weight after every round, and what the strategy keeps for client and server."""
-
-    def __init__(self) -> None:
-        self.weights: list[float] = []
-        self.kept: list[dict[int, dict[str, Any]]] = []
-        self.states: list[dict[int, dict[str, Any]]] = []
-
-    def on_round_end(self, run: FederatedTrainer) -> None:
-        self.weights.append(number(run.models[0]))
-        self.kept.append({client: dict(kept) for client, kept in run.client_store("strategy").items()})
-        self.states.append({model: dict(state) for model, state in run.federation.model_states.items()})
-
-
-def number(weights: Weights) -> float:
-    """The one weight."""
-    return float(weights.vectors[torch.float64][0])
-
-
-def parabolas(strategy: FedAvg, **settings: Any) -> tuple[FederatedTrainer, Watched]:
-    watched = Watched()
-    run = trainer(watched, strategy=strategy, **settings)
-    run.fit(OneWeight(), TwoParabolas())
-    return run, watched
 
 
 class Fair(FairAverage):
@@ -134,11 +63,7 @@ def test_further_vectors_and_states_of_client_and_server() -> None:
     """The first round is FedAvg's; then the controls (-0.95, 5.1) and their mean 3.5875 bend every step."""
     _, watched = parabolas(Scaffold())
     assert watched.weights == [pytest.approx(0.2825, rel=1e-12), pytest.approx(-0.1491625, rel=1e-12)]
-    kept = [
-        number(Weights.from_state_dict(watched.kept[0][i]["control"]["flat_weights"], torch.device("cpu")))
-        for i in (0, 1)
-    ]
-    assert kept == [pytest.approx(-0.95, rel=1e-12), pytest.approx(5.1, rel=1e-12)]
+    assert watched.own(0, "control") == [pytest.approx(-0.95, rel=1e-12), pytest.approx(5.1, rel=1e-12)]
     assert number(watched.states[0][0]["control"]) == pytest.approx(3.5875, rel=1e-12)
     assert number(watched.states[1][0]["control"]) == pytest.approx(2.1583125, rel=1e-12)
 
@@ -168,10 +93,7 @@ def test_clients_scale_their_weight_and_tell_numbers() -> None:
 def test_a_second_training_and_what_is_evaluated() -> None:
     """The personal models, by hand; the shared model is FedAvg's to the bit."""
     run, watched = parabolas(PersonalModels(0.75))
-    own = [
-        [number(Weights.from_state_dict(kept[i]["own"]["flat_weights"], torch.device("cpu"))) for i in (0, 1)]
-        for kept in watched.kept
-    ]
+    own = [watched.own(0), watched.own(1)]
     assert own[0] == [pytest.approx(1.1825, rel=1e-12), pytest.approx(0.025, rel=1e-12)]
     assert own[1] == [pytest.approx(1.20850625, rel=1e-12), pytest.approx(-0.4433046875, rel=1e-12)]
     assert watched.weights == parabolas(FedAvg())[1].weights
@@ -521,18 +443,6 @@ def test_a_round_without_anybody_leaves_models_as_they_are(callbacks: Any) -> No
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", [-1.0, float("nan"), float("inf")])
-def test_a_scale_is_finite_and_not_negative(scale: float) -> None:
-    class Wrong(FedAvg):
-        def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
-            return ClientUpdate(weights, scale)
-
-    with pytest.raises(
-        TrainingError, match=f"Wrong.client_update gave scale={scale}: give a finite number of at least"
-    ):
-        parabolas(Wrong())
-
-
 def test_all_who_leave_themselves_out_leave_the_model_as_it_is() -> None:
     class Out(FedAvg):
         def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
@@ -546,35 +456,6 @@ def test_all_who_leave_themselves_out_leave_the_model_as_it_is() -> None:
             return ClientUpdate(weights, 0.0)
 
     assert parabolas(Nobody(), max_rounds=1)[1].weights == [1.0]
-
-
-def test_further_vectors_are_those_that_were_named() -> None:
-    class Forgets(Scaffold):
-        def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
-            return ClientUpdate(weights, vectors={"another": weights})
-
-    with pytest.raises(
-        TrainingError, match=r"Forgets.client_update gave the vectors \['another'\], extra_vectors names"
-    ):
-        parabolas(Forgets())
-    with pytest.raises(ConfigurationError, match="the strategy Scaffold averages further vectors .control., which"):
-        trainer(CollaborationGraph(graph="full"), strategy=Scaffold()).fit(TinyModule(), TinyClients())
-
-
-def test_a_server_that_returns_nothing_is_named() -> None:
-    class Silent(FedAvg):
-        def aggregate(self, update: ModelUpdate) -> Weights:
-            return None  # type: ignore[return-value]
-
-    with pytest.raises(ConfigurationError, match="Silent.aggregate returned NoneType: return the next shared model"):
-        parabolas(Silent())
-
-
-def test_clients_trained_at_once_are_not_corrected() -> None:
-    with pytest.raises(
-        ConfigurationError, match="the strategy Proximal has a correct_gradient_ of its own that is not"
-    ):
-        trainer(strategy=Proximal(), stacked_clients=2).fit(TinyModule(), TinyClients())
 
 
 def test_clients_trained_at_once_take_the_other_steps() -> None:
@@ -629,39 +510,6 @@ def test_no_cohort_needs_a_client() -> None:
     assert all(torch.equal(value, TinyModule().state_dict()[name]) for name, value in module.state_dict().items())
 
 
-@pytest.mark.parametrize("value", [object(), {"deep": [object()]}, {1, 2}])
-def test_what_a_checkpoint_cannot_hold_is_named(value: Any) -> None:
-    class KeepsAtTheClient(FedAvg):
-        def begin_client(self, turn: ClientTurn) -> None:
-            turn.kept["thing"] = value
-
-    class KeepsAtTheServer(FedAvg):
-        def aggregate(self, update: ModelUpdate) -> Weights:
-            update.state["thing"] = value
-            return update.average
-
-    message = f"the strategy keeps 'thing', a {type(value).__name__} that a checkpoint cannot hold: keep numbers"
-    with pytest.raises(TrainingError, match=message):
-        parabolas(KeepsAtTheClient())
-    with pytest.raises(ConfigurationError, match=message):
-        parabolas(KeepsAtTheServer())
-
-
-def test_an_update_is_one() -> None:
-    class Bare(FedAvg):
-        def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
-            return weights  # type: ignore[return-value]
-
-    with pytest.raises(TrainingError, match=r"Bare.client_update returned Weights: return ClientUpdate\(weights\)"):
-        parabolas(Bare())
-
-    class Silent(FedAvg):
-        extra_vectors = ("control",)
-
-    with pytest.raises(TrainingError, match=r"Silent.client_update gave the vectors \[\], extra_vectors names"):
-        parabolas(Silent())
-
-
 def test_vectors_are_combined_and_measured_where_they_are_trained_and_shared() -> None:
     """A clipped update: 1 over its length times as long in the linear layer, whole in the statistics of BatchNorm."""
 
@@ -692,24 +540,6 @@ def test_vectors_are_combined_and_measured_where_they_are_trained_and_shared() -
     torch.testing.assert_close(clipped, whole * (0.01 / lengths[0]), rtol=1e-4, atol=1e-6)
     assert torch.equal(found[Clips]["before.0.running_mean"], found[FedAvg]["before.0.running_mean"])
     assert found[Clips]["before.0.num_batches_tracked"] == 2
-
-
-@pytest.mark.parametrize(
-    ("cohort", "message"),
-    [
-        ([0, 1], r"Chooses.select_clients returned list: return a Cohort, such as Cohort.of\(clients\)"),
-        (None, "Chooses.select_clients returned NoneType"),
-        (Cohort.of([0, 7]), "Chooses.select_clients names client 7 and model None: there are 2 clients and 1 models"),
-        (Cohort((Participant(1, 3),)), "Chooses.select_clients names client 1 and model 3: there are 2 clients"),
-    ],
-)
-def test_a_cohort_is_one_of_this_run_s(cohort: Any, message: str) -> None:
-    class Chooses(Callback):
-        def select_clients(self, run: FederatedTrainer) -> Cohort:
-            return cohort
-
-    with pytest.raises(ConfigurationError, match=message):
-        trainer(Chooses()).fit(OneWeight(), TwoParabolas())
 
 
 def test_a_hook_that_is_none_is_named() -> None:

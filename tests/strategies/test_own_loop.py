@@ -81,6 +81,6 @@ def test_what_ranks_know_is_brought_together_in_the_order_of_clients(ranks):
 def test_an_error_on_one_rank_is_raised_on_all(ranks):
     assert ranks[0]["errors"] == ranks[1]["errors"]
     negative, nothing, not_finite = ranks[0]["errors"]
-    assert negative == "ConfigurationError: num_samples=-2.0 on rank 1: give its number of samples, at least 0."
-    assert nothing == "ConfigurationError: num_samples is 0 on every rank: there is nothing to average."
+    assert negative.startswith("ConfigurationError: num_samples=-2.0 on rank 1")
+    assert nothing.startswith("ConfigurationError: num_samples is 0 on every rank")
     assert not_finite.startswith("TrainingError: rank 1: the weights are not finite")

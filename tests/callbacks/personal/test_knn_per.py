@@ -309,7 +309,7 @@ def test_a_resumed_run_has_the_same_figures(tmp_path: Path) -> None:
 
 WAYS: dict[str, tuple[Any, Any, str]] = {
     "FedAvg": (FedAvg, list, "the shared model"),
-    "Ditto": (Ditto, list, "each client's own model, trained beside the shared model"),
+    "Ditto": (Ditto, list, "each client's own model, trained alongside the shared model"),
     "fine-tuned": (
         FedAvg,
         lambda: [FineTuning(steps=2, every_evaluation=True)],
