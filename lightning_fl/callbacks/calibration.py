@@ -61,12 +61,12 @@ class Calibration(Callback):
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Measure the models that are kept, and write the file."""
         checkpoint = trainer.callback(ModelCheckpoint)
-        kept = trainer.federation if checkpoint is None else checkpoint.kept(trainer, trainer.client_stores)
+        kept = trainer.federation if checkpoint is None else checkpoint.kept(trainer, trainer.federation.client_stores)
         names = client_files(trainer.datamodule.client_names())
         users = _users(kept, trainer.num_clients)
         found: dict[str, list[TargetCalibration]] = {}
         # Nobody trained the personal layers of the shared models.
-        for k, model in enumerate(kept.models if trainer.personal is None else ()):
+        for k, model in enumerate(kept.models if trainer.federation.personal is None else ()):
             weights = dict.fromkeys(users[k], model)
             of_model = self._measure(trainer, weights, f"shared_{k}", together=True)
             if of_model is None:

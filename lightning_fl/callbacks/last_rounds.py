@@ -45,12 +45,12 @@ class LastRounds(Callback):
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
         """Evaluate the round, if it is one of the last."""
-        if trainer.current_round <= trainer.max_rounds - self.num or not trainer.loop.evaluates(_SPLIT):
+        if trainer.federation.current_round <= trainer.max_rounds - self.num or not trainer.loop.evaluates(_SPLIT):
             return
         reports = {}
         with trainer.loop.evaluations(_SPLIT):
             for client in trainer.hosted_clients:
-                if client in trainer.absent_clients:
+                if client in trainer.federation.absent_clients:
                     continue
                 weights = trainer.client_model(client)
                 with trainer.around_evaluation(client, weights):
@@ -60,7 +60,7 @@ class LastRounds(Callback):
         found = summarize(trainer.strategy.exchange(reports), trainer.datamodule.client_names())
         named = {metric_name(name, _SPLIT): metric for name, metric in found.items()}
         self._higher |= {name: metric.higher_is_better for name, metric in named.items()}
-        self._rounds[trainer.current_round] = {name: dict(metric.clients) for name, metric in named.items()}
+        self._rounds[trainer.federation.current_round] = {name: dict(metric.clients) for name, metric in named.items()}
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Write the means into the summary."""

@@ -77,30 +77,30 @@ class ModelCheckpoint(Callback):
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         """Compare the round with the best one so far."""
-        if not trainer.fitting or split != "val" or not metrics:
+        if not trainer.round.fitting or split != "val" or not metrics:
             return
         value, higher = self._monitored(metrics)
         if math.isnan(value):
             return
         if self.best_value is None or (value > self.best_value if higher else value < self.best_value):
-            self.best_value, self.best_round = value, trainer.current_round
+            self.best_value, self.best_round = value, trainer.federation.current_round
             self._improved = True
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
         """Save what is due."""
-        due = self.every_n_rounds and trainer.current_round % self.every_n_rounds == 0
+        due = self.every_n_rounds and trainer.federation.current_round % self.every_n_rounds == 0
         if not (due or self._improved):
             return
         improved, self._improved = self._improved, False
         if improved:
             self._best = {
-                "models": [model.clone().state_dict() for model in trainer.models],
-                "collaboration": trainer.collaboration.state_dict(),
-                "absent_clients": sorted(trainer.absent_clients),
+                "models": [model.clone().state_dict() for model in trainer.federation.models],
+                "collaboration": trainer.federation.collaboration.state_dict(),
+                "absent_clients": sorted(trainer.federation.absent_clients),
             }
-            stores = {name: of for name, of in trainer.client_stores.items() if name != _STORE}
+            stores = {name: of for name, of in trainer.federation.client_stores.items() if name != _STORE}
             clients = sorted({client for of in stores.values() for client in of})
-            trainer.client_stores[_STORE] = {
+            trainer.federation.client_stores[_STORE] = {
                 client: {name: of[client] for name, of in stores.items() if client in of} for client in clients
             }
         self._save(trainer, trainer.state_dict(), best=improved)
@@ -109,7 +109,7 @@ class ModelCheckpoint(Callback):
         """Save the end of the run and its models."""
         self._take_up_best(trainer)
         state = trainer.state_dict()
-        if trainer.current_round:
+        if trainer.federation.current_round:
             self._save(trainer, state)
             self._remove_old_files(trainer)
         if not self.save_models:
@@ -137,9 +137,13 @@ class ModelCheckpoint(Callback):
             trainer: at the end of its fit.
             stores: what clients keep, under names; of all clients or of some.
         """
-        models, collaboration, number = trainer.models, trainer.collaboration, trainer.current_round
-        absent: Collection[int] = trainer.absent_clients
-        if self.best_round is not None and self._best is not None and not trainer.models_are_final:
+        models, collaboration, number = (
+            trainer.federation.models,
+            trainer.federation.collaboration,
+            trainer.federation.current_round,
+        )
+        absent: Collection[int] = trainer.federation.absent_clients
+        if self.best_round is not None and self._best is not None and not trainer.federation.models_are_final:
             models, collaboration = self.best_models(trainer)
             stores, number = self._stores_of_best(stores), self.best_round
             absent = self._best.get("absent_clients", absent)
@@ -179,7 +183,7 @@ class ModelCheckpoint(Callback):
         assert self._best is not None
         models = []
         for saved in self._best["models"]:
-            model = trainer.models[0].clone()
+            model = trainer.federation.models[0].clone()
             model.load_state_dict(saved)
             models.append(model)
         return models, Collaboration.from_state_dict(self._best["collaboration"])
@@ -206,7 +210,7 @@ class ModelCheckpoint(Callback):
         names, folder = trainer.client_names, self._folder(trainer)
         state = {**state, "record": trainer.run_log.state_dict()}
         saved = save_state(state, folder, "last", trainer.processes, names, trainer.run_log.token)
-        self.last_round = trainer.current_round
+        self.last_round = trainer.federation.current_round
         if best:
             keep_as(folder / "last.ckpt", saved, folder, "best", trainer.processes)
         trainer.run_log.checkpoint_written()

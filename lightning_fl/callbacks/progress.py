@@ -90,7 +90,7 @@ class ProgressDisplay(Callback):
             self._clients_done, self._doing = 0, ""
             self._refresh(trainer)
         elif self._line_is_due(trainer, now):
-            self._line_round, self._line_time = trainer.current_round, now
+            self._line_round, self._line_time = trainer.federation.current_round, now
             _print_plain(self._plain_line(trainer, now))
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
@@ -98,11 +98,12 @@ class ProgressDisplay(Callback):
         if self._clock is None:
             return
         elapsed = _duration(self._clock.elapsed(time.monotonic()))
-        done, rounds = trainer.current_round, trainer.max_rounds
+        done, rounds = trainer.federation.current_round, trainer.max_rounds
         if done >= rounds:
             text = f"finished {rounds} rounds in {elapsed}"
         else:
-            text = f"{'interrupted' if trainer.interrupted_by else 'stopped'} after round {done}/{rounds}, {elapsed}"
+            how = "interrupted" if trainer.federation.interrupted_by else "stopped"
+            text = f"{how} after round {done}/{rounds}, {elapsed}"
         if self._live is not None:
             self._live.update(self._renderable(trainer, ended=True))
             self._stop()
@@ -123,9 +124,9 @@ class ProgressDisplay(Callback):
 
     def _start(self, trainer: TrainerSurface) -> None:
         now = time.monotonic()
-        self._clock = RoundClock(now, trainer.wall_time_seconds)
+        self._clock = RoundClock(now, trainer.federation.wall_time_seconds)
         self._names = trainer.datamodule.client_names()
-        self._line_round, self._line_time, self._next_refresh = trainer.current_round, now, 0.0
+        self._line_round, self._line_time, self._next_refresh = trainer.federation.current_round, now, 0.0
         console = terminal()
         if console.is_jupyter:
             self._live = _NotebookDisplay()
@@ -137,7 +138,10 @@ class ProgressDisplay(Callback):
         else:
             if trainer.datamodule.source == "stand-in":
                 _print_plain(STAND_IN_LABEL)
-            _print_plain(_title(trainer) + (f", from round {trainer.current_round}" if trainer.current_round else ""))
+            _print_plain(
+                _title(trainer)
+                + (f", from round {trainer.federation.current_round}" if trainer.federation.current_round else "")
+            )
 
     def _stop(self) -> None:
         live, self._live, self._clock = self._live, None, None
@@ -156,7 +160,7 @@ class ProgressDisplay(Callback):
         title = Text(_title(trainer), style="bold")
         if trainer.datamodule.source == "stand-in":
             title = Text.assemble((f" {STAND_IN_LABEL} ", "bold black on yellow"), " ", title)
-        done, rounds = trainer.current_round, trainer.max_rounds
+        done, rounds = trainer.federation.current_round, trainer.max_rounds
         bar = Table.grid(padding=(0, 1), expand=True)
         bar.add_column(no_wrap=True)
         bar.add_column(ratio=1)
@@ -175,13 +179,13 @@ class ProgressDisplay(Callback):
 
     def _plain_line(self, trainer: TrainerSurface, now: float) -> str:
         assert self._clock is not None
-        done, rounds = trainer.current_round, trainer.max_rounds
-        parts = [f"round {done}/{rounds}", f"clients {len(trainer.survivors)}/{trainer.num_clients}"]
+        done, rounds = trainer.federation.current_round, trainer.max_rounds
+        parts = [f"round {done}/{rounds}", f"clients {len(trainer.round.survivors)}/{trainer.num_clients}"]
         times = [f"{_duration(self._clock.elapsed(now))} elapsed", f"{self._left(trainer, now)} left"]
         return " | ".join([*parts, *self._metrics(trainer), *times])
 
     def _line_is_due(self, trainer: TrainerSurface, now: float) -> bool:
-        done = trainer.current_round
+        done = trainer.federation.current_round
         if done == trainer.max_rounds or (self._clock is not None and self._clock.rounds_done == 1):
             return True
         if done % self.every_n_rounds:
@@ -190,7 +194,7 @@ class ProgressDisplay(Callback):
 
     def _left(self, trainer: TrainerSurface, now: float) -> str:
         assert self._clock is not None
-        seconds = self._clock.remaining(trainer.max_rounds - trainer.current_round, now)
+        seconds = self._clock.remaining(trainer.max_rounds - trainer.federation.current_round, now)
         return "?" if seconds is None else _duration(seconds)
 
     def _metrics(self, trainer: TrainerSurface) -> list[str]:
@@ -199,8 +203,8 @@ class ProgressDisplay(Callback):
         texts: list[str] = []
         checkpoint = trainer.callback(ModelCheckpoint)
         monitor = None if checkpoint is None else checkpoint.monitor
-        train: Mapping[str, MetricSummary] = trainer.metrics.get("train", {})
-        validation: Mapping[str, MetricSummary] = trainer.metrics.get("val", {})
+        train: Mapping[str, MetricSummary] = trainer.federation.metrics.get("train", {})
+        validation: Mapping[str, MetricSummary] = trainer.federation.metrics.get("val", {})
         for metrics, wanted in ((train, None), (validation, monitor)):
             name = leading_metric(metrics, wanted)
             if name is not None:

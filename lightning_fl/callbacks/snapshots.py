@@ -43,9 +43,9 @@ class Snapshots(Callback):
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
         """Keep the round's models, and forget those of the earliest round where there are too many."""
-        if trainer.current_round % self.every_n_rounds == 0:
+        if trainer.federation.current_round % self.every_n_rounds == 0:
             self._take_up(trainer)
-            self._kept[trainer.current_round] = [model.clone() for model in trainer.models]
+            self._kept[trainer.federation.current_round] = [model.clone() for model in trainer.federation.models]
             self._kept = dict(sorted(self._kept.items())[-self.num :])
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
@@ -55,7 +55,7 @@ class Snapshots(Callback):
             return
         folder = Path(trainer.log_dir) / "models" / "snapshots"
         for number, models in self._kept.items():
-            of_round = trainer.federation.with_models(list(models), trainer.collaboration, {}, number)
+            of_round = trainer.federation.with_models(list(models), trainer.federation.collaboration, {}, number)
             export_models(of_round, trainer.module, trainer.loop.flat, [], folder / f"round_{number}")
 
     def state_dict(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Snapshots(Callback):
         """Make models of what was loaded, as soon as their form is known."""
         loaded, self._loaded = self._loaded, {}
         for number, saved in sorted(loaded.items()):
-            models = [trainer.models[0].clone() for _ in saved]
+            models = [trainer.federation.models[0].clone() for _ in saved]
             for model, state in zip(models, saved, strict=True):
                 model.load_state_dict(state)
             self._kept[number] = models

@@ -60,14 +60,16 @@ def _fit(made: Namespace, ckpt_path: str | None, arguments: Sequence[str]) -> in
     try:
         trainer.fit(made.model, made.data, ckpt_path=ckpt_path)
     except (KeyboardInterrupt, SystemExit):
-        if trainer.interrupted_by is None:
+        if trainer.federation.interrupted_by is None:
             raise
         if not trainer.is_global_zero:
             return 0
         print(f"run: {trainer.log_dir}", file=sys.stderr)
         if trainer.checkpoint_callback is not None:
-            print(f"To go on from round {trainer.current_round}: {_resume_command(arguments)}", file=sys.stderr)
-        return 128 + trainer.interrupted_by
+            print(
+                f"To go on from round {trainer.federation.current_round}: {_resume_command(arguments)}", file=sys.stderr
+            )
+        return 128 + trainer.federation.interrupted_by
     if is_overridden("test_step", made.model):
         trainer.test(made.model, made.data, ckpt_path=trainer.trained_checkpoint)
     _print_report(trainer)

@@ -138,13 +138,13 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None, pr
     if not trainer.is_global_zero or not trainer.is_set_up:
         return
     console = console or terminal()
-    split: Split = "test" if trainer.metrics.get("test") else "val"
-    metrics = {metric_name(name, split): metric for name, metric in trainer.metrics.get(split, {}).items()}
+    split: Split = "test" if trainer.federation.metrics.get("test") else "val"
+    metrics = {metric_name(name, split): metric for name, metric in trainer.federation.metrics.get(split, {}).items()}
     source = trainer.datamodule.source
     if source == "stand-in":
         console.print(Text(f" {STAND_IN_LABEL} ", "bold black on yellow"))
     if metrics:
-        samples = trainer.evaluated_samples[split]
+        samples = trainer.federation.evaluated_samples[split]
         word = "test" if split == "test" else "validation"
         # Not the table's own title, which would be broken to the table's width.
         console.print(Text(f"{word} of {type(trainer.module).__name__}, data: {source}", "bold"))
@@ -161,7 +161,7 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None, pr
         line = constant_line(metrics, getattr(trainer.datamodule, "target_units", None) or [])
         if line:
             console.print(Text(line), soft_wrap=True)
-        for name, gain in trainer.gains.get(split, {}).items():
+        for name, gain in trainer.federation.gains.get(split, {}).items():
             # Not of every target; and the error of a constant is the same for all models.
             if metric_name(name, split) not in single and any(gain.clients.values()):
                 console.print(Text(gain_line(metric_name(name, split), gain, names)))
@@ -196,8 +196,8 @@ def _ways_on(trainer: "FederatedTrainer", predict: str | None = None) -> Iterato
     checkpoint = trainer.checkpoint_callback
     if checkpoint is not None and checkpoint.best_round is not None and checkpoint.best_value is not None:
         # The test of the best round has gone back to it.
-        rounds = max(trainer.current_round, checkpoint.last_round or 0)
-        monitor = checkpoint.monitor or default_metric(trainer.metrics.get("val", {}))
+        rounds = max(trainer.federation.current_round, checkpoint.last_round or 0)
+        monitor = checkpoint.monitor or default_metric(trainer.federation.metrics.get("val", {}))
         yield f"best round: {checkpoint.best_round} of {rounds} by {monitor}, {checkpoint.best_value:.4g}"
     folder = Path(trainer.log_dir)
     yield f"run: {folder}"

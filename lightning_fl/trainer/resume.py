@@ -33,7 +33,7 @@ def check_fits(trainer: TrainerSurface, state: Mapping[str, Any], path: Path) ->
                 " with the same recipe."
             )
     _check_names(trainer, state, path)
-    own_layout = {name: tuple(vector.shape) for name, vector in trainer.models[0].state_dict().items()}
+    own_layout = {name: tuple(vector.shape) for name, vector in trainer.federation.models[0].state_dict().items()}
     layout = {name: tuple(vector.shape) for name, vector in state["models"][0].items()}
     if layout != own_layout:
         raise CheckpointError(
@@ -75,10 +75,11 @@ def say_differences(path: Path, found: Mapping[str, list[str]]) -> None:
 
 def say_nothing_left(trainer: TrainerSurface, path: Path) -> None:
     """Warn of a fit whose rounds are done."""
-    if trainer.current_round >= trainer.max_rounds:
+    if trainer.federation.current_round >= trainer.max_rounds:
         rank_zero_warn(
-            f"nothing is left to train: {path} is of round {trainer.current_round}, and trainer.max_rounds is"
-            f" {trainer.max_rounds}. Its models are written out as they are; raise trainer.max_rounds to train on."
+            f"nothing is left to train: {path} is of round {trainer.federation.current_round}, and"
+            f" trainer.max_rounds is {trainer.max_rounds}. Its models are written out as they are;"
+            " raise trainer.max_rounds to train on."
         )
 
 

@@ -124,7 +124,12 @@ class Run:
         path = resolve_checkpoint(self._ckpt_path, trainer.fabric, trainer.run_log.root, [*before, *resumed])
         state = None if path is None else load_state(near(path), trainer.fabric)
         trainer.run_log.start(trainer.fabric, fits=stage == "fit")
-        goes_on = stage != "fit" and trainer.is_set_up and trainer.module is self._arguments[0] and bool(trainer.models)
+        goes_on = (
+            stage != "fit"
+            and trainer.is_set_up
+            and trainer.module is self._arguments[0]
+            and bool(trainer.federation.models)
+        )
         trainer.begin(trainer.federation.for_evaluation() if goes_on else Federation())
         if trainer.deterministic:
             _Algorithms(deterministic=True, warn_only=False, benchmark=False).choose()
@@ -141,7 +146,7 @@ class Run:
                 self._take_up(state, path)
                 trainer.ckpt_path = around.ckpt_path = os.fspath(path)
                 if trainer.resumes_fit:
-                    trainer.run_log.replay(path, trainer.current_round, state.get("record"))
+                    trainer.run_log.replay(path, trainer.federation.current_round, state.get("record"))
         except BaseException as error:
             self._clean_up(error)
             raise
@@ -161,7 +166,7 @@ class Run:
         except CheckpointError as error:
             raise CheckpointError(f"{shown}: {error}") from error
         if not evaluates:
-            rank_zero_info(f"goes on after round {trainer.current_round} of {shown}")
+            rank_zero_info(f"goes on after round {trainer.federation.current_round} of {shown}")
             say_nothing_left(trainer, shown)
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
@@ -182,7 +187,7 @@ class Run:
         trainer.strategy.end_work()
         self._steps.end()
         if error is not None:
-            if isinstance(error, LostPeerError) and trainer.fitting:
+            if isinstance(error, LostPeerError) and trainer.round.fitting:
                 error.args = (f"{error} {_how_to_go_on(trainer)}",)
             trainer.strategy.fail(error)  # first of all: the others wait
             trainer.call("on_exception", error)
@@ -202,7 +207,7 @@ class Run:
             self._end_record(error)
         finally:
             trainer.call("teardown", self._stage)
-            trainer.fitting = False
+            trainer.round.fitting = False
             self._algorithms.choose()
             _set_rng_states(self._rng)
 
@@ -480,10 +485,10 @@ def _about(trainer: TrainerSurface, stage: str) -> dict[str, Any]:
         return about
     checkpoint = trainer.callback(ModelCheckpoint)
     about |= {
-        "rounds": trainer.current_round,
-        "wall_time_seconds": round(trainer.wall_time_seconds, 3),
-        "communication": trainer.communication.summary(names),
-        "interrupted": trainer.interrupted_by is not None,
+        "rounds": trainer.federation.current_round,
+        "wall_time_seconds": round(trainer.federation.wall_time_seconds, 3),
+        "communication": trainer.federation.communication.summary(names),
+        "interrupted": trainer.federation.interrupted_by is not None,
         "resumed_from": trainer.ckpt_path,
     }
     if checkpoint is not None:

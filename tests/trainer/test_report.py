@@ -192,11 +192,13 @@ def printed(width, metrics, names=("a", "b"), gains=()):
     datamodule = SimpleNamespace(evaluated_model="the shared model", source="user", client_names=lambda: list(names))
     trainer = SimpleNamespace(
         evaluated_model="the shared model",
-        is_global_zero=True, metrics={"test": metrics}, is_set_up=True, module=None,
-        datamodule=datamodule, log_dir="here",
+        is_global_zero=True, is_set_up=True, module=None, datamodule=datamodule, log_dir="here",
         checkpoint_callback=None,
-        gains={"test": dict(gains)},
-        evaluated_samples={"test": dict.fromkeys(range(len(names)), 5)},
+        federation=SimpleNamespace(
+            metrics={"test": metrics},
+            gains={"test": dict(gains)},
+            evaluated_samples={"test": dict.fromkeys(range(len(names)), 5)},
+        ),
     )  # fmt: skip
     print_report(trainer, Console(file=output, width=width))
     return output.getvalue()
@@ -306,7 +308,9 @@ class TestWaysOn:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).touch()
         checkpoint = SimpleNamespace(best_round=7, best_value=0.25, monitor="val/rmse", last_round=10)
-        trainer = SimpleNamespace(log_dir=str(folder), checkpoint_callback=checkpoint, current_round=7)
+        trainer = SimpleNamespace(
+            log_dir=str(folder), checkpoint_callback=checkpoint, federation=SimpleNamespace(current_round=7)
+        )
         assert list(_ways_on(trainer, f"lightning-fl predict {folder} FILE")) == [
             "best round: 7 of 10 by val/rmse, 0.25",
             f"run: {folder}",

@@ -112,16 +112,18 @@ class CFL(ClientClusters):
         gram = self.gram(trainer, weights, clients)
         if self._first_norm is None:
             self._first_norm = math.sqrt(float(gram.diagonal().max()))
-        if trainer.current_round < self.warm_up_rounds:
+        if trainer.federation.current_round < self.warm_up_rounds:
             return None
         moves: dict[int, int] = {}
         for cluster in sorted({self.clusters[client] for client in clients} - {-1}):
             rows = [row for row, client in enumerate(clients) if self.clusters[client] == cluster]
-            samples = [trainer.num_samples[clients[row]] for row in rows]
+            samples = [trainer.federation.num_samples[clients[row]] for row in rows]
             found = self._split(gram[rows][:, rows], samples)
             if found is not None:
                 sides = 2 * len(self.splits) + 1, 2 * len(self.splits) + 2
-                self.splits.append(ClusterSplit(trainer.current_round + 1, cluster, sides, found.cross_similarity))
+                self.splits.append(
+                    ClusterSplit(trainer.federation.current_round + 1, cluster, sides, found.cross_similarity)
+                )
                 moves |= {client: -1 for client, own in enumerate(self.clusters) if own == cluster}
                 moves |= {clients[row]: sides[side] for row, side in zip(rows, found.labels, strict=True)}
         return moves or None

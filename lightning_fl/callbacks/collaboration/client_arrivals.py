@@ -48,27 +48,27 @@ class ClientArrivals(Callback):
             raise ConfigurationError(
                 "ClientArrivals.rounds: no client is present in round 1; leave at least one out of rounds."
             )
-        trainer.absent_clients = self._absent(trainer)
+        trainer.federation.absent_clients = self._absent(trainer)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Let in who arrives."""
         absent = self._absent(trainer)
-        newcomers = trainer.absent_clients - absent
+        newcomers = trainer.federation.absent_clients - absent
         if newcomers:
-            old = trainer.collaboration
-            samples = torch.tensor(trainer.num_samples, dtype=torch.float64)
-            samples[list(trainer.absent_clients)] = 0.0
+            old = trainer.federation.collaboration
+            samples = torch.tensor(trainer.federation.num_samples, dtype=torch.float64)
+            samples[list(trainer.federation.absent_clients)] = 0.0
             personalisation = old.personalisation.clone()
             personalisation[list(newcomers)] = samples @ old.personalisation / samples.sum()
-            trainer.collaboration = Collaboration(old.aggregation, personalisation)
-        trainer.absent_clients = absent
+            trainer.federation.collaboration = Collaboration(old.aggregation, personalisation)
+        trainer.federation.absent_clients = absent
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Who has trained alone, from the average of others' models, goes on with what it has learned."""
-        old = trainer.collaboration
+        old = trainer.federation.collaboration
         alone = [
             client
-            for client in sorted(trainer.survivors & self._first.keys())
+            for client in sorted(trainer.round.survivors & self._first.keys())
             if old.num_models == old.num_clients
             and old.aggregation[client, client] == 1
             and old.model_of(client) is None
@@ -76,7 +76,7 @@ class ClientArrivals(Callback):
         if alone:
             personalisation = old.personalisation.clone()
             personalisation[alone] = torch.eye(old.num_clients, dtype=personalisation.dtype)[alone]
-            trainer.collaboration = Collaboration(old.aggregation, personalisation)
+            trainer.federation.collaboration = Collaboration(old.aggregation, personalisation)
 
     def _absent(self, trainer: TrainerSurface) -> set[int]:
-        return {client for client, first in self._first.items() if first > trainer.current_round + 1}
+        return {client for client, first in self._first.items() if first > trainer.federation.current_round + 1}

@@ -108,7 +108,7 @@ class ClientClusters(Callback):
         Returns:
             Clusters with those of the newcomers, -1 for one that waits, length n.
         """
-        samples = [trainer.num_samples[client] for client in clients]
+        samples = [trainer.federation.num_samples[client] for client in clients]
         return join_most_similar(self.gram(trainer, weights, clients), samples, clusters)
 
     # -- what it decides by ----------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class ClientClusters(Callback):
         """One model for each cluster that has clients, in the order of their labels."""
         labels = self.assignment
         models = {-1: -1} | {label: model for model, label in enumerate(sorted(set(labels) - {-1}))}
-        return Collaboration.coalitions([models[label] for label in labels], trainer.num_samples)
+        return Collaboration.coalitions([models[label] for label in labels], trainer.federation.num_samples)
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class ClientClusters(Callback):
 
     def select_collaboration(self, trainer: TrainerSurface, weights: Mapping[int, Weights]) -> Collaboration | None:
         """Assign clients, and let newcomers in."""
-        clients = sorted(trainer.survivors)
+        clients = sorted(trainer.round.survivors)
         found = self.assign(trainer, weights, clients)
         self._check(found, trainer.num_clients)
         clusters = [int((found or {}).get(client, own)) for client, own in enumerate(self.clusters)]
@@ -176,7 +176,7 @@ class ClientClusters(Callback):
             before = self.assignments[-1] if self.assignments else labels
             moved = [own not in (-1, label) for own, label in zip(before, labels, strict=True)]
             trainer.log(f"{name}/moved", sum(moved))
-        self.rounds.append(trainer.current_round + 1)
+        self.rounds.append(trainer.federation.current_round + 1)
         self.assignments.append(labels)
 
     def state_dict(self) -> dict[str, Any]:

@@ -14,9 +14,9 @@ __all__ = ["coalition_of", "coalitions", "track_coalitions"]
 
 def coalition_of(trainer: TrainerSurface, client: int) -> int:
     """A client's coalition: the model that it uses, or the one that it uses most; who counts in none is alone."""
-    if not trainer.collaboration.aggregation[:, client].any():
-        return trainer.collaboration.num_models + client
-    return int(trainer.collaboration.personalisation[client].argmax())
+    if not trainer.federation.collaboration.aggregation[:, client].any():
+        return trainer.federation.collaboration.num_models + client
+    return int(trainer.federation.collaboration.personalisation[client].argmax())
 
 
 def coalitions(labels: Sequence[int]) -> dict[int, set[int]]:

@@ -139,33 +139,33 @@ class CollaborationGraph(Callback):
             self._check_validation(trainer)
         else:
             self.candidates = self._given(trainer)
-        trainer.collaboration = Collaboration.local(trainer.num_clients)
+        trainer.federation.collaboration = Collaboration.local(trainer.num_clients)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """The first round trains for ``init_epochs``."""
-        if trainer.current_round == 0 and self.init_epochs is not None:
-            trainer.round_work = LocalWork(None, self.init_epochs)
+        if trainer.federation.current_round == 0 and self.init_epochs is not None:
+            trainer.round.work = LocalWork(None, self.init_epochs)
 
     def select_collaborators(self, trainer: TrainerSurface) -> Collaboration:
         """Every client that took part chooses."""
-        clients = sorted(trainer.survivors)
+        clients = sorted(trainer.round.survivors)
         newcomers = [client for client in clients if client not in self.candidates]
-        due = trainer.current_round - self._last_choice >= self.every_n_rounds
+        due = trainer.federation.current_round - self._last_choice >= self.every_n_rounds
         received = torch.zeros(trainer.num_clients, trainer.num_clients, dtype=torch.int32)
         if self.graph != "greedy":
-            chosen = {k: [j for j in self.candidates[k] if j in trainer.survivors] for k in clients}
+            chosen = {k: [j for j in self.candidates[k] if j in trainer.round.survivors] for k in clients}
             chosen |= {k: [] for k in self.loners if k in chosen}
         else:
             chosen = self._greedy(trainer, clients, newcomers, due, received)
         if due or newcomers == clients:
-            self._last_choice = trainer.current_round
+            self._last_choice = trainer.federation.current_round
         edges = torch.zeros_like(received)
         for k in clients:  # what was not received for the choice is received for the average
             for j in chosen[k]:
                 edges[k, j] = 1
         received = torch.maximum(received, edges)
-        trainer.communication.between_clients(received - edges)  # the average's own are counted with it
-        self.rounds.append(trainer.current_round + 1)
+        trainer.federation.communication.between_clients(received - edges)  # the average's own are counted with it
+        self.rounds.append(trainer.federation.current_round + 1)
         self.chosen.append(chosen)
         self._log(trainer, clients, chosen, received)
         return Collaboration(self._aggregation(trainer, chosen))
@@ -190,7 +190,7 @@ class CollaborationGraph(Callback):
                 return chosen, result.chosen, [*others, *asked]
             if not due:
                 return None
-            possible = [other for other in self.candidates[client] if other in trainer.survivors]
+            possible = [other for other in self.candidates[client] if other in trainer.round.survivors]
             result, _ = self._choose(trainer, client, possible, None)
             return result.never_worse if self.never_worse else result.chosen, None, possible
 
@@ -200,7 +200,7 @@ class CollaborationGraph(Callback):
         for client in clients:
             choice = found[client]
             if choice is None:
-                chosen[client] = [other for other in self._last_of(client, last) if other in trainer.survivors]
+                chosen[client] = [other for other in self._last_of(client, last) if other in trainer.round.survivors]
                 continue
             chosen[client], candidates, asked = choice
             if candidates is not None:
@@ -223,10 +223,10 @@ class CollaborationGraph(Callback):
 
         def fetch(batch: Sequence[int]) -> list[list[Tensor]]:
             asked.extend(batch)
-            return [[vector for _, vector in trainer.models[other].floating()] for other in batch]
+            return [[vector for _, vector in trainer.federation.models[other].floating()] for other in batch]
 
-        own = trainer.models[client]
-        samples = trainer.num_samples
+        own = trainer.federation.models[client]
+        samples = trainer.federation.num_samples
         budget = self.num_collaborators(trainer.num_clients)
         result = batched_greedy_collaborators(
             lambda vectors: self._reward(trainer, client, own, vectors),
@@ -236,7 +236,7 @@ class CollaborationGraph(Callback):
             samples[client],
             fetch,
             budget,
-            generator(trainer.seed, trainer.current_round, client, "collaborators"),
+            generator(trainer.seed, trainer.federation.current_round, client, "collaborators"),
             batch_size=min(budget or _BATCH, _BATCH) if everybody is not None else None,
             everybody=everybody,
         )
@@ -244,18 +244,18 @@ class CollaborationGraph(Callback):
 
     def _sum(self, trainer: TrainerSurface, clients: list[int]) -> list[Tensor]:
         """``sum_i p_i w_i`` of all, which every client's first pass would add up."""
-        total = [torch.zeros_like(v, dtype=torch.float64) for _, v in trainer.models[clients[0]].floating()]
+        total = [torch.zeros_like(v, dtype=torch.float64) for _, v in trainer.federation.models[clients[0]].floating()]
         for client in clients:
-            for part, (_, vector) in zip(total, trainer.models[client].floating(), strict=True):
-                part.add_(vector, alpha=trainer.num_samples[client])
+            for part, (_, vector) in zip(total, trainer.federation.models[client].floating(), strict=True):
+                part.add_(vector, alpha=trainer.federation.num_samples[client])
         return total
 
     def _reward(self, trainer: TrainerSurface, client: int, own: Weights, vectors: list[Tensor]) -> float:
         dtypes = [dtype for dtype, _ in own.floating()]
         weights = Weights({**own.vectors, **dict(zip(dtypes, vectors, strict=True))})
-        personal = trainer.client_stores.get("personal_layers", {}).get(client)
-        if trainer.personal is not None and personal is not None:
-            trainer.personal.insert_(weights, personal)
+        personal = trainer.federation.client_stores.get("personal_layers", {}).get(client)
+        if trainer.federation.personal is not None and personal is not None:
+            trainer.federation.personal.insert_(weights, personal)
         report = trainer.loop.evaluate(client, weights, "val")
         assert report is not None
         name = monitored_metric(report.metrics, self.monitor, default_metric(report.metrics), "CollaborationGraph")
@@ -295,7 +295,7 @@ class CollaborationGraph(Callback):
     def _aggregation(self, trainer: TrainerSurface, chosen: dict[int, list[int]]) -> Tensor:
         """A: row k p-weighted over k and those it chose; who took no part keeps its model."""
         matrix = torch.eye(trainer.num_clients, dtype=torch.float64)
-        samples = torch.tensor(trainer.num_samples, dtype=torch.float64)
+        samples = torch.tensor(trainer.federation.num_samples, dtype=torch.float64)
         for k, others in chosen.items():
             members = [k, *others]
             matrix[k] = 0.0
@@ -318,7 +318,7 @@ class CollaborationGraph(Callback):
             share = sum(j in self.watched for j in others) / len(others) if others else 0.0
             trainer.log("graph/watched_share", share)
         trainer.log("graph/models_received", models)
-        trainer.log("graph/megabytes_received", models * trainer.models[0].num_bytes / 1e6)
+        trainer.log("graph/megabytes_received", models * trainer.federation.models[0].num_bytes / 1e6)
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Write who received how much from whom."""
@@ -327,7 +327,7 @@ class CollaborationGraph(Callback):
         import pandas as pd  # takes a second to import
 
         names = trainer.datamodule.client_names()
-        size = trainer.models[0].num_bytes
+        size = trainer.federation.models[0].num_bytes
         rows = [
             (turn, names[k], names[j], count, count * size, int(j in chosen[k]))
             for turn, chosen, received in zip(self.rounds, self.chosen, self.received, strict=True)

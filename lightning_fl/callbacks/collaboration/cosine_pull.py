@@ -58,12 +58,17 @@ class CosinePull:
         if self.strength == 0:
             return
         spans, store = trainer.loop.averaged_spans(), trainer.client_store(_STORE)
-        norms = [inner_product(trainer.models[client], trainer.models[client], spans) ** 0.5 for client in clients]
+        norms = [
+            inner_product(trainer.federation.models[client], trainer.federation.models[client], spans) ** 0.5
+            for client in clients
+        ]
         hosted = set(trainer.hosted_clients)
         for client, row in zip(clients, rows.tolist(), strict=True):
             if client in hosted:
-                terms = [(weight, trainer.models[clients[place]]) for place, weight in centre_terms(row, norms)]
-                store[client] = linear_combination(trainer.models[client], terms, spans).state_dict()
-        received = sorted(self.clients.intersection(trainer.client_reports))  # when their turns began
-        trainer.communication.add(dict.fromkeys(received, trainer.communication.model_bytes), {})
+                terms = [
+                    (weight, trainer.federation.models[clients[place]]) for place, weight in centre_terms(row, norms)
+                ]
+                store[client] = linear_combination(trainer.federation.models[client], terms, spans).state_dict()
+        received = sorted(self.clients.intersection(trainer.round.reports))  # when their turns began
+        trainer.federation.communication.add(dict.fromkeys(received, trainer.federation.communication.model_bytes), {})
         self.clients |= set(clients)

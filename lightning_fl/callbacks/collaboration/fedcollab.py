@@ -177,7 +177,7 @@ class FedCollab(ClientClusters):
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Let in who arrives: measure its distances and put it where the objective is least."""
-        if trainer.current_round < self.warm_up_rounds:
+        if trainer.federation.current_round < self.warm_up_rounds:
             return
         if max(self.clusters) < 0:
             self._begin(trainer)
@@ -215,7 +215,7 @@ class FedCollab(ClientClusters):
         encoder = self.encoder
         if self.layer is not None:
             encoder = LayerOutput(trainer.module, self.layer)
-            trainer.communication.receive(involved, [trainer.shared_model(involved[0])])
+            trainer.federation.communication.receive(involved, [trainer.shared_model(involved[0])])
             trainer.loop.flat.load(trainer.shared_model(involved[0]))
         features, classes = client_features(trainer.loop, involved, encoder, self.discriminator.label_weight)
         several = trainer.fabric.world_size > 1
@@ -229,7 +229,9 @@ class FedCollab(ClientClusters):
             reduce=(lambda tensor: trainer.strategy.all_reduce(tensor, reduce_op="sum")) if several else None,
         )
         traffic = (found.bytes_received, found.bytes_sent)
-        trainer.communication.add(*(dict(zip(involved, of_each.tolist(), strict=True)) for of_each in traffic))
+        trainer.federation.communication.add(
+            *(dict(zip(involved, of_each.tolist(), strict=True)) for of_each in traffic)
+        )
         record = trainer.run_log.summary.setdefault("fedcollab", {})
         record["measured_pairs"] = record.get("measured_pairs", 0) + len(pairs)
         record["distance_seconds"] = round(record.get("distance_seconds", 0.0) + time.perf_counter() - started, 3)
@@ -245,7 +247,7 @@ class FedCollab(ClientClusters):
     def _judged(self, trainer: TrainerSurface, clients: list[int]) -> tuple[Tensor, Tensor]:
         """The distances [n, n] and numbers of samples [n] of some clients by which their coalitions are judged."""
         distances = self.distances[clients][:, clients]
-        samples = torch.tensor([trainer.num_samples[client] for client in clients], dtype=torch.float64)
+        samples = torch.tensor([trainer.federation.num_samples[client] for client in clients], dtype=torch.float64)
         if self.ignore == "quantities":
             samples = samples.mean().expand(len(clients))
         if self.ignore == "distances" and len(clients) > 1:
@@ -268,7 +270,7 @@ class FedCollab(ClientClusters):
     def _form(self, trainer: TrainerSurface, labels: dict[int, int]) -> None:
         """Make the coalitions those of the run; those who are not there yet belong to none."""
         self.clusters = [labels.get(client, -1) for client in range(trainer.num_clients)]
-        trainer.collaboration = self.collaboration(trainer)
+        trainer.federation.collaboration = self.collaboration(trainer)
         clients = sorted(labels)
         objective = coalition_objective(
             [labels[client] for client in clients],
@@ -309,14 +311,14 @@ class FedCollab(ClientClusters):
                 f"FedCollab.structure={str(run)!r}: the data have no client that it lacks. Give data with the run's"
                 " clients, under the same names, and new ones."
             )
-        initial = trainer.models[0]
+        initial = trainer.federation.models[0]
         self._form(trainer, self._joined(trainer, known, newcomers))
-        trainer.models = [
+        trainer.federation.models = [
             read_model(run, label, trainer.module, trainer.loop.flat) if label in known.values() else initial
-            for label in range(trainer.collaboration.num_models)
+            for label in range(trainer.federation.collaboration.num_models)
         ]
         trains = {self.clusters[client] for client in newcomers}
-        trainer.resting_clients = {
+        trainer.federation.resting_clients = {
             client for client, label in enumerate(self.clusters) if label >= 0 and label not in trains
         }
 
@@ -327,7 +329,9 @@ class FedCollab(ClientClusters):
             names = trainer.datamodule.client_names()
             trainer.run_log.write("distances.csv", distance_table(names, self.distances))
             trainer.run_log.write("distance_errors.csv", distance_table(names, self.distance_errors))
-            trainer.run_log.write("coalitions.csv", coalition_table(names, trainer.num_samples, self.clusters))
+            trainer.run_log.write(
+                "coalitions.csv", coalition_table(names, trainer.federation.num_samples, self.clusters)
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Distances and coalitions."""

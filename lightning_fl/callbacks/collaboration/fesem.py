@@ -78,8 +78,8 @@ class FeSEM(ClientClusters):
     def _centres(self, trainer: TrainerSurface) -> list[Weights]:
         """All K, as they were before the round; in the first one all are the initial model."""
         if not self.assignments:
-            return [trainer.models[0]] * self.num_clusters
-        models = iter(trainer.models)
+            return [trainer.federation.models[0]] * self.num_clusters
+        models = iter(trainer.federation.models)
         device = trainer.fabric.device
         return [
             Weights.from_state_dict(self._empty[k], device) if k in self._empty else next(models)
@@ -95,7 +95,7 @@ class FeSEM(ClientClusters):
         # All started from one model, so that updates are as far apart as weights.
         gram, seed = self.gram(trainer, weights, clients), derive_seed(trainer.seed, "first centres")
         return kmeans_from_gram(
-            gram, self.num_clusters, seed, weights=[trainer.num_samples[client] for client in clients]
+            gram, self.num_clusters, seed, weights=[trainer.federation.num_samples[client] for client in clients]
         )
 
     def _nearest(

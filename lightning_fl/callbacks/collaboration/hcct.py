@@ -131,7 +131,7 @@ class HCCT(ClientClusters):
         """Forget an earlier run; check the layer's name."""
         super().on_fit_start(trainer)
         #: lambda of the paper, in sqrt(samples), from the counts of all clients.
-        self.tradeoff = self.relative_trade_off * math.sqrt(sum(trainer.num_samples) / trainer.num_clients)
+        self.tradeoff = self.relative_trade_off * math.sqrt(sum(trainer.federation.num_samples) / trainer.num_clients)
         self._log_least_cosine()
         warn_beyond_end(self, trainer.max_rounds, every_n_rounds=self.every_n_rounds)
         if self.compared_layer is not None:
@@ -164,15 +164,15 @@ class HCCT(ClientClusters):
         self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]
     ) -> dict[int, int] | None:
         """Partition the participants if a partition is due, into new groups or the old ones."""
-        if trainer.current_round - self._partition_tried < self.every_n_rounds:
+        if trainer.federation.current_round - self._partition_tried < self.every_n_rounds:
             return None
         if self.layer == "auto" and self.compared_layer is None:
             self.compared_layer = self._choose_layer(trainer, weights, clients)
         gram = self.gram(trainer, weights, clients, self._spans(trainer))
         self._remember(gram, clients)
-        self._partition_tried = trainer.current_round
+        self._partition_tried = trainer.federation.current_round
         gram = self._over_rounds(gram, clients)
-        samples = [trainer.num_samples[client] for client in clients]
+        samples = [trainer.federation.num_samples[client] for client in clients]
         partition = partition_from_gram(gram, samples, self.tradeoff, leave_one_out=self.leave_one_out)
         old = [self.clusters[client] for client in clients]
         if self.hysteresis and max(old) >= 0:
@@ -183,7 +183,7 @@ class HCCT(ClientClusters):
             if stays:
                 trainer.log("hcct/utility", kept)
                 return dict(zip(clients, old, strict=True))
-        self._last_partition = trainer.current_round
+        self._last_partition = trainer.federation.current_round
         self.merges, self.merged_clients = partition.merges, list(clients)
         trainer.log("hcct/utility", partition.utility)
         unused = max(self.clusters) + 1
@@ -194,7 +194,7 @@ class HCCT(ClientClusters):
     ) -> list[int]:
         """Add newcomers, one after another, where the total utility gains most."""
         gram = self._over_rounds(self.gram(trainer, weights, clients, self._spans(trainer)), clients)
-        return self._join_newcomers(gram, [trainer.num_samples[client] for client in clients], clusters)
+        return self._join_newcomers(gram, [trainer.federation.num_samples[client] for client in clients], clusters)
 
     def _join_newcomers(self, gram: Tensor, samples: Sequence[int], clusters: Sequence[int]) -> list[int]:
         """Groups [n] of the clients of ``gram``; newcomers have -1 in ``clusters``."""
@@ -253,7 +253,7 @@ class HCCT(ClientClusters):
             layer: torch.cat(list(update_blocks(trainer.loop, weights, clients, spans)), dim=1)
             for layer, spans in by_layer.items()
         }
-        return most_discriminative_layer(updates, [trainer.num_samples[client] for client in clients])
+        return most_discriminative_layer(updates, [trainer.federation.num_samples[client] for client in clients])
 
     def state_dict(self) -> dict[str, Any]:
         """The history of the groups."""

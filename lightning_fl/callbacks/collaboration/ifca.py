@@ -103,12 +103,12 @@ class IFCA(ClientClusters):
         super().on_fit_start(trainer)
         refuse_manual_steps(trainer.loop.module, type(self).__name__)
         first = one_hot(torch.zeros(trainer.num_clients, dtype=torch.long), self.num_clusters).double()
-        trainer.collaboration = Collaboration.from_shares(first, trainer.num_samples)
+        trainer.federation.collaboration = Collaboration.from_shares(first, trainer.federation.num_samples)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Let the models start apart; all callbacks have said by now which layers are personal."""
-        if trainer.current_round == 0:
-            trainer.models = self._initial_models(trainer)
+        if trainer.federation.current_round == 0:
+            trainer.federation.models = self._initial_models(trainer)
 
     def assign_models(self, trainer: TrainerSurface, cohort: Cohort) -> Cohort:
         """Everybody who takes part receives all models and trains the one with the least loss."""
@@ -118,14 +118,14 @@ class IFCA(ClientClusters):
                 " names one for them. Keep one of the two in trainer.callbacks."
             )
         clients = cohort.clients
-        trainer.communication.receive(clients, trainer.models)
-        chosen = self._choose(trainer, clients, trainer.current_round)
+        trainer.federation.communication.receive(clients, trainer.federation.models)
+        chosen = self._choose(trainer, clients, trainer.federation.current_round)
         for client, models in chosen.items():
             self.clusters[client] = models[0]
             self.losses[client] = torch.tensor(self._found[client], dtype=torch.float64)
         loss = math.fsum(min(self._found[client]) for client in clients) / len(clients)
         trainer.log(f"{type(self).__name__.lower()}/loss", loss)
-        samples = torch.tensor(trainer.num_samples, dtype=torch.float64)
+        samples = torch.tensor(trainer.federation.num_samples, dtype=torch.float64)
         beta = (samples / samples.sum()).tolist()
         return Cohort(
             tuple(
@@ -138,34 +138,34 @@ class IFCA(ClientClusters):
         """Where clients are about to be evaluated, each uses what is best for it now."""
         super().on_aggregate_end(trainer)
         self._found = {}
-        done = trainer.current_round + 1
+        done = trainer.federation.current_round + 1
         if done == trainer.max_rounds or trainer.evaluates_after(done):
             self._choose(trainer, trainer.present_clients, done)
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """The same where a run ended early."""
-        if trainer.current_round:
-            self._choose(trainer, trainer.present_clients, trainer.current_round)
+        if trainer.federation.current_round:
+            self._choose(trainer, trainer.present_clients, trainer.federation.current_round)
 
     def _choose(self, trainer: TrainerSurface, clients: Sequence[int], drawn_in: int) -> dict[int, list[int]]:
         """Client -> its best models, the best one first; their average is what it uses from now on."""
         loss = HeldOutLoss(trainer.loop, "train", self.num_samples, "IFCA", drawn_in)
         self._found |= trainer.on_hosts(
             [client for client in clients if client not in self._found],
-            lambda client: [loss.value(client, model) for model in trainer.models],
+            lambda client: [loss.value(client, model) for model in trainer.federation.models],
             f"{type(self).__name__} cannot compare the models",
         )
         losses = torch.tensor([self._found[client] for client in clients], dtype=torch.float64)
         best = losses.argsort(dim=1, stable=True)[:, : self.num_best]  # of equal losses the first
-        personalisation = trainer.collaboration.personalisation.clone()
+        personalisation = trainer.federation.collaboration.personalisation.clone()
         personalisation[list(clients)] = one_hot(best, self.num_clusters).double().mean(1)
-        trainer.collaboration = Collaboration.from_shares(personalisation, trainer.num_samples)
+        trainer.federation.collaboration = Collaboration.from_shares(personalisation, trainer.federation.num_samples)
         return dict(zip(clients, best.tolist(), strict=True))
 
     # -- the first models ----------------------------------------------------------------------------------------
 
     def _initial_models(self, trainer: TrainerSurface) -> list[Weights]:
-        own, name = trainer.models[0], type(self).__name__
+        own, name = trainer.federation.models[0], type(self).__name__
         flat = trainer.loop.flat
         spans = trainer.loop.averaged_spans()
         models = [own]

@@ -83,7 +83,7 @@ class KMeans(ClientClusters):
                 f"KMeans.warm_up_rounds={self.warm_up_rounds} of max_rounds={trainer.max_rounds}: this run ends before"
                 " anything is trained in clusters; give more rounds."
             )
-        trainer.collaboration = Collaboration.local(trainer.num_clients)
+        trainer.federation.collaboration = Collaboration.local(trainer.num_clients)
 
     def assign(self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]) -> None:
         """Nobody moves; newcomers are let in once there are clusters."""
@@ -92,23 +92,23 @@ class KMeans(ClientClusters):
         """Form clusters, once."""
         if self.clustering_round is None:
             alone = Collaboration.local(trainer.num_clients)
-            if trainer.collaboration != alone:
-                trainer.collaboration = alone  # who arrived with others' models goes on with its own
-            self._trained |= trainer.survivors
-            if trainer.current_round + 1 >= self.warm_up_rounds and len(self._trained) >= self.num_clusters:
+            if trainer.federation.collaboration != alone:
+                trainer.federation.collaboration = alone  # who arrived with others' models goes on with its own
+            self._trained |= trainer.round.survivors
+            if trainer.federation.current_round + 1 >= self.warm_up_rounds and len(self._trained) >= self.num_clusters:
                 self._form(trainer)
         super().on_aggregate_end(trainer)
 
     def _form(self, trainer: TrainerSurface) -> None:
         clients = sorted(self._trained)
-        trainer.communication.send(clients)
+        trainer.federation.communication.send(clients)
         gram, seed = gram_matrix(self._centred_weights(trainer, clients)), derive_seed(trainer.seed, "k-means")
         found = kmeans_from_gram(gram, self.num_clusters, seed, self.num_restarts)
         # One decision for all ranks, whatever their hardware makes of the last bits.
         found = trainer.processes.of_ranks(found)[0]
         for client, cluster in zip(clients, found, strict=True):
             self.clusters[client] = cluster
-        self.clustering_round = trainer.current_round + 1
+        self.clustering_round = trainer.federation.current_round + 1
         trainer.federation.regroup(self.collaboration(trainer))
         names = trainer.datamodule.client_names()
         members = [[names[i] for i, own in enumerate(self.clusters) if own == k] for k in range(max(found) + 1)]
@@ -118,7 +118,7 @@ class KMeans(ClientClusters):
     def _centred_weights(trainer: TrainerSurface, clients: Sequence[int]) -> Iterator[Tensor]:
         """The models of clients that train alone less their mean, float64 [n, c] at a time."""
         for dtype, part in column_blocks(trainer.loop.averaged_spans()):
-            block = torch.stack([trainer.models[client].vectors[dtype][part] for client in clients]).double()
+            block = torch.stack([trainer.federation.models[client].vectors[dtype][part] for client in clients]).double()
             yield block - block.mean(0)
 
     def state_dict(self) -> dict[str, Any]:

@@ -82,16 +82,20 @@ class PFedGraph(Callback):
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Give every client a model; check the layers' names."""
         self._compared(trainer)
-        self._initial, self._device = trainer.models[0].clone(), trainer.processes.device
+        self._initial, self._device = trainer.federation.models[0].clone(), trainer.processes.device
         self._pull = CosinePull(-self.lam if self.sign == "pull" else self.lam)
-        trainer.collaboration = Collaboration.local(trainer.num_clients)
-        shares = Collaboration.fedavg(trainer.num_samples).aggregation  # so that the first model counts as sent
-        trainer.collaboration = Collaboration(shares.expand(trainer.num_clients, -1), torch.eye(trainer.num_clients))
+        trainer.federation.collaboration = Collaboration.local(trainer.num_clients)
+        shares = Collaboration.fedavg(
+            trainer.federation.num_samples
+        ).aggregation  # so that the first model counts as sent
+        trainer.federation.collaboration = Collaboration(
+            shares.expand(trainer.num_clients, -1), torch.eye(trainer.num_clients)
+        )
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Keep the model that the run begins with, as other callbacks have made it."""
-        if trainer.current_round == 0:
-            self._initial = trainer.models[0].clone()
+        if trainer.federation.current_round == 0:
+            self._initial = trainer.federation.models[0].clone()
 
     def gradient_correction(self, trainer: TrainerSurface, client: int) -> Callable[[Weights, Weights], None] | None:
         """The pull, from a client's second turn on."""
@@ -99,10 +103,14 @@ class PFedGraph(Callback):
 
     def select_collaborators(self, trainer: TrainerSurface) -> Collaboration:
         """The rows of those who took part."""
-        clients = sorted(trainer.survivors)
-        learned = change_blocks([trainer.models[client] for client in clients], self._initial, self._compared(trainer))
+        clients = sorted(trainer.round.survivors)
+        learned = change_blocks(
+            [trainer.federation.models[client] for client in clients], self._initial, self._compared(trainer)
+        )
         cosines = thresholded_cosines(gram_matrix(learned).cpu(), self.threshold)
-        rows = collaboration_weights(cosines, [trainer.num_samples[client] for client in clients], self.alpha)
+        rows = collaboration_weights(
+            cosines, [trainer.federation.num_samples[client] for client in clients], self.alpha
+        )
         trainer.log("pfedgraph/own", float(rows.diagonal().mean()))
         trainer.log("pfedgraph/cosine", mean_cosine(cosines))
         self._pull.keep_centres(trainer, clients, rows)

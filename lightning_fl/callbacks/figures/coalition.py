@@ -49,13 +49,13 @@ class CoalitionFigure(RoundFigure):
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Draw the distances that the first coalitions come from."""
-        if trainer.current_round == 0:
+        if trainer.federation.current_round == 0:
             self._draw_distances(trainer)
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
         """Keep the round's coalitions; draw what is due."""
         labels = [coalition_of(trainer, client) for client in range(trainer.num_clients)]
-        self.rounds.append(trainer.current_round)
+        self.rounds.append(trainer.federation.current_round)
         self.assignments.append(labels)
         super().on_round_end(trainer)
 
@@ -72,7 +72,11 @@ class CoalitionFigure(RoundFigure):
         """Draw the whole history."""
         if not trainer.is_global_zero or not self.rounds:
             return
-        names, source, done = trainer.datamodule.client_names(), trainer.datamodule.source, trainer.current_round
+        names, source, done = (
+            trainer.datamodule.client_names(),
+            trainer.datamodule.source,
+            trainer.federation.current_round,
+        )
         self._draw_distances(trainer)
         hcct = trainer.callback(HCCT)
         if hcct is not None and hcct.merged_clients:
@@ -112,7 +116,7 @@ class CoalitionFigure(RoundFigure):
                 title="Distances between clients, by coalition",
                 source=trainer.datamodule.source,
             )
-            trainer.run_log.log_figure("distances", figure, trainer.current_round)
+            trainer.run_log.log_figure("distances", figure, trainer.federation.current_round)
 
 
 def _final_labels(hcct: HCCT) -> Sequence[int]:

@@ -25,7 +25,7 @@ class CollaborationFigure(RoundFigure):
         """Draw the collaboration of now."""
         if not trainer.is_global_zero:
             return
-        matrix = trainer.collaboration.matrix
+        matrix = trainer.federation.collaboration.matrix
         if torch.allclose(matrix, matrix[:1].expand_as(matrix)):
             rank_zero_info("CollaborationFigure: all clients use the same average, of which there is nothing to draw")
             return
@@ -33,7 +33,7 @@ class CollaborationFigure(RoundFigure):
             figure = draw_matrix(
                 matrix,
                 trainer.datamodule.client_names(),
-                f"Collaboration after round {trainer.current_round}",
+                f"Collaboration after round {trainer.federation.current_round}",
                 trainer.datamodule.source,
             )
-            trainer.run_log.log_figure("collaboration", figure, trainer.current_round)
+            trainer.run_log.log_figure("collaboration", figure, trainer.federation.current_round)

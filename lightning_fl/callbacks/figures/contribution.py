@@ -41,11 +41,12 @@ class ContributionFigure(RoundFigure):
                 rewards.rounds,
                 _cumulated(rewards.values, trainer.num_clients),
                 trainer.datamodule.client_names(),
-                title=f"Contributions up to round {trainer.current_round}: Shapley values, {_words(rewards)}",
+                title=f"Contributions up to round {trainer.federation.current_round}: Shapley values,"
+                f" {_words(rewards)}",
                 ylabel="cumulated contribution (units of the loss)",
                 source=trainer.datamodule.source,
             )
-            trainer.run_log.log_figure("contributions", figure, trainer.current_round)
+            trainer.run_log.log_figure("contributions", figure, trainer.federation.current_round)
 
 
 def _cumulated(values: list[dict[int, float]], num_clients: int) -> Tensor:

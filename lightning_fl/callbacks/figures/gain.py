@@ -46,11 +46,11 @@ class GainFigure(Callback):
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Draw the last validation."""
-        if trainer.metrics.get("val"):
-            self._draw(trainer, "val", trainer.metrics["val"])
+        if trainer.federation.metrics.get("val"):
+            self._draw(trainer, "val", trainer.federation.metrics["val"])
 
     def _draw(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
-        names = {metric_name(name, split): name for name in trainer.gains.get(split, {})}
+        names = {metric_name(name, split): name for name in trainer.federation.gains.get(split, {})}
         if not names:  # a checkpoint without local models; LocalReference said so
             return
         chosen = self.metric or next((short for short in names if "loss" not in short), next(iter(names)))
@@ -68,10 +68,10 @@ class GainFigure(Callback):
                 trainer.datamodule.client_names(),
                 metric=chosen,
                 higher_is_better=metric.higher_is_better,
-                title=f"Gain over local training, {split}, round {trainer.current_round}",
+                title=f"Gain over local training, {split}, round {trainer.federation.current_round}",
                 source=trainer.datamodule.source,
-                labels=trainer.collaboration.personalisation.argmax(1).tolist()
-                if trainer.collaboration.num_models > 1
+                labels=trainer.federation.collaboration.personalisation.argmax(1).tolist()
+                if trainer.federation.collaboration.num_models > 1
                 else None,
             )
-            trainer.run_log.log_figure(f"gain_{split}", figure, trainer.current_round)
+            trainer.run_log.log_figure(f"gain_{split}", figure, trainer.federation.current_round)

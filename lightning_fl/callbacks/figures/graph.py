@@ -59,7 +59,7 @@ class GraphFigure(Callback):
                 trainer.datamodule.source,
                 panels=self.panels,
             )
-            trainer.run_log.log_figure("graph", figure, trainer.current_round)
+            trainer.run_log.log_figure("graph", figure, trainer.federation.current_round)
 
     def _graph(self, trainer: TrainerSurface) -> CollaborationGraph:
         before = trainer.callbacks[: trainer.callbacks.index(self)]

@@ -67,7 +67,7 @@ class HeldOutFigure(Callback):
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         """Draw after ``test`` or ``validate``; a fit's own validations are left to :meth:`on_fit_end`."""
-        if split == self.split and not trainer.fitting:
+        if split == self.split and not trainer.round.fitting:
             self._show(trainer)
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
@@ -112,7 +112,7 @@ class HeldOutFigure(Callback):
             if isinstance(figure, str):
                 self._say_nothing(figure)
             else:
-                trainer.run_log.log_figure(name, figure, trainer.current_round)
+                trainer.run_log.log_figure(name, figure, trainer.federation.current_round)
 
     def _say_nothing(self, problem: str) -> None:
         rank_zero_warn(f"{type(self).__name__} draws nothing: {problem}")

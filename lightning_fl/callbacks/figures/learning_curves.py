@@ -41,11 +41,13 @@ class LearningCurves(Callback):
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
         """Keep the round's values."""
-        train: Mapping[str, MetricSummary] = trainer.metrics.get("train", {})
+        train: Mapping[str, MetricSummary] = trainer.federation.metrics.get("train", {})
         name = leading_metric(train)
         if name is not None:
-            self._record(trainer.current_round, name, train[name])
-        validation: Mapping[str, MetricSummary] = trainer.metrics.get("val", {}) if trainer.evaluated_this_round else {}
+            self._record(trainer.federation.current_round, name, train[name])
+        validation: Mapping[str, MetricSummary] = (
+            trainer.federation.metrics.get("val", {}) if trainer.round.evaluated else {}
+        )
         if not validation:
             return
         name = leading_metric(validation, self.monitor)
@@ -55,7 +57,7 @@ class LearningCurves(Callback):
                 f"LearningCurves.monitor={self.monitor!r} is not logged in validation. Logged are:"
                 f" {', '.join(validation)}."
             )
-        self._record(trainer.current_round, name, validation[name])
+        self._record(trainer.federation.current_round, name, validation[name])
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Draw the whole history."""
@@ -68,7 +70,7 @@ class LearningCurves(Callback):
                 {name: self._curve(name, "worst") for name in self.history},
                 trainer.datamodule.source,
             )
-            trainer.run_log.log_figure("learning_curves", figure, trainer.current_round)
+            trainer.run_log.log_figure("learning_curves", figure, trainer.federation.current_round)
 
     def state_dict(self) -> dict[str, Any]:
         """The history."""

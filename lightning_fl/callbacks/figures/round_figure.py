@@ -22,7 +22,7 @@ class RoundFigure(Callback):
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
         """Draw what is due; the last round is drawn by :meth:`on_fit_end`."""
-        done = trainer.current_round
+        done = trainer.federation.current_round
         if self.every_n_rounds and done % self.every_n_rounds == 0 and done < trainer.max_rounds:
             self.draw(trainer)
 

@@ -64,7 +64,7 @@ class SamplingWeightsFigure(RoundFigure):
         self.rounds, self._rows = list(state["rounds"]), list(state["history"])
 
     def _record(self, trainer: TrainerSurface) -> None:
-        self.rounds.append(trainer.current_round)
+        self.rounds.append(trainer.federation.current_round)
         self._rows.append(_sampling_weights(trainer).detach().to("cpu", torch.float64, copy=True))
 
     def draw(self, trainer: TrainerSurface) -> None:
@@ -76,12 +76,12 @@ class SamplingWeightsFigure(RoundFigure):
                 self.rounds,
                 self.history,
                 trainer.datamodule.client_names(),
-                title=f"Sampling weights up to round {trainer.current_round}",
+                title=f"Sampling weights up to round {trainer.federation.current_round}",
                 ylabel="sampling weight λ",
                 source=trainer.datamodule.source,
                 reference=("uniform", 1 / trainer.num_clients),
             )
-            trainer.run_log.log_figure("sampling_weights", figure, trainer.current_round)
+            trainer.run_log.log_figure("sampling_weights", figure, trainer.federation.current_round)
 
 
 def _sampling_weights(trainer: TrainerSurface) -> Tensor:

@@ -75,13 +75,13 @@ class TierFigures(RoundFigure):
                 draw_tier_contributions,
                 _cumulated(rewards.by_model, trainer.num_clients),
                 trainer.datamodule.client_names(),
-                title=f"Contributions up to round {trainer.current_round}",
+                title=f"Contributions up to round {trainer.federation.current_round}",
                 label="cumulated Shapley value (units of the loss)",
                 source=trainer.datamodule.source,
             )
         for name, draw in (figures | _of_validation(trainer)).items():
             with drawing(name):
-                trainer.run_log.log_figure(name, draw(), trainer.current_round)
+                trainer.run_log.log_figure(name, draw(), trainer.federation.current_round)
 
 
 def _of_tiers(trainer: TrainerSurface, tiers: TierBidding) -> "dict[str, Callable[[], Figure]]":
@@ -129,7 +129,7 @@ def _of_tokens(trainer: TrainerSurface, tiers: TierBidding) -> "dict[str, Callab
 
 def _of_validation(trainer: TrainerSurface) -> "dict[str, Callable[[], Figure]]":
     """The leading metric of the clients' own models, and of their local training."""
-    metrics = trainer.metrics.get("val") or ClientMetrics()
+    metrics = trainer.federation.metrics.get("val") or ClientMetrics()
     own = [name for name in metrics if not name.startswith("val/local/")]
     # Accuracy and the like before a loss: the figures of the paper are of accuracy.
     leading = next((name for name in own if metrics[name].higher_is_better), own[0] if own else None)
@@ -145,7 +145,7 @@ def _of_validation(trainer: TrainerSurface) -> "dict[str, Callable[[], Figure]]"
         draw_cdf,
         series,
         quantity=f"{short} (validation)",
-        title=f"Clients' own models after round {trainer.current_round}",
+        title=f"Clients' own models after round {trainer.federation.current_round}",
         source=trainer.datamodule.source,
     )
     return {f"personal_{short}": figure}

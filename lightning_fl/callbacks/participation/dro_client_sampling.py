@@ -160,8 +160,8 @@ class DROClientSampling(Callback):
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Of AFL: training goes on from the latest model, not from the average."""
         if self._latest is not None:
-            self._mean = trainer.models[0]
-            trainer.models = [Weights.from_state_dict(self._latest, trainer.fabric.device)]
+            self._mean = trainer.federation.models[0]
+            trainer.federation.models = [Weights.from_state_dict(self._latest, trainer.fabric.device)]
             self._latest = None
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
@@ -170,9 +170,10 @@ class DROClientSampling(Callback):
 
     def select_clients(self, trainer: TrainerSurface) -> Cohort:
         """``c`` draws from lambda, each of them a turn of weight 1; or all clients, each with its lambda."""
-        if trainer.collaboration.num_models != 1:
+        num_models = trainer.federation.collaboration.num_models
+        if num_models != 1:
             raise ConfigurationError(
-                f"DROClientSampling needs one shared model, the collaboration has {trainer.collaboration.num_models}:"
+                f"DROClientSampling needs one shared model, the collaboration has {num_models}:"
                 " leave out either it or the callback that sets the collaboration."
             )
         assert trainer.local_steps is not None
@@ -182,13 +183,13 @@ class DROClientSampling(Callback):
             there = torch.zeros_like(self.weights)
             there[present] = self.weights[present] / self.weights[present].sum()
         if self.method == "afl":
-            self._ask(trainer, present, trainer.models[0], sent=trainer.models[0])
+            self._ask(trainer, present, trainer.federation.models[0], sent=trainer.federation.models[0])
             return _everybody(there)
         size = len(present) if self.cohort == "all" else self.cohort_size or trainer.num_clients
         self.snapshot_step = int(torch.randint(1, trainer.local_steps + 1, (), generator=trainer.generator("snapshot")))
         asked = draw_subset(len(present), min(size, len(present)), trainer.generator("loss clients"))
         self._loss_clients = [present[position] for position in asked.tolist()]
-        self._snapshots, self._done = WeightedSum(trainer.models[0]), {}
+        self._snapshots, self._done = WeightedSum(trainer.federation.models[0]), {}
         if self.cohort == "all":
             return _everybody(there)
         counts = draw_cohort(there, size, trainer.generator("cohort"))
@@ -210,16 +211,16 @@ class DROClientSampling(Callback):
         if self.method == "afl":
             return
         assert self._snapshots is not None
-        assert trainer.participant is not None
-        assert trainer.participant.weight is not None
-        weight = trainer.participant.weight
+        assert trainer.round.participant is not None
+        assert trainer.round.participant.weight is not None
+        weight = trainer.round.participant.weight
         self._snapshots.add_(trainer.client_weights() if self._snapshot is None else self._snapshot, weight)
         total, later = self._done.get(client, (0.0, 0))
         self._done[client] = total + weight, later + (self._steps > self.snapshot_step)
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Ascend the losses, of ``U_s`` at the averaged snapshot or AFL's; where nobody took part, there are none."""
-        if not trainer.survivors:
+        if not trainer.round.survivors:
             if self._mean is not None:
                 self._lay_aside(trainer, self._mean)
             return
@@ -252,17 +253,17 @@ class DROClientSampling(Callback):
         assert self._snapshots is not None
         if trainer.fabric.world_size > 1:
             self._snapshots.reduce_(trainer.strategy)
-        done = trainer.on_hosts(trainer.survivors, self._done.__getitem__, "DROClientSampling averages snapshots")
+        done = trainer.on_hosts(trainer.round.survivors, self._done.__getitem__, "DROClientSampling averages snapshots")
         snapshot = self._snapshots.value(math.fsum(weight for weight, _ in done.values()))
         self._snapshots = self._snapshot = None
         # A turn that went on after step t' sends two models; where none did, the snapshots' average is the new one.
         twice = [client for client, (_, later) in done.items() for _ in range(later)]
-        trainer.communication.send(twice)
-        self._ask(trainer, self._loss_clients, snapshot, sent=snapshot if twice else trainer.models[0])
+        trainer.federation.communication.send(twice)
+        self._ask(trainer, self._loss_clients, snapshot, sent=snapshot if twice else trainer.federation.models[0])
 
     def _ask(self, trainer: TrainerSurface, clients: list[int], weights: Weights, sent: Weights) -> None:
         """The losses of some clients at some weights, which they receive as ``sent`` if they do not hold them."""
-        trainer.communication.receive(clients, [sent])
+        trainer.federation.communication.receive(clients, [sent])
         self._losses = trainer.on_hosts(
             clients,
             lambda client: trainer.training_loss(client, weights, self.num_loss_batches, "sampling weights"),
@@ -272,7 +273,7 @@ class DROClientSampling(Callback):
     def _average(self, trainer: TrainerSurface) -> None:
         """Take w_t into the average of all so far; of whole numbers the latest are kept."""
         self._num_averaged += 1
-        mean = trainer.models[0].clone()
+        mean = trainer.federation.models[0].clone()
         if self._mean is not None:
             for dtype, vector in mean.floating():
                 before = self._mean.vectors[dtype]
@@ -281,8 +282,8 @@ class DROClientSampling(Callback):
 
     def _lay_aside(self, trainer: TrainerSurface, mean: Weights) -> None:
         """Put the average in the place of w_t until the next round."""
-        self._latest = trainer.models[0].clone().state_dict()
-        self._mean, trainer.models = None, [mean]
+        self._latest = trainer.federation.models[0].clone().state_dict()
+        self._mean, trainer.federation.models = None, [mean]
 
     def _finite(self, trainer: TrainerSurface, losses: Mapping[int, float]) -> dict[int, float]:
         """The losses that are numbers. A client whose is none has failed, and is left out where failing ones are."""

@@ -58,11 +58,11 @@ class BestClientModels(Callback):
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """A resumed run trains the models of the last round."""
-        trainer.client_stores.pop("final_models", None)
+        trainer.federation.client_stores.pop("final_models", None)
 
     def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
         """Judge what local training left."""
-        due = trainer.current_round + 1
+        due = trainer.federation.current_round + 1
         if not self.before_averaging or (due % trainer.check_val_every_n_rounds and due != trainer.max_rounds):
             return
         weights = trainer.client_weights()
@@ -76,13 +76,13 @@ class BestClientModels(Callback):
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         """Keep the models of the clients that improved."""
-        if split != "val" or not trainer.fitting or not metrics:
+        if split != "val" or not trainer.round.fitting or not metrics:
             return
         metric = metrics[self._metric(metrics)]
         for client in trainer.hosted_clients:
             value = metric.clients.get(client, math.nan)
             model = trainer.client_model(client)
-            self._keep_better(trainer, client, value, metric.higher_is_better, model, trainer.current_round)
+            self._keep_better(trainer, client, value, metric.higher_is_better, model, trainer.federation.current_round)
 
     def _metric(self, logged: Collection[str]) -> str:
         return monitored_metric(logged, self.monitor, default_metric(logged), "BestClientModels")
@@ -98,12 +98,12 @@ class BestClientModels(Callback):
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
         """The kept ones, once the rounds are over."""
-        return f"{model}, of its best round" if trainer.models_are_final else model
+        return f"{model}, of its best round" if trainer.federation.models_are_final else model
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """The kept models are the run's result."""
-        if trainer.interrupted_by:  # the rounds are not over; a resumed run will come here
+        if trainer.federation.interrupted_by:  # the rounds are not over; a resumed run will come here
             return
         for client, best in trainer.client_store("best_models").items():
             trainer.client_store("final_models").setdefault(client, best["weights"])  # fine-tuned ones stay
-        trainer.models_are_final = True
+        trainer.federation.models_are_final = True

@@ -111,7 +111,7 @@ class FedSoft(OwnModels):
         if self.importance and self.clients_per_model is not None:
             chosen = drawn_participants(trainer, chosen, self.clients_per_model)
         if self.importance:
-            trainer.communication.receive([one.client for one in chosen], trainer.models)
+            trainer.federation.communication.receive([one.client for one in chosen], trainer.federation.models)
         return Cohort(tuple(chosen))
 
     def gradient_correction(self, trainer: TrainerSurface, client: int) -> Callable[[Weights, Weights], None] | None:
@@ -119,4 +119,4 @@ class FedSoft(OwnModels):
         if self.lam == 0 or not self.importance:
             return None
         importance = floored_importance(self.importance[-1][client], self.sigma)
-        return proximal_pull(trainer.models, importance, self.lam, trainer.loop.averaged_spans())
+        return proximal_pull(trainer.federation.models, importance, self.lam, trainer.loop.averaged_spans())

@@ -36,7 +36,7 @@ def drawn_participants(trainer: TrainerSurface, possible: Sequence[Participant],
         )
     feeds: dict[int, list[int]] = {}
     clients = [one.client for one in possible]
-    for model, weights in enumerate(trainer.collaboration.aggregation[:, clients]):
+    for model, weights in enumerate(trainer.federation.collaboration.aggregation[:, clients]):
         if float(weights.sum()) > 0:
             for place in draw_contributors(weights, number, trainer.generator("fedsoft", model)):
                 feeds.setdefault(place, []).append(model)

@@ -47,7 +47,7 @@ class FineTuning(Callback):
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
         """What was fine-tuned, and how far."""
-        if not (self.every_evaluation or trainer.models_are_final):
+        if not (self.every_evaluation or trainer.federation.models_are_final):
             return model
         work = self._work(trainer)
         count, unit = (work.epochs, "epoch") if work.steps is None else (work.steps, "step")
@@ -73,11 +73,13 @@ class FineTuning(Callback):
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """A resumed run trains the shared models."""
-        trainer.client_stores.pop("final_models", None)
+        trainer.federation.client_stores.pop("final_models", None)
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Train every client's model."""
-        if self.every_evaluation or trainer.interrupted_by:  # the rounds are not over; a resumed run will come here
+        if (
+            self.every_evaluation or trainer.federation.interrupted_by
+        ):  # the rounds are not over; a resumed run will come here
             return
         work = self._work(trainer)
         starts = self._starts(trainer)
@@ -94,15 +96,15 @@ class FineTuning(Callback):
             if trainer.on_client_error == "fail":
                 raise TrainingError(f"{text} The run's checkpoints hold the models before fine-tuning.")
             rank_zero_warn(f"{text} It keeps its model.")
-        trainer.models_are_final = True
+        trainer.federation.models_are_final = True
 
     def _starts(self, trainer: TrainerSurface) -> dict[int, Weights]:
         """What each hosted client uses before fine-tuning."""
-        clients = [client for client in trainer.hosted_clients if client not in trainer.absent_clients]
+        clients = [client for client in trainer.hosted_clients if client not in trainer.federation.absent_clients]
         if trainer.callback(BestClientModels) is not None:
             kept, device = trainer.client_store("best_models"), trainer.fabric.device
             known = [client for client in clients if client in kept]
             return {client: Weights.from_state_dict(kept[client]["weights"], device) for client in known}
         checkpoint = trainer.callback(ModelCheckpoint)
-        best = None if checkpoint is None else checkpoint.kept(trainer, trainer.client_stores)
+        best = None if checkpoint is None else checkpoint.kept(trainer, trainer.federation.client_stores)
         return {client: trainer.loop.client_model(client, best) for client in clients}

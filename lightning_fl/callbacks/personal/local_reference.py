@@ -56,7 +56,7 @@ class LocalReference(Callback):
         if self.run is not None:
             self._figures = _read_figures(Path(self.run), trainer)
             return
-        start = trainer.models[0].clone().state_dict()
+        start = trainer.federation.models[0].clone().state_dict()
         for client in trainer.hosted_clients:
             own = start
             if client in trainer.federation.personal_layers:  # the scale of its own targets, say
@@ -70,7 +70,7 @@ class LocalReference(Callback):
         store = trainer.client_store(_STORE)
         losses: dict[int, tuple[float | None, str | None]] = {}
         for client in trainer.hosted_clients:
-            if client in trainer.absent_clients:
+            if client in trainer.federation.absent_clients:
                 continue
             state = ClientState(**store[client]["state"])
             try:
@@ -85,7 +85,8 @@ class LocalReference(Callback):
         everyone = trainer.strategy.exchange(losses)
         for client, (_, problem) in everyone.items():
             if problem is not None:
-                text = f"the local model of client {client} failed in round {trainer.current_round + 1}: {problem}"
+                number = trainer.federation.current_round + 1
+                text = f"the local model of client {client} failed in round {number}: {problem}"
                 if trainer.on_client_error == "fail":
                     raise TrainingError(f"{text} It serves as the reference (LocalReference).")
                 rank_zero_warn(f"{text} Its weights stay as they were before the round.")
@@ -96,7 +97,7 @@ class LocalReference(Callback):
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         """Evaluate the local models likewise and take the differences."""
         reference = self._reference(trainer, split, metrics)
-        trainer.gains[split] = {
+        trainer.federation.gains[split] = {
             name: summarize_gains(metric.clients, reference[name].clients, metric.higher_is_better)
             for name, metric in list(metrics.items())
             if name in reference
@@ -112,7 +113,7 @@ class LocalReference(Callback):
             return ClientMetrics()
         reports: dict[int, Any] = {}
         for client in trainer.hosted_clients:
-            if client not in trainer.absent_clients:
+            if client not in trainer.federation.absent_clients:
                 report = trainer.loop.evaluate(client, _weights(trainer, client), split)
                 if report is not None:
                     reports[client] = report.metrics

@@ -18,4 +18,4 @@ class LocalTraining(Callback):
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Everybody alone."""
-        trainer.collaboration = Collaboration.local(trainer.num_clients)
+        trainer.federation.collaboration = Collaboration.local(trainer.num_clients)

@@ -21,7 +21,7 @@ class OwnModels(SoftAveraging):
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
         """Where clients go on from their own models, these."""
-        return "each client's own model" if trainer.client_stores.get("own_models") else model
+        return "each client's own model" if trainer.federation.client_stores.get("own_models") else model
 
     def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
         """What a client has learned is its model."""
@@ -29,7 +29,7 @@ class OwnModels(SoftAveraging):
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Estimate the importance weights anew, where that is due."""
-        self.trained |= trainer.survivors
+        self.trained |= trainer.round.survivors
         super().on_aggregate_end(trainer)
 
     def state_dict(self) -> dict[str, Any]:

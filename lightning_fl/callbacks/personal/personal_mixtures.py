@@ -40,22 +40,22 @@ class PersonalMixtures:
             trainer: its collaboration is changed.
             by_split: what ``weigh`` gives for ``split``.
         """
-        done = trainer.current_round + 1
+        done = trainer.federation.current_round + 1
         if done == trainer.max_rounds or trainer.evaluates_after(done):
             self._set(trainer, by_split, done)
 
     def set_at_the_end(self, trainer: TrainerSurface, by_split: Callable[[], Tensor]) -> None:
         """In ``on_fit_end``: of a run that ended early, in a round after which nobody was evaluated."""
-        if trainer.current_round != self.round:
-            self._set(trainer, by_split(), trainer.current_round)
+        if trainer.federation.current_round != self.round:
+            self._set(trainer, by_split(), trainer.federation.current_round)
 
     def _set(self, trainer: TrainerSurface, by_split: Tensor, done: int) -> None:
         mixtures = by_split
         if self.personal_split != self.split:
             own = self._weigh(trainer, self.personal_split)
             mixtures = torch.where(own.isnan(), by_split, own)
-        old = trainer.collaboration
-        trainer.collaboration = Collaboration(
+        old = trainer.federation.collaboration
+        trainer.federation.collaboration = Collaboration(
             old.aggregation, torch.where(mixtures.isnan(), old.personalisation, mixtures)
         )
         self.round = done

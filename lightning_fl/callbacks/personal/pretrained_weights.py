@@ -75,11 +75,11 @@ class PretrainedWeights(Callback):
             self._hold(trainer, {*trainer.federation.constant, *self._names})
             if not trainer.resumes_fit:
                 size = sum(parameter.numel() * parameter.element_size() for parameter in part.parameters())
-                trainer.communication.add(dict.fromkeys(range(trainer.num_clients), size), {})
+                trainer.federation.communication.add(dict.fromkeys(range(trainer.num_clients), size), {})
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Begin to train what was frozen so long."""
-        if self.unfreeze_after is not None and trainer.current_round == self.unfreeze_after:
+        if self.unfreeze_after is not None and trainer.federation.current_round == self.unfreeze_after:
             self._hold(trainer, trainer.federation.constant - {*self._names})
 
     def state_dict(self) -> dict[str, Any]:

@@ -139,22 +139,24 @@ class SoftAveraging(Callback):
         labels = [0] * count
         for place, client in enumerate(order):
             labels[client] = place % self.num_models
-        trainer.collaboration = Collaboration.coalitions(labels, trainer.num_samples)
+        trainer.federation.collaboration = Collaboration.coalitions(labels, trainer.federation.num_samples)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Train from the mixtures by importance, whatever clients were evaluated with."""
         if self.importance and self.personal_split != self.split:
-            trainer.collaboration = Collaboration(trainer.collaboration.aggregation, self.importance[-1])
+            trainer.federation.collaboration = Collaboration(
+                trainer.federation.collaboration.aggregation, self.importance[-1]
+            )
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Estimate the importance weights anew, where that is due."""
-        since = trainer.current_round + 1 - self.initial_rounds
+        since = trainer.federation.current_round + 1 - self.initial_rounds
         if since >= 0 and since % self.every_n_rounds == 0:
-            trainer.communication.receive(trainer.active_clients, trainer.models)
+            trainer.federation.communication.receive(trainer.active_clients, trainer.federation.models)
             importance = self._weigh(trainer, self.split)
             importance = torch.where(importance.isnan(), 1 / self.num_models, importance)  # away or at rest
-            trainer.collaboration = self._collaboration(importance, trainer.num_samples)
-            self.rounds.append(trainer.current_round + 1)
+            trainer.federation.collaboration = self._collaboration(importance, trainer.federation.num_samples)
+            self.rounds.append(trainer.federation.current_round + 1)
             self.importance.append(importance)
             for model, mean in enumerate(importance[trainer.active_clients].mean(0).tolist()):
                 trainer.log(f"{self._curve}/{model}/importance", mean)
@@ -175,7 +177,7 @@ class SoftAveraging(Callback):
         loss = HeldOutLoss(trainer.loop, split, self.num_samples, f"soft averaging by {split}")
         shares = trainer.on_hosts(
             trainer.active_clients,
-            lambda client: _shares(loss, client, trainer.models),
+            lambda client: _shares(loss, client, trainer.federation.models),
             f"{self._name} cannot compare the models",
         )
         found = torch.full((trainer.num_clients, self.num_models), float("nan"), dtype=torch.float64)

@@ -182,14 +182,14 @@ class ShapleyRewards(Callback):
         chosen = [*trainer.callbacks_with("select_clients"), *trainer.callbacks_with("select_collaboration")]
         if self.method != "exact" or chosen:
             return
-        present = set(trainer.present_clients) - trainer.resting_clients
-        for row in trainer.collaboration.aggregation.tolist():
+        present = set(trainer.present_clients) - trainer.federation.resting_clients
+        for row in trainer.federation.collaboration.aggregation.tolist():
             self._check_number(sum(weight > 0 and client in present for client, weight in enumerate(row)))
 
     def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
         """Keep what the client learned until the models are averaged."""
         if self._due(trainer):
-            part = trainer.participant
+            part = trainer.round.participant
             assert part is not None
             learned, key = trainer.client_weights().clone(), (client, part.model)
             if part.draw and key in self._kept:  # of a client drawn several times: the mean of its turns
@@ -211,10 +211,12 @@ class ShapleyRewards(Callback):
         models = {}
         for model, of_clients in shares.items():
             learned = {client: kept for (client, of), kept in self._kept.items() if of in (None, model)}
-            valuation = ModelValuation(trainer.loop, loss, starts[model], trainer.models[model], of_clients, learned)
+            valuation = ModelValuation(
+                trainer.loop, loss, starts[model], trainer.federation.models[model], of_clients, learned
+            )
             models[model] = self._value(trainer, model, valuation)
         self._kept.clear()
-        self.rounds.append(trainer.current_round + 1)
+        self.rounds.append(trainer.federation.current_round + 1)
         self.by_model.append(models)
         self._log(trainer)
 
@@ -256,7 +258,7 @@ class ShapleyRewards(Callback):
     # -- its parts -----------------------------------------------------------------------------------------------
 
     def _due(self, trainer: TrainerSurface) -> bool:
-        return (trainer.current_round + 1) % self.every_n_rounds == 0
+        return (trainer.federation.current_round + 1) % self.every_n_rounds == 0
 
     def _value(self, trainer: TrainerSurface, model: int, valuation: ModelValuation) -> dict[int, float]:
         """Client -> psi in one model."""
@@ -272,7 +274,7 @@ class ShapleyRewards(Callback):
             number = self.num_permutations or _PERMUTATIONS
             estimate = shapley_permutations(value, len(clients), draws, num_permutations=number)
             name = "contribution/standard_error"
-            trainer.log(name, max(trainer.round_metrics.get(name, 0.0), float(estimate.standard_errors.max())))
+            trainer.log(name, max(trainer.round.logged.get(name, 0.0), float(estimate.standard_errors.max())))
             found = estimate.values
         return dict(zip(clients, found.tolist(), strict=True))
 

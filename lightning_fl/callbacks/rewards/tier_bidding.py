@@ -204,9 +204,9 @@ class TierBidding(Callback):
             )
         self._scores(trainer, self.bid_split)  # refuses a module that validates nothing
         check_samples(trainer.loop, "TierBidding.bid_split", self.bid_split)
-        beta = torch.tensor(trainer.num_samples, dtype=torch.float64)
+        beta = torch.tensor(trainer.federation.num_samples, dtype=torch.float64)
         aggregation = (beta / beta.sum()).expand(self.num_tiers, count)
-        trainer.collaboration = Collaboration(
+        trainer.federation.collaboration = Collaboration(
             aggregation, torch.full((count, self.num_tiers), 1 / self.num_tiers, dtype=torch.float64)
         )
 
@@ -216,8 +216,8 @@ class TierBidding(Callback):
         tiers = range(self.num_tiers)
         self._shares = {}
         if self.ledger is not None:
-            self.ledger.open(trainer.current_round + 1, trainer.present_clients)
-        if trainer.current_round < self.initial_rounds:
+            self.ledger.open(trainer.federation.current_round + 1, trainer.present_clients)
+        if trainer.federation.current_round < self.initial_rounds:
             self._place(trainer, present)
             self._bids, self._unaffordable, best, drawn = {}, {}, 0, self.num_best + self.num_random
             available = [[client for client in present if client in self.first_tiers[tier]] for tier in tiers]
@@ -241,18 +241,19 @@ class TierBidding(Callback):
         }
         if present and not any(cohort.clients for cohort in cohorts.values()):
             raise TrainingError(
-                f"nobody bids for any tier in round {trainer.current_round + 1}: lower TierBidding.threshold, give"
-                " clients more tokens, or set TierBidding.num_random=1 so that clients are drawn without a bid."
+                f"nobody bids for any tier in round {trainer.federation.current_round + 1}: lower"
+                " TierBidding.threshold, give clients more tokens, or set TierBidding.num_random=1 so that clients"
+                " are drawn without a bid."
             )
         self._cohorts = {tier: cohort._asdict() for tier, cohort in cohorts.items()}
         for tier, cohort in cohorts.items():
             if self.ledger is not None:
                 payers = set(bidders[tier]).intersection(cohort.clients)
-                self.ledger.pay(trainer.current_round + 1, tier, payers)
+                self.ledger.pay(trainer.federation.current_round + 1, tier, payers)
                 trainer.log(f"tokens/pool/{tier}", len(payers) * self.ledger.price / UNITS_PER_TOKEN)
             trainer.log(f"tier/{tier}/clients", len(cohort.clients))
             trainer.log(f"tier/{tier}/bidders", len(bidders[tier]))
-        samples = torch.tensor(trainer.num_samples, dtype=torch.float64)
+        samples = torch.tensor(trainer.federation.num_samples, dtype=torch.float64)
         beta = (samples / samples.sum()).tolist()
         return Cohort(
             tuple(
@@ -278,21 +279,21 @@ class TierBidding(Callback):
         if self.ledger is not None:
             trainer.log("tokens/unaffordable", sum(map(len, self._unaffordable.values())))
             self._settle(trainer, self.ledger, accuracies)
-        aggregation = trainer.collaboration.aggregation.clone()
+        aggregation = trainer.federation.collaboration.aggregation.clone()
         for tier, of_tier in self._shares.items():
             aggregation[tier] = 0.0
             aggregation[tier, list(of_tier)] = torch.tensor(list(of_tier.values()), dtype=torch.float64)
-        trainer.collaboration = Collaboration(aggregation, trainer.collaboration.personalisation)
+        trainer.federation.collaboration = Collaboration(aggregation, trainer.federation.collaboration.personalisation)
         self._mixtures.set_where_evaluated(trainer, mixtures)
         self.rounds.append(
             TierRound(
-                number=trainer.current_round + 1,
+                number=trainer.federation.current_round + 1,
                 bids={client: tiers for client, tiers in self._bids.items() if tiers},
                 cohorts=self._cohorts,
                 shares=self._shares,
                 importance=importance,
                 accuracies=accuracies,
-                personalisation=trainer.collaboration.personalisation.clone(),
+                personalisation=trainer.federation.collaboration.personalisation.clone(),
                 balances={} if self.ledger is None else dict(self.ledger.balances),
                 unaffordable={client: tiers for client, tiers in self._unaffordable.items() if tiers},
             )
@@ -303,7 +304,7 @@ class TierBidding(Callback):
         if not self.rounds:
             return
         self._mixtures.set_at_the_end(trainer, lambda: self._mixture_weights(trainer, self.bid_split))
-        self.rounds[-1].personalisation = trainer.collaboration.personalisation.clone()
+        self.rounds[-1].personalisation = trainer.federation.collaboration.personalisation.clone()
         bidding = [one for one in self.rounds if one.number > self.initial_rounds]
         if self.tokens is not None and bidding and not any(one.unaffordable for one in bidding):
             rank_zero_warn(
@@ -371,7 +372,7 @@ class TierBidding(Callback):
             for done, models in zip(rewards.rounds, rewards.by_model, strict=True)
             if models.get(tier)
         ]
-        return standings(history, trainer.current_round + 1, self.contribution_decay)
+        return standings(history, trainer.federation.current_round + 1, self.contribution_decay)
 
     def _collect_bids(self, trainer: TrainerSurface, present: list[int]) -> None:
         """Tiers that clients bid for, as their policies say where their data are, and those that they cannot pay."""
@@ -386,7 +387,7 @@ class TierBidding(Callback):
             policy = self.policies.get(client, self.policy)
             view = BidView(
                 client=client,
-                round=trainer.current_round + 1,
+                round=trainer.federation.current_round + 1,
                 importance=tuple(importance[client].tolist()),
                 past_rewards=tuple(earned[client, tier] for tier in range(self.num_tiers)),
                 threshold=self.threshold,
@@ -413,10 +414,10 @@ class TierBidding(Callback):
     def _importance(self, trainer: TrainerSurface, clients: list[int], split: Split) -> tuple[Tensor, Tensor]:
         """υ of some clients, and their rows of P by it, [N, K]; NaN for others, and for who has no such samples."""
         scores = self._scores(trainer, split)
-        trainer.communication.receive(clients, trainer.models)
+        trainer.federation.communication.receive(clients, trainer.federation.models)
 
         def weigh(client: int) -> Tensor | None:
-            return torch.stack(scores.weigh(client, trainer.models)) if scores.has_samples(client) else None
+            return torch.stack(scores.weigh(client, trainer.federation.models)) if scores.has_samples(client) else None
 
         found = trainer.on_hosts(clients, weigh, "TierBidding cannot score the tiers")
         both = torch.full((2, trainer.num_clients, self.num_tiers), float("nan"), dtype=torch.float64)
@@ -435,7 +436,7 @@ class TierBidding(Callback):
         for tier, accuracy in enumerate(accuracies):
             trained_before = [one for one in self.rounds if tier in one.shares]
             ledger.settle(
-                trainer.current_round + 1,
+                trainer.federation.current_round + 1,
                 tier,
                 contributions=rewards.by_model[-1].get(tier, {}) if tier in self._shares else {},
                 participations=Counter(client for one in trained_before for client in one.shares[tier]),
