@@ -1,16 +1,18 @@
-"""The reference: what the package says of itself, from its signatures, docstrings, recipes and commands."""
+"""Reference pages, generated from signatures, docstrings, recipes and commands."""
 
-import ast
 import inspect
 import pkgutil
 import re
 import textwrap
 from collections.abc import Iterator
-from functools import cache
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Any, get_args
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import docstring_parser
+from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
 from docstring_roles import as_markdown
 
 import lightning_fl
@@ -57,13 +59,13 @@ def pages() -> dict[str, str]:
 
 
 def _exported(module: Any) -> list[Any]:
-    """The classes and functions that a package exports, by name."""
+    """Classes and functions that a package exports, sorted by name."""
     names = sorted(module.__all__, key=str.lower)
     return [one for one in (getattr(module, name) for name in names) if inspect.isclass(one) or inspect.isfunction(one)]
 
 
 def _api(name: str, objects: list[Any], elsewhere: set[Any]) -> str:
-    """A page of a package; what another page has is named with a link."""
+    """Page of a package; objects of another page are links."""
     parts = [f"# {name}", f"`from {name} import ...`"]
     for one in objects:
         path = f"{one.__module__}.{one.__qualname__}"
@@ -72,7 +74,7 @@ def _api(name: str, objects: list[Any], elsewhere: set[Any]) -> str:
 
 
 def _functional() -> str:
-    parts = ["# lightning_fl.functional", "The mathematics, without training: functions of tensors and numbers."]
+    parts = ["# lightning_fl.functional", "The mathematics as pure functions of tensors and numbers."]
     for module in pkgutil.iter_modules(functional.__path__):
         parts.append(
             f"::: lightning_fl.functional.{module.name}\n    options:\n      heading_level: 2\n"
@@ -94,8 +96,8 @@ def _keys(title: str, where: str, classes: list[type]) -> str:
 
 
 def _rows(one: type) -> Iterator[tuple[str, ...]]:
-    """Key, type, default, range and meaning of every argument of a class, those of its bases last."""
-    said = _said(one)
+    """Key, type, default, range and meaning of every argument of a class, with those of its bases last."""
+    meanings = _meanings(one)
     ranges = _ranges(one)
     for parameter in _parameters(one):
         default = "**required**" if parameter.default is parameter.empty else f"`{parameter.default!r}`"
@@ -107,13 +109,13 @@ def _rows(one: type) -> Iterator[tuple[str, ...]]:
                 f"`{kind}`" if kind else "",
                 default,
                 ranges.get(parameter.name, ""),
-                said.get(parameter.name, ""),
+                meanings.get(parameter.name, ""),
             )
         )
 
 
 def _parameters(one: type) -> Iterator[inspect.Parameter]:
-    """The arguments of a class; where it hands ``**settings`` on, those of the next class as well."""
+    """Arguments of a class; if it has ``**settings``, also those of the next base."""
     seen = set()
     for base in one.__mro__:
         if "__init__" not in vars(base) or base is object:
@@ -133,78 +135,74 @@ def _parameters(one: type) -> Iterator[inspect.Parameter]:
             return
 
 
-def _said(one: type) -> dict[str, str]:
-    """Argument -> what docstrings say of it, the class's own first."""
-    said: dict[str, str] = {}
+def _meanings(one: type) -> dict[str, str]:
+    """Argument -> description in the docstrings, the class's own first."""
+    meanings: dict[str, str] = {}
     for base in one.__mro__:
         for text in (vars(base).get("__doc__"), getattr(vars(base).get("__init__"), "__doc__", None)):
             if text and base is not object:
                 parsed = docstring_parser.parse(text, docstring_parser.DocstringStyle.GOOGLE)
                 for parameter in parsed.params:
-                    said.setdefault(parameter.arg_name, as_markdown(parameter.description or ""))
-    return said
+                    meanings.setdefault(parameter.arg_name, as_markdown(parameter.description or ""))
+    return meanings
 
 
 def _kind(annotation: Any) -> str:
+    """Type of an argument, without its range."""
     if annotation is inspect.Parameter.empty:
         return ""
-    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(_without_ranges(annotation))
     if text.startswith("Literal"):
         return "choice"
     return re.sub(r"(?:\w+\.)+(\w+)", r"\1", text)
 
 
+def _without_ranges(annotation: Any) -> Any:
+    if get_origin(annotation) is Annotated:
+        return get_args(annotation)[0]
+    if get_origin(annotation) in (Union, UnionType):
+        return reduce(or_, map(_without_ranges, get_args(annotation)))
+    if get_origin(annotation) in (list, tuple, dict):
+        return get_origin(annotation)[tuple(_without_ranges(part) for part in get_args(annotation))]
+    return annotation
+
+
 def _ranges(one: type) -> dict[str, str]:
-    """Argument -> its range, as the checks in the class's constructor have it."""
-    ranges: dict[str, str] = {}
-    for base in reversed(one.__mro__[:-1]):
-        if base.__module__.startswith("lightning_fl"):
-            ranges |= _checked(base)
-    for parameter in _parameters(one):
-        choices = [value for value in get_args(parameter.annotation) if isinstance(value, str)]
-        if choices:
-            ranges[parameter.name] = ", ".join(f"`{value}`" for value in choices)
-    return ranges
+    """Argument -> range that its annotation declares."""
+    return {parameter.name: ", ".join(_bounds(parameter.annotation)) for parameter in _parameters(one)}
 
 
-@cache
-def _checked(base: type) -> dict[str, str]:
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
-    except (OSError, TypeError):
-        return {}
-    ranges = {}
-    for call in ast.walk(tree):
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
-            continue
-        if call.func.id not in ("check_numbers", "check_counts"):
-            continue
-        bounds = {word.arg: _constant(word.value) for word in call.keywords if word.arg in _BOUNDS}
-        if call.func.id == "check_counts":
-            bounds.setdefault("at_least", "1")
-        whole = "whole, " if call.func.id == "check_counts" else ""
-        words = [f"{_BOUNDS[name]} {value}" for name, value in bounds.items() if value]
-        for word in call.keywords:
-            if word.arg not in _BOUNDS and word.arg not in ("mend", None):
-                ranges[word.arg] = whole + ", ".join(words) if words else whole.strip(", ")
-    return ranges
+def _bounds(annotation: Any) -> list[str]:
+    """Ranges and choices in an annotation: "whole", "≥ 1"."""
+    if get_origin(annotation) is not Annotated:
+        return [
+            word
+            for part in get_args(annotation)
+            for word in ([f"`{part}`"] if isinstance(part, str) else _bounds(part))
+        ]
+    base, *metadata = get_args(annotation)
+    words = ["whole"] if base is int else []
+    for entry in metadata:
+        for bound in entry if isinstance(entry, GroupedMetadata) else [entry]:
+            for kind, sign, name in _SIGNS:
+                if isinstance(bound, kind) and getattr(bound, name) < _ANY_COUNT:
+                    words.append(f"{sign} {getattr(bound, name)}")
+    return words
 
 
-_BOUNDS = {"at_least": "≥", "above": ">", "at_most": "≤", "below": "<"}
-
-
-def _constant(node: ast.expr) -> str:
-    return str(node.value) if isinstance(node, ast.Constant) and node.value is not None else ""
+_SIGNS = ((Ge, "≥", "ge"), (Gt, ">", "gt"), (Le, "≤", "le"), (Lt, "<", "lt"))
+#: Upper bound of counts, which is not worth showing.
+_ANY_COUNT = 2**31 - 1
 
 
 def _cell(text: str) -> str:
-    """A text in one line, with its bars as such, but for those in code."""
+    """Text as one table cell, with bars escaped outside code."""
     parts = re.split(r"(`[^`]*`)", re.sub(r"\s+", " ", text))
     return "".join(part if part.startswith("`") else part.replace("|", "\\|") for part in parts).strip()
 
 
 def _hooks() -> str:
-    """What each callback does at which hook, and what it excludes."""
+    """Table of callbacks with their hooks, and table of hooks."""
     hooks = [name for name, value in vars(Callback).items() if inspect.isfunction(value) and not name.startswith("_")]
     rows = []
     for one in _exported(callbacks):
@@ -217,14 +215,14 @@ def _hooks() -> str:
     return "\n".join(
         [
             "# Hooks of callbacks\n",
-            "Two callbacks of one role exclude each other; one that only shows changes no model, so that a run with it",
-            "has the same bits.\n",
+            "Two callbacks with the same role exclude each other. A callback that only shows changes no model:",
+            "a run with it has the same bits.\n",
             "| callback | role | only shows | hooks |",
             "|---|---|---|---|",
             *rows,
             "\n## The hooks\n",
-            "In which order they are called is told in [an algorithm of your own](../extending.md#a-round).\n",
-            "| method of `Callback` | what it is for |",
+            "[An algorithm of your own](../extending.md#a-round) gives their order.\n",
+            "| method of `Callback` | use |",
             "|---|---|",
             *said,
             "",
@@ -233,7 +231,7 @@ def _hooks() -> str:
 
 
 def _summary(one: Any) -> str:
-    """The first paragraph of a docstring."""
+    """First paragraph of a docstring."""
     return as_markdown((inspect.getdoc(one) or "").split("\n\n")[0])
 
 
@@ -249,8 +247,8 @@ def _commands() -> str:
 def _recipes() -> str:
     parts = [
         "# Recipes",
-        "What ships with the package. `lightning-fl recipes NAME --copy` writes one to edit;"
-        " [the keys](keys/trainer.md) may be changed on the command line.",
+        "Recipes that ship with the package. `lightning-fl recipes NAME --copy` writes a copy to edit;"
+        " the command line can change [every key](keys/trainer.md).",
     ]
     for title, folder in (("Runs", ROOT / "recipes"), ("Studies", ROOT / "recipes" / "studies")):
         parts.append(f"## {title}")
@@ -262,7 +260,7 @@ def _recipes() -> str:
 
 
 def _header(text: str) -> tuple[str, str]:
-    """A recipe's comment at its top, as paragraphs, and the rest."""
+    """Split a recipe into its head comment, as paragraphs, and the rest."""
     lines = text.split("\n")
     count = next(place for place, line in enumerate(lines) if not line.startswith("#"))
     words = [line.lstrip("#").rstrip() for line in lines[:count]]

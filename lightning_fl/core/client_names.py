@@ -1,4 +1,4 @@
-"""Clients' names in records: one name for one client, and never that of an aggregate."""
+"""Unique names of clients in records and curves."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,34 +8,16 @@ from lightning_fl.core.errors import ConfigurationError
 
 __all__ = ["check_distinct", "curve_names"]
 
-#: What stands beside clients in curves and tables, as ``NAME/worst`` does.
-_AGGREGATES = frozenset(
-    [
-        "average",
-        "best",
-        "cumulated",
-        "gain",
-        "harmed",
-        "ipr",
-        "local",
-        "max",
-        "mean",
-        "min",
-        "pool",
-        "rsd",
-        "standard_error",
-        "std",
-        "step",
-        "sum",
-        "total",
-        "worst",
-    ]
-)
+#: Names of aggregates in curves and tables, such as ``NAME/worst``.
+_AGGREGATES = {
+    *("average", "best", "cumulated", "gain", "harmed", "ipr", "local", "max", "mean", "min", "pool", "rsd"),
+    *("standard_error", "std", "step", "sum", "total", "worst"),
+}
 _MOST_NAMED = 5
 
 
 def check_distinct(names: Sequence[str]) -> None:
-    """Refuse clients of the same name, whose figures nobody could tell apart."""
+    """Refuse clients with the same name: records could not tell them apart."""
     same = [name for name, count in Counter(names).items() if count > 1]
     if same:
         clients = [
@@ -44,21 +26,20 @@ def check_distinct(names: Sequence[str]) -> None:
         ]
         more = f" and {len(same) - _MOST_NAMED} more" if len(same) > _MOST_NAMED else ""
         raise ConfigurationError(
-            f"several clients have the same name: {'; '.join(clients)}{more}. Give each a name of its own: the record"
-            " of a run tells clients by their names."
+            f"several clients have the same name: {'; '.join(clients)}{more}. Give each client its own name: records"
+            " identify clients by name."
         )
 
 
 def curve_names(names: Sequence[str], noun: str = "client") -> list[str]:
-    """What clients (or targets) are called in the names of curves, as in ``val/loss/lab0``.
+    """Names of clients (or targets) as part of curve names, as in ``val/loss/lab0``.
 
-    A name stays as it is unless it is an aggregate's (``worst``), which its curve would overwrite, or holds ``/`` or
-    what cannot be printed, which would make it a part of another curve's name or none: then it is cleaned and followed
-    by the client's number, as in ``worst (client 2)``.
+    A name stays as it is unless it equals an aggregate's (``worst``) or holds ``/`` or unprintable characters. Such a
+    name is cleaned and followed by the client's number: ``worst (client 2)``.
 
     Args:
-        names: the clients', all different.
-        noun: what they are the names of.
+        names: distinct names of all clients.
+        noun: "client" or "target".
     """
     return list(_curve_names(tuple(names), noun))
 

@@ -1,4 +1,4 @@
-"""Who collaborates with whom: the pair of matrices that every algorithm is a choice of."""
+"""Collaboration of clients: the pair of matrices (A, P) that defines an algorithm."""
 
 from collections.abc import Sequence
 
@@ -20,11 +20,11 @@ class Collaboration:
 
     Args:
         aggregation: A, shape [K, N]; entries >= 0, rows sum to 1.
-        personalisation: P, shape [N, K]; entries >= 0, rows sum to 1. May be omitted for K = 1 (everybody uses the
+        personalisation: P, shape [N, K]; entries >= 0, rows sum to 1. May be omitted for K = 1 (all clients use
             one model) and for K = N (client i uses model i).
 
     Raises:
-        ConfigurationError: a shape, a sign or a row sum is wrong; the message names the matrix and the row.
+        ConfigurationError: a shape, a sign or a row sum is wrong.
 
     Example:
         >>> together = Collaboration.fedavg([300, 100])
@@ -46,14 +46,14 @@ class Collaboration:
                 personalisation = torch.eye(num_clients)
             else:
                 raise ConfigurationError(
-                    f"personalisation is needed: with {num_models} models and {num_clients} clients it is not clear"
-                    " which client uses which model. Give a matrix [num_clients, num_models]."
+                    f"personalisation is missing: with {num_models} models and {num_clients} clients, give a matrix"
+                    " [num_clients, num_models]."
                 )
         personalisation = _matrix(personalisation)
         if tuple(personalisation.shape) != (num_clients, num_models):
             raise ConfigurationError(
-                f"personalisation has shape {tuple(personalisation.shape)}, but aggregation"
-                f" {tuple(aggregation.shape)} asks for {(num_clients, num_models)} = [num_clients, num_models]."
+                f"personalisation has shape {tuple(personalisation.shape)}: with an aggregation of shape"
+                f" {tuple(aggregation.shape)} it must be {(num_clients, num_models)} = [num_clients, num_models]."
             )
         for name, matrix in (("aggregation", aggregation), ("personalisation", personalisation)):
             _check_rows(name, matrix)
@@ -62,26 +62,28 @@ class Collaboration:
 
     @classmethod
     def fedavg(cls, num_samples: Sequence[int]) -> "Collaboration":
-        """One model for all, clients weighted by their samples: ``A = beta``, ``P = ones``."""
+        """One model for all clients, weighted by samples: ``A = beta``, ``P = ones``."""
         beta = torch.as_tensor(num_samples, dtype=torch.float64)
         if not beta.numel() or not (beta >= 0).all() or beta.sum() <= 0:
-            raise ConfigurationError(f"num_samples={list(num_samples)}: give one count >= 0 per client, not all zero.")
+            raise ConfigurationError(
+                f"num_samples={list(num_samples)}: must be one count >= 0 per client, not all zero."
+            )
         return cls((beta / beta.sum()).unsqueeze(0))
 
     @classmethod
     def local(cls, num_clients: int) -> "Collaboration":
-        """Everybody alone: ``A = P = identity``."""
+        """A model for each client alone: ``A = P = identity``."""
         return cls(torch.eye(num_clients))
 
     @classmethod
     def from_shares(cls, personalisation: Tensor, num_samples: Sequence[int] | Tensor) -> "Collaboration":
-        """Clients count in a model by how much they use it: ``A_ki = P_ik n_i / sum_j P_jk n_j``.
+        """Clients contribute to a model in proportion to their use of it: ``A_ki = P_ik n_i / sum_j P_jk n_j``.
 
-        A model that nobody counts in is the average of all clients by samples.
+        A model without contributors is the average of all clients by samples.
 
         Args:
             personalisation: P, shape [N, K]; entries >= 0, rows sum to 1.
-            num_samples: n >= 0, not all zero, length N; 0 for a client that uses models but counts in none.
+            num_samples: n >= 0, not all zero, length N; 0 for a client that uses models but contributes to none.
         """
         shares = _matrix(personalisation)
         samples = torch.as_tensor(num_samples, dtype=torch.float64)
@@ -94,12 +96,12 @@ class Collaboration:
         """One model per coalition: ``A`` is beta within the coalition, ``P`` is one-hot.
 
         Args:
-            labels: coalition of each client, 0..K-1, length N; -1 for a client that belongs to none, which uses the
-                coalitions by their samples and counts in none.
+            labels: coalition of each client, 0..K-1, length N; -1 for a client without a coalition, which uses all
+                models by their samples and contributes to none.
             num_samples: length N.
 
         Raises:
-            ConfigurationError: not one label per client, a label is left out, or a coalition has no samples.
+            ConfigurationError: the number of labels is wrong, a label is skipped, or a coalition has no samples.
         """
         labels_tensor = torch.as_tensor(labels)
         counts = torch.as_tensor(num_samples, dtype=torch.float64)
@@ -108,7 +110,7 @@ class Collaboration:
         alone = labels_tensor == -1
         used = torch.unique(labels_tensor[~alone]).tolist()
         if not used or used != list(range(len(used))):
-            raise ConfigurationError(f"coalition labels {used}: number the coalitions 0..K-1, none left out.")
+            raise ConfigurationError(f"coalition labels {used}: number the coalitions 0..K-1 without gaps.")
         member = (labels_tensor.unsqueeze(1) == torch.arange(len(used))).double()
         totals = counts @ member
         for coalition, total in enumerate(totals.tolist()):
@@ -121,27 +123,27 @@ class Collaboration:
 
     @property
     def num_models(self) -> int:
-        """K, the number of shared models."""
+        """K, number of shared models."""
         return self.aggregation.shape[0]
 
     @property
     def num_clients(self) -> int:
-        """N, the number of clients."""
+        """N, number of clients."""
         return self.aggregation.shape[1]
 
     @property
     def matrix(self) -> Tensor:
-        """The N x N collaboration matrix ``P @ A``: how much of each client is in what a client uses."""
+        """N x N collaboration matrix ``P @ A``: the part of each client in the model that another uses."""
         return self.personalisation @ self.aggregation
 
     def model_of(self, client: int) -> int | None:
-        """The one shared model that a client uses, or ``None`` if it uses a mixture."""
+        """The shared model that a client uses, or ``None`` if it uses a mixture."""
         row = self.personalisation[client]
         model = int(row.argmax())
         return model if row[model] == 1 else None
 
-    def in_words(self) -> str:
-        """What clients use of the shared models."""
+    def describe_use(self) -> str:
+        """Describe which model each client uses, for records."""
         if self.num_models == 1:
             return "the shared model"
         share, used = self.personalisation.max(1)
@@ -174,7 +176,7 @@ class Collaboration:
 
 
 def _matrix(values: Tensor) -> Tensor:
-    """A copy of our own: what the caller does with its matrix later changes nothing here."""
+    """Copy in float64 on the CPU, independent of the caller's matrix."""
     return torch.as_tensor(values, dtype=torch.float64, device="cpu").detach().clone()
 
 
@@ -186,8 +188,6 @@ def _check_rows(name: str, matrix: Tensor) -> None:
         if not finite[row]:
             raise ConfigurationError(f"{name}: row {row} has an entry that is not finite.")
         if negative[row]:
-            raise ConfigurationError(f"{name}: row {row} has a negative entry; all weights are >= 0.")
+            raise ConfigurationError(f"{name}: row {row} has a negative entry; all weights must be >= 0.")
         if abs(float(sums[row]) - 1) > _TOLERANCE:
-            raise ConfigurationError(
-                f"{name}: row {row} sums to {float(sums[row]):.6g}, not to 1; divide it by its sum."
-            )
+            raise ConfigurationError(f"{name}: row {row} sums to {float(sums[row]):.6g}, not 1; divide it by its sum.")

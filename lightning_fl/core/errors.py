@@ -1,6 +1,6 @@
-"""The errors a user can mend. Each message names the thing that is wrong and what to do about it.
+"""Errors that a user can fix, and helpers for their messages.
 
-All derive from :class:`FederatedError`, so that the command line can print one or two lines instead of a traceback.
+The command line prints a :class:`FederatedError` in one or two lines, without a traceback.
 """
 
 import difflib
@@ -19,49 +19,49 @@ __all__ = [
     "page",
 ]
 
-#: Where the documentation is read, the pages of ``docs/`` under their own names.
+#: Address of the documentation; pages keep their names in ``docs/``.
 _SITE = "https://lightning-fl.readthedocs.io/en/latest"
 
 
 class FederatedError(Exception):
-    """Base of every error that a user, not a developer, is expected to mend."""
+    """Base of all errors that a user, not a developer, can fix."""
 
 
 class ConfigurationError(FederatedError, ValueError):
-    """An argument or a recipe key is wrong, or two parts do not go together."""
+    """An argument or a recipe key is wrong, or two parts cannot be combined."""
 
 
 class DataError(FederatedError, ValueError):
-    """Data are missing, damaged, empty or not what their description says."""
+    """Data are missing, corrupt, empty or differ from their description."""
 
 
 class CheckpointError(FederatedError, RuntimeError):
-    """A checkpoint cannot be read, is not ours, or does not fit the run."""
+    """A checkpoint cannot be read, was written by another program, or does not match the run."""
 
 
 class TrainingError(FederatedError, RuntimeError):
-    """Training cannot go on: a loss or a weight is not finite, or a client's step failed."""
+    """Training cannot continue: a loss or weight is not finite, or a client's step failed."""
 
 
 class LostPeerError(TrainingError):
-    """Another process of the run is gone: killed, or its machine or network failed."""
+    """Another process of the run was killed, or its machine or network failed."""
 
 
 def cut(text: object, most: int = 60) -> str:
-    """A text for a message, or its beginning where it has more than so many signs."""
+    """Shorten a text for a message to ``most`` characters."""
     text = str(text)
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def did_you_mean(word: str, known: Collection[str]) -> str:
-    """``" (did you mean 'x'?)"`` for the known word nearest to ``word``, else an empty string."""
+    """Return ``" (did you mean 'x'?)"`` with the known word nearest to ``word``, or an empty string."""
     lowered = {entry.lower(): entry for entry in known}
     near = difflib.get_close_matches(word.lower(), lowered, n=1)
     return f" (did you mean {lowered[near[0]]!r}?)" if near else ""
 
 
 def listed(names: Collection[str], most: int = 20, *, near: str = "") -> str:
-    """``"a, b, c and 4 more"``: the first of some names, for messages; of too many those most like ``near`` first."""
+    """Join names for a message: ``"a, b, c and 4 more"``; of too many, show the nearest to ``near``."""
     if near and len(names) > most:
         names = sorted(names, key=lambda name: -difflib.SequenceMatcher(None, near.lower(), name.lower()).ratio())
     shown = ", ".join(list(names)[:most])
@@ -69,10 +69,10 @@ def listed(names: Collection[str], most: int = 20, *, near: str = "") -> str:
 
 
 def page(name: str) -> str:
-    """The address of a page of the documentation, for a message.
+    """Return the address of a page of the documentation.
 
     Args:
-        name: the page's path in ``docs/`` without its ending, with an anchor or without: "extending#which-hook".
+        name: path of the page in ``docs/`` without ``.md``, optionally with an anchor: "extending#which-hook".
     """
     path, _, anchor = name.partition("#")
     return f"{_SITE}/{path}.html" + (f"#{anchor}" if anchor else "")

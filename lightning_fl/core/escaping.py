@@ -1,7 +1,7 @@
-"""Text that others chose (names of clients, columns, classes and files, records), made harmless where it is shown.
+"""Escapes for untrusted text: names of clients, columns, classes and files.
 
-On its way in, :func:`printable` takes what acts on a terminal or hides in a text; on its way out each form has its
-escape here: CSV, Markdown and HTML pages. Terminals are in :mod:`lightning_fl.core.terminal`. Imports nothing heavy.
+:func:`printable` escapes text on input; CSV, Markdown and HTML have an escape each for output. Terminals are in
+:mod:`lightning_fl.core.terminal`. Imports nothing heavy.
 """
 
 import contextlib
@@ -27,24 +27,24 @@ __all__ = [
     "printable_values",
 ]
 
-#: Control characters, halves of surrogate pairs, and what changes the direction of writing.
+#: Control characters, lone surrogates, and characters that change the writing direction.
 _ACTS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-#: What a spreadsheet takes for the beginning of a formula (OWASP, "CSV Injection").
+#: Characters that start a formula in a spreadsheet (OWASP, "CSV Injection").
 _FORMULA = re.compile("[=+\\-@\t\r\n＝＋－＠]")
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""A text in which whatever acts on a terminal, or hides, is spelled as Python does: ``\x1b``, ``\u202e``.
+    r"""Escape control and invisible characters as Python does: ``\x1b``, ``\u202e``.
 
     Args:
-        text: the text.
-        keep: characters that stay as they are.
+        text: untrusted text.
+        keep: characters that are not escaped.
     """
     return _ACTS.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
 
 
 def printable_values(value: Any) -> Any:
-    """The same of all texts in nested lists and dicts, such as a record in JSON; keys, too."""
+    """Apply :func:`printable` to all strings, including keys, in nested lists and dicts, such as a JSON record."""
     if isinstance(value, str):
         return printable(value, keep="\n\t")
     if isinstance(value, list):
@@ -55,10 +55,10 @@ def printable_values(value: Any) -> Any:
 
 
 def _csv_cell(value: Any) -> Any:
-    """A cell that no spreadsheet takes for a formula; numbers are as they are, also in a text."""
+    """Prefix a string that a spreadsheet would read as a formula; numbers, also as strings, stay."""
     if not isinstance(value, str):
         return value
-    value = value.replace("\r", "\n")  # which Python's writer does not quote
+    value = value.replace("\r", "\n")  # Python's writer does not quote it
     if not _FORMULA.match(value):
         return value
     try:
@@ -69,24 +69,24 @@ def _csv_cell(value: Any) -> Any:
 
 
 def csv_value(text: str) -> str:
-    """The text of a cell that this module wrote."""
+    """Return the original text of a cell that this module wrote."""
     return text[1:] if text.startswith("'") and _FORMULA.match(text, 1) else text
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:
-    """Rows, the header first, as CSV."""
+    """Format rows, header first, as CSV."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([_csv_cell(value) for value in row] for row in rows)
     return text.getvalue()
 
 
 def csv_table(frame: "pd.DataFrame", *, index: bool = False, **options: Any) -> str:
-    """A table as CSV.
+    """Format a table as CSV.
 
     Args:
         frame: the table.
-        index: with its index as the first column.
-        **options: of :meth:`pandas.DataFrame.to_csv`.
+        index: write the index as the first column.
+        **options: options of :meth:`pandas.DataFrame.to_csv`.
     """
     from pandas.api.types import is_numeric_dtype
 
@@ -99,7 +99,7 @@ def csv_table(frame: "pd.DataFrame", *, index: bool = False, **options: Any) -> 
 
 
 def markdown(value: object) -> str:
-    """A text in a line or a table of Markdown: no markup, no HTML, no link and no picture comes of it."""
+    """Escape a text for a line or table of Markdown, so that it forms no markup, HTML, link or image."""
     text = re.sub(r"&(?=#?\w+;)", "&amp;", " ".join(str(value).split())).replace("<", "&lt;")
     special = r"[\\|*`~]|(?<![^\W_])_+|_+(?![^\W_])|^[>#]|\[(?=.*\][(\[:])"
     text = re.sub(special, lambda found: "".join(f"\\{sign}" for sign in found[0]), text)
@@ -107,7 +107,7 @@ def markdown(value: object) -> str:
 
 
 def markdown_code(text: str, language: str = "") -> str:
-    """A text as code in Markdown, whatever backticks it holds: within a line, or a block where a language is named."""
+    """Format a text as Markdown code: inline, or a block if a language is given. The text may hold backticks."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     if language:
         fence = "`" * max(3, longest + 1)
@@ -117,14 +117,14 @@ def markdown_code(text: str, language: str = "") -> str:
 
 
 def encodable(stream: Any) -> None:
-    """Let a text stream spell what its encoding has no letters for."""
+    """Make a text stream escape characters that its encoding lacks."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors != "backslashreplace":
-        with contextlib.suppress(OSError):  # it looks for its place, where a pipe has taken the place of a file
+        with contextlib.suppress(OSError):  # it seeks, which fails if a pipe has replaced a file
             stream.reconfigure(errors="backslashreplace")
 
 
 def page_environment() -> "Environment":
-    """Makes HTML pages of the templates: every text in them is escaped."""
+    """Create the template environment for HTML pages, with autoescape."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("lightning_fl.study", "templates")

@@ -1,8 +1,7 @@
-"""Lightning under both of its names: ``lightning.pytorch`` and ``pytorch_lightning`` hold one code twice.
+"""Lightning's classes under both package names, ``lightning.pytorch`` and ``pytorch_lightning``.
 
-A class of the one is no subclass of the other's, and what the users' packages import is theirs to choose. What counts
-as a module, a data module or a logger is therefore asked here. ``pytorch_lightning`` is never imported for it: where
-nobody has, nothing can derive from it.
+The two packages hold the same code, but their classes are unrelated. The unions here accept either.
+``pytorch_lightning`` is not imported: unless someone else has, nothing derives from its classes.
 """
 
 import sys
@@ -22,8 +21,8 @@ __all__ = ["EITHER_NAME", "AnyDataModule", "AnyLogger", "AnyModule", "is_overrid
 _RANK_ZERO: Any = rank_zero_only  # has the process's rank as an attribute
 
 
-class _Counts(type):
-    """The metaclass of a class that stands for one of ``pytorch_lightning`` in ``isinstance`` and annotations."""
+class _StandsFor(type):
+    """Metaclass of stand-ins for classes of ``pytorch_lightning`` in ``isinstance`` and annotations."""
 
     place: str
     name: str
@@ -36,25 +35,25 @@ class _Counts(type):
         return issubclass(type(instance), cls)
 
 
-class PytorchLightningModule(metaclass=_Counts):
+class PytorchLightningModule(metaclass=_StandsFor):
     """``pytorch_lightning.LightningModule``."""
 
     place, name = "pytorch_lightning.core.module", "LightningModule"
 
 
-class PytorchLightningDataModule(metaclass=_Counts):
+class PytorchLightningDataModule(metaclass=_StandsFor):
     """``pytorch_lightning.LightningDataModule``."""
 
     place, name = "pytorch_lightning.core.datamodule", "LightningDataModule"
 
 
-class PytorchLightningLogger(metaclass=_Counts):
+class PytorchLightningLogger(metaclass=_StandsFor):
     """``lightning_fabric``'s ``Logger``, from which those of ``pytorch_lightning`` derive."""
 
     place, name = "lightning_fabric.loggers.logger", "Logger"
 
 
-if TYPE_CHECKING:  # the two are one code, so that one stands for both
+if TYPE_CHECKING:  # the code is the same
     AnyModule = LightningModule
     AnyDataModule = LightningDataModule
     AnyLogger = Logger
@@ -63,19 +62,19 @@ else:
     AnyDataModule = LightningDataModule | PytorchLightningDataModule
     AnyLogger = Logger | PytorchLightningLogger
 
-#: A class of ``lightning.pytorch`` -> what else counts as it.
+#: Class of ``lightning.pytorch`` -> union of both.
 EITHER_NAME = {LightningModule: AnyModule, LightningDataModule: AnyDataModule, Logger: AnyLogger}
 
 
 def own_lightning(module: object, name: str) -> ModuleType:
-    """A submodule, such as ``core.optimizer``, of the Lightning that a module is built on."""
+    """Import a submodule, such as ``core.optimizer``, of the package that a module is built on."""
     root = "pytorch_lightning" if isinstance(module, PytorchLightningModule) else "lightning.pytorch"
     return import_module(f"{root}.{name}")
 
 
 @contextmanager
 def rank_seen(rank: int) -> Iterator[None]:
-    """Lightning's functions, which do some things on rank zero alone, take this process for a rank."""
+    """Make Lightning's ``rank_zero_only`` functions see this process as another rank."""
     before, _RANK_ZERO.rank = _RANK_ZERO.rank, rank
     try:
         yield
@@ -84,10 +83,10 @@ def rank_seen(rank: int) -> Iterator[None]:
 
 
 def is_overridden(method: str, instance: object) -> bool:
-    """Whether a module or data module defines a hook of Lightning's itself.
+    """Whether a module or data module overrides a hook of Lightning.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: the instance is neither.
     """
     for name, kind in (("LightningModule", AnyModule), ("LightningDataModule", AnyDataModule)):
         if isinstance(instance, kind):

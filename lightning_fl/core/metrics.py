@@ -1,15 +1,14 @@
-"""Metrics over clients: the mean, the worst, the spread, every client's own, and what each gains over a reference.
+"""Metrics over clients: mean, worst, spread, every client's value, and gains over a reference.
 
-The gains are those by which Bao et al., "Optimizing the Collaboration Structure in Cross-Silo Federated Learning"
-(FedCollab, ICML 2023, https://arxiv.org/abs/2306.06508), compare federated with local training: section 5.1,
-equations 11 and 12.
+Gains are those of Bao et al., "Optimizing the Collaboration Structure in Cross-Silo Federated Learning" (FedCollab,
+ICML 2023, https://arxiv.org/abs/2306.06508), section 5.1, equations 11 and 12.
 """
 
 import math
 import re
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from lightning_fl.core.errors import ConfigurationError, listed
@@ -37,40 +36,31 @@ __all__ = [
     "summarize_gains",
 ]
 
-#: Of a table in a notebook; of more, the first and the last are shown.
+#: Rows of a table in a notebook; a longer one shows its first and last rows.
 _MOST_ROWS = 60
 
-# Names whose direction the field agrees on. A torchmetrics object states its own.
+# Beginnings of names with a known direction. A torchmetrics object states its own.
 _LOWER = ("loss", "error", "err", "rmse", "mse", "mae", "mape", "perplexity", "nll", "brier", "ece", "distance")
 _HIGHER = (
-    "acc",
-    "auc",
-    "auroc",
-    "f1",
-    "precision",
-    "recall",
-    "r2",
-    "dice",
-    "iou",
-    "score",
-    "pearson",
-    "spearman",
-    "map",
-    "aupr",
-    "mcc",
-    "kappa",
-    "sensitivity",
-    "specificity",
-    "ndcg",
+    *("acc", "auc", "auroc", "f1", "precision", "recall", "r2", "dice", "iou", "score", "pearson", "spearman", "map"),
+    *("aupr", "mcc", "kappa", "sensitivity", "specificity", "ndcg"),
 )
 
 
 @dataclass(frozen=True)
 class LoggedValue:
-    """One name's value for one client. ``weight`` is the number of samples behind it.
+    """Value of one metric of one client.
 
-    A value that was logged with ``on_step=True, on_epoch=True`` is ``forked``: Lightning has it as ``NAME_epoch`` and,
-    of the ``last`` batch, as ``NAME_step`` too.
+    Args:
+        value: mean over the samples, or the last value.
+        weight: number of samples behind it.
+        higher_is_better: direction that the metric states.
+        to_logger: show it as a curve.
+        prog_bar: show it in the progress display.
+        steps: (step, value) of single steps.
+        forked: logged with ``on_step=True, on_epoch=True``: Lightning calls it ``NAME_epoch`` and, for the last batch,
+            ``NAME_step``.
+        last: value of the last batch.
     """
 
     value: float
@@ -83,43 +73,28 @@ class LoggedValue:
     last: float | None = None
 
     def to_plain(self) -> list[Any]:
-        """For a message."""
-        steps = [list(pair) for pair in self.steps] if self.steps else None
-        return [
-            self.value,
-            self.weight,
-            self.higher_is_better,
-            self.to_logger,
-            self.prog_bar,
-            steps,
-            self.forked,
-            self.last,
-        ]
+        """Convert for a message."""
+        content = {**self.__dict__, "steps": [list(pair) for pair in self.steps] or None}
+        return list(content.values())
 
     @classmethod
     def from_plain(cls, content: list[Any]) -> "LoggedValue":
-        """Out of a message."""
-        value, weight, higher_is_better, to_logger, prog_bar, steps, forked, last = content
-        logged = object.__new__(cls)  # past the assignments of a frozen class, which take longer than all the rest
-        logged.__dict__.update(
-            value=value,
-            weight=weight,
-            higher_is_better=higher_is_better,
-            to_logger=to_logger,
-            prog_bar=prog_bar,
-            steps=() if steps is None else tuple((step, at) for step, at in steps),
-            forked=forked,
-            last=last,
-        )
+        """Restore from a message."""
+        logged = object.__new__(cls)  # skips the assignments of a frozen class, which dominate the time
+        logged.__dict__.update(zip(_LOGGED_FIELDS, content, strict=True))
+        logged.__dict__["steps"] = tuple((step, at) for step, at in logged.__dict__["steps"] or ())
         return logged
 
 
+_LOGGED_FIELDS = tuple(one.name for one in fields(LoggedValue))
+
+
 class ClientValues(dict[int, float]):
-    """Client -> value; ``values["north"]`` finds a client by its name, and names are shown.
+    """Client -> value, also by name: ``values["north"]``.
 
     Args:
         values: client, counted from 0 -> value.
-        names: the clients' names.
+        names: names of all clients.
     """
 
     def __init__(self, values: Mapping[int, float], names: Sequence[str]) -> None:
@@ -140,15 +115,15 @@ class MetricSummary:
     """One metric over clients.
 
     Args:
-        mean: the unweighted mean over clients.
-        worst: the value of the client that is worst off (the largest where lower is better).
-        std: the population standard deviation over clients.
-        clients: client, by its number or (in a run) its name -> value.
-        higher_is_better: the direction that ``worst`` assumes.
-        to_logger: whether it is shown as a curve (``self.log(logger=False)`` is not).
-        prog_bar: whether it is shown in the progress display.
-        forked: whether Lightning has it as ``NAME_step`` and ``NAME_epoch``, too.
-        last: the mean over clients of their last batches' values, where it is forked and they have one.
+        mean: unweighted mean over clients.
+        worst: value of the worst client (the largest if lower is better).
+        std: population standard deviation over clients.
+        clients: client, by number or (in a run) by name -> value.
+        higher_is_better: direction that ``worst`` assumes.
+        to_logger: show it as a curve; false for ``self.log(logger=False)``.
+        prog_bar: show it in the progress display.
+        forked: as in :class:`LoggedValue`.
+        last: mean over clients of the values of their last batches, if it is forked.
     """
 
     mean: float
@@ -163,7 +138,7 @@ class MetricSummary:
 
     @classmethod
     def of(cls, clients: dict[int, float], *, higher_is_better: bool, to_logger: bool = True) -> "MetricSummary":
-        """The summary of one value per client; a NaN (nothing to measure) counts for nobody, NaN for all stays NaN."""
+        """Summarise one value per client. NaN (nothing to measure) leaves a client out; all NaN gives NaN."""
         present = _present(clients)
         return cls(
             mean=_mean(present),
@@ -175,41 +150,45 @@ class MetricSummary:
         )
 
     def named(self, names: Sequence[str]) -> "MetricSummary":
-        """The same, whose ``clients`` also go by their names."""
+        """Copy with clients that can also be looked up by name."""
         return replace(self, clients=ClientValues(self.clients, names)) if names else self
 
     def state_dict(self) -> dict[str, Any]:
-        """The arguments that make it again, without names."""
+        """Constructor arguments, without names."""
         return {**vars(self), "clients": dict(self.clients)}
 
     @property
     def worst_client(self) -> int:
-        """The client whose value is the worst."""
-        return next((client for client, value in self.clients.items() if value == self.worst), next(iter(self.clients)))
+        """Client with the worst value."""
+        return self._client_with(self.worst)
 
     @property
     def best(self) -> float:
-        """The value of the client that is best off; NaN where none has a value."""
+        """Value of the best client; NaN if no client has one."""
         present = _present(self.clients)
         return (max if self.higher_is_better else min)(present) if present else math.nan
 
     @property
     def best_client(self) -> int:
-        """The client whose value is the best."""
-        return next((client for client, value in self.clients.items() if value == self.best), next(iter(self.clients)))
+        """Client with the best value."""
+        return self._client_with(self.best)
+
+    def _client_with(self, wanted: float) -> int:
+        """First client with a value, or the first of all if no value equals it (NaN)."""
+        return next((client for client, value in self.clients.items() if value == wanted), next(iter(self.clients)))
 
 
 @dataclass(frozen=True)
 class GainSummary:
-    """What clients gain over a reference, such as their local training.
+    """Gains of clients over a reference, such as their local training.
 
     Args:
         ipr: :func:`incentivized_participation_rate`.
         rsd: :func:`reward_standard_deviation`.
         harmed: :func:`share_harmed`.
-        mean: the unweighted mean gain over clients.
-        worst: the least gain of a client.
-        clients: client -> gain, those without one left out.
+        mean: unweighted mean gain over clients.
+        worst: smallest gain of a client.
+        clients: client -> gain, without clients that have none.
     """
 
     ipr: float
@@ -221,11 +200,11 @@ class GainSummary:
 
 
 class ClientMetrics(dict[str, MetricSummary]):
-    """Metric -> its summary over clients; a table in a notebook.
+    """Metric -> summary over clients; shown as a table in a notebook.
 
     Args:
         summaries: metric -> summary.
-        names: client -> its name, where clients have some.
+        names: names of all clients, if they have names.
     """
 
     def __init__(self, summaries: Mapping[str, MetricSummary] | None = None, names: Sequence[str] = ()) -> None:
@@ -233,8 +212,8 @@ class ClientMetrics(dict[str, MetricSummary]):
         self.names = names
 
     def to_frame(self) -> "DataFrame":
-        """A row per client, then the mean, the worst, the best and the standard deviation; a column per metric."""
-        from pandas import DataFrame  # a second to import
+        """Table with a column per metric; rows are clients, then average, worst, best and standard deviation."""
+        from pandas import DataFrame  # takes a second to import
 
         clients = sorted({client for metric in self.values() for client in metric.clients})
         labels = [self.names[client] if client < len(self.names) else client for client in clients]
@@ -253,7 +232,7 @@ class ClientMetrics(dict[str, MetricSummary]):
 
 
 def metric_name(name: str, split: str) -> str:
-    """A metric's name without its split: "acc" for "val/acc" and "val_acc"."""
+    """Strip the split from a metric's name: "acc" for "val/acc" and "val_acc"."""
     for prefix in (f"{split}/", f"{split}_"):
         if name.startswith(prefix):
             return name.removeprefix(prefix)
@@ -261,24 +240,24 @@ def metric_name(name: str, split: str) -> str:
 
 
 def default_metric(names: Iterable[str]) -> str | None:
-    """The metric to go by where none is named: the first one with "loss" in its name, else the first, if any."""
+    """Choose the default metric: the first with "loss" in its name, or the first."""
     logged = list(names)
     return next((name for name in logged if "loss" in name), logged[0] if logged else None)
 
 
 def curve_name(logged: Collection[str], name: str) -> str:
-    """The name that a metric goes by in a run: NAME for Lightning's ``NAME_epoch``, which is the same value."""
+    """Return the name of a metric in a run: NAME for Lightning's ``NAME_epoch``, which is the same value."""
     stem = name.removesuffix("_epoch")
     return stem if name not in logged and stem in logged else name
 
 
 def lightning_names(metrics: Mapping[str, MetricSummary], *, steps: bool, single: bool = False) -> dict[str, float]:
-    """Means over clients by the names that Lightning's Trainer has for them.
+    """Means over clients under the names of Lightning's Trainer.
 
     Args:
         metrics: name -> summary over clients.
-        steps: with ``NAME_step``, which ``callback_metrics`` have of training only.
-        single: forked ones are ``NAME_step`` and ``NAME_epoch`` alone, as loggers see them; else NAME as well.
+        steps: include ``NAME_step``, which ``callback_metrics`` have only in training.
+        single: omit NAME of forked metrics, as loggers do.
     """
     found: dict[str, float] = {}
     for name, metric in metrics.items():
@@ -292,52 +271,49 @@ def lightning_names(metrics: Mapping[str, MetricSummary], *, steps: bool, single
 
 
 def monitored_metric(logged: Collection[str], monitor: str | None, default: str | None, owner: str) -> str:
-    """The metric to go by: the one that was named, else a default.
+    """Return the metric to monitor.
 
     Args:
-        logged: names of what validation logged.
+        logged: names that validation logged.
         monitor: the user's choice.
-        default: what to go by without one; ``None`` if there is nothing.
-        owner: whose choice it is, for the message.
+        default: metric without a choice; ``None`` if there is none.
+        owner: class with the option ``monitor``, for the message.
 
     Raises:
-        ConfigurationError: it is not logged.
+        ConfigurationError: the metric is not logged.
     """
     name = curve_name(logged, monitor) if monitor else default
     if name is None or name not in logged:
         raise ConfigurationError(
-            f"{owner}.monitor={monitor or default!r} is not logged in validation. Logged are:"
+            f"{owner}.monitor={monitor or default!r} is not logged in validation. Choose one of:"
             f" {listed(logged, near=name or '') or 'no metrics'}."
         )
     return name
 
 
 def higher_is_better(name: str, stated: bool | None = None) -> bool:
-    """Whether a larger value of a metric is better, from what the metric states or else from its name.
-
-    A name that says nothing counts as lower-is-better, like a loss.
-    """
+    """Whether a larger value of a metric is better, as stated or from its name; by default it is not."""
     if stated is not None:
         return stated
     return _names_lower(name) is False
 
 
 def direction_is_known(name: str, recorded: bool) -> bool:
-    """Whether a direction that a run recorded can be relied on, or is what a name that says nothing counts as.
+    """Whether a recorded direction is known, not the default for an unknown name.
 
     Args:
-        name: the metric's.
+        name: name of the metric.
         recorded: :func:`higher_is_better` of the run.
     """
     return recorded or _names_lower(name) is True
 
 
 def _names_lower(name: str) -> bool | None:
-    """Whether lower is better, from the name alone; ``None`` where it says nothing."""
+    """Whether lower is better, from the name alone; ``None`` for an unknown name."""
     split, _, rest = name.partition("/")
     of_all, _, target = rest.partition("/")
     if split in ("train", "val", "test") and target and (known := _names_lower(of_all)) is not None:
-        return known  # whatever the target of ``val/auroc/TARGET`` is called
+        return known  # ignores the name of the target in ``val/auroc/TARGET``
     words = re.split(r"[^a-z0-9]+", name.lower())
     if any(word.startswith(_LOWER) or word.endswith(("loss", "error")) for word in words):
         return True
@@ -345,13 +321,11 @@ def _names_lower(name: str) -> bool | None:
 
 
 def summarize(reports: Mapping[int, Mapping[str, LoggedValue]], client_names: Sequence[str] = ()) -> ClientMetrics:
-    """What clients logged -> one :class:`MetricSummary` per name.
-
-    A metric that is NaN for some client (nothing to measure) leaves that client out; NaN for all stays NaN.
+    """Summarise what clients logged: one :class:`MetricSummary` per name.
 
     Args:
         reports: client -> name -> value.
-        client_names: client -> its name, for tables.
+        client_names: names of all clients, for tables.
     """
     names = list(dict.fromkeys(name for values in reports.values() for name in values))
     summaries = ClientMetrics(names=client_names)
@@ -374,16 +348,16 @@ def summarize(reports: Mapping[int, Mapping[str, LoggedValue]], client_names: Se
 
 
 def gains(values: Mapping[int, float], reference: Mapping[int, float], higher_is_better: bool) -> dict[int, float]:
-    """How much better each client is than its reference: the bracket of FedCollab's equations 11 and 12.
+    """Gain of each client over its reference: the bracket of FedCollab's equations 11 and 12.
 
     Args:
-        values: client -> the metric of the model it uses.
-        reference: client -> the same metric of what it is compared with, its own local training in the paper.
-        higher_is_better: the metric's direction. Where lower is better the sign is turned.
+        values: client -> metric of the model it uses.
+        reference: client -> the same metric of the reference, local training in the paper.
+        higher_is_better: direction of the metric; otherwise the sign is turned.
 
     Returns:
-        client -> gain in the metric's unit, positive for better than the reference. A client that has only one of the
-        two, or for which one is NaN (nothing to measure) or both are the same infinity, is left out.
+        client -> gain in the unit of the metric, positive if better than the reference. Clients with a missing or NaN
+        value, or the same infinity twice, are left out.
     """
     sign = 1.0 if higher_is_better else -1.0
     differences = {
@@ -393,33 +367,32 @@ def gains(values: Mapping[int, float], reference: Mapping[int, float], higher_is
 
 
 def incentivized_participation_rate(gains: Mapping[int, float]) -> float:
-    """IPR, the share of clients whose gain is strictly above 0 (FedCollab, equation 11, after Cho et al. 2022).
+    """IPR, share of clients with a gain strictly above 0 (FedCollab, equation 11, after Cho et al. 2022).
 
-    Clients whose gain is NaN do not count; NaN where none is left.
+    NaN gains are left out; NaN if none remain.
     """
     return _share([gain > 0 for gain in _present(gains)])
 
 
 def share_harmed(gains: Mapping[int, float]) -> float:
-    """The share of clients whose gain is strictly below 0, which had better not taken part (negative transfer).
+    """Share of clients with a gain strictly below 0 (negative transfer).
 
-    With :func:`incentivized_participation_rate` it sums to 1, less the clients whose gain is exactly 0.
+    With :func:`incentivized_participation_rate` it sums to 1, less the clients with a gain of exactly 0.
     """
     return _share([gain < 0 for gain in _present(gains)])
 
 
 def reward_standard_deviation(gains: Mapping[int, float]) -> float:
-    """RSD, the standard deviation of the gains over clients (FedCollab, equation 12): small where all gain alike.
+    """RSD, standard deviation of the gains over clients (FedCollab, equation 12).
 
-    It is the population's (divided by N, as ``numpy.std`` does unless told otherwise): the paper does not say which,
-    and the clients are all there are, no sample of more. Clients whose gain is NaN do not count; NaN where none is
-    left or a gain is infinite.
+    It divides by N, as ``numpy.std``: the paper does not say which, and the clients are the population, not a sample.
+    NaN gains are left out; NaN if none remain or a gain is infinite.
     """
     return _std(_present(gains))
 
 
 def summarize_gains(values: Mapping[int, float], reference: Mapping[int, float], higher_is_better: bool) -> GainSummary:
-    """The gains of ``values`` over ``reference``, see :func:`gains`, and what they amount to."""
+    """Compute :func:`gains` and their statistics."""
     found = gains(values, reference, higher_is_better)
     present = list(found.values())
     return GainSummary(
@@ -447,4 +420,4 @@ def _std(values: list[float]) -> float:
 def _mean(values: list[float]) -> float:
     if values and all(map(math.isfinite, values)):
         return statistics.fmean(values)
-    return sum(values) / len(values) if values else math.nan  # fmean refuses inf - inf
+    return sum(values) / len(values) if values else math.nan  # fmean raises on inf - inf

@@ -1,4 +1,4 @@
-"""Packages that come with an extra only."""
+"""Check for packages that only an extra installs."""
 
 import importlib.util
 
@@ -7,19 +7,19 @@ from lightning_fl.core.errors import ConfigurationError
 __all__ = ["expect_extra"]
 
 
-def expect_extra(package: str, extra: str, who: str) -> None:
-    """Refuse what needs a package that is not installed, naming the extra that brings it.
+def expect_extra(package: str, extra: str, owner: str) -> None:
+    """Raise an error with the command to install if a package is missing.
 
     Args:
-        package: as it is imported.
-        extra: of this package.
-        who: needs it.
+        package: name under which it is imported.
+        extra: extra of lightning-fl that installs it.
+        owner: class or option that needs it.
 
     Raises:
-        ConfigurationError: it is missing.
+        ConfigurationError: the package is not installed.
     """
     found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:  # a mere folder of that name has no origin
+    if found is None or found.origin is None:  # a plain folder of that name has no origin
         raise ConfigurationError(
-            f'{who}: {package} is not installed. Install it with `pip install "lightning-fl[{extra}]"`.'
+            f'{owner}: {package} is not installed. Install it with `pip install "lightning-fl[{extra}]"`.'
         )

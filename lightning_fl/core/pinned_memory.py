@@ -1,7 +1,7 @@
-"""From the host to a GPU and back, with as few waits as possible.
+"""Copies between host and GPU that seldom make the host wait.
 
-A GPU works off what it is given while the host goes on. A plain copy from the host's memory, and every number that the
-host asks for, make the host wait until all of that is done: several such waits in a step cost more than the step.
+A plain copy from the host's memory, and every number read back, make the host wait until the GPU has finished
+its queue. Several such waits in a step cost more than the step.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,10 @@ __all__ = ["fetch", "to_device"]
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device; the host does not wait for a copy to a GPU, which is made of pinned memory.
+    """Copy a tensor to a device, to a GPU through pinned memory and without waiting.
 
-    For what is small or passing: pinned memory is kept for the next copies. A tensor that is there already is itself.
+    Use it for small or short-lived tensors: pinned memory is kept for later copies. A tensor that is on the device
+    already is returned as it is.
     """
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -23,13 +24,13 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def fetch(tensors: Sequence[Tensor]) -> list[list[float]]:
-    """The entries of some tensors as numbers in double precision, with one wait for all that lie on a GPU.
+    """Read the entries of tensors as doubles, with one wait per device.
 
     Args:
-        tensors: real ones of any shape, kind of number and device.
+        tensors: real tensors of any shape, dtype and device.
 
     Returns:
-        For each its entries in their order.
+        the entries of each tensor, in order.
     """
     places: dict[torch.device, list[int]] = {}
     for place, tensor in enumerate(tensors):

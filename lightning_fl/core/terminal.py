@@ -1,4 +1,4 @@
-"""The console for all that is printed with Rich."""
+"""Rich console for all terminal output."""
 
 import sys
 from typing import Any
@@ -11,11 +11,11 @@ __all__ = ["terminal"]
 
 
 def terminal(*, stderr: bool = False, **options: Any) -> Console:
-    """A console that takes no text for markup, and spells what its stream has no letters for.
+    """Create a console that interprets no markup and escapes characters that its stream cannot encode.
 
     Args:
-        stderr: of standard error instead of standard output.
-        **options: of Rich's console.
+        stderr: write to standard error instead of standard output.
+        **options: options of Rich's console.
     """
     encodable(sys.stderr if stderr else sys.stdout)
     return Console(stderr=stderr, markup=False, emoji=False, **options)

@@ -249,7 +249,7 @@ class TrainerSurface:
     @property
     def evaluated_model(self) -> str:
         """What clients are evaluated with, in words: the collaboration's, the strategy's, the callbacks'."""
-        model = self.strategy.evaluated(self.collaboration.in_words())
+        model = self.strategy.evaluated(self.collaboration.describe_use())
         for hook in self.hooks.of("evaluated"):
             model = hook(model)
         return model

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from rounding import rounding
 
 from lightning_fl import Collaboration
-from lightning_fl.core.errors import ConfigurationError
 
 counts = st.lists(st.integers(1, 1000), min_size=1, max_size=8)
 
@@ -140,46 +139,6 @@ def test_equality_and_text():
     assert repr(Collaboration.fedavg([1, 1, 1])) == "Collaboration(num_models=1, num_clients=3)"
     with pytest.raises(TypeError, match="unhashable"):
         hash(Collaboration.local(2))
-
-
-EYE = torch.eye(3)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Collaboration(torch.ones(3)), r"aggregation has shape \(3,\): give a matrix \[num_models, num_cl"),
-        (lambda: Collaboration.local(0), r"aggregation has shape \(0, 0\)"),
-        (lambda: Collaboration(EYE[:2]), "personalisation is needed: with 2 models and 3 clients"),
-        (
-            lambda: Collaboration(EYE[:2], EYE),
-            r"personalisation has shape \(3, 3\), but aggregation \(2, 3\) asks for \(3, 2\)",
-        ),
-        (lambda: Collaboration(EYE * 2), "aggregation: row 0 sums to 2, not to 1; divide it by its sum"),
-        (
-            lambda: Collaboration(torch.tensor([[0.5, 0.5], [1.5, -0.5]])),
-            "aggregation: row 1 has a negative entry; all weights are >= 0",
-        ),
-        (
-            lambda: Collaboration(torch.tensor([[torch.nan, 1.0]])),
-            "aggregation: row 0 has an entry that is not finite",
-        ),
-        (lambda: Collaboration(EYE, EYE + 1e-5), "personalisation: row 0 sums to 1.00003"),
-        (lambda: Collaboration.fedavg([]), r"num_samples=\[\]: give one count >= 0 per client"),
-        (lambda: Collaboration.fedavg([0, 0]), r"num_samples=\[0, 0\]: .* not all zero"),
-        (lambda: Collaboration.fedavg([3, -1]), r"num_samples=\[3, -1\]"),
-        (lambda: Collaboration.coalitions([0, 0], [1]), "2 coalition labels for 1 clients: give one each"),
-        (lambda: Collaboration.coalitions([0, 2], [1, 1]), r"coalition labels \[0, 2\]: number the coalitions 0..K-1"),
-        (lambda: Collaboration.coalitions([-2, 0], [1, 1]), r"coalition labels \[-2, 0\]"),
-        (lambda: Collaboration.coalitions([-1, -1], [1, 1]), r"coalition labels \[\]: number the coalitions 0..K-1"),
-        (lambda: Collaboration.coalitions([0.0, 0.5], [1, 1]), r"coalition labels \[0.0, 0.5\]"),
-        (lambda: Collaboration.coalitions([], []), r"coalition labels \[\]"),
-        (lambda: Collaboration.coalitions([0, 1], [1, 0]), "coalition 1 has 0 samples: put its clients into another"),
-    ],
-)
-def test_errors(make, message):
-    with pytest.raises(ConfigurationError, match=message):
-        make()
 
 
 def test_rows_may_be_off_by_rounding():

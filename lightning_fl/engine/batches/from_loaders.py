@@ -11,8 +11,9 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_fl.core.errors import DataError
+from lightning_fl.core.held_generators import held_generators, seed_held_generators
 from lightning_fl.core.lightning_types import rank_seen
-from lightning_fl.core.seeding import derive_seed, held_generators, seed_default_generators, seed_held_generators
+from lightning_fl.core.seeding import derive_seed, seed_default_generators
 from lightning_fl.data.loaders import combined_size
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch, guess_batch_size
 

@@ -13,8 +13,9 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.model_helpers import _ModuleMode
 
 from lightning_fl.core.errors import TrainingError
+from lightning_fl.core.held_generators import held_generators, seed_held_generators
 from lightning_fl.core.lightning_types import is_overridden
-from lightning_fl.core.seeding import derive_seed, held_generators, seed_default_generators, seed_held_generators
+from lightning_fl.core.seeding import derive_seed, seed_default_generators
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
 from lightning_fl.engine.batches.factory import BatchFactory

@@ -11,7 +11,8 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, TrainingError
-from lightning_fl.core.seeding import DrawStates, generator, held_generators
+from lightning_fl.core.held_generators import DrawStates, held_generators
+from lightning_fl.core.seeding import generator
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
 from lightning_fl.engine.batches.from_loaders import LoaderBatches
 from lightning_fl.engine.batches.parts import parts_of
