@@ -1,4 +1,4 @@
-"""Read images of one size that lie in a folder per class; what was read is kept in the cache as one ``.npz`` file.
+"""Reading of images in a folder per class, cached as one ``.npz`` file.
 
 CINIC-10 is published as 270,000 PNG files: opening them takes a minute from a fast disk and far longer from a slow one,
 the ``.npz`` file (uncompressed, 0.8 GB) a second.
@@ -27,29 +27,28 @@ __all__ = ["cached_images", "read_class_folders"]
 
 _THREADS = 8
 _FILES_PER_TASK = 256
-_LINE_FROM = 10_000
+_REPORT_FROM = 10_000
 _DEADLINE_SECONDS = 1800.0
 
 
 def cached_images(card: ImageCard, listing: FolderListing) -> Path:
-    """The file of the cache for this state of the folder: names, sizes and the latest change."""
+    """Return the file in the cache for a state of the folder: names, sizes and the latest change."""
     state = f"{listing.sha256} {listing.newest_ns}"
     return dataset_cache(card) / "class_folders" / f"{hashlib.sha256(state.encode()).hexdigest()}.npz"
 
 
 def read_class_folders(card: ImageCard, listing: FolderListing) -> dict[Split, ImageDataset]:
-    """The images in the order of the listing, from the cache if the folder is as it was when they were put there.
+    """Read the images in the order of the listing, from the cache if the folder has not changed.
 
-    Processes that come together wait for the first, which reads the folder. If the cache cannot be written, each reads
-    the folder.
+    Concurrent processes wait for the first, which reads the folder. If the cache cannot be written, each reads it.
 
     Raises:
-        DataError: a file is damaged or has another size than the card says. The message names it.
+        DataError: a file is damaged or has another size than the card's. The message names it.
     """
     if listing.num_files != card.num_rows:
         rank_zero_warn(
-            f"{listing.path} holds {listing.num_files:,} images, but card {card.name} describes {card.num_rows:,}: is"
-            " the archive unpacked completely? They are used as they are."
+            f"{listing.path} has {listing.num_files:,} images, but card {card.name} describes {card.num_rows:,}: check"
+            " that the archive is unpacked completely. They are used anyway."
         )
     cached = cached_images(card, listing)
     try:
@@ -58,8 +57,8 @@ def read_class_folders(card: ImageCard, listing: FolderListing) -> dict[Split, I
             return _from_cache(card, listing, cached) or _read_and_keep(card, listing, cached)
     except Timeout:
         rank_zero_warn(
-            f"another process has been reading {listing.path} for more than {_DEADLINE_SECONDS:g} s, so it is read here"
-            f" too: if there is none, remove {cached.parent / 'lock'}."
+            f"another process has been reading {listing.path} for more than {_DEADLINE_SECONDS:g} s, so this one reads"
+            f" it too: remove {cached.parent / 'lock'} if there is no such process."
         )
     except OSError as error:
         _warn_of_cache(cached, error)
@@ -81,9 +80,9 @@ def _read_and_keep(card: ImageCard, listing: FolderListing, cached: Path) -> dic
     parts = _read_folder(card, listing)
     try:
         remove_leftovers(cached.parent)
-        for older in cached.parent.glob("*.npz"):  # of a folder that has changed since
+        for older in cached.parent.glob("*.npz"):  # of earlier states of the folder
             older.unlink()
-        with whole_file(cached, by_several=True) as file:  # a process that waits no longer may write it too
+        with whole_file(cached, by_several=True) as file:  # a process whose wait timed out may write it too
             np.savez(file, **_arrays(parts))  # type: ignore[arg-type]
     except OSError as error:
         _warn_of_cache(cached, error)
@@ -92,13 +91,13 @@ def _read_and_keep(card: ImageCard, listing: FolderListing, cached: Path) -> dic
 
 def _warn_of_cache(cached: Path, error: OSError) -> None:
     rank_zero_warn(
-        f"cannot keep images in {cached.parent} ({error}), so every run reads them one by one: free the disk, or set"
-        " LIGHTNING_FL_CACHE to a folder that can be written."
+        f"cannot cache images in {cached.parent} ({error}), so every run reads them one by one: free disk space, or set"
+        " LIGHTNING_FL_CACHE to a writable folder."
     )
 
 
 def _read_folder(card: ImageCard, listing: FolderListing) -> dict[Split, ImageDataset]:
-    if listing.num_files > _LINE_FROM:
+    if listing.num_files > _REPORT_FROM:
         rank_zero_info(f"Reading {listing.num_files:,} images in {listing.path}")
     places = {name: number for number, name in enumerate(card.classes)}
     parts: dict[Split, ImageDataset] = {}
@@ -113,7 +112,7 @@ def _read_folder(card: ImageCard, listing: FolderListing) -> dict[Split, ImageDa
 
 
 def _read_images(card: ImageCard, folder: Path, names: Sequence[str]) -> torch.Tensor:
-    """Images of these files, bytes [n, C, size, size]; several at a time, for disks that answer late."""
+    """Read files as bytes [n, C, size, size], several at a time, for disks with high latency."""
     images = torch.empty(len(names), card.channels, card.size, card.size, dtype=torch.uint8)
 
     def read(start: int) -> None:
@@ -122,8 +121,8 @@ def _read_images(card: ImageCard, folder: Path, names: Sequence[str]) -> torch.T
             height, width = image.shape[1:]
             if (height, width) != (card.size, card.size):
                 raise DataError(
-                    f"data set {card.name}: {folder / names[index]} has {width} x {height} pixels, its images have"
-                    f" {card.size} x {card.size}: replace it, or remove it."
+                    f"data set {card.name}: {folder / names[index]} has {width} x {height} pixels, but must have"
+                    f" {card.size} x {card.size}: replace or remove it."
                 )
             images[index] = image
 
@@ -134,7 +133,7 @@ def _read_images(card: ImageCard, folder: Path, names: Sequence[str]) -> torch.T
 
 
 def _arrays(parts: dict[Split, ImageDataset]) -> dict[str, np.ndarray]:
-    """What a file in MedMNIST's layout holds."""
+    """Arrays of a file in MedMNIST's layout."""
     arrays: dict[str, np.ndarray] = {}
     for split, part in parts.items():
         arrays[f"{split}_images"] = part.images.permute(0, 2, 3, 1).numpy()

@@ -1,4 +1,4 @@
-"""Labelled images held in memory, and reading them from a ``.npz`` file."""
+"""Labelled images in memory, and their reading from a ``.npz`` file."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from lightning_fl.core.errors import ConfigurationError, DataError, did_you_mean, listed
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.errors import DataError, did_you_mean, listed
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
 from lightning_fl.files.tensors import read_numpy
 
-__all__ = ["ImageDataset", "check_geometry", "convert_channels", "read_npz", "read_npz_images", "resize_images"]
+__all__ = ["ImageDataset", "convert_channels", "read_npz", "read_npz_images", "resize_images"]
 
 _CHUNK_IMAGES = 4096
 
@@ -28,12 +27,12 @@ class ImageDataset(Dataset):
     Args:
         images: grey values or colours, uint8, shape [n, C, H, W] with C = 1 or 3.
         targets: classes ``0..len(classes) - 1``, integers, shape [n].
-        classes: their names.
+        classes: names of the classes.
         columns: further values by which samples can be grouped, one per sample, such as the writer.
-        place: what messages call the data.
+        place: name of the data, for messages.
 
     Raises:
-        DataError: shapes, types or labels are not those above.
+        DataError: shapes, types or labels differ from these.
     """
 
     def __init__(
@@ -47,19 +46,19 @@ class ImageDataset(Dataset):
     ) -> None:
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3) or 0 in images.shape:
             raise DataError(
-                f"{place}: the images have shape {list(images.shape)} and type {images.dtype}: give bytes (uint8) of"
+                f"{place}: the images have shape {list(images.shape)} and type {images.dtype}, but must be uint8 of"
                 " shape [n, C, H, W] with 1 or 3 channels."
             )
         if targets.ndim != 1 or targets.is_floating_point() or len(targets) != len(images):
             raise DataError(
-                f"{place}: the labels have shape {list(targets.shape)} and type {targets.dtype} for {len(images)}"
-                " images: give one integer class per image."
+                f"{place}: the labels have shape {list(targets.shape)} and type {targets.dtype}, but must be one"
+                f" integer class for each of {len(images)} images."
             )
         lowest, highest = int(targets.min()), int(targets.max())
         if lowest < 0 or highest >= len(classes):
             raise DataError(
-                f"{place}: the labels go from {lowest} to {highest}, but there are {len(classes)} classes: labels must"
-                f" lie in 0..{len(classes) - 1}."
+                f"{place}: the labels go from {lowest} to {highest}, but with {len(classes)} classes must be in"
+                f" 0..{len(classes) - 1}."
             )
         for name, values in (columns or {}).items():
             if len(values) != len(images):
@@ -78,11 +77,11 @@ class ImageDataset(Dataset):
 
     @property
     def column_names(self) -> list[str]:
-        """The columns; ``label`` (the class's name) is always there."""
+        """Names of the columns; ``label`` (the name of the class) always exists."""
         return [*self._columns, "label"]
 
     def column(self, name: str) -> Column:
-        """The n values of a column.
+        """Return the n values of a column.
 
         Raises:
             DataError: there is no such column.
@@ -97,12 +96,12 @@ class ImageDataset(Dataset):
         return [self.classes[target] for target in self.targets.tolist()]
 
     def tensors(self) -> TensorDataset:
-        """The same samples as plain tensors ``(images, targets)``, without copying."""
+        """Return the samples as tensors ``(images, targets)``, without copying."""
         return TensorDataset(self.images, self.targets)
 
     @classmethod
     def joined(cls, parts: Sequence[Self], place: str) -> Self:
-        """Several data sets of the same classes and size as one; it has the columns that all of them have."""
+        """Join data sets of the same classes and size; columns that some lack are dropped."""
         common = set.intersection(*(set(part._columns) for part in parts))
         columns: dict[str, Column] = {
             name: [value for part in parts for value in part._columns[name]] for name in sorted(common)
@@ -116,7 +115,7 @@ class ImageDataset(Dataset):
         )
 
     def select(self, indices: Tensor) -> Self:
-        """Some of the samples, copied."""
+        """Copy some of the samples."""
         chosen: list[int] = indices.tolist()
         columns: dict[str, Column] = {
             name: [values[index] for index in chosen] for name, values in self._columns.items()
@@ -126,7 +125,7 @@ class ImageDataset(Dataset):
         )
 
     def converted(self, *, size: int | None = None, channels: int | None = None) -> Self:
-        """The same samples with ``size`` x ``size`` pixels and so many channels; ``None`` for those they have."""
+        """Convert to ``size`` x ``size`` pixels and a number of channels; ``None`` keeps them."""
         height, width = self.images.shape[2:]
         images = self.images if channels is None or channels == 3 else convert_channels(self.images, channels)
         if size is not None and (height, width) != (size, size):
@@ -136,27 +135,19 @@ class ImageDataset(Dataset):
         return type(self)(images, self.targets, classes=self.classes, columns=self._columns, place=self.place)
 
 
-def check_geometry(owner: object, size: int | None, channels: int | None) -> None:
-    """Refuse a size or a number of channels that no image can have."""
-    check_counts(owner, size=size, mend=": height and width in pixels, or null to keep them")
-    check_counts(owner, channels=channels)
-    if channels not in (None, 1, 3):
-        raise ConfigurationError(f"channels={channels}: give 1 for grey images, 3 for colours, or null to keep them.")
-
-
 def resize_images(images: Tensor, size: int) -> Tensor:
-    """Images [n, C, size, size] from images [n, C, H, W], bytes, bilinear with antialiasing.
+    """Resize images, bytes [n, C, H, W], to [n, C, size, size], bilinear with antialiasing.
 
-    The smoothing matters where images get smaller: pixels in between are not skipped.
+    Antialiasing matters for smaller sizes: no pixel is skipped.
     """
     from torchvision.transforms.v2 import functional
 
-    chunks = images.split(_CHUNK_IMAGES)  # it works in floats, four times as large
+    chunks = images.split(_CHUNK_IMAGES)  # resizing works in floats, four times as large
     return torch.cat([functional.resize(chunk, [size, size], antialias=True) for chunk in chunks])
 
 
 def convert_channels(images: Tensor, channels: int) -> Tensor:
-    """Grey images from colours (luma of ITU-R 601) or three equal channels from one; bytes [n, C, H, W]."""
+    """Convert colours to grey (luma of ITU-R 601), or grey to three equal channels; bytes [n, C, H, W]."""
     from torchvision.transforms.v2 import functional
 
     if images.shape[1] == channels:
@@ -169,34 +160,34 @@ def convert_channels(images: Tensor, channels: int) -> Tensor:
 def read_npz(
     path: Path, *, classes: Sequence[str] | None = None, labels: str = "labels", place: str | None = None
 ) -> dict[Split, ImageDataset]:
-    """Images of a ``.npz`` file in MedMNIST's layout.
+    """Read a ``.npz`` file in MedMNIST's layout.
 
     It holds ``train_images``, uint8, shape [N, H, W] (grey) or [N, H, W, C], and ``train_labels``, integers, shape [N]
-    or [N, 1]; likewise ``val_*`` and ``test_*`` where there are such parts. Any other entry ``train_NAME`` of shape [N]
-    is a column ``NAME`` by which the images can be grouped.
+    or [N, 1]; and perhaps ``val_*`` and ``test_*``. Any other entry ``train_NAME`` of shape [N] is a column ``NAME`` by
+    which the images can be grouped.
 
     Args:
         path: the file.
         classes: names of the classes; ``None`` for numbers up to the largest label.
-        labels: entry to read the classes from, such as ``"coarse_labels"`` for ``train_coarse_labels``.
-        place: what messages call the data; ``None`` for the path.
+        labels: entry of the classes, such as ``"coarse_labels"`` for ``train_coarse_labels``.
+        place: name of the data, for messages; ``None`` for the path.
 
     Returns:
-        The data sets of the parts that are there, "train" first.
+        The data sets of the existing parts, "train" first.
 
     Raises:
-        DataError: the file is damaged or of another kind, an entry is missing, or has a shape or type not as above.
+        DataError: the file is damaged or of another kind, or an entry is missing or has another shape or type.
     """
     place = str(path) if place is None else place
-    mend = "fetch it again, or give a file made with numpy.savez."
-    arrays = read_numpy(path, ".npz", mend, error=DataError, place=place, prefixes=(*_PREFIXES, "domain_"))
+    remedy = "fetch it again, or give a file made with numpy.savez."
+    arrays = read_numpy(path, ".npz", remedy, error=DataError, place=place, prefixes=(*_PREFIXES, "domain_"))
     if "" in arrays:
-        raise DataError(f"{place} cannot be read as .npz (it holds a single array): {mend}")
+        raise DataError(f"{place} cannot be read as .npz (it holds a single array): {remedy}")
     arrays = {_PREFIXES.get(start, start) + rest: arrays[start + rest] for start, rest in map(_halves, arrays)}
     parts: list[Split] = [split for split in SPLITS if any(name.startswith(f"{split}_") for name in arrays)]
     if "train" not in parts:
-        found = ", ".join(arrays) or "nothing of the kind"
-        raise DataError(f"{place} has no train_images and train_labels, only {found}: name its arrays so.")
+        found = ", ".join(arrays) or "none of these"
+        raise DataError(f"{place} must have the arrays train_images and train_labels, but has {found}.")
     targets = {split: _labels(arrays, f"{split}_{labels}", place) for split in parts}
     if classes is None:
         classes = [str(label) for label in range(max(int(part.max()) for part in targets.values()) + 1)]
@@ -212,7 +203,7 @@ def read_npz(
     }
 
 
-#: What names of arrays begin with -> the split, in any case.
+#: Prefix of an array's name, in any case -> prefix of the split.
 _PREFIXES = {
     f"{written}_": f"{split}_"
     for name, split in SPLIT_NAMES.items()
@@ -221,21 +212,21 @@ _PREFIXES = {
 
 
 def _halves(name: str) -> tuple[str, str]:
-    """A name up to its first underscore, and the rest."""
+    """Split a name after its first underscore."""
     end = name.find("_") + 1
     return name[:end], name[end:]
 
 
 def read_npz_images(array: np.ndarray, name: str, place: str) -> Tensor:
-    """An array of a ``.npz`` file as images, bytes [N, C, H, W].
+    """Convert an array of a ``.npz`` file to images, bytes [N, C, H, W].
 
     Raises:
         DataError: it is not uint8 of shape [N, H, W] or [N, H, W, C] with 1 or 3 channels.
     """
     if array.dtype != np.uint8 or array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[3] not in (1, 3)):
         raise DataError(
-            f"{place}: {name} has shape {list(array.shape)} and type {array.dtype}: expected uint8 of shape [N, H, W]"
-            " (grey) or [N, H, W, C] with 1 or 3 channels."
+            f"{place}: {name} has shape {list(array.shape)} and type {array.dtype}, but must be uint8 of shape"
+            " [N, H, W] (grey) or [N, H, W, C] with 1 or 3 channels."
         )
     channels_last = array if array.ndim == 4 else array[..., None]
     return torch.from_numpy(np.ascontiguousarray(channels_last.transpose(0, 3, 1, 2)))
@@ -245,13 +236,13 @@ def _labels(arrays: Mapping[str, np.ndarray], name: str, place: str) -> Tensor:
     array = _entry(arrays, name, place)
     if array.ndim == 2 and array.shape[1] > 1:
         raise DataError(
-            f"{place}: {name} has shape {list(array.shape)}, several labels per image: only one class per image can be"
-            " learned here; choose one column of labels."
+            f"{place}: {name} has shape {list(array.shape)}, several labels per image, but only one can be learned:"
+            " choose one column of labels."
         )
     if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or array.size == 0:
         raise DataError(
-            f"{place}: {name} has shape {list(array.shape)} and type {array.dtype}: expected integers of shape [N] or"
-            " [N, 1], at least one."
+            f"{place}: {name} has shape {list(array.shape)} and type {array.dtype}, but must be integers of shape [N]"
+            " or [N, 1], at least one."
         )
     return torch.from_numpy(array.astype(np.int64).reshape(-1))
 
@@ -266,7 +257,7 @@ def _entry(arrays: Mapping[str, np.ndarray], name: str, place: str) -> np.ndarra
 
 
 def _columns(arrays: Mapping[str, np.ndarray], prefix: str, length: int, place: str) -> dict[str, Column]:
-    """The further entries of a part with one integer or text per image; domains by their names, where there are any."""
+    """Other entries of a part with one integer or text per image; domains by their names, if there are any."""
     columns: dict[str, Column] = {
         name.removeprefix(prefix): array.reshape(-1).tolist()
         for name, array in arrays.items()
@@ -280,7 +271,7 @@ def _columns(arrays: Mapping[str, np.ndarray], prefix: str, length: int, place: 
     if names is not None and domains is not None and names.ndim == 1 and names.dtype.kind == "U":
         if not all(isinstance(value, int) and 0 <= value < len(names) for value in domains):
             raise DataError(
-                f"{place}: {prefix}domains has values that are none of the {len(names)} domain_names, counted from 0."
+                f"{place}: {prefix}domains must be numbers of the {len(names)} domain_names, counted from 0."
             )
         columns["domains"] = [str(names[int(value)]) for value in domains]
     return columns

@@ -1,4 +1,4 @@
-"""Several sets of images as domains of one task: every client's images come from one of them (feature shift)."""
+"""Several sets of images as domains of one task, with each client's images from one of them (feature shift)."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -9,9 +9,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.cards.lookup import Source, rank_zero_warn
-from lightning_fl.data.images.dataset import ImageDataset, check_geometry
+from lightning_fl.data.images.dataset import ImageDataset
 from lightning_fl.data.images.module import SharedImages
 from lightning_fl.data.images.origin import ImageOrigin
 from lightning_fl.data.images.standin import RENDERINGS, digits_domain
@@ -22,15 +22,14 @@ from lightning_fl.data.shared import OpenedData
 __all__ = ["DomainPartition", "ImageDomains"]
 
 MissingPolicy = Literal["refuse", "skip"]
-MISSING_POLICIES: tuple[MissingPolicy, ...] = ("refuse", "skip")
 
 
 class DomainPartition(Partitioner):
-    """Every domain's samples among its own clients, in equal parts; the data set has a column ``domain``.
+    """Partition of every domain's samples among its own clients, in equal parts; needs a column ``domain``.
 
     Args:
-        clients: name of a domain to the number of its clients, in their order. A domain without samples has none.
-        stratified: the parts of a domain have its classes in the same proportions.
+        clients: domain -> number of its clients, in their order. A domain without samples has none.
+        stratified: keep the proportions of a domain's classes in its parts.
     """
 
     def __init__(self, *, clients: Mapping[str, int], stratified: bool) -> None:
@@ -38,7 +37,7 @@ class DomainPartition(Partitioner):
         self.stratified = stratified
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        """Share out domain by domain."""
+        """Partition each domain."""
         assert isinstance(dataset, ImageDataset)
         domains = dataset.column("domain")
         members: dict[str, list[int]] = {}
@@ -62,23 +61,23 @@ class DomainPartition(Partitioner):
 
 
 class ImageDomains(SharedImages):
-    """Clients whose images come from one of several data sets with the same classes, such as five kinds of digits.
+    """Clients with images from one of several data sets of the same classes, such as five kinds of digits.
 
-    Training and test parts of a data set are put together; a client's images are divided by ``split``.
+    Training and test parts of a data set are joined; ``split`` divides a client's images.
 
-    With ``source`` ``"auto"``, where none of the data sets is to be had, and with ``"standin"``, all domains show
-    scikit-learn's digits, the first as they are, the others inverted, on coloured noise, blurred, coloured and shaded
+    With ``source="standin"``, or ``"auto"`` if none of the data sets is available, all domains show scikit-learn's
+    digits: plain, inverted, on coloured noise, blurred, coloured and shaded
     (:data:`~lightning_fl.data.images.standin.RENDERINGS`).
 
     Args:
-        domains: at least two names of cards or paths of cards or of ``.npz`` files.
+        domains: two or more names of cards, or paths of cards or ``.npz`` files.
         clients_per_domain: clients of every domain; one number for all or one for each.
-        samples_per_client: images of a client, validation and test images among them, drawn at random (stratified if
+        samples_per_client: images of a client, including validation and test images, drawn at random (stratified if
             ``stratified``); ``None`` for equal parts of all.
-        size: all images are resized to ``size`` x ``size`` pixels.
+        size: resize all images to ``size`` x ``size`` pixels.
         channels: 3 for colours (grey images get three equal channels), 1 for grey.
-        missing: what happens if some of the data sets are not to be had: ``"refuse"`` to go on, or ``"skip"`` them with
-            a warning as long as two are left.
+        missing: if some data sets are unavailable, ``"refuse"`` to continue, or ``"skip"`` them with a warning if two
+            or more are left.
         source: ``"real"``, ``"auto"`` or ``"standin"``.
         data_root: folder in which images are looked for first.
         stratified: keep the proportions of the classes in every choice and division.
@@ -88,7 +87,7 @@ class ImageDomains(SharedImages):
             :class:`~lightning_fl.data.shared.SharedDataModule`.
 
     Raises:
-        DataError: from ``prepare_data`` and ``setup``, if data are missing, damaged or too few, or classes differ.
+        DataError: from ``prepare_data`` and ``setup``: data are missing, damaged or too few, or classes differ.
 
     Example:
         >>> data = ImageDomains(domains=["mnist", "usps", "svhn"], samples_per_client=200, size=28, source="standin")
@@ -99,35 +98,31 @@ class ImageDomains(SharedImages):
     size: int
     channels: int
 
+    @checked
     def __init__(
         self,
         *,
         domains: list[str],
-        clients_per_domain: int | list[int] = 1,
-        samples_per_client: int | None = None,
-        size: int = 28,
-        channels: int = 3,
+        clients_per_domain: Count | list[Count] = 1,
+        samples_per_client: Count | None = None,
+        size: Count = 28,
+        channels: Literal[1, 3] = 3,
         missing: MissingPolicy = "refuse",
         source: Source = "auto",
         data_root: str | None = None,
         stratified: bool = False,
         **kwargs: Any,
     ) -> None:
-        check_geometry(self, size, channels)
-        if missing not in MISSING_POLICIES:
-            raise ConfigurationError(f"missing={missing!r}: expected one of {', '.join(MISSING_POLICIES)}.")
-        check_counts(self, samples_per_client=samples_per_client, mend=", or null for all")
-        check_counts(self, clients_per_domain=clients_per_domain)
         counts = [clients_per_domain] * len(domains) if isinstance(clients_per_domain, int) else clients_per_domain
-        if len(counts) != len(domains) or not all(count >= 1 for count in counts):
+        if len(counts) != len(domains):
             raise ConfigurationError(
-                f"clients_per_domain={clients_per_domain} for {len(domains)} domains: give one number of at least 1, or"
-                " one for each domain."
+                f"clients_per_domain={clients_per_domain} for {len(domains)} domains: give one number, or one for each"
+                " domain."
             )
         origins = [ImageOrigin.of(name, data_root=None if name.endswith(".npz") else data_root) for name in domains]
         names = [origin.short_name for origin in origins]
         if len(names) < 2 or len(set(names)) < len(names):
-            raise ConfigurationError(f"domains={domains}: name two or more data sets, all different.")
+            raise ConfigurationError(f"domains={domains}: name two or more distinct data sets.")
         partitioner = DomainPartition(clients=dict(zip(names, counts, strict=True)), stratified=stratified)
         if missing == "refuse":
             partitioner.num_clients = sum(counts)
@@ -141,13 +136,13 @@ class ImageDomains(SharedImages):
         self.source_choice: Source = source
 
     def client_groups(self) -> list[str]:
-        """The domain of each client."""
+        """Return the domain of each client."""
         return [name.rpartition("_")[0] for name in self.client_names()]
 
     def _open(self, *, allow_download: bool) -> OpenedData:
         images, source, records = self._read(allow_download)
         classes = max((part.classes for part in images.values()), key=len)
-        prepared = [self._prepared(domain, part, classes) for domain, part in images.items()]
+        prepared = [self._prepare(domain, part, classes) for domain, part in images.items()]
         joined = ImageDataset.joined(prepared, place="the images of all domains")
         record = {
             "title": ", ".join(images) if source != "stand-in" else f"STAND-IN (digits) for {', '.join(images)}",
@@ -157,11 +152,11 @@ class ImageDomains(SharedImages):
         return self._opened_images({"train": joined}, lambda: joined.images, source, record)
 
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
-        """A ``.npz`` file in MedMNIST's layout, all its parts together: a domain of its own."""
+        """Read all parts of a ``.npz`` file in MedMNIST's layout, as a domain of its own."""
         return self._newcomer(path, record, size=self.size, channels=self.channels)
 
     def _read(self, allow_download: bool) -> tuple[dict[str, ImageDataset], str, dict[str, Any]]:
-        """All images of the domains that are used, where they come from, and the record of each."""
+        """Read all images of the domains in use, their source, and a record of each."""
         if self.source_choice == "standin":
             return self._standins("")
         found, failures = {}, {}
@@ -172,16 +167,16 @@ class ImageDomains(SharedImages):
                 failures[domain] = str(error)
         if failures and not found and self.source_choice == "auto":
             reason = next(iter(failures.values()))
-            return self._standins(f" Set source to 'real' to refuse this. The reason: {reason}")
+            return self._standins(f" Set source to 'real' to make this an error. Reason: {reason}")
         if failures and (self.missing == "refuse" or len(found) < 2):
-            mend = "" if len(found) < 2 else " To go on with the others, set missing to 'skip'."
+            remedy = "" if len(found) < 2 else " To continue with the others, set missing to 'skip'."
             raise DataError(
-                f"{len(failures)} of {len(self.origins)} domains are not to be had ({', '.join(failures)}):"
-                f" {next(iter(failures.values()))}{mend}"
+                f"{len(failures)} of {len(self.origins)} domains are not available ({', '.join(failures)}):"
+                f" {next(iter(failures.values()))}{remedy}"
             )
         if failures:
             rank_zero_warn(
-                f"{', '.join(failures)} left out, going on with {', '.join(found)}. The reason:"
+                f"{', '.join(failures)} left out, continuing with {', '.join(found)}. Reason:"
                 f" {next(iter(failures.values()))}"
             )
         images, records = {}, {}
@@ -193,26 +188,26 @@ class ImageDomains(SharedImages):
 
     def _standins(self, reason: str) -> tuple[dict[str, ImageDataset], str, dict[str, Any]]:
         rank_zero_warn(
-            "STAND-IN DATA: scikit-learn's digits in several renderings. The run's figures say nothing about"
+            "STAND-IN DATA: scikit-learn's digits in several renderings. The run's results say nothing about"
             f" {', '.join(self.origins)}.{reason}"
         )
         images = {domain: digits_domain(index, size=self.size) for index, domain in enumerate(self.origins)}
         records = {domain: {"rendering": name} for domain, name in zip(images, RENDERINGS, strict=False)}
         return images, "stand-in", records
 
-    def _prepared(self, domain: str, part: ImageDataset, classes: list[str]) -> ImageDataset:
-        """A domain's images that are used, in the common shape."""
+    def _prepare(self, domain: str, part: ImageDataset, classes: list[str]) -> ImageDataset:
+        """Choose and convert a domain's images."""
         if part.classes != classes[: len(part.classes)]:
             raise DataError(
-                f"domain {domain} has the classes {', '.join(part.classes[:5])}, ..., another domain"
-                f" {', '.join(classes[:5])}, ...: domains of one task have the same classes in the same order."
+                f"domain {domain} has the classes {', '.join(part.classes[:5])}, ..., but another domain"
+                f" {', '.join(classes[:5])}, ...: all domains need the same classes in the same order."
             )
         if self.samples_per_client is not None:
             wanted = self.samples_per_client * self.clients[domain]
             if wanted > len(part):
                 raise DataError(
-                    f"domain {domain} has {len(part):,} images, {self.clients[domain]} clients with"
-                    f" samples_per_client={self.samples_per_client} need {wanted:,}: take fewer."
+                    f"domain {domain} has {len(part):,} images, but {self.clients[domain]} clients with"
+                    f" samples_per_client={self.samples_per_client} need {wanted:,}: decrease it."
                 )
             rng = generator(self.partition_seed, "samples_per_client", domain)
             if self.stratified:

@@ -1,4 +1,4 @@
-"""Read images as the LEAF benchmark keeps them: JSON files with the images of some writers each.
+"""Reading of the LEAF benchmark's images: JSON files with the images of some writers each.
 
 Caldas et al., "LEAF: A benchmark for federated settings", 2018, https://arxiv.org/abs/1812.01097. A file holds
 ``users`` (the writers), ``num_samples`` (of each) and ``user_data``: for every writer the images ``x``, lists of grey
@@ -22,21 +22,20 @@ from lightning_fl.data.module import Split
 
 __all__ = ["read_leaf"]
 
-_LINE_FROM_BYTES = 100_000_000
-_MEND = "make the files again with LEAF's preprocess.sh"
+_REPORT_FROM_BYTES = 100_000_000
+_REMEDY = "make the files again with LEAF's preprocess.sh"
 
 
 def read_leaf(card: ImageCard, listing: FolderListing) -> dict[Split, ImageDataset]:
-    """The images of all files, with a column ``writer``, sorted by writer.
+    """Read all files as images with a column ``writer``, sorted by writer.
 
-    The files are read one after another; a writer's images keep their order. So how writers are spread over files, and
-    the files' names, change nothing.
+    A writer's images keep their order, so the files' names, and which writers they hold, do not matter.
 
     Raises:
-        DataError: a file is not JSON or not as described above, a writer is in two files of a part, or has values
-            outside 0..1 or classes that the card does not have. The message names the file and the writer.
+        DataError: a file is not JSON or of another form, a writer is in two files of a part, or has values outside 0..1
+            or classes that the card does not have. The message names the file and the writer.
     """
-    if listing.num_bytes > _LINE_FROM_BYTES:
+    if listing.num_bytes > _REPORT_FROM_BYTES:
         rank_zero_info(f"Reading {listing.num_files} JSON files ({listing.num_bytes / 1e9:.1f} GB) in {listing.path}")
     return {
         split: _read_part(card, listing.path, names, f"{listing.path}, {split} part")  # type: ignore[misc]
@@ -51,13 +50,13 @@ def _read_part(card: ImageCard, folder: Path, names: tuple[str, ...], place: str
         for writer, images, labels in _read_file(card, folder / name):
             if writer in file_of:
                 raise DataError(
-                    f"{folder}: writer {writer} is both in {file_of[writer]} and in {name}: every writer belongs in one"
-                    " file, so take away the files that another run of LEAF's preprocess.sh left."
+                    f"{folder}: writer {writer} is both in {file_of[writer]} and in {name}, but must be in one file:"
+                    " remove the files of another run of LEAF's preprocess.sh."
                 )
             file_of[writer] = name
             of_writer[writer] = images, labels
     if not of_writer:
-        raise DataError(f"{place}: no writer has an image: {_MEND}.")
+        raise DataError(f"{place}: no writer has an image: {_REMEDY}.")
     writers = sorted(of_writer)
     images = np.concatenate([of_writer[writer][0] for writer in writers])
     return ImageDataset(
@@ -70,65 +69,65 @@ def _read_part(card: ImageCard, folder: Path, names: tuple[str, ...], place: str
 
 
 class _Floats(dict[str, float]):
-    """Digits to the number: there are 256 grey values, each of which is kept once instead of once per pixel."""
+    """Cache of parsed numbers: 256 grey values, each stored once instead of once per pixel."""
 
     def __missing__(self, digits: str) -> float:
         return self.setdefault(digits, float(digits))
 
 
 def _read_file(card: ImageCard, path: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """The writers of a file that have images: name, bytes [n, size * size] and classes int64 [n]."""
+    """Yield the writers of a file that have images: name, bytes [n, size * size] and classes int64 [n]."""
     try:
         with path.open(encoding="utf-8") as stream:
             content = json.load(stream, parse_float=_Floats().__getitem__)
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read as JSON ({' '.join(str(error).split())}): {_MEND}.") from error
+        raise DataError(f"{path} cannot be read as JSON ({' '.join(str(error).split())}): {_REMEDY}.") from error
     keys = {"users": list, "num_samples": list, "user_data": dict}
     for key, kind in keys.items():
         if not isinstance(content, dict) or not isinstance(content.get(key), kind):
-            raise DataError(f"{path} has no {kind.__name__} {key!r}: LEAF's files have {', '.join(keys)}; {_MEND}.")
+            raise DataError(f"{path} has no {kind.__name__} {key!r}: LEAF's files have {', '.join(keys)}; {_REMEDY}.")
     users, sizes, data = (content[key] for key in keys)
     if len(users) != len(sizes):
-        raise DataError(f"{path} has {len(users)} users and {len(sizes)} num_samples: {_MEND}.")
-    # LEAF lists writers with less than two images in user_data only, with nothing
+        raise DataError(f"{path} has {len(users)} users and {len(sizes)} num_samples: {_REMEDY}.")
+    # LEAF lists writers with fewer than two images only in user_data, without images
     for writer in data.keys() - set(map(str, users)):
         if not isinstance(data[writer], dict) or data[writer].get("y"):
-            raise DataError(f"{path}: writer {writer} is in user_data, but not among the users: {_MEND}.")
+            raise DataError(f"{path}: writer {writer} is in user_data, but not among the users: {_REMEDY}.")
     for writer, size in zip(map(str, users), sizes, strict=True):
         if writer not in data:
-            raise DataError(f"{path}: writer {writer} is among the users twice or has no user_data: {_MEND}.")
+            raise DataError(f"{path}: writer {writer} is among the users twice or has no user_data: {_REMEDY}.")
         images, labels = _read_writer(card, data.pop(writer), size, f"{path}, writer {writer}")
         if len(labels):
             yield writer, images, labels
 
 
 def _read_writer(card: ImageCard, data: Any, size: Any, place: str) -> tuple[np.ndarray, np.ndarray]:
-    """A writer's images, bytes [n, size * size], and classes [n]."""
+    """Read a writer's images, bytes [n, size * size], and classes [n]."""
     for key in ("x", "y"):
         if not isinstance(data, Mapping) or not isinstance(data.get(key), list):
-            raise DataError(f"{place} has no list {key!r}: {_MEND}.")
+            raise DataError(f"{place} has no list {key!r}: {_REMEDY}.")
     rows, classes = data["x"], data["y"]
     if not len(rows) == len(classes) == size:
-        raise DataError(f"{place} has {len(rows)} images, {len(classes)} labels and num_samples {size}: {_MEND}.")
+        raise DataError(f"{place} has {len(rows)} images, {len(classes)} labels and num_samples {size}: {_REMEDY}.")
     pixels = card.size**2
     for number, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != pixels:
             found = f"{len(row)} values" if isinstance(row, list) else repr(row)
-            raise DataError(f"{place}: image {number} has {found}, not {pixels} ({card.size} x {card.size}): {_MEND}.")
+            raise DataError(f"{place}: image {number} has {found}, not {card.size} x {card.size}: {_REMEDY}.")
     for number, label in enumerate(classes):
         if type(label) is not int or not 0 <= label < len(card.classes):
             raise DataError(
                 f"{place}: image {number} has the label {label!r}, not a whole number in 0..{len(card.classes) - 1}:"
-                f" {_MEND}."
+                f" {_REMEDY}."
             )
     try:
         values = np.array(rows, dtype=np.float32).reshape(len(rows), pixels)
     except (TypeError, ValueError) as error:
-        raise DataError(f"{place}: a pixel is not a number ({error}): {_MEND}.") from error
+        raise DataError(f"{place}: a pixel is not a number ({error}): {_REMEDY}.") from error
     outside = ~((values >= 0) & (values <= 1))  # NaN is outside too
     if outside.any():
         number, pixel = np.argwhere(outside)[0]
         raise DataError(
-            f"{place}: image {number} has the value {values[number, pixel]:g}, not one from 0 to 1: {_MEND}."
+            f"{place}: image {number} has the value {values[number, pixel]:g}, not one from 0 to 1: {_REMEDY}."
         )
     return np.rint(values * 255).astype(np.uint8), np.array(classes, dtype=np.int64)

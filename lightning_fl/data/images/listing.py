@@ -1,4 +1,4 @@
-"""Find a folder that a card describes and list its files: names and sizes, nothing is opened.
+"""Search for a published folder of images and list its files: names and sizes, without opening any.
 
 This module imports neither torch nor torchvision.
 """
@@ -14,11 +14,11 @@ from pathlib import Path
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.images import FolderLayout, ImageCard
 
-__all__ = ["FolderListing", "list_folder", "refuse_folders", "say_left_out"]
+__all__ = ["FolderListing", "list_folder", "refuse_folders", "warn_of_unread_files"]
 
-#: How the files of a layout end, and how one gets them again.
-_ENDINGS: dict[FolderLayout, str] = {"leaf": ".json", "class-folders": ".png"}
-_MENDS: dict[FolderLayout, str] = {
+#: Suffix of the files of a layout, and how to get them again.
+_SUFFIXES: dict[FolderLayout, str] = {"leaf": ".json", "class-folders": ".png"}
+_REMEDIES: dict[FolderLayout, str] = {
     "leaf": "run LEAF's preprocess.sh again",
     "class-folders": "unpack the archive again",
 }
@@ -26,15 +26,14 @@ _MENDS: dict[FolderLayout, str] = {
 
 @dataclass(frozen=True)
 class FolderListing:
-    """The files of a folder.
+    """Files of a folder.
 
     Attributes:
         path: the folder.
-        parts: for "train", and "test" where that is separate, the files, relative to ``path``, in the order in which
-            they are read.
-        num_bytes: their sizes together.
-        sha256: sum of the list of names and sizes; it is the same wherever the folder lies. Contents are not summed
-            up: there may be hundreds of thousands of files.
+        parts: "train", and "test" if separate -> files relative to ``path``, in the order of reading.
+        num_bytes: total size.
+        sha256: sum of the list of names and sizes, the same wherever the folder is. Contents are not summed, as there
+            may be hundreds of thousands of files.
         newest_ns: time of the latest change of a file, in nanoseconds.
     """
 
@@ -46,17 +45,17 @@ class FolderListing:
 
     @property
     def num_files(self) -> int:
-        """Files in all."""
+        """Number of files."""
         return sum(len(names) for names in self.parts.values())
 
 
 def list_folder(card: ImageCard, root: Path) -> FolderListing | None:
-    """The files of a card's folder below ``root``, if the folder is there.
+    """List the files of a card's folder below ``root``, if the folder exists.
 
-    It is taken to be there if it has the first folder for training of one of the ways to divide it.
+    It exists if it has the first training folder of one of its possible divisions.
 
     Raises:
-        DataError: it is not complete: a part, the folder of a class, or files are missing.
+        DataError: it is incomplete: a part, the folder of a class, or files are missing.
     """
     if card.folder is None:
         return None
@@ -67,30 +66,30 @@ def list_folder(card: ImageCard, root: Path) -> FolderListing | None:
     return None
 
 
-def refuse_folders(folder: Path, endings: tuple[str, ...], what: str) -> None:
-    """Refuse folders that are called as a file is, which would be left out.
+def refuse_folders(folder: Path, suffixes: tuple[str, ...], what: str) -> None:
+    """Refuse folders with the suffix of a file, which would be skipped silently.
 
     Args:
-        folder: all in it and below it is looked at.
-        endings: of the files that are read.
-        what: begins the message.
+        folder: searched with everything below it.
+        suffixes: suffixes of the files that are read.
+        what: name of the data, for the message.
     """
     for root, names, _ in os.walk(folder, followlinks=True):
         for name in names:
-            if name.lower().endswith(endings) and not name.startswith("."):
+            if name.lower().endswith(suffixes) and not name.startswith("."):
                 raise DataError(
-                    f"{what}: {Path(root) / name} is a folder, and called as a file is: put the file in its place, or"
-                    " take it away."
+                    f"{what}: {Path(root) / name} is a folder with the suffix of a file: replace it by the file, or"
+                    " remove it."
                 )
 
 
-def say_left_out(folder: Path, read: Collection[Path], what: str) -> None:
-    """Warn of files in a folder, and below it, that are not read, but for hidden ones: how many, and of which kinds.
+def warn_of_unread_files(folder: Path, read: Collection[Path], what: str) -> None:
+    """Warn of files in a folder, and below it, that are not read, except hidden ones.
 
     Args:
-        folder: of images.
-        read: what is read of it.
-        what: begins the warning.
+        folder: folder of images.
+        read: files that are read.
+        what: name of the data, for the warning.
     """
     others = sorted(path for path in set(folder.rglob("[!.]*")).difference(read) if path.is_file())
     if others:
@@ -98,15 +97,15 @@ def say_left_out(folder: Path, read: Collection[Path], what: str) -> None:
         counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
         warnings.warn(
             f"{what}: {len(others)} files are not read as images ({counted}), such as {others[0]}. Convert images to"
-            " PNG, in the folder of their class; what else is there does no harm.",
+            " PNG, in the folder of their class; ignore this for other files.",
             stacklevel=2,
         )
 
 
 def _list(card: ImageCard, folder: Path, way: Mapping[str, tuple[str, ...]]) -> FolderListing:
     assert card.folder is not None
-    layout = card.folder.layout
-    mend = f"{_MENDS[layout]}, or take {folder} away"
+    suffix = _SUFFIXES[card.folder.layout]
+    remedy = f"{_REMEDIES[card.folder.layout]}, or remove {folder}"
     parts: dict[str, tuple[str, ...]] = {}
     sizes: list[str] = []
     num_bytes = newest_ns = 0
@@ -115,16 +114,14 @@ def _list(card: ImageCard, folder: Path, way: Mapping[str, tuple[str, ...]]) -> 
         for name in names:
             if not (folder / name).is_dir():
                 raise DataError(
-                    f"data set {card.name}: {folder} has a folder {way['train'][0]}, but no {name}: {mend}."
+                    f"data set {card.name}: {folder} has a folder {way['train'][0]}, but no {name}: {remedy}."
                 )
-            below = _class_folders(card, folder / name, mend) if layout == "class-folders" else [""]
+            below = _class_folders(card, folder / name, remedy) if card.folder.layout == "class-folders" else [""]
             for entry in below:
-                refuse_folders(folder / name / entry, (_ENDINGS[layout],), f"data set {card.name}")
-                files = _files(folder / name / entry, _ENDINGS[layout])
+                refuse_folders(folder / name / entry, (suffix,), f"data set {card.name}")
+                files = _files(folder / name / entry, suffix)
                 if not files:
-                    raise DataError(
-                        f"data set {card.name}: {folder / name / entry} holds no {_ENDINGS[layout]} files: {mend}."
-                    )
+                    raise DataError(f"data set {card.name}: {folder / name / entry} has no {suffix} files: {remedy}.")
                 for file_name, size, changed_ns in files:
                     found.append("/".join(filter(None, (name, entry, file_name))))
                     sizes.append(f"{found[-1]}\0{size}\n")
@@ -135,27 +132,27 @@ def _list(card: ImageCard, folder: Path, way: Mapping[str, tuple[str, ...]]) -> 
     return FolderListing(folder, parts, num_bytes, digest, newest_ns)
 
 
-def _class_folders(card: ImageCard, folder: Path, mend: str) -> Sequence[str]:
-    """The names of the class folders in the order of the classes."""
+def _class_folders(card: ImageCard, folder: Path, remedy: str) -> Sequence[str]:
+    """Names of the class folders in the order of the classes."""
     present = {entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")}
     missing = [name for name in card.classes if name not in present]
     if missing:
-        raise DataError(f"data set {card.name}: {folder} has no folder for {', '.join(missing)}: {mend}.")
+        raise DataError(f"data set {card.name}: {folder} has no folder for {', '.join(missing)}: {remedy}.")
     unknown = sorted(present.difference(card.classes))
     if unknown:
         raise DataError(
-            f"data set {card.name}: {folder} has folders {', '.join(unknown)} that are none of the classes"
-            f" {', '.join(card.classes)}: take them away."
+            f"data set {card.name}: {folder} has folders {', '.join(unknown)} that are not classes"
+            f" ({', '.join(card.classes)}): remove them."
         )
     return card.classes
 
 
-def _files(folder: Path, ending: str) -> list[tuple[str, int, int]]:
-    """Name, size and time of the latest change of the files with this ending, but for hidden ones, by name."""
+def _files(folder: Path, suffix: str) -> list[tuple[str, int, int]]:
+    """Name, size and time of the latest change of the files with a suffix, except hidden ones, by name."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.endswith(ending) and not entry.name.startswith(".") and entry.is_file():
+            if entry.name.endswith(suffix) and not entry.name.startswith(".") and entry.is_file():
                 status = entry.stat()
                 found.append((entry.name, status.st_size, status.st_mtime_ns))
     return sorted(found)

@@ -1,7 +1,7 @@
-"""A federated data module of one set of labelled images: from a card, or from a ``.npz`` file of one's own."""
+"""Federated data module of one set of labelled images, from a card or from the user's ``.npz`` file."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -9,9 +9,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Count, NonNegative, Positive, checked
 from lightning_fl.data.cards.lookup import Source, rank_zero_warn
-from lightning_fl.data.images.dataset import ImageDataset, check_geometry, read_npz
+from lightning_fl.data.images.dataset import ImageDataset, read_npz
 from lightning_fl.data.images.origin import ImageOrigin
 from lightning_fl.data.images.transform import (
     Augmentation,
@@ -33,30 +33,31 @@ __all__ = ["ImageData", "SharedImages"]
 
 
 class SharedImages(SharedDataModule):
-    """Images in memory as bytes, shared out among clients; batches are converted to normalised floats.
+    """Images in memory as bytes, partitioned among clients; batches are converted to normalised floats.
 
     A batch is ``[images, labels]``: float32 [B, C, H, W] and int64 [B].
 
     Args:
         normalize: subtract the mean and divide by the standard deviation of each channel; otherwise values lie in 0..1.
         mean: mean of each channel of images from 0 to 1; ``None`` to compute it from the training images.
-        std: their standard deviation, likewise.
-        augment: changes drawn anew for every image of a training batch: ``"crop"`` (a border of 4 black pixels, then
-            an image of the same size from a random place) and ``"flip"`` (left to right with probability 1/2).
+        std: standard deviation of each channel; ``None`` to compute it from the training images.
+        augment: augmentations of training batches, drawn for every image: ``"crop"`` (a border of 4 black pixels, then
+            an image of the same size from a random position) and ``"flip"`` (left to right with probability 1/2).
         **kwargs: arguments of :class:`~lightning_fl.data.shared.SharedDataModule`.
     """
 
     sample_noun = "image"
-    #: Pixels that images are resized to, and channels that they are converted to; ``None`` for those they have.
+    #: Height and width in pixels, and channels, to which images are converted; ``None`` to keep theirs.
     size: int | None = None
     channels: int | None = None
 
+    @checked
     def __init__(
         self,
         *,
         normalize: bool = True,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
+        mean: list[NonNegative] | None = None,
+        std: list[Positive] | None = None,
         augment: list[Augmentation] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -75,13 +76,13 @@ class SharedImages(SharedDataModule):
         source: str,
         record: Mapping[str, Any],
     ) -> OpenedData:
-        """The parts, and the transform made for them.
+        """Check the parts and make their transform.
 
         Args:
-            parts: what is shared out.
-            whole: gives the images [n, C, H, W] whose mean and deviation are taken, asked for only if they are.
-            source: of :class:`~lightning_fl.data.shared.OpenedData`.
-            record: likewise; completed here.
+            parts: images to partition.
+            whole: returns the images [n, C, H, W] for the mean and deviation; called only if these are computed.
+            source: see :class:`~lightning_fl.data.shared.OpenedData`.
+            record: record of the images, completed here.
         """
         first = parts["train"]
         channels = first.images.shape[1]
@@ -90,7 +91,7 @@ class SharedImages(SharedDataModule):
         if self.normalize and (mean is None or std is None):
             mean, std = channel_statistics(whole())
         if mean is not None and len(mean) not in (1, channels):
-            raise ConfigurationError(f"mean={mean}: the images have {channels} channels, give one number for each.")
+            raise ConfigurationError(f"mean={mean}: the images have {channels} channels; give one number for each.")
         self._transform = ImageTransform(mean, std, self.augment)
         own = {
             "image_shape": list(first.images.shape[1:]),
@@ -104,9 +105,9 @@ class SharedImages(SharedDataModule):
     def _newcomer(
         self, path: str, record: Mapping[str, Any], *, size: int | None, channels: int | None, labels: str = "labels"
     ) -> TensorDataset:
-        """The images of all parts of a ``.npz`` file, in the run's shape; batches are normalised as the run's were."""
+        """Read all parts of a ``.npz`` file in the run's shape and normalisation."""
         if not path.endswith(".npz"):
-            raise ConfigurationError(f"{path!r}: expected a file of images that ends in .npz, in MedMNIST's layout.")
+            raise ConfigurationError(f"{path!r}: must be a file of images that ends in .npz, in MedMNIST's layout.")
         parts = read_npz(existing_file(path), classes=record["classes"], labels=labels, place=path)
         images = ImageDataset.joined(
             [part.converted(size=size, channels=channels) for part in parts.values()], place=path
@@ -121,12 +122,12 @@ class SharedImages(SharedDataModule):
         return images.tensors()
 
     def _normalize_as(self, record: Mapping[str, Any]) -> None:
-        """Batches are normalised as the run's were."""
+        """Normalise batches as in the run."""
         known = record["normalization"]
         self._transform = ImageTransform(known["mean"], known["std"])
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
-        """A folder of images, or a ``.npz`` file; batches are normalised as the run's were."""
+        """Read a folder of images, or a ``.npz`` file, and normalise batches as in the run."""
         self._normalize_as(record)
         return unlabelled_images(source, reading, record["image_shape"], size=self.size, channels=self.channels)
 
@@ -139,13 +140,13 @@ class SharedImages(SharedDataModule):
         return dataset
 
     def on_after_batch_transfer(self, batch: list[Tensor], dataloader_idx: int) -> list[Tensor]:
-        """Normalised floats from bytes; while training, augmented."""
+        """Convert bytes to normalised floats, augmented in training."""
         assert self._transform is not None
         return transform_batch(self, self._transform, batch)
 
     @property
     def class_names(self) -> list[str]:
-        """The names of the classes 0, 1, ..., once ``prepare_data`` or ``setup`` has run."""
+        """Names of the classes 0, 1, ..., after ``prepare_data`` or ``setup``."""
         return self._images(self._data.datasets["train"]).classes
 
     @property
@@ -155,50 +156,49 @@ class SharedImages(SharedDataModule):
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width, once ``prepare_data`` or ``setup`` has run."""
+        """Channels, height and width, after ``prepare_data`` or ``setup``."""
         channels, height, width = self._images(self._data.datasets["train"]).images.shape[1:]
         return channels, height, width
 
 
 def _check_parts(parts: Mapping[Split, ImageDataset]) -> None:
-    """Refuse parts whose images have other shapes than those for training; warn of classes that are not trained on."""
+    """Refuse parts of another shape than the training images; warn of classes without training images."""
     first = parts["train"]
     for split, part in parts.items():
         shape, expected = list(part.images.shape[1:]), list(first.images.shape[1:])
         if shape != expected:
             raise DataError(
                 f"{part.place}: the {split} images have the shape {shape} (channels, height, width), the train images"
-                f" {expected}: set size and channels, to which all are then converted."
+                f" {expected}: set size and channels to convert them."
             )
         unseen = sorted(set(part.targets.unique().tolist()) - set(first.targets.unique().tolist()))
         if unseen:
             rank_zero_warn(
-                f"{part.place}: the classes {listed([part.classes[label] for label in unseen])} are not among the train"
-                " images, so nobody learns them: put the parts together (pooled: true), or leave them out."
+                f"{part.place}: the train images have none of the classes"
+                f" {listed([part.classes[label] for label in unseen])}, which nobody learns: join the parts (pooled:"
+                " true), or leave these images out."
             )
 
 
 class ImageData(SharedImages):
-    """Images described by a card, such as ``fashionmnist`` or ``cifar10``, or of a ``.npz`` file of one's own.
+    """Images described by a card, such as ``fashionmnist`` or ``cifar10``, or of the user's ``.npz`` file.
 
     Training and test images keep their parts: a client's test images come from the test part, with the classes that
-    the partitioner gave the client in training, and its validation images are cut from its training images. With
-    ``pooled`` both parts are put together first and every client's images are divided by ``split``.
+    the client has in training, and its validation images are cut from its training images. With ``pooled`` the parts
+    are joined first and ``split`` divides every client's images.
 
     Args:
-        name: name of a card that comes with the package (``lightning-fl datasets`` lists them), or the path of another
-            card (``.yaml``) or of a ``.npz`` file in MedMNIST's layout
-            (:func:`~lightning_fl.data.images.dataset.read_npz`).
-        source: ``"real"``: the card's images or an error. ``"auto"``: else its stand-in, with a warning.
+        name: name of a card of the package (``lightning-fl datasets`` lists them), or path of another card (``.yaml``)
+            or of a ``.npz`` file in MedMNIST's layout (:func:`~lightning_fl.data.images.dataset.read_npz`).
+        source: ``"real"``: the card's images or an error. ``"auto"``: the images, else the stand-in with a warning.
             ``"standin"``: the stand-in.
         data_root: folder in which the images are looked for first, before ``$LIGHTNING_FL_DATA``, the cache and
-            torchvision's download; as the card's ``.npz`` file, in torchvision's layout or in the folder in which the
-            data set is published.
+            torchvision's download: the card's ``.npz`` file, torchvision's layout, or the published folder.
         size: resize to ``size`` x ``size`` pixels; ``None`` to keep theirs.
         channels: 1 for grey, 3 for colours; ``None`` to keep theirs.
         coarse_labels: learn the superclasses (of CIFAR-100) instead of the classes.
-        pooled: put the parts together.
-        max_samples: use so many images only, drawn by ``split_seed``, with the classes (and parts) in proportion;
+        pooled: join the parts.
+        max_samples: number of images to use, drawn by ``split_seed``, with the classes (and parts) in proportion;
             ``None`` for all.
         shifts: changes of a client's images and labels, applied once in ``setup``, in this order.
         **kwargs: ``normalize``, ``mean``, ``std`` and ``augment`` of :class:`SharedImages`, and ``partitioner``,
@@ -207,32 +207,31 @@ class ImageData(SharedImages):
             :class:`~lightning_fl.data.shared.SharedDataModule`.
 
     Raises:
-        ConfigurationError: from the constructor, if an argument is not allowed; from ``setup``, if a shift does not fit
-            the number of clients or classes.
-        DataError: from ``prepare_data`` and ``setup``, if the data are missing or damaged or a client gets no image.
+        ConfigurationError: from the constructor: an argument is invalid; from ``setup``: a shift does not fit the
+            number of clients or classes.
+        DataError: from ``prepare_data`` and ``setup``: the data are missing or damaged, or a client gets no image.
 
     Example:
         >>> from lightning_fl.data.partition import Dirichlet
         >>> data = ImageData(name="fashionmnist", partitioner=Dirichlet(num_clients=10, alpha=0.5), augment=["flip"])
     """
 
+    @checked
     def __init__(
         self,
         *,
         name: str = "fashionmnist",
         source: Source = "auto",
         data_root: str | None = None,
-        size: int | None = None,
-        channels: int | None = None,
+        size: Count | None = None,
+        channels: Literal[1, 3] | None = None,
         coarse_labels: bool = False,
         pooled: bool = False,
-        max_samples: int | None = None,
+        max_samples: Count | None = None,
         shifts: list[Shift] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_geometry(self, size, channels)
-        check_counts(self, max_samples=max_samples, mend=", or null for all images")
         self.origin = ImageOrigin.of(name, source=source, data_root=data_root)
         self.origin.check_superclasses(coarse_labels)
         self.size = size
@@ -244,7 +243,7 @@ class ImageData(SharedImages):
 
     def _open(self, *, allow_download: bool) -> OpenedData:
         read = self.origin.read(allow_download=allow_download, coarse_labels=self.coarse_labels)
-        chosen = self._chosen(read.parts)
+        chosen = self._choose(read.parts)
         parts = {split: self._converted(part) for split, part in chosen.items()}
         train = parts["train"]
         if self.pooled:
@@ -257,28 +256,28 @@ class ImageData(SharedImages):
         }
 
         def whole() -> Tensor:
-            # also what max_samples leaves out: mean and deviation are constants of the data set
+            # without max_samples: mean and deviation are constants of the data set
             return (train if chosen is read.parts else self._converted(read.parts["train"])).images
 
         return self._opened_images(parts, whole, read.source, read.record | own)
 
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
-        """A ``.npz`` file in MedMNIST's layout, all its parts together, without the run's shifts."""
+        """Read all parts of a ``.npz`` file in MedMNIST's layout, without the run's shifts."""
         labels = "coarse_labels" if self.coarse_labels else "labels"
         return self._newcomer(path, record, size=self.size, channels=self.channels, labels=labels)
 
     def _converted(self, part: ImageDataset) -> ImageDataset:
         return part.converted(size=self.size, channels=self.channels)
 
-    def _chosen(self, parts: Mapping[Split, ImageDataset]) -> Mapping[Split, ImageDataset]:
-        """The part of the images that ``max_samples`` leaves."""
+    def _choose(self, parts: Mapping[Split, ImageDataset]) -> Mapping[Split, ImageDataset]:
+        """Choose ``max_samples`` of the images."""
         lengths = [len(part) for part in parts.values()]
         if self.max_samples is None or self.max_samples >= sum(lengths):
             return parts
         sizes = apportion(self.max_samples, lengths)
         if 0 in sizes:
             raise DataError(
-                f"max_samples={self.max_samples} leaves no image for {list(parts)[sizes.index(0)]}: give more."
+                f"max_samples={self.max_samples} leaves no image for {list(parts)[sizes.index(0)]}: increase it."
             )
         chosen: dict[Split, ImageDataset] = {}
         for (split, part), size in zip(parts.items(), sizes, strict=True):

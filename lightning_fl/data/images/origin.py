@@ -1,4 +1,4 @@
-"""What a user's name of a set of images means (a card, a file), and reading it: measured images or the stand-in."""
+"""Sets of images by name (a card or a file), found and read: measured images or the stand-in."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ class ReadImages:
     Attributes:
         parts: the parts of the data set, "train" first.
         source: "measured", "stand-in" or "user".
-        record: what the run's record says of them.
+        record: record of the images for the run.
     """
 
     parts: dict[Split, ImageDataset]
@@ -34,11 +34,11 @@ class ReadImages:
 
 @dataclass(frozen=True)
 class ImageOrigin:
-    """A set of images as a recipe names it.
+    """A set of images as named in a recipe.
 
     Attributes:
         name: name of a card, or path of a card or of a ``.npz`` file.
-        card: the card; ``None`` for a file of one's own.
+        card: the card; ``None`` for a user's file.
         source: see :func:`~lightning_fl.data.cards.lookup.real_or_standin`.
         data_root: folder to look in first.
     """
@@ -53,33 +53,33 @@ class ImageOrigin:
         """Look up the name.
 
         Raises:
-            ConfigurationError: there is no such card, it describes other data, or a file is given a stand-in or a
-                folder.
+            ConfigurationError: there is no such card, it describes other data, or a file is combined with a stand-in or
+                ``data_root``.
         """
         if not name.endswith(".npz"):
             return cls(name, load_card(name, ImageCard), source, data_root)
         if source == "standin":
-            raise ConfigurationError(f"source='standin': {name} is a file, only cards have stand-ins. Choose real.")
+            raise ConfigurationError(f"source='standin': {name} is a file, and only cards have stand-ins; use real.")
         if data_root is not None:
-            raise ConfigurationError(f"name={name!r} and data_root={data_root!r}: give a card's name, or no data_root.")
+            raise ConfigurationError(f"name={name!r} is a file, so data_root={data_root!r} has no effect: omit it.")
         return cls(name, None, source, None)
 
     @property
     def short_name(self) -> str:
-        """The card's name, or the file's without its folder."""
+        """The card's name, or the file's without its folder and suffix."""
         return Path(self.name).stem if self.card is None else self.card.name
 
     def check_superclasses(self, coarse_labels: bool) -> None:
-        """Refuse superclasses where the card says that there are none."""
+        """Refuse superclasses if the card has none."""
         if coarse_labels and self.card is not None and not self.card.coarse_classes:
-            raise ConfigurationError(f"coarse_labels=True: data set {self.name} has no superclasses. Leave it out.")
+            raise ConfigurationError(f"coarse_labels=True: data set {self.name} has no superclasses; omit it.")
 
     def find(self, *, allow_download: bool) -> FoundImages:
-        """The measured images, without reading them.
+        """Find the measured images, without reading them.
 
         Raises:
             ConfigurationError: ``data_root`` is not a folder.
-            DataError: they are not to be had.
+            DataError: they are not available.
         """
         if self.card is not None:
             return find_images(self.card, data_root=self.data_root, allow_download=allow_download)
@@ -87,11 +87,11 @@ class ImageOrigin:
         return FoundImages("npz", path, {path.name: file_sha256(path)}, False, "path")
 
     def read(self, *, allow_download: bool, coarse_labels: bool = False) -> ReadImages:
-        """The images, or the card's stand-in where ``source`` has it so.
+        """Read the images, or make the card's stand-in, as ``source`` requires.
 
         Raises:
             ConfigurationError: see :meth:`find`; there is no stand-in.
-            DataError: the images are not to be had, or damaged.
+            DataError: the images are not available, or damaged.
         """
         if self.card is None:
             return self.read_found(self.find(allow_download=allow_download), coarse_labels=coarse_labels)
@@ -111,7 +111,7 @@ class ImageOrigin:
         return ReadImages({"train": standin}, "stand-in", record)
 
     def read_found(self, found: FoundImages, *, coarse_labels: bool = False) -> ReadImages:
-        """The measured images that :meth:`find` found."""
+        """Read the measured images found by :meth:`find`."""
         if self.card is not None:
             parts = read_images(self.card, found, coarse_labels=coarse_labels)
             return ReadImages(parts, "measured", self.card.describe() | found.record())

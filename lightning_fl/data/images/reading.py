@@ -1,4 +1,4 @@
-"""Read the images that were found, whatever their layout, and the digits that scikit-learn brings along."""
+"""Reading of images in all layouts, and of the digits in scikit-learn."""
 
 import pickle
 from collections.abc import Mapping
@@ -21,19 +21,19 @@ __all__ = ["read_digits", "read_images", "read_torchvision"]
 
 
 def read_images(card: ImageCard, found: FoundImages, *, coarse_labels: bool = False) -> dict[Split, ImageDataset]:
-    """The parts of a data set, "train" first.
+    """Read the parts of a data set, "train" first.
 
     Args:
-        card: what was looked for.
-        found: what was found.
-        coarse_labels: the superclasses instead of the classes.
+        card: the data set.
+        found: location and layout of its images.
+        coarse_labels: read the superclasses instead of the classes.
 
     Raises:
         ConfigurationError: the data set has no superclasses.
         DataError: the files are damaged, or not what the card describes.
     """
     if coarse_labels and not card.coarse_classes:
-        raise ConfigurationError(f"coarse_labels=True: data set {card.name} has no superclasses. Leave it out.")
+        raise ConfigurationError(f"coarse_labels=True: data set {card.name} has no superclasses; omit it.")
     if found.layout == "scikit-learn":
         return {"train": read_digits()}
     assert found.path is not None
@@ -50,7 +50,7 @@ def read_images(card: ImageCard, found: FoundImages, *, coarse_labels: bool = Fa
 
 
 def read_digits() -> ImageDataset:
-    """The 1,797 handwritten digits of 8 x 8 pixels that scikit-learn brings along, 17 grey levels spread over 256."""
+    """Return scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, with 17 grey levels spread over 256."""
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     digits = load_digits()
@@ -64,7 +64,7 @@ def read_digits() -> ImageDataset:
 
 
 def read_torchvision(card: ImageCard, root: Path, *, coarse_labels: bool = False) -> dict[Split, ImageDataset]:
-    """Training and test images in torchvision's own layout, read by torchvision.
+    """Read training and test images in torchvision's layout with torchvision.
 
     Raises:
         DataError: the files are damaged.
@@ -79,7 +79,7 @@ def read_torchvision(card: ImageCard, root: Path, *, coarse_labels: bool = False
         try:
             data = kind(root, **arguments)
             labels = _coarse_labels(data) if coarse_labels else _labels(data)
-        except Exception as error:  # for damaged files torchvision's parsers raise anything, failed assertions too
+        except Exception as error:  # torchvision's parsers raise anything for damaged files, even AssertionError
             raise DataError(
                 f"{place} cannot be read ({type(error).__name__}: {' '.join(str(error).split())}): fetch its files"
                 " again."
@@ -94,7 +94,7 @@ def read_torchvision(card: ImageCard, root: Path, *, coarse_labels: bool = False
 
 
 def _channels_first(data: Any, channels: int) -> Tensor:
-    """Images [n, C, H, W] from what torchvision holds: [n, H, W], [n, H, W, C] or (SVHN) [n, C, H, W]."""
+    """Convert torchvision's arrays, [n, H, W], [n, H, W, C] or (SVHN) [n, C, H, W], to images [n, C, H, W]."""
     images = torch.as_tensor(data)
     if images.ndim == 3:
         return images[:, None].contiguous()
@@ -108,7 +108,7 @@ def _labels(data: Any) -> Tensor:
 
 
 def _coarse_labels(data: Any) -> Tensor:
-    """The superclasses [n] of CIFAR-100, which torchvision's class leaves out (but it has checked the files' sums)."""
+    """Superclasses [n] of CIFAR-100, which torchvision's class omits (but it has checked the files' sums)."""
     labels: list[int] = []
     for name, _ in data.train_list if data.train else data.test_list:
         with (Path(data.root) / data.base_folder / name).open("rb") as stream:

@@ -1,19 +1,20 @@
-"""Image folders that are separate already: one per client, opened only where the client lives."""
+"""Image folders of separate clients, each opened only where the client lives."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import run_seed
-from lightning_fl.core.validation import check_counts, check_numbers
-from lightning_fl.data.images.dataset import ImageDataset, check_geometry, read_npz, resize_images
+from lightning_fl.core.validation import Count, Fraction, NonNegative, Positive, checked
+from lightning_fl.data.images.dataset import ImageDataset, read_npz, resize_images
 from lightning_fl.data.images.file import read_image_file
-from lightning_fl.data.images.listing import refuse_folders, say_left_out
+from lightning_fl.data.images.listing import refuse_folders, warn_of_unread_files
 from lightning_fl.data.images.transform import Augmentation, ImageTransform, check_transform, transform_batch
 from lightning_fl.data.images.unlabelled import unlabelled_images
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, FederatedDataModule, Split
@@ -27,72 +28,68 @@ __all__ = ["ImageFolders"]
 class ImageFolders(FederatedDataModule):
     """Clients with a folder of images each: ``root/SILO/CLASS/*.png``, or ``root/SILO/FILE.npz``.
 
-    A silo's folder holds one folder per class, with image files in any format that torchvision reads and of any size;
-    or ``train``, ``val`` and ``test`` (also ``Training``, ``validation`` and the like), each with such folders; or one
-    ``.npz`` file in MedMNIST's layout (:func:`~lightning_fl.data.images.dataset.read_npz`). A split without data of its
-    own is cut from the training images.
+    A silo's folder holds one folder per class, with image files of any size in any format that torchvision reads; or
+    ``train``, ``val`` and ``test`` (also ``Training``, ``validation`` etc.), each with such folders; or one ``.npz``
+    file in MedMNIST's layout (:func:`~lightning_fl.data.images.dataset.read_npz`). A split without data of its own is
+    cut from the training images.
 
-    Images are read when they are first asked for, in the process that hosts the client (client i in process
-    ``i % world_size``). The other processes look at the names of folders only, and at nothing where ``silos`` and
-    ``classes`` are given, so that a silo's folder need exist only where the silo lives.
+    Images are read on first access, in the process that hosts the client (client i in process ``i % world_size``).
+    Other processes read only the names of folders, and nothing if ``silos`` and ``classes`` are given, so that a silo's
+    folder need only exist where the silo lives.
 
     Args:
-        root: the folder of the silos.
-        size: all images are resized to ``size`` x ``size`` pixels.
+        root: folder of the silos.
+        size: resize all images to ``size`` x ``size`` pixels.
         channels: 3 for colours, 1 for grey.
         silos: names of the silos, which are the clients' names; ``None`` for all folders in ``root``, sorted.
-        classes: names of the classes; ``None`` for the names of all class folders of all silos, sorted. Needed if a
-            silo is a ``.npz`` file, which holds numbers only: class i is the i-th of them.
-        split: shares of train, val and test inside a silo, with sum 1. Of these, a silo uses those it has no data for,
-            in proportion.
+        classes: names of the classes; ``None`` for the names of all class folders of all silos, sorted. Required for
+            ``.npz`` files, which hold only class numbers.
+        split: shares of train, val and test inside a silo, with sum 1. A silo uses those of the splits that it has no
+            data for, in proportion.
         split_seed: seed of the division; ``None`` for the run's seed.
-        stratified: the division keeps the proportions of the classes as nearly as integers allow.
+        stratified: keep the proportions of the classes in the division as nearly as integers allow.
         normalize: subtract ``mean`` and divide by ``std``; otherwise values lie in 0..1.
-        mean: of each channel of images from 0 to 1; ``None`` for 0.5, so that values lie in -1..1 whatever other silos
-            hold.
-        std: their standard deviation; ``None`` for 0.5.
-        augment: changes drawn anew for every image of a training batch: ``"crop"`` and ``"flip"``.
+        mean: mean of each channel of images from 0 to 1; ``None`` for 0.5, so that values lie in -1..1 independently of
+            other silos.
+        std: standard deviation of each channel; ``None`` for 0.5.
+        augment: augmentations of training batches, drawn for every image: ``"crop"`` and ``"flip"``.
         **kwargs: ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
             :class:`~lightning_fl.data.module.FederatedDataModule`.
 
     Raises:
-        DataError: from ``setup``, if there are no silos or classes; from ``client_data``, if a silo's images are
-            missing, damaged or of an unknown class. Messages name the silo.
+        DataError: from ``setup``: there are no silos or classes; from ``client_data``: a silo's images are missing,
+            damaged or of an unknown class. Messages name the silo.
     """
 
     #: Client i lives in process ``i % world_size``, whatever its size.
     pinned: bool = True
 
+    @checked
     def __init__(
         self,
         *,
         root: str,
-        size: int,
-        channels: int = 3,
+        size: Count,
+        channels: Literal[1, 3] = 3,
         silos: list[str] | None = None,
         classes: list[str] | None = None,
-        split: tuple[float, float, float] = (0.8, 0.1, 0.1),
-        split_seed: int | None = None,
+        split: tuple[Fraction, Fraction, Fraction] = (0.8, 0.1, 0.1),
+        split_seed: Annotated[int, Interval(ge=0, le=2**64 - 1)] | None = None,
         stratified: bool = False,
         normalize: bool = True,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
+        mean: list[NonNegative] | None = None,
+        std: list[Positive] | None = None,
         augment: list[Augmentation] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_geometry(self, size, channels)
-        check_numbers(self, split=split, at_least=0, at_most=1)
         check_fractions(split)
-        check_counts(self, split_seed=split_seed, at_least=0, at_most=2**64 - 1)
-        check_numbers(self, mean=mean, at_least=0)
-        check_numbers(self, std=std, above=0)
         check_transform(augment or [], normalize, mean, std)
         if mean is not None and len(mean) not in (1, channels):
-            raise ConfigurationError(f"mean={mean}: the images have {channels} channels, give one number for each.")
+            raise ConfigurationError(f"mean={mean}: the images have {channels} channels; give one number for each.")
         for name, values, least in (("silos", silos, 1), ("classes", classes, 2)):
             if values is not None and (len(values) < least or len(set(values)) < len(values)):
-                raise ConfigurationError(f"{name}={values}: give at least {least}, all different, or leave it out.")
+                raise ConfigurationError(f"{name}={values}: give at least {least}, all distinct, or omit it.")
         self.root = root
         self.size = size
         self.channels = channels
@@ -110,54 +107,54 @@ class ImageFolders(FederatedDataModule):
         self._opened: dict[int, dict[Split, Subset]] = {}
 
     def setup(self, stage: str | None = None) -> None:
-        """Agree on the silos and classes by the names of folders; no image is opened."""
+        """Determine silos and classes from the names of folders, without opening images."""
         if self._names is None:
             self._names = sorted(path.name for path in _folders(Path(self.root).expanduser(), "root"))
             if not self._names:
-                raise DataError(f"root={self.root!r} has no folders: give the folder that holds one folder per silo.")
+                raise DataError(f"root={self.root!r} has no folders: it must have one folder per silo.")
         if self._classes is None:
             self._classes = sorted(set().union(*(self._class_folders(name) for name in self._names)))
             if len(self._classes) < 2:
                 raise DataError(
-                    f"root={self.root!r}: the silos' class folders are {self._classes}, but two classes are the least."
+                    f"root={self.root!r}: the silos' class folders are {self._classes}, but there must be two or more."
                 )
 
     def _folder(self, silo: str) -> Path:
         return Path(self.root).expanduser() / silo
 
     def _class_folders(self, silo: str) -> set[str]:
-        """The names of a silo's class folders."""
+        """Names of a silo's class folders."""
         folder = self._folder(silo)
         folders = _folders(folder, f"silo {silo}")
         if not folders and list(folder.glob("*.npz")):
             raise DataError(
-                f"silo {silo} is a .npz file, whose classes cannot be known without opening it: name the classes 0, 1,"
-                " ... with classes."
+                f"silo {silo} is a .npz file, whose classes are unknown without opening it: name the classes 0, 1, ..."
+                " in classes."
             )
         names = {path.name for part in _parts(folder, silo).values() for path in _folders(part, f"silo {silo}")}
         if not names:
             raise DataError(
-                f"silo {silo}: {folder} has neither class folders nor a .npz file: give it folders of images, one per"
+                f"silo {silo}: {folder} has neither class folders nor a .npz file: add a folder of images for every"
                 " class, or leave it out of silos."
             )
         return names
 
     @property
     def num_clients(self) -> int:
-        """Number of silos; where the folders tell, after ``setup``."""
+        """Number of silos; after ``setup`` if ``silos`` is ``None``."""
         return len(self._known_names)
 
     @property
     def _known_names(self) -> list[str]:
         if self._names is None:
-            raise DataError("the silos are not known yet: call setup() first, or name them with silos.")
+            raise DataError("the silos are not known yet: call setup() first, or give silos.")
         return self._names
 
     @property
     def class_names(self) -> list[str]:
-        """The classes of all silos; where the folders tell, after ``setup``."""
+        """Names of the classes; after ``setup`` if ``classes`` is ``None``."""
         if self._classes is None:
-            raise DataError("the classes are not known yet: call setup() first, or name them with classes.")
+            raise DataError("the classes are not known yet: call setup() first, or give classes.")
         return self._classes
 
     @property
@@ -171,32 +168,33 @@ class ImageFolders(FederatedDataModule):
         return self.channels, self.size, self.size
 
     def client_names(self) -> list[str]:
-        """The silos' names."""
+        """Return the names of the silos."""
         return list(self._known_names)
 
     def client_data(self, client: int, split: Split) -> Subset | None:
-        """A view of the silo's images, which are read once; ``None`` where it has none in this split."""
-        if client not in self._opened:
-            self._opened[client] = self._open(client)
-        part = self._opened[client][split]
+        """Return a view of a silo's images, which are read once; ``None`` if it has none in this split."""
+        part = self._splits(client)[split]
         return part if len(part) else None
 
     def data_digests(self, client: int, stage: str) -> dict[Split, str]:
-        """Of all splits: a silo is read as a whole."""
+        """Return the digests of all splits, as a silo is read as a whole."""
         return self._digests(client)
 
     def held_rows(self, client: int) -> Mapping[Split, Sequence[int]]:
-        """The numbers of a silo's images in the order in which its parts are read, from 0."""
-        if client not in self._opened:
-            self._opened[client] = self._open(client)
-        return {split: list(part.indices) for split, part in self._opened[client].items()}
+        """Return the numbers of a silo's images in each part of its own, from 0 in the order of reading."""
+        return {split: list(part.indices) for split, part in self._splits(client).items()}
 
     def held_source(self) -> Mapping[str, Any]:
-        """What these numbers are of; which splits have a part of their own differs between silos."""
+        """Return the meaning of the numbers of :meth:`held_rows`; silos may have different parts of their own."""
         return {"numbering": "samples from 0 of a silo's part", "split_seed": self.split_seed}
 
+    def _splits(self, client: int) -> dict[Split, Subset]:
+        if client not in self._opened:
+            self._opened[client] = self._open(client)
+        return self._opened[client]
+
     def _open(self, client: int) -> dict[Split, Subset]:
-        """Read a silo and divide its images."""
+        """Read and divide a silo's images."""
         silo = self._known_names[client]
         parts = self._read(silo)
         held = {split: part.tensors() for split, part in parts.items()}
@@ -212,14 +210,14 @@ class ImageFolders(FederatedDataModule):
         }
 
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
-        """The folder of a further silo, all its parts together."""
+        """Read the folder of a new silo, all its parts."""
         self._classes = record["classes"]
-        # An absolute folder stays itself below any root.
+        # an absolute path is independent of root
         parts = self._read(str(Path(path).expanduser().absolute()))
         return ImageDataset.joined(list(parts.values()), place=f"silo {path}").tensors()
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
-        """A folder of images, or a ``.npz`` file."""
+        """Read a folder of images, or a ``.npz`` file."""
         return unlabelled_images(source, reading, self.image_shape, size=self.size, channels=self.channels)
 
     def _read(self, silo: str) -> dict[Split, ImageDataset]:
@@ -228,14 +226,14 @@ class ImageFolders(FederatedDataModule):
         if files:
             if len(files) > 1 or _folders(folder, f"silo {silo}"):
                 raise DataError(
-                    f"silo {silo}: {folder} holds more than one .npz file: give one file, or class folders."
+                    f"silo {silo}: {folder} has several .npz files, or folders too: keep one file, or class folders."
                 )
             read = read_npz(files[0], classes=self.class_names, place=f"silo {silo}, {files[0].name}")
             return {split: part.converted(size=self.size, channels=self.channels) for split, part in read.items()}
         return {split: self._read_folder(part, silo) for split, part in _parts(folder, silo).items()}
 
     def _read_folder(self, folder: Path, silo: str) -> ImageDataset:
-        """The images of the class folders in a folder."""
+        """Read the images of the class folders in a folder."""
         from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
         places = {name: number for number, name in enumerate(self.class_names)}
@@ -243,35 +241,35 @@ class ImageFolders(FederatedDataModule):
         unknown = [name for name in present if name not in places]
         if unknown:
             raise DataError(
-                f"silo {silo}: {folder} has folders {', '.join(unknown)} that are none of the classes"
-                f" {', '.join(places)}: rename them, or add them to classes."
+                f"silo {silo}: {folder} has folders {', '.join(unknown)} that are not classes"
+                f" ({', '.join(places)}): rename them, or add them to classes."
             )
         # allow_empty: a silo may lack images of a class
         found = {name: places[name] for name in present}
         files = make_dataset(folder, found, IMG_EXTENSIONS, allow_empty=True) if found else []
         for name in found:
             refuse_folders(folder / name, IMG_EXTENSIONS, f"silo {silo}")
-        say_left_out(folder, [Path(path) for path, _ in files], f"silo {silo}")
+        warn_of_unread_files(folder, [Path(path) for path, _ in files], f"silo {silo}")
         if not files:
             raise DataError(
-                f"silo {silo}: no images in the class folders of {folder}: expected files that end in"
+                f"silo {silo}: no images in the class folders of {folder}: files must end in"
                 f" {', '.join(IMG_EXTENSIONS)}."
             )
-        images = torch.stack([self._read_image(path, silo) for path, _ in files])
+        images = torch.stack(
+            [
+                resize_images(read_image_file(path, self.channels, f"silo {silo}")[None], self.size)[0]
+                for path, _ in files
+            ]
+        )
         targets = torch.tensor([target for _, target in files])
         return ImageDataset(images, targets, classes=self.class_names, place=f"silo {silo}")
 
-    def _read_image(self, path: str, silo: str) -> Tensor:
-        """One image in the common shape, bytes [C, size, size], upright as its camera noted."""
-        image = read_image_file(path, self.channels, f"silo {silo}")
-        return resize_images(image[None], self.size)[0]
-
     def on_after_batch_transfer(self, batch: list[Tensor], dataloader_idx: int) -> list[Tensor]:
-        """Normalised floats from bytes; while training, augmented."""
+        """Convert bytes to normalised floats, augmented in training."""
         return transform_batch(self, self._transform, batch)
 
     def describe(self) -> Mapping[str, Any]:
-        """Source, the silos' names and the images' shape; nothing is opened."""
+        """Return source, silos and shape of the images, without opening any."""
         return {
             **super().describe(),
             "clients": self.client_names(),
@@ -284,22 +282,22 @@ class ImageFolders(FederatedDataModule):
 
 
 def _parts(folder: Path, silo: str) -> dict[Split, Path]:
-    """The folders of a silo's splits, whatever their names' case; the silo's own for train where there are none."""
+    """Folders of a silo's splits, whatever the case of their names; the silo's own folder for train without these."""
     folders = _folders(folder, f"silo {silo}")
     named = [(SPLIT_NAMES.get(path.name.lower()), path) for path in folders]
     found = {split: path for split, path in named if split is not None}
-    if not any(_folders(path, f"silo {silo}") for path in found.values()):  # classes, whatever their names
+    if not any(_folders(path, f"silo {silo}") for path in found.values()):  # these are classes, whatever their names
         return {"train": folder}
     if "train" not in found or len(found) < len(folders):
         raise DataError(
-            f"silo {silo}: {folder} has the folders {', '.join(path.name for path in folders)}: give it train, and val"
-            " and test if they are separate, each once and with folders of classes; or folders of classes alone."
+            f"silo {silo}: {folder} has the folders {', '.join(path.name for path in folders)}: it must have train, and"
+            " val and test if separate, each once and with class folders; or only class folders."
         )
     return {split: found[split] for split in SPLITS if split in found}
 
 
 def _folders(folder: Path, what: str) -> Sequence[Path]:
-    """The folders in a folder, but for hidden ones, sorted."""
+    """Folders in a folder, except hidden ones, sorted."""
     if not folder.is_dir():
-        raise DataError(f"{what}: {folder} is not a folder: check the name, and where it lies.")
+        raise DataError(f"{what}: {folder} is not a folder: check the path.")
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))

@@ -1,8 +1,7 @@
-"""Find the images that a card describes: the user's folders, then the cache, then torchvision's download.
+"""Search for the images of a card: the user's folders, then the cache, then torchvision's download.
 
-A folder may hold the card's ``.npz`` file, the files of torchvision's data set in torchvision's own layout, or the
-folder in which the data set is published; the former go first. This module imports neither torch nor torchvision until
-something is downloaded.
+A folder may hold the card's ``.npz`` file, torchvision's files in its own layout, or the published folder, in this
+order of precedence. This module imports neither torch nor torchvision until something is downloaded.
 """
 
 import os
@@ -36,16 +35,16 @@ _DEADLINE_SECONDS = 900.0
 
 @dataclass(frozen=True)
 class FoundImages:
-    """Images that are there.
+    """Images that were found.
 
     Attributes:
         layout: ``"npz"`` for a file, ``"torchvision"`` for a folder in torchvision's layout, ``"leaf"`` and
-            ``"class-folders"`` for one as published, ``"scikit-learn"`` for the digits that scikit-learn brings along.
+            ``"class-folders"`` for a published folder, ``"scikit-learn"`` for the digits in scikit-learn.
         path: the file or folder; ``None`` for scikit-learn's.
-        sha256: name of every file (relative to the folder) to its sum; empty for a folder as published.
-        verified: the file's sum is one that the card accepts, or the files came from torchvision's checked download.
+        sha256: name of every file (relative to the folder) -> its sum; empty for a published folder.
+        verified: whether the card accepts the file's sum, or the files came from torchvision's checked download.
         origin: ``"data_root"``, ``"LIGHTNING_FL_DATA"``, ``"cache"``, ``"download"``, ``"path"`` or ``"scikit-learn"``.
-        listing: the files of a folder as published.
+        listing: files of a published folder.
     """
 
     layout: Literal["npz", "torchvision", "leaf", "class-folders", "scikit-learn"]
@@ -57,7 +56,7 @@ class FoundImages:
 
     @property
     def place(self) -> str:
-        """Where they are, in words."""
+        """Location of the images as text."""
         if self.path is None:
             return "scikit-learn"
         if self.listing is not None:
@@ -66,13 +65,13 @@ class FoundImages:
 
     @property
     def sums(self) -> str:
-        """The sums, in words."""
+        """Sums as text."""
         if self.listing is not None:
             return f"{self.listing.sha256} (of names and sizes)"
         return ", ".join(self.sha256.values())
 
     def record(self) -> dict[str, Any]:
-        """Files and sums for a run's record."""
+        """Return files and sums for a run's record."""
         if self.listing is not None:
             return {
                 "file": self.listing.path.name,
@@ -92,22 +91,22 @@ class FoundImages:
 
 
 def torchvision_cache() -> Path:
-    """The folder of the cache that holds torchvision's data sets, each in its own layout."""
+    """Return the folder of torchvision's data sets in the cache, each in its own layout."""
     return cache_folder() / "datasets" / "torchvision"
 
 
 def find_images(card: ImageCard, *, data_root: str | Path | None = None, allow_download: bool = True) -> FoundImages:
-    """Look in ``data_root``, in ``$LIGHTNING_FL_DATA``, in the cache, then let torchvision download.
+    """Find images in ``data_root``, ``$LIGHTNING_FL_DATA`` or the cache, or let torchvision download them.
 
     Args:
         card: the data set.
         data_root: folder to look in first; must exist.
-        allow_download: download what is nowhere (unless ``$LIGHTNING_FL_OFFLINE``), into the cache.
+        allow_download: download missing images (unless ``$LIGHTNING_FL_OFFLINE``) into the cache.
 
     Raises:
         ConfigurationError: ``data_root`` is not a folder.
-        DataError: the images are nowhere and cannot be downloaded. The message says where they were looked for, what
-            failed, and where to put which file. Or the folder in which they are published is not complete.
+        DataError: the images are not found and cannot be downloaded, or the published folder is incomplete. The message
+            names the folders searched, the failure, and where to put which file.
     """
     if card.file is None:
         return FoundImages("scikit-learn", None, {}, True, "scikit-learn")
@@ -127,15 +126,15 @@ def find_images(card: ImageCard, *, data_root: str | Path | None = None, allow_d
         assert card.torchvision is not None
         return _in_layout(torchvision_cache(), card.torchvision, "download", verified=True)
     looked = ", ".join(f"{folder} ({'the cache' if origin == 'cache' else origin})" for origin, folder in folders)
-    words = [card.file.name]
+    names = [card.file.name]
     if card.torchvision is not None:
-        words.append(f"(or {card.torchvision.files[0]} and its like, as torchvision keeps them)")
+        names.append(f"(or {card.torchvision.files[0]} etc. in torchvision's layout)")
     if card.folder is not None:
-        words.append(f"(or {card.folder.description})")
-    mend = f"Put {card.file.name} in {own}, or name its folder in data_root or LIGHTNING_FL_DATA"
+        names.append(f"(or {card.folder.description})")
+    remedy = f"Put {card.file.name} in {own}, or name its folder in data_root or LIGHTNING_FL_DATA"
     if card.folder is not None:
-        mend += f"; the folder {card.folder.names[0]} may lie in any of these too"
-    raise DataError(f"{' '.join(words)} of data set {card.name} was not found in {looked}; {failure}. {mend}.")
+        remedy += f"; the folder {card.folder.names[0]} may be in any of these too"
+    raise DataError(f"{' '.join(names)} of data set {card.name} was not found in {looked}; {failure}. {remedy}.")
 
 
 def _holds(root: Path, data: TorchvisionData) -> bool:
@@ -148,13 +147,13 @@ def _in_layout(root: Path, data: TorchvisionData, origin: str, *, verified: bool
 
 
 def _fetch(card: ImageCard, *, allow_download: bool) -> str | None:
-    """Let torchvision download the data set; what went wrong, or ``None``."""
+    """Let torchvision download the data set; return why it failed, or ``None``."""
     if card.torchvision is None:
-        return f"torchvision does not have it (its card, {card.path}, says where it comes from)"
+        return f"torchvision does not have it (its card, {card.path}, describes where to get it)"
     if not allow_download:
         return "it is not downloaded here (prepare_data() does that, once per machine)"
     if is_offline():
-        return "downloads are switched off by LIGHTNING_FL_OFFLINE"
+        return "downloads are disabled by LIGHTNING_FL_OFFLINE"
     rank_zero_info(f"Downloading {card.title} with torchvision to {torchvision_cache()}")
     try:
         _download(card.torchvision)
@@ -164,7 +163,7 @@ def _fetch(card: ImageCard, *, allow_download: bool) -> str | None:
 
 
 def _download(data: TorchvisionData) -> None:
-    """Download into a folder of its own, and only what is complete and has torchvision's sums goes to its place.
+    """Download into a temporary folder, and move only complete files with torchvision's sums into place.
 
     Raises:
         DataError: no connection, a silent or slow server, a wrong sum, or the cache cannot be written.
@@ -176,7 +175,7 @@ def _download(data: TorchvisionData) -> None:
         with FileLock(root / f"{data.dataset}.lock", timeout=_DEADLINE_SECONDS):
             if _holds(root, data):
                 return  # another process was faster
-            shutil.rmtree(part, ignore_errors=True)  # torchvision takes a cut-off file for a whole one
+            shutil.rmtree(part, ignore_errors=True)  # torchvision takes a truncated file for a complete one
             part.mkdir()
             try:
                 _within_deadline(data, part)
@@ -188,12 +187,12 @@ def _download(data: TorchvisionData) -> None:
                 shutil.rmtree(part, ignore_errors=True)
     except Timeout:
         raise DataError(
-            f"{data.dataset} is being downloaded by another process for more than {_DEADLINE_SECONDS:g} s: wait for it,"
-            f" or remove {root / data.dataset}.lock if there is none."
+            f"another process has been downloading {data.dataset} for more than {_DEADLINE_SECONDS:g} s: wait for it,"
+            f" or remove {root / data.dataset}.lock if there is no such process."
         ) from None
     except OSError as error:
         raise DataError(
-            f"cannot write {root} ({error}): free the disk, or set LIGHTNING_FL_CACHE to a folder that can be written."
+            f"cannot write {root} ({error}): free disk space, or set LIGHTNING_FL_CACHE to a writable folder."
         ) from error
 
 
@@ -204,7 +203,7 @@ def _move(path: Path, destination: Path) -> None:
 
 
 def _within_deadline(data: TorchvisionData, folder: Path) -> None:
-    """Run torchvision's download in a thread of its own: it sets no limits, and cannot be told to stop."""
+    """Run torchvision's download in a thread of its own, as it has no time limits and cannot be stopped."""
     failures: list[Exception] = []
 
     def transfer() -> None:
@@ -213,7 +212,7 @@ def _within_deadline(data: TorchvisionData, folder: Path) -> None:
         try:
             for arguments in data.parts.values():
                 getattr(torchvision.datasets, data.dataset)(folder, download=True, **arguments)
-        except Exception as error:  # handed to the waiting thread, which raises it
+        except Exception as error:  # the waiting thread raises it
             failures.append(error)
 
     before = socket.getdefaulttimeout()

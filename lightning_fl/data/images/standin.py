@@ -1,9 +1,9 @@
-"""Stand-in images for a first run without a network: scikit-learn's digits, enlarged, turned or rendered anew.
+"""Stand-in images for a first run without a network: scikit-learn's digits, enlarged, turned or rendered differently.
 
-The digits are 8 x 8 pixels; they are resized to the size of the data set that they stand in for. With more than ten
-classes, class ``c`` is the digit ``c % 10`` after ``c // 10`` quarter turns to the left, from class 40 on seen in a
-mirror, so that there are at most eighty. Where images have writers, made-up ones press more or less hard. As domains,
-every domain shows the same digits in another rendering (:data:`RENDERINGS`).
+The digits of 8 x 8 pixels are resized to the size of the data set that they replace. With more than ten classes, class
+``c`` is the digit ``c % 10`` after ``c // 10`` quarter turns to the left, from class 40 on mirrored, up to eighty
+classes. For images with writers, invented writers press more or less hard. As domains, every domain shows the same
+digits in another rendering (:data:`RENDERINGS`).
 """
 
 from collections.abc import Callable
@@ -20,22 +20,22 @@ from lightning_fl.data.images.reading import read_digits
 __all__ = ["MAX_CLASSES", "NUM_WRITERS", "RENDERINGS", "digits_domain", "digits_standin"]
 
 _DIGITS = 10
-#: Classes that the digits can stand in for: ten digits in four directions, plain and mirrored.
+#: Most classes that the digits can replace: ten digits in four directions, plain and mirrored.
 MAX_CLASSES = 8 * _DIGITS
-#: Made-up writers of a stand-in.
+#: Invented writers of a stand-in.
 NUM_WRITERS = 120
 _SEED = 1998
 
 
 def digits_standin(classes: list[str], *, size: int, channels: int, writers: bool = False) -> ImageDataset:
-    """Digits in the shape of another data set.
+    """Make digits in the shape of another data set.
 
     Args:
-        classes: names of the classes of the data set that is replaced, at most :data:`MAX_CLASSES`.
+        classes: names of the classes of the replaced data set, at most :data:`MAX_CLASSES`.
         size: height and width in pixels.
         channels: 1 or 3.
-        writers: add a column ``writer`` of :data:`NUM_WRITERS` made-up writers. Like FEMNIST's, they write dark on
-            white; each presses in a way of its own.
+        writers: add a column ``writer`` of :data:`NUM_WRITERS` invented writers. Like FEMNIST's, they write dark on
+            white; each presses differently.
     """
     assert len(classes) <= MAX_CLASSES
     digits = read_digits().converted(size=size, channels=channels)
@@ -57,10 +57,10 @@ def digits_standin(classes: list[str], *, size: int, channels: int, writers: boo
 
 
 def digits_domain(index: int, *, size: int) -> ImageDataset:
-    """All digits as one of the domains shows them, in colours.
+    """Make all digits in the rendering of a domain, in colours.
 
     Args:
-        index: number of the domain, which is that of the rendering.
+        index: number of the domain and its rendering.
         size: height and width in pixels.
 
     Raises:
@@ -87,13 +87,13 @@ def _inverted(ink: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _on_noise(ink: Tensor, rng: torch.Generator) -> Tensor:
-    """White on coloured noise."""
+    """Draw white on coloured noise."""
     background = 0.7 * torch.rand(len(ink), 3, *ink.shape[2:], generator=rng)
     return torch.maximum(background, ink)
 
 
 def _blurred(ink: Tensor, rng: torch.Generator) -> Tensor:
-    """Smoothed over a quarter of the width and moved to the right by an eighth."""
+    """Smooth over a quarter of the width and shift to the right by an eighth."""
     width = ink.shape[-1]
     window = max(3, width // 4) | 1
     smooth = avg_pool2d(ink, window, stride=1, padding=window // 2)
@@ -101,19 +101,19 @@ def _blurred(ink: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _coloured(ink: Tensor, rng: torch.Generator) -> Tensor:
-    """Every digit in a bright colour of its own on a dark one."""
+    """Draw every digit in a bright colour of its own on a dark one."""
     bright = 0.5 + 0.5 * torch.rand(len(ink), 3, 1, 1, generator=rng)
     dark = 0.4 * torch.rand(len(ink), 3, 1, 1, generator=rng)
     return dark + (bright - dark) * ink
 
 
 def _shaded(ink: Tensor, rng: torch.Generator) -> Tensor:
-    """Black on a background that grows lighter from left to right."""
+    """Draw black on a background that gets lighter from left to right."""
     slope = torch.linspace(0.4, 1.0, ink.shape[-1])
     return slope * (1 - ink)
 
 
-#: Name of a rendering to what it makes of grey values [n, 1, S, S] in 0..1 and a generator.
+#: Rendering -> function of grey values [n, 1, S, S] in 0..1 and a generator.
 RENDERINGS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "plain": _plain,
     "inverted": _inverted,

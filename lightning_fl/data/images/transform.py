@@ -1,8 +1,8 @@
-"""From the bytes of images to what a module trains on: normalised floats, in training also augmented.
+"""Conversion of image bytes to normalised floats, with augmentation in training.
 
 Images stay bytes in memory, a quarter of the size, and are converted batch by batch. Augmentations draw from torch's
 default generator on the CPU, which the engine seeds for every client and round, so that results depend neither on the
-device nor on which client came before.
+device nor on the previous client.
 """
 
 import math
@@ -18,7 +18,6 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.pinned_memory import to_device
 
 __all__ = [
-    "AUGMENTATIONS",
     "Augmentation",
     "ImageTransform",
     "channel_statistics",
@@ -29,16 +28,15 @@ __all__ = [
 ]
 
 Augmentation = Literal["crop", "flip"]
-AUGMENTATIONS: tuple[Augmentation, ...] = ("crop", "flip")
 
 _PADDING = 4
 _CHUNK_IMAGES = 1024
 
 
 def channel_statistics(images: Tensor) -> tuple[list[float], list[float]]:
-    """Mean and population standard deviation of every channel, in units of the largest value 255.
+    """Compute mean and population standard deviation of every channel, in units of the largest value 255.
 
-    Computed from exact integer sums. A channel that is the same everywhere has deviation 1, which one can divide by.
+    Sums are exact integers. A constant channel gets the deviation 1, so that one can divide by it.
 
     Args:
         images: bytes, uint8, shape [n, C, H, W], n >= 1.
@@ -53,7 +51,7 @@ def channel_statistics(images: Tensor) -> tuple[list[float], list[float]]:
         squares += chunk.int().square_().sum((0, 2, 3), dtype=torch.int64)
     count = images.numel() // images.shape[1]
     means = [value / (255 * count) for value in total.tolist()]
-    # whole numbers of any length: no digits cancel
+    # integers of any length: no digits cancel
     variances = [
         (count * square - value**2) / count**2 for value, square in zip(total.tolist(), squares.tolist(), strict=True)
     ]
@@ -61,7 +59,7 @@ def channel_statistics(images: Tensor) -> tuple[list[float], list[float]]:
 
 
 def crop_at(images: Tensor, offsets: Tensor, padding: int = _PADDING) -> Tensor:
-    """Cut images of the same size out of images with a black border, each at a place of its own.
+    """Cut images of the same size out of images with a black border, each at its own position.
 
     Args:
         images: shape [B, C, H, W].
@@ -75,38 +73,36 @@ def crop_at(images: Tensor, offsets: Tensor, padding: int = _PADDING) -> Tensor:
 
 
 def flip_where(images: Tensor, flipped: Tensor) -> Tensor:
-    """Mirror the images [B, C, H, W] left to right where ``flipped`` [B], on the CPU, is true."""
+    """Mirror images [B, C, H, W] left to right where ``flipped`` [B], on the CPU, is true."""
     chosen = to_device(flipped.nonzero().squeeze(1), images.device)
     return images.index_copy(0, chosen, images[chosen].flip(-1))
 
 
 def check_transform(
-    augment: Sequence[str], normalize: bool, mean: Sequence[float] | None, std: Sequence[float] | None
+    augment: Sequence[Augmentation], normalize: bool, mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> None:
-    """Refuse augmentations and statistics that are not allowed."""
-    unknown = [name for name in augment if name not in AUGMENTATIONS]
-    if unknown or len(set(augment)) < len(augment):
-        raise ConfigurationError(f"augment={list(augment)}: choose from {', '.join(AUGMENTATIONS)}, each once.")
+    """Refuse combinations of augmentations and statistics that are not allowed."""
+    if len(set(augment)) < len(augment):
+        raise ConfigurationError(f"augment={list(augment)}: name each augmentation once.")
     if (mean is None) != (std is None):
         raise ConfigurationError(f"mean={mean}, std={std}: give both, one number per channel, or neither.")
     if mean is not None and std is not None:
         if not normalize:
-            raise ConfigurationError(f"mean={mean} with normalize=False: leave out mean and std, or normalise.")
-        if len(mean) != len(std) or len(mean) not in (1, 3) or not all(0 < value < float("inf") for value in std):
+            raise ConfigurationError(f"mean={mean} has no effect with normalize=False: omit it, or normalise.")
+        if len(mean) != len(std) or len(mean) not in (1, 3):
             raise ConfigurationError(
-                f"mean={list(mean)}, std={list(std)}: give one number per channel for images from 0 to 1, the"
-                " deviations above 0."
+                f"mean={list(mean)}, std={list(std)}: give one number per channel, for images from 0 to 1."
             )
 
 
 class ImageTransform:
-    """Turns batches of bytes into floats.
+    """Conversion of batches of bytes to floats.
 
     Args:
-        mean: of every channel, for images from 0 to 1; ``None`` for no normalisation (values from 0 to 1).
+        mean: mean of every channel, for images from 0 to 1; ``None`` for no normalisation (values from 0 to 1).
         std: standard deviation of every channel.
-        augment: what is done at random while training: ``"crop"`` (a border of 4 black pixels, then an image of the
-            same size from a random place), ``"flip"`` (left to right with probability 1/2).
+        augment: augmentations in training: ``"crop"`` (a border of 4 black pixels, then an image of the
+            same size from a random position), ``"flip"`` (left to right with probability 1/2).
     """
 
     def __init__(self, mean: Sequence[float] | None, std: Sequence[float] | None, augment: Sequence[str] = ()) -> None:
@@ -117,7 +113,7 @@ class ImageTransform:
         self._shift, self._scale = self._shift.float(), self._scale.float()
 
     def __call__(self, images: Tensor, training: bool) -> Tensor:
-        """float32 images [B, C, H, W] from bytes of that shape; the bytes stay as they are."""
+        """Convert bytes to float32 images [B, C, H, W]; the bytes are unchanged."""
         if training and self.augment:
             images = self._augmented(images)
         if self._shift.device != images.device:
@@ -136,9 +132,9 @@ class ImageTransform:
 def transform_batch(
     datamodule: LightningDataModule, transform: ImageTransform, batch: Sequence[Tensor]
 ) -> list[Tensor]:
-    """A batch ``[images, ...]`` of a data module with its images as floats, augmented if it is trained on."""
+    """Convert the images of a batch ``[images, ...]`` of a data module, augmented in training."""
     images, *others = batch
     trainer = datamodule.trainer
-    # outside a run (the data are looked at by hand) nothing is augmented, as in an evaluation
+    # outside of a run nothing is augmented, as in evaluation
     training = trainer is not None and trainer.training
     return [transform(images, training), *others]

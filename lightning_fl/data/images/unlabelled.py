@@ -1,4 +1,4 @@
-"""New images without labels, as a run's models see them: the files of a folder, or the arrays of a ``.npz`` file."""
+"""New images without labels: the files of a folder, or the arrays of a ``.npz`` file."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,60 +9,60 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.data.images.dataset import ImageDataset, read_npz_images
+from lightning_fl.data.images.dataset import ImageDataset, read_npz_images, resize_images
 from lightning_fl.data.images.file import read_image_file
-from lightning_fl.data.images.listing import say_left_out
+from lightning_fl.data.images.listing import warn_of_unread_files
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 from lightning_fl.files.tensors import read_numpy
 from lightning_fl.files.user_file import existing_file
 
 __all__ = ["unlabelled_images"]
 
-#: Bytes of the images of a chunk.
-_MOST_BYTES = 64 << 20
+#: Size of a chunk of images.
+_MAX_BYTES = 64 << 20
 
 
 def unlabelled_images(
     source: NewSamples, reading: Reading, shape: Sequence[int], *, size: int | None, channels: int | None
 ) -> Iterator[Unlabelled]:
-    """Images in chunks.
+    """Read images in chunks.
 
     Args:
-        source: a folder, of which all image files below it are taken in the order of their names, or a ``.npz`` file,
-            of which all arrays whose names end in ``images`` are.
-        reading: how many rows a chunk has at most.
+        source: a folder, whose image files at any depth are read in the order of their names, or a ``.npz`` file, whose
+            arrays with names that end in ``images`` are read.
+        reading: largest number of rows of a chunk.
         shape: channels, height and width in the run.
-        size: images are resized to it; ``None`` where the run took them as they were.
-        channels: they are converted to so many; ``None`` likewise.
+        size: resize images to it; ``None`` if the run did not resize.
+        channels: convert images to it; ``None`` if the run did not convert.
 
     Yields:
         Chunks with the column ``file``, or ``array`` and ``index``.
 
     Raises:
         ConfigurationError: the source is of another kind.
-        DataError: there is no such folder or file, it is damaged or has no image, or the file's images have another
-            shape than the run's.
+        DataError: the folder or file does not exist, is damaged or has no image, or the images have another shape than
+            the run's.
     """
     if reading.smiles_column is not None:
-        raise ConfigurationError("smiles_column: the run's data are images, without molecules; leave it out.")
-    rows = max(1, min(reading.rows, _MOST_BYTES // math.prod(shape)))
+        raise ConfigurationError("smiles_column: the run's data are images, not molecules; omit it.")
+    rows = max(1, min(reading.rows, _MAX_BYTES // math.prod(shape)))
     if isinstance(source, str | Path) and Path(source).expanduser().is_dir():
-        yield from _of_folder(Path(source).expanduser(), rows, shape, size)
+        yield from _read_folder(Path(source).expanduser(), rows, shape, size)
     elif isinstance(source, str | Path) and str(source).endswith(".npz"):
-        yield from _of_arrays(existing_file(str(source), argument=""), rows, shape, size, channels)
+        yield from _read_arrays(existing_file(str(source), argument=""), rows, shape, size, channels)
     else:
         given = repr(str(source)) if isinstance(source, str | Path) else f"new samples of type {type(source).__name__}"
         raise ConfigurationError(f"{given}: the run's data are images; give a folder of them, or a .npz file.")
 
 
-def _of_folder(folder: Path, rows: int, shape: Sequence[int], size: int | None) -> Iterator[Unlabelled]:
+def _read_folder(folder: Path, rows: int, shape: Sequence[int], size: int | None) -> Iterator[Unlabelled]:
     import pandas as pd
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS and path.is_file())
     if not files:
-        raise DataError(f"{folder} has no images: expected files that end in {', '.join(IMG_EXTENSIONS)}.")
-    say_left_out(folder, files, str(folder))
+        raise DataError(f"{folder} has no images: it must have files that end in {', '.join(IMG_EXTENSIONS)}.")
+    warn_of_unread_files(folder, files, str(folder))
     names = [path.relative_to(folder).as_posix() for path in files]
     for start in range(0, len(files), rows):
         part = range(start, min(start + rows, len(files)))
@@ -71,7 +71,7 @@ def _of_folder(folder: Path, rows: int, shape: Sequence[int], size: int | None) 
         errors: dict[int, str] = {}
         for row, number in enumerate(part):
             try:
-                image = _in_shape(read_image_file(files[number], shape[0], "new images")[None], shape, size)
+                image = _resize(read_image_file(files[number], shape[0], "new images")[None], shape, size)
             except DataError as error:
                 errors[row] = str(error)
                 continue
@@ -81,20 +81,20 @@ def _of_folder(folder: Path, rows: int, shape: Sequence[int], size: int | None) 
         yield Unlabelled(frame, _dataset(torch.stack(images)) if images else None, kept, errors)
 
 
-def _of_arrays(
+def _read_arrays(
     path: Path, rows: int, shape: Sequence[int], size: int | None, channels: int | None
 ) -> Iterator[Unlabelled]:
     import pandas as pd
 
-    mend = "fetch it again, or give a file made with numpy.savez."
+    remedy = "fetch it again, or give a file made with numpy.savez."
     arrays = {
         name: read_npz_images(array, name, str(path))
-        for name, array in read_numpy(path, ".npz", mend, error=DataError, prefixes=("",)).items()
+        for name, array in read_numpy(path, ".npz", remedy, error=DataError, prefixes=("",)).items()
         if name.endswith("images")
     }
     if not any(map(len, arrays.values())):
         raise DataError(
-            f"{path} has no images: name an array of them images, uint8 of shape [N, H, W] or [N, H, W, C]."
+            f"{path} has no images: name one of its arrays images, uint8 of shape [N, H, W] or [N, H, W, C]."
         )
     done = 0
     for name, images in arrays.items():
@@ -104,8 +104,8 @@ def _of_arrays(
             converted = ImageDataset(part, labels, classes=["none"]).converted(size=size, channels=channels).images
             if list(converted.shape[1:]) != list(shape):
                 raise DataError(
-                    f"{path}: the images have the shape {list(converted.shape[1:])} (channels, height, width), those of"
-                    f" the run {list(shape)}: convert them first."
+                    f"{path}: the images have the shape {list(converted.shape[1:])} (channels, height, width), but"
+                    f" those of the run {list(shape)}: convert them first."
                 )
             frame: pd.DataFrame = pd.DataFrame({"array": name, "index": range(start, start + len(part))})
             frame.index = range(done, done + len(part))  # type: ignore[assignment]
@@ -113,14 +113,12 @@ def _of_arrays(
             yield Unlabelled(frame, _dataset(converted), list(range(len(part))))
 
 
-def _in_shape(image: Tensor, shape: Sequence[int], size: int | None) -> Tensor:
-    """An image [1, C, H, W] in the run's size.
+def _resize(image: Tensor, shape: Sequence[int], size: int | None) -> Tensor:
+    """Resize an image [1, C, H, W] to the run's size.
 
     Raises:
-        DataError: it has another one, and the run resized none.
+        DataError: it has another size, and the run resized none.
     """
-    from lightning_fl.data.images.dataset import resize_images
-
     if list(image.shape[1:]) == list(shape):
         return image
     if size is None:
