@@ -3,12 +3,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from image_files import cycle, pictures, write_npz
+from image_files import write_npz
 from image_module_tiny import fit
 from PIL import Image
 
-from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.data.images.file import read_image_file
+from lightning_fl.core.errors import DataError
 from lightning_fl.data.images.silos import ImageFolders
 from lightning_fl.data.module import SPLITS
 
@@ -41,13 +40,9 @@ CLASSES = ["cat", "dog", "fox"]
 def test_silos_are_the_folders_and_share_their_classes(root):
     data = ImageFolders(root=str(root), size=4, silos=["north", "south"], split_seed=0)
     assert data.num_clients == 2
-    with pytest.raises(DataError, match=r"the classes are not known yet: call setup\(\)"):
-        _ = data.num_classes
     data.setup("fit")
     assert (data.class_names, data.image_shape, data.pinned) == (CLASSES, (3, 4, 4), True)
     data = ImageFolders(root=str(root), size=4, classes=CLASSES)
-    with pytest.raises(DataError, match=r"the silos are not known yet: call setup\(\)"):
-        _ = data.num_clients
     data.setup("fit")
     assert data.client_names() == ["file", "north", "south"]
     assert [data.num_samples(split) for split in SPLITS] == [[53, 16, 13], [7, 2, 2], [30, 2, 4]]
@@ -78,9 +73,9 @@ def test_a_silo_is_opened_only_when_it_is_asked_for(root, tmp_path):
     data.setup("fit")
     assert json.loads(json.dumps(data.describe()))["clients"] == ["south", "far", "north"]
     assert len(data.client_data(0, "train")) == 13
-    with pytest.raises(DataError, match=r"silo far: .*far is not a folder"):
+    with pytest.raises(DataError, match="silo far"):
         data.client_data(1, "train")
-    with pytest.raises(DataError, match=r"silo north: .*000\.png cannot be read as an image \(UnidentifiedImageError"):
+    with pytest.raises(DataError, match=r"silo north: .*000\.png"):
         data.client_data(2, "train")
 
 
@@ -102,25 +97,6 @@ def test_photographs_are_turned_upright(tmp_path):
     data.setup()
     image, _ = data.client_data(0, "train")[0]
     assert image[0, 0, [0, 15]].tolist() == [255, 0]
-
-
-@pytest.mark.parametrize(
-    ("name", "pixels", "message"),
-    [
-        (
-            "a.png",
-            np.full((4, 4), 1000, dtype=np.uint16),
-            "its values are no bytes, but of Pillow's mode I;16",
-        ),
-        ("a.tiff", np.ones((4, 4), dtype=np.float32), "its values are no bytes, but of Pillow's mode F; convert them"),
-        ("a.tiff", [np.full((4, 4), shade, dtype=np.uint8) for shade in (0, 9, 99)], "it holds 3 pictures"),
-    ],
-)
-def test_what_pillow_would_cut_off_is_refused(tmp_path, name, pixels, message):
-    pictures = [Image.fromarray(page) for page in (pixels if isinstance(pixels, list) else [pixels])]
-    pictures[0].save(tmp_path / name, **({"save_all": True, "append_images": pictures[1:]} if pictures[1:] else {}))
-    with pytest.raises(DataError, match=f"silo x: .*{name} cannot be read as an image .ValueError: {message}"):
-        read_image_file(tmp_path / name, 1, "silo x")
 
 
 def test_values_lie_between_minus_one_and_one_unless_told_otherwise(root):
@@ -145,12 +121,6 @@ def test_a_run(root, tmp_path):
     assert trainer.num_samples == [53, 16, 13]
     assert set(trainer.metrics["test"]["test_loss"].clients) == {0, 1, 2}
     assert all(images.shape[1:] == (3, 4, 4) for images in module.seen["train"])
-
-
-def silo(folder, make):
-    folder.mkdir(parents=True, exist_ok=True)
-    make(folder)
-    return folder
 
 
 @pytest.mark.parametrize("names", [("train", "Validation", "Test"), ("Training", "valid", "TESTING")])
@@ -178,78 +148,3 @@ def test_files_that_are_not_read_are_counted(root):
     data = ImageFolders(root=str(root), size=4, silos=["north"], classes=CLASSES)
     with pytest.warns(UserWarning, match=r"silo north: 3 files .*2 \.gif, 1 \.dcm.*0\.gif"):
         data.client_data(0, "train")
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda folder: (write_images(folder / "train" / "cat"), write_images(folder / "more" / "cat")),
-            r"silo odd: .*odd has the folders more, train",
-        ),
-        (lambda folder: write_images(folder / "val" / "cat"), r"silo odd: .*odd has the folders val"),
-        (
-            lambda folder: write_images(folder / "wolf"),
-            r"silo odd: .*odd has folders wolf that are none of the classes",
-        ),
-        (lambda folder: (folder / "cat").mkdir(), r"silo odd: no images in the class folders of .*odd: expected files"),
-        (lambda folder: None, r"silo odd: no images in the class folders"),
-        (
-            lambda folder: (folder / "cat" / "0.PNG").mkdir(parents=True),
-            r"silo odd: .*/cat/0\.PNG is a folder, and called as a file is: put the file in its place",
-        ),
-        (
-            lambda folder: (write_npz(folder / "a.npz"), write_npz(folder / "b.npz")),
-            r"silo odd: .*odd holds more than one \.npz file",
-        ),
-        (
-            lambda folder: np.savez(folder / "a.npz", train_images=pictures(4), train_labels=cycle(4, 4)),
-            r"silo odd, a\.npz, train part: the labels go from 0 to 3, but there are 3 classes",
-        ),
-        (lambda folder: (folder / "a.npz").write_bytes(b"no file"), r"silo odd, a\.npz cannot be read as \.npz"),
-    ],
-)
-def test_faults_name_the_silo(tmp_path, make, message):
-    silo(tmp_path / "odd", make)
-    data = ImageFolders(root=str(tmp_path), size=4, silos=["odd"], classes=CLASSES)
-    with pytest.raises(DataError, match=message):
-        data.client_data(0, "train")
-
-
-def test_silos_and_classes_must_be_found(root, tmp_path):
-    def set_up(folder, **kwargs):
-        ImageFolders(root=str(folder), size=4, **kwargs).setup("fit")
-
-    with pytest.raises(DataError, match=r"silo file is a \.npz file, whose classes cannot be known without opening it"):
-        set_up(root)
-    with pytest.raises(DataError, match=r"root: .*gone is not a folder"):
-        set_up(tmp_path / "gone")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(
-        DataError, match=r"root='.*empty' has no folders: give the folder that holds one folder per silo"
-    ):
-        set_up(tmp_path / "empty")
-    (tmp_path / "hollow" / "one").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"silo one: .* has neither class folders nor a \.npz file"):
-        set_up(tmp_path / "hollow")
-    (tmp_path / "single" / "one" / "cat").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"class folders are \['cat'\], but two classes are the least"):
-        set_up(tmp_path / "single")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"size": 0}, "size=0"),
-        ({"channels": 2}, "channels=2"),
-        ({"split": (0.5, 0.5, 0.5)}, "split="),
-        ({"augment": ["turn"]}, "augment="),
-        ({"silos": []}, r"silos=\[\]: give at least 1, all different"),
-        ({"silos": ["a", "a"]}, "all different, or leave it out"),
-        ({"classes": ["a"]}, r"classes=\['a'\]: give at least 2"),
-        ({"mean": [0.5] * 3, "std": [0.5] * 3, "channels": 1}, "the images have 1 channels, give one number for each"),
-    ],
-)
-def test_arguments_are_checked(arguments, message):
-    with pytest.raises(ConfigurationError, match=message):
-        ImageFolders(**({"root": "nowhere", "size": 4} | arguments))

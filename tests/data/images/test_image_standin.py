@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from lightning_fl.core.errors import DataError
 from lightning_fl.data.images.reading import read_digits
 from lightning_fl.data.images.standin import MAX_CLASSES, NUM_WRITERS, RENDERINGS, digits_domain, digits_standin
 
@@ -60,8 +59,3 @@ def test_domains_differ_visibly_and_are_the_same_every_time():
             difference = domains[first].images.float() - domains[second].images.float()
             assert difference.abs().mean() > 20  # of 255, over all pixels
     assert torch.equal(domains[1].images, 255 - domains[0].images)
-
-
-def test_there_are_only_so_many_renderings():
-    with pytest.raises(DataError, match=r"the stand-in has 6 domains \(plain, inverted, .*\), not 7: name fewer"):
-        digits_domain(6, size=8)

@@ -4,11 +4,9 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule
 
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.images.transform import (
     ImageTransform,
     channel_statistics,
-    check_transform,
     crop_at,
     flip_where,
     transform_batch,
@@ -89,20 +87,3 @@ def test_a_batch_is_augmented_only_while_it_is_trained_on():
         datamodule.trainer = SimpleNamespace(training=training)
         images, _ = transform_batch(datamodule, transform, [IMAGES, labels])
         assert torch.allclose(images, IMAGES / 255) != training
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((["rotate"], True, None, None), r"augment=\['rotate'\]: choose from crop, flip, each once"),
-        ((["flip", "flip"], True, None, None), "each once"),
-        (([], True, [0.5], None), r"mean=\[0.5\], std=None: give both"),
-        (([], False, [0.5], [0.5]), "with normalize=False: leave out mean and std, or normalise"),
-        (([], True, [0.5], [0.0]), "the deviations above 0"),
-        (([], True, [0.5, 0.5], [1.0, 1.0]), "give one number per channel"),
-        (([], True, [0.5], [1.0, 1.0, 1.0]), "give one number per channel"),
-    ],
-)
-def test_arguments_are_checked(arguments, message):
-    with pytest.raises(ConfigurationError, match=message):
-        check_transform(*arguments)
