@@ -1,4 +1,4 @@
-"""The mathematics of clustered federated learning: when clients are split in two, and into which two.
+"""The mathematics of CFL: when a cluster of clients is split, and into which two.
 
 Sattler, Müller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under Privacy
 Constraints", IEEE Transactions on Neural Networks and Learning Systems 2021, https://arxiv.org/abs/1910.01991: its
@@ -12,12 +12,10 @@ optimal bipartition and stopping criteria.
 | α_cross^max, largest similarity across the two sides | ``cross_similarity`` | number |
 | ε1, ε2, γ_max | ``eps1``, ``eps2``, ``gamma_max`` | numbers |
 
-Clients that pull in different directions stand still together while each of them is still moving. A cluster is split
-where its mean update is shorter than ε1 and some client's is longer than ε2, along the bipartition with the least
-α_cross^max. That bipartition is the last merge of single linkage on ``1 - α``. The split is kept if
-``sqrt((1 - α_cross^max) / 2) > γ_max``, where γ_max in [0, 1) bounds how far, relative to the length of its cluster's
-true gradient, a client's own gradient is from it; no client knows the true one, so that γ_max is chosen, as in the
-paper.
+A cluster is split if its mean update is shorter than ε1 and some client's is longer than ε2, along the bipartition with
+the least α_cross^max: the last merge of single linkage on ``1 - α``. The split is kept if
+``sqrt((1 - α_cross^max) / 2) > γ_max``. γ_max in [0, 1) bounds the distance of a client's gradient from its cluster's
+true gradient, relative to the length of the latter; it is chosen by hand, as in the paper.
 
 Differs from the paper: the cosine with a zero update is 0 (the paper leaves it undefined).
 """
@@ -45,7 +43,7 @@ _ROUNDING = 1e-12
 
 
 class UpdateNorms(NamedTuple):
-    """How far a cluster moved in a round, and how far its clients would have gone."""
+    """Lengths of a cluster's updates in a round."""
 
     mean: float
     """Norm of the mean update, clients weighted by their samples."""
@@ -75,8 +73,7 @@ def update_norms(gram: Tensor, num_samples: Sequence[int]) -> UpdateNorms:
     inner, counts = check_gram(gram), np.asarray(num_samples, dtype=np.float64)
     if counts.shape != (len(inner),) or not (counts >= 0).all() or not 0 < counts.sum() < math.inf:
         raise DataError(
-            f"num_samples={counts.tolist()} for {len(inner)} clients: give one count of at least 0 for each, not all"
-            " zero."
+            f"num_samples={counts.tolist()} for {len(inner)} clients: give each a count of at least 0, not all zero."
         )
     shares = counts / counts.sum()
     return UpdateNorms(math.sqrt(max(0.0, shares @ inner @ shares)), math.sqrt(inner.diagonal().max()))
@@ -98,11 +95,11 @@ def optimal_bipartition(similarities: Tensor) -> Bipartition:
     alpha = np.array(similarities.detach().double().cpu())
     if alpha.ndim != 2 or alpha.shape[0] != alpha.shape[1] or len(alpha) < 2:
         raise ConfigurationError(
-            f"similarities of shape {list(alpha.shape)}: give a square matrix of two clients or more."
+            f"similarities of shape {list(alpha.shape)}: give a square matrix of at least two clients."
         )
     np.fill_diagonal(alpha, 1)
     if not (np.abs(alpha) <= 1 + 1e-6).all() or not np.allclose(alpha, alpha.T, rtol=0, atol=1e-6):  # float32's too
-        raise ConfigurationError("similarities: cosines are finite, from -1 to 1, and the same both ways.")
+        raise ConfigurationError("similarities: give a symmetric matrix of finite cosines from -1 to 1.")
     distances = np.maximum(1 - (alpha + alpha.T) / 2, 0)
     np.fill_diagonal(distances, 0)
     root = to_tree(linkage(squareform(distances, checks=False), method="single"))
@@ -117,14 +114,14 @@ def optimal_bipartition(similarities: Tensor) -> Bipartition:
 def split_cluster(
     gram: Tensor, num_samples: Sequence[int], *, eps1: float, eps2: float, gamma_max: float = 0.0
 ) -> Bipartition | None:
-    """The two sides that a cluster is split into, or ``None`` where it stays one.
+    """The two sides into which a cluster is split, or ``None`` if it stays whole.
 
     Args:
         gram: ΔW ΔWᵀ of the cluster's clients, shape [N, N].
         num_samples: |D_i| >= 0, not all zero, length N.
-        eps1: the mean update has to be shorter than this.
-        eps2: a client's update has to be longer than this.
-        gamma_max: from 0, where any separation will do, to 1.
+        eps1: upper bound of the norm of the mean update.
+        eps2: lower bound of the largest norm of a client's update.
+        gamma_max: from 0 (any separation is enough) to 1.
 
     Raises:
         DataError: there is not one count of at least 0 per client, or all are zero.

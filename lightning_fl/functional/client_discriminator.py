@@ -1,9 +1,9 @@
-"""Client discriminators of FedCollab, many trained at once: networks that tell two clients' samples apart.
+"""Stacked client discriminators of FedCollab: networks that tell two clients' samples apart.
 
 Bao et al., "Optimizing the Collaboration Structure in Cross-Silo Federated Learning", ICML 2023,
 https://arxiv.org/abs/2306.06508, algorithm 1. A network with one hidden layer learns to tell the samples of a pair's
-first client (label 1) from those of its second (label 0). Both start a round from the server's weights, take one
-gradient step of binary cross-entropy on a batch of their own training samples, and the server averages the two.
+first client (label 1) from those of its second (label 0). In a round both clients start from the server's weights and
+take one gradient step of binary cross-entropy on a batch of their own training samples; the server averages the two.
 
 | paper | here | shape |
 |---|---|---|
@@ -13,8 +13,8 @@ gradient step of binary cross-entropy on a batch of their own training samples, 
 | LocalUpdate | ``local_step_`` | |
 | T, rounds | ``DiscriminatorSettings.max_rounds`` | count |
 
-The networks of S pairs of one client are stacked. What a stack holds does not depend on
-where the other clients of these pairs are, and so neither do the bits of a step.
+The networks of S pairs of one client are stacked. A stack does not depend on which process holds the other clients of
+these pairs, so the bits of a step do not either.
 """
 
 import math
@@ -26,12 +26,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import Count, Positive, check_fields
 
 __all__ = ["DiscriminatorSettings", "Monitor", "evaluate", "first_weights", "layers", "local_step_"]
 
 Monitor = Literal["loss", "balanced_accuracy"]
-MONITORS: tuple[Monitor, ...] = ("loss", "balanced_accuracy")
 # Samples whose hidden units are held at once, in all stacked networks.
 _EVALUATED_AT_ONCE = 1024
 
@@ -42,57 +41,50 @@ class DiscriminatorSettings:
 
     Args:
         hidden: units of the hidden layer.
-        learning_rate: of the gradient steps. With 0.3 for 1.0, distances are the same after twice the rounds, and some
-            pairs of small clients use up their patience before they learn anything.
-        max_rounds: rounds at most; those after the last evaluation are not trained.
-        eval_every: rounds from one evaluation to the next.
-        patience: evaluations without a better value of ``monitor`` after which a pair stops.
-        monitor: what is compared on the validation samples to choose the round that counts: their ``"loss"``, or the
-            ``"balanced_accuracy"`` itself, the paper's, whose largest value over many rounds flatters the
-            discriminator.
-        batch_size: samples of each side of a step at most; they come in turn. On features of CIFAR-10 with 1,250
-            training samples a side, batches of 128 find larger distances than all at once, in a quarter of the time.
-        folds: 2 for cross-fitting: a second discriminator is trained on a client's last samples instead of its first,
-            and the mean counts. 1 for the paper's single one.
+        learning_rate: of the gradient steps. With 0.3, distances need twice the rounds of 1.0, and some pairs of small
+            clients stop before they learn anything.
+        max_rounds: most rounds; rounds after the last evaluation are not trained.
+        eval_every: rounds between evaluations.
+        patience: evaluations without a better ``monitor`` after which a pair stops.
+        monitor: value on the validation samples that chooses the round: their ``"loss"``, or the paper's
+            ``"balanced_accuracy"``, whose maximum over many rounds overestimates the discriminator.
+        batch_size: most samples of each side in a step, taken in turn. On features of CIFAR-10 with 1,250 training
+            samples a side, batches of 128 find larger distances than full batches, in a quarter of the time.
+        folds: 2 for cross-fitting (the mean of a discriminator trained on a client's first samples and one trained on
+            its last), 1 for the paper's single discriminator.
         label_weight: norm of an encoded label, relative to that of a sample's features.
-        max_train: training samples of each side at most; ``None`` for half of the smaller client. With few, small
-            distances vanish: two types of clients whose labels agree on 7 of 10 classes of CIFAR-10 came out 0.11 apart
-            with 64 and 0.22 with 1,250, clients of one type 0.00.
-        max_validation: validation samples of each side at most.
-        shared_size: the same number of training samples in all pairs, half of the smallest client's; otherwise half of
-            the smaller client of each pair.
+        max_train: most training samples of each side; ``None`` for half of the smaller client. Few samples hide small
+            distances: two types of clients whose labels agree on 7 of 10 classes of CIFAR-10 were 0.11 apart with 64
+            samples and 0.22 with 1,250, clients of one type 0.00.
+        max_validation: most validation samples of each side.
+        shared_size: use the same number of training samples in all pairs, half of the smallest client's, instead of
+            half of the smaller client of each pair.
     """
 
-    hidden: int = 200
-    learning_rate: float = 1.0
-    max_rounds: int = 2000
-    eval_every: int = 10
-    patience: int = 10
+    hidden: Count = 200
+    learning_rate: Positive = 1.0
+    max_rounds: Count = 2000
+    eval_every: Count = 10
+    patience: Count = 10
     monitor: Monitor = "loss"
-    batch_size: int = 128
+    batch_size: Count = 128
     folds: Literal[1, 2] = 2
-    label_weight: float = 2.0
-    max_train: int | None = None
-    max_validation: int = 2000
+    label_weight: Positive = 2.0
+    max_train: Count | None = None
+    max_validation: Count = 2000
     shared_size: bool = False
 
     def __post_init__(self) -> None:
-        key = "FedCollab.discriminator"
-        counts = ("hidden", "max_rounds", "eval_every", "patience", "batch_size", "max_train", "max_validation")
-        check_counts(key, **{name: getattr(self, name) for name in counts})
-        check_counts(key, folds=self.folds, at_most=2)
+        check_fields(self, "FedCollab.discriminator.")
         if self.max_rounds < self.eval_every:
             raise ConfigurationError(
-                f"{key}.max_rounds={self.max_rounds} is less than eval_every={self.eval_every}: a discriminator must be"
-                " evaluated at least once."
+                f"FedCollab.discriminator.max_rounds={self.max_rounds}: must be at least eval_every={self.eval_every}"
+                " for one evaluation."
             )
-        check_numbers(key, learning_rate=self.learning_rate, label_weight=self.label_weight, above=0)
-        if self.monitor not in MONITORS:
-            raise ConfigurationError(f"{key}.monitor={self.monitor!r}: choose from {', '.join(MONITORS)}.")
 
 
 def first_weights(num_features: int, hidden: int, draws: torch.Generator) -> Tensor:
-    """The server's first weights, the same for all pairs, drawn as ``nn.Linear`` does: uniform in ±1/√inputs.
+    """The server's initial weights, the same for all pairs, drawn as in ``nn.Linear``: uniform in ±1/√inputs.
 
     Args:
         num_features: d.
@@ -100,7 +92,7 @@ def first_weights(num_features: int, hidden: int, draws: torch.Generator) -> Ten
         draws: source of the randomness, on the CPU.
 
     Returns:
-        float32 [(d + 1) h + h + 1] on the CPU; :func:`layers` takes them apart.
+        float32 [(d + 1) h + h + 1] on the CPU; :func:`layers` splits them.
     """
 
     def uniform(count: int, inputs: int) -> Tensor:
@@ -119,9 +111,9 @@ def local_step_(weights: Tensor, samples: Tensor, labels: Tensor, hidden: int, l
     """A client's gradient step of binary cross-entropy in S of its pairs.
 
     Args:
-        weights: the server's in each pair, which become the client's, float32 [S, (d + 1) h + h + 1].
-        samples: the client's training samples, float32 [m, d + 1] or, others in each pair, [S, m, d + 1].
-        labels: 1 in pairs whose first client it is, otherwise 0, float32 [S].
+        weights: the server's in each pair, changed to the client's, float32 [S, (d + 1) h + h + 1].
+        samples: the client's training samples, float32 [m, d + 1] or, different ones per pair, [S, m, d + 1].
+        labels: 1 where the client is the pair's first, otherwise 0, float32 [S].
         hidden: h.
         learning_rate: of the step.
     """
@@ -138,17 +130,17 @@ def local_step_(weights: Tensor, samples: Tensor, labels: Tensor, hidden: int, l
 
 
 def evaluate(weights: Tensor, samples: Tensor, labels: Tensor, held_out: Tensor, hidden: int) -> Tensor:
-    """How well the discriminators of S pairs know one client's samples.
+    """Validate the discriminators of S pairs on one client's samples.
 
     Args:
         weights: float32 [S, (d + 1) h + h + 1].
         samples: the client's samples, float32 [n, d + 1].
-        labels: 1 in pairs whose first client it is, otherwise 0, float32 [S].
-        held_out: which of the samples validate, bool [S, n].
+        labels: 1 where the client is the pair's first, otherwise 0, float32 [S].
+        held_out: mask of the validation samples, bool [S, n].
         hidden: h.
 
     Returns:
-        Samples that are told rightly, and the sum of their binary cross-entropies, float32 [S, 2].
+        Number of correctly classified samples, and sum of their binary cross-entropies, float32 [S, 2].
     """
     inner, output, bias = layers(weights, hidden)
     found = weights.new_zeros(len(weights), 2)

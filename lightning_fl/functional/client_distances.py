@@ -1,10 +1,9 @@
 """Distances between clients' data, estimated federatedly: FedCollab's first step.
 
 Bao et al., "Optimizing the Collaboration Structure in Cross-Silo Federated Learning", ICML 2023,
-https://arxiv.org/abs/2306.06508, algorithm 1. For every pair of clients a discriminator is trained without bringing
-their data together (:mod:`lightning_fl.functional.client_discriminator`,
-:mod:`lightning_fl.functional.discriminator_rounds`); then ``D_ij = 2 BalAcc − 1`` with its balanced accuracy on samples
-that were not trained on.
+https://arxiv.org/abs/2306.06508, algorithm 1. Every pair of clients trains a discriminator federatedly
+(:mod:`lightning_fl.functional.client_discriminator`, :mod:`lightning_fl.functional.discriminator_rounds`); then
+``D_ij = 2 BalAcc − 1`` with its balanced accuracy on validation samples.
 
 | paper | here | shape |
 |---|---|---|
@@ -12,19 +11,19 @@ that were not trained on.
 | m_train, training samples of each side | ``training_size`` | m |
 | D̂ | ``PairwiseDistances.distances`` | [N, N] |
 
-Differs from the paper: LocalUpdate, which it leaves open, is one step on a batch. Two discriminators are trained for a
-pair, one on the first m_train samples of each side and one on the last, and D is the mean of both (cross-fitting), so
-that all samples of the smaller client train and validate. m_train is half of the smaller client of each pair; with half
-of the smallest of all clients, the paper's (``shared_size=True``), one tiny client leaves a handful of training samples
-to all. The paper evaluates the last round's discriminator; here it is the round with the lowest validation loss, or
-with ``monitor="balanced_accuracy"`` the one with the best balanced accuracy, which flatters it: on Fashion-MNIST two
-clients with the same distribution got D = 0.23 on average with 7 validation samples a side and 0.025 with 500, by the
+Differs from the paper: LocalUpdate, which it does not specify, is one step on a batch. D is the mean of two
+discriminators, one trained on the first m_train samples of each side and one on the last (cross-fitting), so all
+samples of the smaller client train and validate. m_train is half of the smaller client of each pair; the paper takes
+half of the smallest of all clients (``shared_size=True``), so that one tiny client leaves few training samples to all.
+The paper evaluates the last round's discriminator; here the round with the lowest validation loss counts, or with
+``monitor="balanced_accuracy"`` the one with the best balanced accuracy, which is optimistic: on Fashion-MNIST two
+clients with the same distribution got D = 0.23 on average with 7 validation samples a side and 0.025 with 500; by the
 lowest loss 0.14 and 0.012.
 
-D is not cut off at 0 (the authors do that before they form coalitions): the objective is linear in D, so that errors
-around 0 may cancel. Its standard error is that of one fold's validation samples. Each fold trains on what the other
-validates, so that both err alike (correlated by 0.4 to 0.6) and their mean is hardly more precise; what is, training's
-own error takes. Over 150 draws of clients of 40 and 200 samples D spread by 0.89 to 1.08 of it (five features).
+D is not clipped at 0 (the authors clip it before they form coalitions): the objective is linear in D, so errors around
+0 may cancel. Its standard error is that of one fold's validation samples: the errors of the two folds correlate by 0.4
+to 0.6, and training adds an error of its own. Over 150 draws of clients of 40 and 200 samples (five features) the
+standard deviation of D was 0.89 to 1.08 times this standard error.
 """
 
 import math
@@ -57,15 +56,15 @@ _PURPOSE = "client discriminator"
 
 @dataclass(frozen=True)
 class PairwiseDistances:
-    """What was measured, symmetric, on the CPU. Pairs that were not asked for have NaN, or -1 for a count.
+    """Measured distances, symmetric, on the CPU. Pairs that were not measured have NaN, or -1 for a count.
 
     Attributes:
         distances: D, float64 [N, N], 0 on the diagonal.
         standard_errors: of D, from one fold's numbers of validation samples, float64 [N, N], 0 on the diagonal.
         rounds: rounds trained in all folds, int64 [N, N].
-        best_rounds: the rounds that count, added over folds, int64 [N, N].
-        bytes_received: of weights in single precision that each client gets from the server, int64 [N].
-        bytes_sent: of those that it gives to the server, int64 [N].
+        best_rounds: chosen rounds, summed over folds, int64 [N, N].
+        bytes_received: bytes of float32 weights that each client receives from the server, int64 [N].
+        bytes_sent: bytes that it sends to the server, int64 [N].
     """
 
     distances: Tensor
@@ -77,22 +76,22 @@ class PairwiseDistances:
 
 
 def distance(accuracies: tuple[float, float]) -> float:
-    """``2 BalAcc − 1``: 0 for a discriminator that guesses, 1 for one that is never wrong.
+    """``2 BalAcc − 1``: 0 for a discriminator that guesses, 1 for a perfect one.
 
     Args:
-        accuracies: the shares of the first and the second client's samples that are told rightly.
+        accuracies: on the first and the second client's samples.
     """
     return accuracies[0] + accuracies[1] - 1.0
 
 
 def distance_error(accuracies: tuple[float, float], counts: tuple[int, int]) -> float:
-    """Standard error of :func:`distance`, of two binomial shares; D = p + q − 1, so that var D = var p + var q.
+    """Standard error of :func:`distance`: D = p + q − 1 of two binomial shares, so var D = var p + var q.
 
-    A right and a wrong sample are added to each (Agresti and Coull 1998), so that a share of 1 is not certain.
+    One right and one wrong sample are added to each (Agresti and Coull 1998), so that a share of 1 is not certain.
 
     Args:
-        accuracies: of both clients' samples.
-        counts: how many samples these are.
+        accuracies: on the first and the second client's samples.
+        counts: numbers of these samples.
     """
     shares = [(share * count + 1) / (count + 2) for share, count in zip(accuracies, counts, strict=True)]
     return math.sqrt(sum(p * (1 - p) / (count + 2) for p, count in zip(shares, counts, strict=True)))
@@ -105,16 +104,16 @@ def training_size(sizes: Iterable[int], max_train: int | None = None) -> int:
 
 
 def spread_order(groups: Tensor, draws: torch.Generator) -> Tensor:
-    """A random order of samples in which every group is spread evenly, so that any beginning is stratified.
+    """A random order of samples that spreads every group evenly, so that any prefix is stratified.
 
-    The k-th of a group's n samples is placed at ``(k + u) / n`` of the way, k from 0, with one u in [0, 1) per group.
+    The k-th of a group's n samples is placed at ``(k + u) / n``, k from 0, with one u in [0, 1) per group.
 
     Args:
-        groups: the group of each sample (its class; all alike for a plain random order), integers [n].
+        groups: the group of each sample (its class; all equal for a plain random order), integers [n].
         draws: source of the randomness, on the CPU.
 
     Returns:
-        The positions of the samples in that order, int64 [n], on the CPU.
+        Positions of the samples in that order, int64 [n], on the CPU.
     """
     shuffled = torch.randperm(len(groups), generator=draws)
     _, labels, counts = groups.cpu()[shuffled].unique(return_inverse=True, return_counts=True)
@@ -139,31 +138,31 @@ def pairwise_distances(
 ) -> PairwiseDistances:
     """Train a discriminator for every pair of clients, all pairs together.
 
-    A client's samples are in the same random order in all of its pairs; see :class:`Lane` for who trains on which.
+    A client's samples have the same random order in all of its pairs; :class:`Lane` defines the folds.
 
     Args:
         features: features and encoded labels of each client's samples, floating, [n_i, d] with n_i >= 4, all on one
-            device; one entry per client, or with ``reduce`` those of the clients that this process holds, by client.
+            device; one entry per client, or with ``reduce`` client -> features of the clients in this process.
         settings: how to train; ``None`` for the defaults.
-        groups: the class of each sample, integers [n_i]; training and validation samples are then stratified.
+        groups: the class of each sample, integers [n_i], to stratify training and validation samples.
         num_clients: N; needed with ``reduce``.
-        pairs: the pairs to measure, ``None`` for all; for a client that joins, its pairs with the others.
-        seed: of the first weights and the order of samples.
-        reduce: sums a tensor over processes. Every process calls this function with the same arguments but
-            ``features`` and ``groups``, each client in one process.
+        pairs: pairs to measure; ``None`` for all.
+        seed: of the initial weights and the order of samples.
+        reduce: sums a tensor over processes. Every process calls this function with the same arguments except
+            ``features`` and ``groups``; each client is in one process.
 
     Returns:
-        Distances and how they came about, the same in all processes.
+        Distances, the same in all processes.
 
     Raises:
-        ConfigurationError: clients, pairs or shapes do not go together, or a client has fewer than 4 samples.
+        ConfigurationError: clients, pairs or shapes do not match, or a client has fewer than 4 samples.
         TrainingError: a discriminator's loss is not finite.
     """
     settings = settings or DiscriminatorSettings()
     held = dict(features) if isinstance(features, Mapping) else dict(enumerate(features))
     classes = None if groups is None else dict(groups) if isinstance(groups, Mapping) else dict(enumerate(groups))
     if reduce is not None and num_clients is None:
-        raise ConfigurationError("num_clients=None with reduce: say how many clients there are in all processes.")
+        raise ConfigurationError("num_clients=None with reduce: give the number of clients of all processes.")
     count = len(held) if num_clients is None else num_clients
     sizes, num_features = _agree(held, classes, count, reduce)
     lanes = [
@@ -210,38 +209,37 @@ def _checked_pairs(pairs: Iterable[Pair] | None, count: int) -> list[Pair]:
 def _agree(
     held: dict[int, Tensor], classes: dict[int, Tensor] | None, count: int, reduce: Reduce | None
 ) -> tuple[list[int], int]:
-    """All clients' numbers of samples, and the number of features. Every process finds the same faults."""
+    """All clients' numbers of samples, and the number of features. Every process raises the same error."""
     table = torch.zeros(count + 1, 5, dtype=torch.int64)
     for client, x in held.items():
         if not 0 <= client < count:
             table[count, 0] = 1 + abs(client)
             continue
         matrix = x.ndim == 2 and x.is_floating_point() and x.shape[1] > 0
-        told = classes is None or (client in classes and classes[client].shape == x.shape[:1])
+        grouped = classes is None or (client in classes and classes[client].shape == x.shape[:1])
         table[client] = torch.tensor(
-            [1, len(x) if matrix else 0, x.shape[1] if matrix else 0, int(torch.isfinite(x).all()), int(told)]
+            [1, len(x) if matrix else 0, x.shape[1] if matrix else 0, int(torch.isfinite(x).all()), int(grouped)]
         )
     if reduce is not None:
         table = reduce(table.to(_device_of(held))).cpu()
     if table[count, 0]:
         raise ConfigurationError(f"features are keyed by client, from 0 to {count - 1}: got {sorted(held)} here.")
-    for client, (holders, size, width, finite, told) in enumerate(table[:count].tolist()):
+    for client, (holders, size, width, finite, grouped) in enumerate(table[:count].tolist()):
         if holders != 1:
             raise ConfigurationError(
-                f"the features of client {client} are given {holders} times: each client needs exactly one process that"
-                " gives them."
+                f"the features of client {client} are given {holders} times: give each client in exactly one process."
             )
         if not width or width != table[0, 2]:
             found = f"{width} features, client 0 has {int(table[0, 2])}" if width else "no floating matrix [n, d]"
-            raise ConfigurationError(f"client {client} has {found}: encode all clients' samples alike.")
+            raise ConfigurationError(f"client {client} has {found}: encode all clients' samples in the same way.")
         if size < _MIN_SAMPLES:
             raise ConfigurationError(
-                f"client {client} has {size} training samples: a discriminator trains on half of them and is tested on"
-                f" the others, so a client needs at least {_MIN_SAMPLES}. Give it more data, or leave it out."
+                f"client {client} has {size} training samples: a discriminator needs at least {_MIN_SAMPLES}, half of"
+                " them to validate. Give the client more data, or leave it out."
             )
         if not finite:
-            raise DataError(f"the features of client {client} have values that are NaN or infinite: mend its data.")
-        if not told:
+            raise DataError(f"the features of client {client} are NaN or infinite: fix its data.")
+        if not grouped:
             raise ConfigurationError(f"groups of client {client}: give one class per sample, [{size}].")
     return table[:count, 1].tolist(), int(table[0, 2])
 
@@ -271,9 +269,8 @@ def _summarize(found: dict[Lane, Outcome], survey: Survey) -> PairwiseDistances:
     for (i, j), folds in by_pair.items():
         if not all(outcome.best_round for outcome in folds.values()):
             raise TrainingError(
-                f"the discriminator of clients {i} and {j} has a loss that is not finite:"
-                f" FedCollab.discriminator.learning_rate={survey.settings.learning_rate} is too high for these"
-                " features. Lower it, or scale them."
+                f"the loss of the discriminator of clients {i} and {j} is not finite: lower"
+                f" FedCollab.discriminator.learning_rate={survey.settings.learning_rate}, or scale the features."
             )
         first, second = (sum(outcome.accuracies[side] for outcome in folds.values()) / len(folds) for side in (0, 1))
         counts = survey.num_held_out(next(iter(folds)))  # the same in both folds, which are not independent

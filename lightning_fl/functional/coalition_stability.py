@@ -1,4 +1,4 @@
-"""How firm FedCollab's coalitions are, given that distances are estimates: a parametric bootstrap."""
+"""Stability of FedCollab's coalitions under errors of the distances: a parametric bootstrap."""
 
 from collections.abc import Sequence
 
@@ -25,17 +25,17 @@ def same_coalitions_share(
 ) -> float:
     """The share of draws of all distances in which the best coalitions are the same.
 
-    A draw adds to every distance a normal error of its standard error, independently of the other pairs. The estimates
-    have an error already, so that the share is on the low side.
+    A draw adds to every distance an independent normal error of its standard error. The estimates already have an
+    error, so the share is rather low.
 
     Args:
-        assignment: the coalitions in question, length N.
+        assignment: coalitions, length N.
         distances: D, symmetric, zero on the diagonal, shape [N, N].
-        standard_errors: theirs, shape [N, N]; 0 for those that are known.
+        standard_errors: of the distances, shape [N, N]; 0 for known ones.
         num_samples: m, positive, length N.
         capacity: C >= 0.
-        num_draws: how many.
-        num_restarts: starts of the search in each.
+        num_draws: number of draws.
+        num_restarts: starts of the search in each draw.
         seed: of the draws.
     """
     own = in_order(list(assignment))

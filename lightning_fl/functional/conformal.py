@@ -1,4 +1,4 @@
-"""Split-conformal intervals, of one client or of several that give away nothing but counts.
+"""Split-conformal intervals of one client, or of several clients that share only counts.
 
 V. Vovk, A. Gammerman, G. Shafer: Algorithmic Learning in a Random World (2005); J. Lei, M. G'Sell, A. Rinaldo,
 R. J. Tibshirani, L. Wasserman: Distribution-free predictive inference for regression (JASA 2018,
@@ -8,38 +8,39 @@ quantification (ICML 2023, https://arxiv.org/abs/2305.17564), theorem 4.3.
 
 With ``n_k`` held-out scores at client k of K, ``N = sum n_k``, the interval ``prediction -+ q`` with q the
 ``ceil(level (N + K))``-th smallest score holds the truth of a new sample with probability at least ``level``, where the
-sample comes from client k with probability ``(n_k + 1) / (N + K)`` and is exchangeable with that client's own. For one
-client this is the usual guarantee. It is no promise for every single client, nor for molecules of another kind.
+sample comes from client k with probability ``(n_k + 1) / (N + K)`` and is exchangeable with that client's samples. For
+one client this is the usual guarantee. It does not hold for each single client, nor for another kind of molecules.
 
-Differs from the papers: scores are rounded up to a fixed grid, steps of 2.2 %, and clients say how many of theirs fall
-on which step. The rounded score is a score in its own right, so that the guarantee holds as it is; an interval is at
-most 2.2 % wider than that of the scores themselves.
+Differs from the papers: scores are rounded up to a fixed grid with steps of 2.2 %, and clients share the numbers of
+scores per step. A rounded score is a valid score, so the guarantee holds; an interval is at most 2.2 % wider.
 """
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import torch
+from annotated_types import Gt, Lt, doc
 from torch import Tensor
 
-from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import checked
 
 __all__ = ["conformal_quantile", "conformal_scores", "pooled_quantile", "quantile_of_counts", "score_counts"]
 
 #: Steps of the grid in a doubling.
 _STEPS = 32
-#: Scores below 2^-64 are taken as that; those of 2^64 and more, and what is not finite, as infinite.
+#: Scores below 2^-64 count as 2^-64; those of 2^64 and more, or not finite, as infinite.
 _END = 64 * _STEPS
 
 
 def conformal_scores(prediction: Tensor, target: Tensor, uncertainty: Tensor | None = None) -> Tensor:
-    """``|target - prediction| / uncertainty`` where there is a target.
+    """``|target - prediction| / uncertainty`` of the samples with a target.
 
     Args:
         prediction: [n], in the data's units.
         target: [n], NaN where a value is missing.
-        uncertainty: [n], an estimate of the error of each, in the same units, at least 0; ``None`` for 1.
+        uncertainty: [n], estimated errors in the same units, at least 0; ``None`` for 1.
 
     Returns:
         At most n scores; infinite where the prediction is not finite, or the uncertainty is 0 and the prediction wrong.
@@ -52,7 +53,7 @@ def conformal_scores(prediction: Tensor, target: Tensor, uncertainty: Tensor | N
 
 
 def conformal_quantile(scores: Tensor, level: float) -> float:
-    """The ``ceil(level (n + 1))``-th smallest of n scores; infinite where n is too small for the level.
+    """The ``ceil(level (n + 1))``-th smallest of n scores; infinite if n is too small for the level.
 
     Args:
         scores: [n].
@@ -63,7 +64,7 @@ def conformal_quantile(scores: Tensor, level: float) -> float:
 
 
 def score_counts(scores: Tensor) -> dict[int, int]:
-    """How many scores fall on which step of the grid: e -> number of those in (2^((e - 1) / 32), 2^(e / 32)].
+    """Numbers of scores per step of the grid: e -> number in (2^((e - 1) / 32), 2^(e / 32)].
 
     Args:
         scores: [n], at least 0.
@@ -73,10 +74,10 @@ def score_counts(scores: Tensor) -> dict[int, int]:
 
 
 def pooled_quantile(counts: Sequence[Mapping[int, int]], level: float) -> float:
-    """The ``ceil(level (N + K))``-th smallest of the N rounded scores of K clients; infinite where N is too small.
+    """The ``ceil(level (N + K))``-th smallest of the N rounded scores of K clients; infinite if N is too small.
 
     Args:
-        counts: each client's :func:`score_counts`; a client without scores is none of the K.
+        counts: each client's :func:`score_counts`; K leaves out clients without scores.
         level: wanted coverage, in (0, 1).
     """
     total: Counter[int] = Counter()
@@ -87,7 +88,7 @@ def pooled_quantile(counts: Sequence[Mapping[int, int]], level: float) -> float:
 
 
 def quantile_of_counts(total: Mapping[int, int], num_clients: int, level: float) -> float:
-    """:func:`pooled_quantile` of counts that are added up already."""
+    """:func:`pooled_quantile` of summed counts."""
     rank = _rank(level, sum(total.values()) + max(num_clients, 1))
     below = 0
     for step in sorted(total):
@@ -97,7 +98,6 @@ def quantile_of_counts(total: Mapping[int, int], num_clients: int, level: float)
     return math.inf
 
 
-def _rank(level: float, number: int) -> int:
-    if not 0 < level < 1:
-        raise ConfigurationError(f"level={level}: give the wanted coverage, a number between 0 and 1 such as 0.9.")
+@checked
+def _rank(level: Annotated[float, Gt(0), Lt(1), doc("such as 0.9")], number: int) -> int:
     return math.ceil(level * number - 1e-9)  # 0.7 * 10 is 7.000000000000001

@@ -1,35 +1,34 @@
-"""Draws from a symmetric Dirichlet distribution that stay right for very small concentrations."""
+"""Draws from a symmetric Dirichlet distribution, exact for very small concentrations too."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import Positive, checked
 
 __all__ = ["sample_dirichlet"]
 
 
+@checked
 def sample_dirichlet(
-    concentration: float, num_categories: int, generator: torch.Generator, size: Sequence[int] = ()
+    concentration: Positive, num_categories: int, generator: torch.Generator, size: Sequence[int] = ()
 ) -> Tensor:
     """Independent draws from Dir(α, ..., α).
 
-    Gamma draws of a small shape are below the smallest float64, and their quotient is then 0/0 (at α = 0.001 torch's
-    own sampler returns equal shares for a quarter of all pairs). The draws are therefore made as logarithms:
+    Gamma draws of a small shape underflow float64, and their quotient is then 0/0 (at α = 0.001 torch's own sampler
+    returns equal shares for a quarter of all pairs). The draws are therefore made as logarithms:
     ``log G(α) = log G(α + 1) + log(U) / α`` (Marsaglia and Tsang, ACM TOMS 26, 2000, section 6).
 
     Args:
-        concentration: α > 0; small values put nearly everything on one category.
-        num_categories: K, at least 1.
-        generator: source of the randomness; the result lies on its device.
+        concentration: α; small values put nearly everything on one category.
+        num_categories: K.
+        generator: source of the randomness; the result is on its device.
         size: shape of the independent draws.
 
     Returns:
         Shares, float64, shape [*size, K], each row >= 0 with sum 1.
     """
-    if not 0 < concentration < float("inf"):
-        raise ConfigurationError(f"concentration={concentration}: give a positive number.")
     shape = (*size, num_categories)
     gamma = torch._standard_gamma(
         torch.full(shape, concentration + 1.0, dtype=torch.float64, device=generator.device), generator=generator

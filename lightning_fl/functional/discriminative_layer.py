@@ -1,6 +1,5 @@
-"""The layer whose updates tell clients apart best: HCCT-E of arXiv:2401.13236, equation 19."""
+"""The most discriminative layer for HCCT-E of arXiv:2401.13236, equation 19."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -15,15 +14,15 @@ __all__ = ["most_discriminative_layer"]
 def most_discriminative_layer(
     updates_by_layer: Mapping[str, Tensor], num_samples: Sequence[int] | Tensor | None = None
 ) -> str:
-    """HCCT-E's layer (equation 19): the one with the largest relative variance Σ_n ‖g_n − ḡ‖² / ‖ḡ‖².
+    """Find the layer with the largest relative variance Σ_n ‖g_n − ḡ‖² / ‖ḡ‖² of the clients' updates (equation 19).
 
-    A layer in which all updates are equal has 0, also where they are all zero; a layer whose updates differ but
-    cancel in the mean has infinite relative variance. Of equal layers the first is taken.
+    It is 0 where all updates are equal, and infinite where they differ but cancel in the mean. Of equal layers the
+    first is taken.
 
     Args:
         updates_by_layer: update of every client in each layer, floating, shape [N, P_l].
-        num_samples: with counts m (positive, length N) ḡ is the mean weighted by them, the update that FedAvg would
-            make; without, the plain mean over clients. The sum over clients is unweighted in both cases.
+        num_samples: counts m (positive, length N) that weight the mean ḡ, as FedAvg does; ``None`` for the plain mean.
+            The sum over clients is unweighted in both cases.
 
     Returns:
         Name of the layer.
@@ -35,8 +34,7 @@ def most_discriminative_layer(
     for name, updates in updates_by_layer.items():
         if updates.shape[:1] != num_clients:
             raise ConfigurationError(
-                f"layer {name!r} has shape {list(updates.shape)}, but the first layer has {list(num_clients)} rows:"
-                " give one row per client in every layer."
+                f"layer {name!r} has shape {list(updates.shape)}: give one row per client, as in the first layer."
             )
         shares = torch.ones(updates.shape[:1], dtype=torch.float64)
         if num_samples is not None:
@@ -49,14 +47,8 @@ def most_discriminative_layer(
             deviation = deviation + (columns - mean).square_().sum()
         if not torch.isfinite(deviation):
             raise DataError(
-                f"layer {name!r} has an update that is not finite: drop the client from the round or lower its"
-                " learning rate."
+                f"layer {name!r} has an update that is not finite: drop the client from the round or lower its learning"
+                " rate."
             )
-        scores[name] = _ratio(float(deviation), float(total))
+        scores[name] = float(deviation / total) if deviation > 0 else 0.0  # infinite for a mean of zero
     return max(scores, key=scores.__getitem__)
-
-
-def _ratio(deviation: float, total: float) -> float:
-    if deviation == 0:
-        return 0.0
-    return deviation / total if total > 0 else math.inf

@@ -1,8 +1,8 @@
-"""Client discriminators of all pairs trained together, across processes: the rounds of FedCollab's algorithm 1.
+"""Rounds of FedCollab's algorithm 1: client discriminators of all pairs, trained together across processes.
 
 Bao et al., "Optimizing the Collaboration Structure in Cross-Silo Federated Learning", ICML 2023,
 https://arxiv.org/abs/2306.06508. A *lane* is one discriminator: a pair of clients and a fold of their samples. Lanes
-whose batches have the same size train stacked, as many as memory is meant to hold, until each has stopped.
+with batches of the same size train stacked, as many as the memory limit allows, until each has stopped.
 
 | paper | here | shape |
 |---|---|---|
@@ -28,15 +28,14 @@ __all__ = ["Lane", "Outcome", "Reduce", "Survey"]
 #: Adds a tensor over all processes and returns the sum to each.
 Reduce = Callable[[Tensor], Tensor]
 
-# Memory of the lanes trained at once: what a CPU's cache holds, or what keeps an accelerator busy.
+# Memory of the lanes trained at once: the size of a CPU's cache, or enough to keep an accelerator busy.
 _CPU_CHUNK_BYTES, _GPU_CHUNK_BYTES = 2**23, 2**30
 
 
 class Lane(NamedTuple):
     """A discriminator: its clients, the fold, and the training samples of each side.
 
-    In fold 0 the first ``size`` samples of a client's order train, in fold 1 the last; those that follow, or go before,
-    validate.
+    In fold 0 the first ``size`` samples of a client's order train, in fold 1 the last; the others validate.
     """
 
     first: int
@@ -47,11 +46,11 @@ class Lane(NamedTuple):
 
 @dataclass
 class Outcome:
-    """A discriminator: how well it knows either side's validation samples in the round that counts, and rounds.
+    """Result of a discriminator.
 
     Attributes:
-        accuracies: the share of samples that are told rightly, first and second client.
-        best_round: the round that counts, 0: none yet.
+        accuracies: on the validation samples of the first and second client, in the best round.
+        best_round: the chosen round; 0 if there is none yet.
         rounds: rounds trained.
     """
 
@@ -61,19 +60,18 @@ class Outcome:
     score: float = -math.inf
     stale: int = 0
 
-    def stops(self, accuracies: tuple[float, float], loss: float, rounds: int, settings: DiscriminatorSettings) -> bool:
-        """Take note of an evaluation; whether it was the last."""
+    def add(self, accuracies: tuple[float, float], loss: float, rounds: int, settings: DiscriminatorSettings) -> bool:
+        """Record an evaluation; return whether the discriminator stops."""
         score = -loss if settings.monitor == "loss" else sum(accuracies) / 2
         self.rounds, perfect = rounds, min(accuracies) == 1
         self.stale += 1
         if math.isfinite(loss) and (score > self.score or perfect):
             self.score, self.stale, self.accuracies, self.best_round = score, 0, accuracies, rounds
-        # Nothing is better than never to be wrong: going on could only use up the patience.
         return perfect or rounds + settings.eval_every > settings.max_rounds or self.stale >= settings.patience
 
 
 class _Side(NamedTuple):
-    """A client that this process holds, in the lanes that train: their rows, and per lane label, fold and size, [S]."""
+    """A client of this process in the lanes that train: their rows, and per lane label, fold and size, [S]."""
 
     samples: Tensor
     rows: Tensor
@@ -82,13 +80,13 @@ class _Side(NamedTuple):
     sizes: Tensor
 
     def batch(self, round_number: int, size: int) -> Tensor:
-        """Each lane's next training samples in turn, float32 [S, size, d + 1]."""
+        """Each lane's next training samples, float32 [S, size, d + 1]."""
         turn = torch.arange(round_number * size, (round_number + 1) * size, device=self.rows.device)
         place = turn % self.sizes[:, None]
         return self.samples[torch.where(self.folds[:, None] > 0, len(self.samples) - 1 - place, place)]
 
     def held_out(self, at_most: int) -> Tensor:
-        """Which samples validate, bool [S, n]."""
+        """Mask of the validation samples, bool [S, n]."""
         place = torch.arange(len(self.samples), device=self.rows.device)
         place = torch.where(self.folds[:, None] > 0, len(self.samples) - 1 - place, place)
         return (place >= self.sizes[:, None]) & (place < self.sizes[:, None] + at_most)
@@ -96,11 +94,11 @@ class _Side(NamedTuple):
 
 @dataclass(frozen=True)
 class Survey:
-    """What the discriminators of one call share.
+    """State that the discriminators of one call share.
 
     Attributes:
-        samples: those of the clients that this process holds, in order, float32 [n, d + 1].
-        first: the server's first weights.
+        samples: samples of the clients of this process, in order, float32 [n, d + 1].
+        first: the server's initial weights.
         sizes: all clients' numbers of samples.
         apart: pairs whose clients are in different processes.
         settings: how to train.
@@ -115,7 +113,7 @@ class Survey:
     reduce: Reduce | None
 
     def chunks(self, lanes: Sequence[Lane]) -> Iterator[tuple[list[Lane], int]]:
-        """Lanes whose batches have the same size, as many as memory is meant to hold: the same everywhere."""
+        """Lanes with batches of the same size, as many as the memory limit allows; the same in all processes."""
         limit = _CPU_CHUNK_BYTES if self.first.device.type == "cpu" else _GPU_CHUNK_BYTES
         batch_size = {lane: min(lane.size, self.settings.batch_size) for lane in lanes}
         for size in sorted(set(batch_size.values())):
@@ -135,8 +133,8 @@ class Survey:
             rounds += self.settings.eval_every
             kept = [
                 row
-                for row, (lane, judged) in enumerate(zip(lanes, self._judged(weights, lanes, sides), strict=True))
-                if not outcomes[lane].stops(*judged, rounds, self.settings)
+                for row, (lane, evaluated) in enumerate(zip(lanes, self._evaluate(weights, lanes, sides), strict=True))
+                if not outcomes[lane].add(*evaluated, rounds, self.settings)
             ]
             lanes, weights = [lanes[row] for row in kept], weights[kept]
         return outcomes
@@ -173,11 +171,11 @@ class Survey:
             total[crossing] = self.reduce(total[crossing])
         return total.mul_(0.5)
 
-    def _judged(
+    def _evaluate(
         self, weights: Tensor, lanes: list[Lane], sides: list[_Side]
     ) -> list[tuple[tuple[float, float], float]]:
         """Both sides' accuracies, and the mean loss, of each lane on its validation samples."""
-        table = weights.new_zeros(len(lanes), 2, 2)  # of either side, what ``evaluate`` returns
+        table = weights.new_zeros(len(lanes), 2, 2)  # results of ``evaluate`` for both sides
         for side in sides:
             held_out = side.held_out(self.settings.max_validation)
             local = weights.index_select(0, side.rows)
@@ -186,14 +184,13 @@ class Survey:
                 used = held_out[own].any(0).nonzero().squeeze(1).tolist()
                 span = slice(used[0], used[-1] + 1)
                 labels = side.labels[own]
-                found = evaluate(local[own], side.samples[span], labels, held_out[own, span], self.settings.hidden)
-                table[side.rows[own], 1 - labels.long()] = found
+                counted = evaluate(local[own], side.samples[span], labels, held_out[own, span], self.settings.hidden)
+                table[side.rows[own], 1 - labels.long()] = counted
         if self.reduce is not None:
             table = self.reduce(table)
-        judged = []
+        found = []
         for lane, ((first, first_loss), (second, second_loss)) in zip(lanes, table.tolist(), strict=True):
             counts = self.num_held_out(lane)
-            judged.append(
-                ((first / counts[0], second / counts[1]), (first_loss / counts[0] + second_loss / counts[1]) / 2)
-            )
-        return judged
+            loss = (first_loss / counts[0] + second_loss / counts[1]) / 2
+            found.append(((first / counts[0], second / counts[1]), loss))
+        return found

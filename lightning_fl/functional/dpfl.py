@@ -1,4 +1,4 @@
-"""The mathematics of DPFL: whom a client averages its model with, found greedily on its own validation data.
+"""The mathematics of DPFL: a client's collaborators, chosen greedily on its own validation data.
 
 Kharrat, Canini, Horváth, "DPFL: Decentralized Personalized Federated Learning", AISTATS 2025,
 https://arxiv.org/abs/2406.06520, equations 6 to 8, algorithms 2 (GGC) and 3 (BGGC), theorem 1.
@@ -9,21 +9,21 @@ paper              here                                                        s
 k, S               the client, ``candidates``                                  [n] client numbers
 p_i                ``weights``, any multiple of the sample counts              [n]
 w_i                ``own``, what ``fetch`` returns: a model's vectors          [P] each
-B_c                ``budget``, collaborators at most; ``None`` for no limit
+B_c                ``budget``, most collaborators; ``None`` for no limit
 R(S)               ``reward``, minus the validation loss of the average over   number, larger is better
                    S and k
-X, Y               collaborators so far; those and all not decided on yet
+X, Y               collaborators so far; X and all undecided candidates
 w^X, w^Y           running sums ``sum p_i w_i`` in double precision            [P]
 =================  ==========================================================  ==================
 
-Both algorithms walk through the shuffled candidates and keep or drop each by what adding it to X and removing it from
-Y gains (a randomised double greedy). R(X) and R(Y) carry over from one candidate to the next, so that n candidates
-cost 2n + 2 rewards.
+Both algorithms go through the shuffled candidates and keep or drop each by the gains of adding it to X and of removing
+it from Y (a randomised double greedy). R(X) and R(Y) carry over to the next candidate, so n candidates cost 2n + 2
+rewards.
 
 The rule keeps a candidate that neither helps X nor harms Y (a = b = 0), even one that harms both, so the chosen set may
-have a smaller reward than nobody: remark 3 of the paper, that it "returns a set no worse than the empty set with
-probability 1", does not hold for the algorithm as it is given. Of 400 games of four candidates whose sets have
-independent uniform rewards it is worse in 68. ``Collaborators.never_worse`` is nobody then.
+have a smaller reward than the empty set: remark 3 of the paper, that it "returns a set no worse than the empty set with
+probability 1", does not hold for the algorithm as given. Of 400 games of four candidates with independent uniform
+rewards of sets it is worse in 68. ``Collaborators.never_worse`` is empty then.
 
 Differs from the paper: B_c counts collaborators without the client itself.
 """
@@ -37,6 +37,7 @@ from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import shuffled
+from lightning_fl.core.validation import Size, checked
 
 __all__ = ["Collaborators", "batched_greedy_collaborators", "double_greedy", "greedy_collaborators"]
 
@@ -45,23 +46,23 @@ Model = Sequence[Tensor]
 
 
 class Collaborators(NamedTuple):
-    """Whom a client chose."""
+    """A client's choice."""
 
     chosen: list[int]
     """The set X of the double greedy, ascending."""
     reward: float
     """R(X)."""
     reward_alone: float
-    """R of nobody."""
+    """R of the empty set."""
 
     @property
     def never_worse(self) -> list[int]:
-        """``chosen``, or nobody where that has the larger reward."""
+        """``chosen``, or nobody if the empty set has the larger reward."""
         return self.chosen if self.reward >= self.reward_alone else []
 
 
 class MarginalRewards(Protocol):
-    """What the double greedy asks for and decides; X and Y are kept here."""
+    """Rewards for the double greedy; holds X and Y."""
 
     def alone(self) -> float:
         """R(X) at the start."""
@@ -76,25 +77,25 @@ class MarginalRewards(Protocol):
         """R(Y without the candidate)."""
 
     def keep(self, candidate: int) -> None:
-        """X takes the candidate."""
+        """Add the candidate to X."""
 
     def drop(self, candidate: int) -> None:
-        """Y loses the candidate."""
+        """Remove the candidate from Y."""
 
 
 def double_greedy(
     rewards: MarginalRewards, candidates: Sequence[int], budget: int | None, generator: torch.Generator
 ) -> Collaborators:
-    """Algorithm 2's decisions, whatever the rewards are computed from.
+    """Decide on every candidate (algorithm 2).
 
     A candidate is kept with probability ``a / (a + b)``, 1 if both are 0, with ``a = max(R(X + j) - R(X), 0)`` and
     ``b = max(R(Y - j) - R(Y), 0)``. A reward of NaN counts as the worst.
 
     Args:
-        rewards: starts with X = nobody and Y = all candidates.
-        candidates: in the order in which they are decided on (see :func:`shuffled`).
-        budget: at most so many are chosen; the walk ends with the last of them.
-        generator: one uniform draw a candidate.
+        rewards: starts with X empty and Y = all candidates.
+        candidates: in the order of the decisions (see :func:`shuffled`).
+        budget: most collaborators; the function returns once they are chosen.
+        generator: one uniform draw per candidate.
     """
     reward_alone = reward = _worst_if_nan(rewards.alone())
     chosen: list[int] = []
@@ -126,10 +127,10 @@ def greedy_collaborators(
     budget: int | None,
     generator: torch.Generator,
 ) -> Collaborators:
-    """The clients to collaborate with, by greedy graph construction (GGC, algorithm 2).
+    """Choose collaborators by greedy graph construction (GGC, algorithm 2).
 
     Args:
-        reward: of a set of collaborators, larger is better; at most 2n calls, or 1.
+        reward: of a set of collaborators, larger is better; called at most 2n times.
         candidates: clients to choose from, without the client itself; n of them.
         budget: B_c, the most collaborators; ``None`` for no limit.
         generator: of the order and of the draws.
@@ -152,26 +153,26 @@ def batched_greedy_collaborators(
     batch_size: int | None = None,
     everybody: Model | None = None,
 ) -> Collaborators:
-    """The same set on running sums of models that come in batches (BGGC, algorithm 3; theorem 1).
+    """Choose the same set from running sums of models that come in batches (BGGC, algorithm 3; theorem 1).
 
-    A first pass adds up all models, a second one decides. Only the models of one batch are referred to at a time.
+    A first pass sums all models, a second one decides. Only the models of one batch are held at a time.
 
     Args:
-        evaluate: the reward of a model, given as its vectors in their own dtypes; larger is better.
+        evaluate: the reward of a model, as its vectors in their own dtypes; larger is better.
         own: the client's own model.
         candidates: clients to choose from, without the client itself.
         weights: candidate -> p_i > 0.
         own_weight: p_k > 0.
-        fetch: the models of some candidates; what it returned before is no longer needed when it is called.
+        fetch: returns the models of some candidates; earlier results are released before each call.
         budget: B_c, the most collaborators; ``None`` for no limit.
-        generator: of the order and of the draws; the same one gives the set of :func:`greedy_collaborators`.
-        batch_size: models fetched at a time; B_c by default, all without one.
-        everybody: ``p_k w_k + sum_i p_i w_i`` over all candidates, float64, where it is known: saves the first pass.
+        generator: of the order and of the draws; an equal one gives the set of :func:`greedy_collaborators`.
+        batch_size: models fetched at a time; B_c by default, all if there is no budget.
+        everybody: ``p_k w_k + sum_i p_i w_i`` over all candidates, float64, if known; saves the first pass.
     """
     _check(candidates, budget)
     bad = [client for client in candidates if not weights[client] > 0]
     if bad or not own_weight > 0:
-        raise ConfigurationError(f"the weights of clients {bad or 'itself'} are not positive: they need samples.")
+        raise ConfigurationError(f"weights of clients {bad or 'itself'} are not positive: give them samples.")
     order = shuffled(candidates, generator)
     size = batch_size or budget or max(len(order), 1)
     rewards = _RunningRewards(evaluate, own, own_weight, weights, order, fetch, size, everybody)
@@ -227,42 +228,40 @@ class _RunningRewards:
         self._dtypes = [vector.dtype for vector in own]
         self._chosen = _Sum([vector.double() * own_weight for vector in own], own_weight)
         total = own_weight + math.fsum(weights[client] for client in order)
-        self._rest = None if everybody is None else _Sum([vector.double().clone() for vector in everybody], total)
+        self._rest = _Sum([] if everybody is None else [vector.double().clone() for vector in everybody], total)
         self._batch: dict[int, Model] = {}
 
     def alone(self) -> float:
         return self._value(self._chosen.vectors, self._chosen.weight)
 
     def everybody(self) -> float:
-        if self._rest is None:
+        if not self._rest.vectors:
             self._rest = _Sum([vector.clone() for vector in self._chosen.vectors], self._chosen.weight)
             for candidate in self._order:
                 self._rest.add_(self._model(candidate), self._weights[candidate])
         return self._value(self._rest.vectors, self._rest.weight)
 
     def added(self, candidate: int) -> float:
-        return self._moved(self._chosen, candidate, self._weights[candidate])
+        return self._value_with(self._chosen, candidate, self._weights[candidate])
 
     def removed(self, candidate: int) -> float:
-        assert self._rest is not None
-        return self._moved(self._rest, candidate, -self._weights[candidate])
+        return self._value_with(self._rest, candidate, -self._weights[candidate])
 
     def keep(self, candidate: int) -> None:
         self._chosen.add_(self._model(candidate), self._weights[candidate])
 
     def drop(self, candidate: int) -> None:
-        assert self._rest is not None
         self._rest.add_(self._model(candidate), -self._weights[candidate])
 
     def _model(self, candidate: int) -> Model:
         if candidate not in self._batch:
             first = self._order.index(candidate)
             batch = self._order[first : first + self._size]
-            self._batch = {}  # let go of the last ones before others come
+            self._batch = {}  # release the last models first
             self._batch = dict(zip(batch, self._fetch(batch), strict=True))
         return self._batch[candidate]
 
-    def _moved(self, total: "_Sum", candidate: int, weight: float) -> float:
+    def _value_with(self, total: "_Sum", candidate: int, weight: float) -> float:
         pairs = zip(total.vectors, self._model(candidate), strict=True)
         return self._value([vector.add(other, alpha=weight) for vector, other in pairs], total.weight + weight)
 
@@ -283,22 +282,21 @@ class _Sum:
         self.weight += weight
 
 
-def _check(candidates: Sequence[int], budget: int | None) -> None:
-    if budget is not None and budget < 0:
-        raise ConfigurationError(f"budget={budget}: give a number of collaborators of at least 0, or None.")
+@checked
+def _check(candidates: Sequence[int], budget: Size | None) -> None:
     if len(set(candidates)) != len(candidates):
         raise ConfigurationError(f"candidates={list(candidates)}: name each client once.")
 
 
 def _probability(a: float, b: float) -> float:
-    """Of keeping a candidate."""
+    """Probability of keeping a candidate."""
     if math.isinf(a) or math.isinf(b):
         return 0.5 if a == b else float(a > b)
     return 1.0 if a + b == 0 else a / (a + b)
 
 
 def _gain(new: float, old: float) -> float:
-    """What the new reward has more, at least 0; two infinite losses differ by nothing."""
+    """Increase of the reward, at least 0; two infinite losses are equal."""
     return 0.0 if new <= old else new - old
 
 

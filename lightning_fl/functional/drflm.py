@@ -16,13 +16,13 @@ samples.
 Differs from the paper: the weights may have a floor, ``λ_i >= floor`` (0 gives the paper's simplex).
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import Count, NonNegative, checked
 from lightning_fl.functional.dirichlet import sample_dirichlet
 
 __all__ = [
@@ -39,7 +39,7 @@ __all__ = [
 def project_simplex(values: Tensor, floor: float = 0.0) -> Tensor:
     """The Euclidean projection on ``{λ : λ_i >= floor, Σ λ_i = 1}``.
 
-    Exact, by sorting: ``λ = max(values − θ, floor)`` with the one θ that makes the sum 1 (Duchi et al., "Efficient
+    Exact, by sorting: ``λ = max(values − θ, floor)`` with the θ that makes the sum 1 (Duchi et al., "Efficient
     projections onto the l1-ball", ICML 2008, figure 1). Computed in float64.
 
     Args:
@@ -58,7 +58,7 @@ def project_simplex(values: Tensor, floor: float = 0.0) -> Tensor:
     count = len(values)
     if not 0 <= floor <= 1 / count + 1e-12:
         raise ConfigurationError(
-            f"floor={floor} for {count} entries: they must sum to 1, so choose a floor from 0 to {1 / count:.6g}."
+            f"floor={floor} for {count} entries that sum to 1: give a floor from 0 to {1 / count:.6g}."
         )
     total = max(0.0, 1.0 - count * floor)
     shifted = values.double() - values.double().max()  # a common shift changes nothing and keeps digits
@@ -70,16 +70,17 @@ def project_simplex(values: Tensor, floor: float = 0.0) -> Tensor:
     return projected.to(values.dtype)
 
 
+@checked
 def sampling_weights_update(
-    weights: Tensor, losses: Tensor, step_size: float, num_local_steps: int, floor: float = 0.0
+    weights: Tensor, losses: Tensor, step_size: NonNegative, num_local_steps: Count, floor: float = 0.0
 ) -> Tensor:
     """One ascent step of the sampling weights: ``λ ← Π_Δ(λ + η_λ τ v)``.
 
     Args:
         weights: λ, shape [N].
         losses: v, the (estimated) losses of all clients, shape [N]; see :func:`loss_estimate`.
-        step_size: η_λ >= 0.
-        num_local_steps: τ >= 1, local steps since the last update.
+        step_size: η_λ.
+        num_local_steps: τ, local steps since the last update.
         floor: least weight of a client.
 
     Returns:
@@ -87,12 +88,7 @@ def sampling_weights_update(
     """
     if weights.shape != losses.shape:
         raise ConfigurationError(
-            f"weights {list(weights.shape)} and losses {list(losses.shape)}: both must have one entry per client, [N]."
-        )
-    if not 0 <= step_size < math.inf or num_local_steps < 1:
-        raise ConfigurationError(
-            f"step_size={step_size}, num_local_steps={num_local_steps}: give a step_size of at least 0 and at least"
-            " one local step."
+            f"weights {list(weights.shape)} and losses {list(losses.shape)}: give one entry per client in both."
         )
     ascended = weights.double() + step_size * num_local_steps * losses.to(weights.device, torch.float64)
     return project_simplex(ascended, floor).to(weights.dtype)
@@ -116,31 +112,29 @@ def loss_estimate(losses: Tensor, clients: Sequence[int], num_clients: int) -> T
         )
     if len(set(clients)) < count or not all(0 <= client < num_clients for client in clients):
         raise ConfigurationError(
-            f"clients={list(clients)}: must be distinct and between 0 and {num_clients - 1}; the estimate is unbiased"
-            " for draws without replacement only."
+            f"clients={list(clients)}: give distinct clients from 0 to {num_clients - 1}, drawn without replacement."
         )
     estimate = losses.new_zeros(num_clients)
     estimate[torch.tensor(clients, device=losses.device)] = losses * (num_clients / count)
     return estimate
 
 
-def draw_cohort(weights: Tensor, cohort_size: int, generator: torch.Generator) -> Tensor:
-    """Draw a cohort with replacement: how often each client was drawn.
+@checked
+def draw_cohort(weights: Tensor, cohort_size: Count, generator: torch.Generator) -> Tensor:
+    """Draw a cohort with replacement.
 
     Args:
         weights: λ, probabilities of the clients (normalised here), shape [N].
-        cohort_size: c >= 1 draws.
+        cohort_size: c draws.
         generator: source of the randomness, on the device of ``weights``.
 
     Returns:
-        Counts, int64, shape [N], with sum c.
+        Number of draws of each client, int64, shape [N], with sum c.
     """
     if weights.ndim != 1 or not torch.isfinite(weights).all() or (weights < 0).any() or not weights.sum() > 0:
         raise ConfigurationError(
             f"weights={weights.tolist()}: give a vector [N] of finite numbers >= 0, at least one above 0."
         )
-    if cohort_size < 1:
-        raise ConfigurationError(f"cohort_size={cohort_size}: draw at least one client.")
     draws = torch.multinomial(weights.double(), cohort_size, replacement=True, generator=generator)
     return torch.bincount(draws, minlength=len(weights))
 
@@ -153,7 +147,7 @@ def draw_subset(num_clients: int, size: int, generator: torch.Generator) -> Tens
     """
     if not 1 <= size <= num_clients:
         raise ConfigurationError(
-            f"size={size} distinct clients out of {num_clients}: give a size between 1 and {num_clients}."
+            f"size={size} distinct clients out of {num_clients}: give a size from 1 to {num_clients}."
         )
     return torch.randperm(num_clients, generator=generator, device=generator.device)[:size].sort().values
 
@@ -161,7 +155,7 @@ def draw_subset(num_clients: int, size: int, generator: torch.Generator) -> Tens
 def mix(values: Tensor, permutation: Tensor, gamma: float | Tensor) -> Tensor:
     """Mix every sample with a partner from the same batch: ``γ a + (1 − γ) a[permutation]``.
 
-    Serves inputs, embeddings and targets (one-hot or real). A missing target (NaN) makes the mixed target missing.
+    For inputs, embeddings and targets (one-hot or real). A missing target (NaN) makes the mixed target missing.
 
     Args:
         values: a, floating, shape [B, ...].
@@ -173,8 +167,8 @@ def mix(values: Tensor, permutation: Tensor, gamma: float | Tensor) -> Tensor:
     """
     if not (values.is_floating_point() or values.is_complex()):
         raise ConfigurationError(
-            f"values of type {values.dtype} cannot be mixed: turn class labels into one-hot floats"
-            " (torch.nn.functional.one_hot(labels, num_classes).float()), or mix the two losses instead."
+            f"values of type {values.dtype} cannot be mixed: give one-hot floats"
+            " (torch.nn.functional.one_hot(labels, num_classes).float()), or mix the two losses."
         )
     if permutation.shape != values.shape[:1]:
         raise ConfigurationError(
@@ -190,23 +184,22 @@ def mix(values: Tensor, permutation: Tensor, gamma: float | Tensor) -> Tensor:
         if gamma.ndim > 0:
             gamma = gamma.reshape(-1, *[1] * (values.ndim - 1))
     elif not 0 <= gamma <= 1:
-        raise ConfigurationError(f"gamma={gamma}: the share of a sample lies between 0 and 1.")
+        raise ConfigurationError(f"gamma={gamma}: give a share from 0 to 1.")
     return gamma * values + (1 - gamma) * values[permutation]
 
 
-def sample_gamma(alpha: float, generator: torch.Generator, size: Sequence[int] = ()) -> Tensor:
+@checked
+def sample_gamma(alpha: NonNegative, generator: torch.Generator, size: Sequence[int] = ()) -> Tensor:
     """Draw mixing shares γ ~ Beta(α, α); α = 0 means no mixing, γ = 1.
 
     Args:
-        alpha: α >= 0; 1 is the uniform distribution, small values mix little, large ones half and half.
-        generator: source of the randomness; the result lies on its device.
+        alpha: α; 1 is the uniform distribution, small values mix little, large ones half and half.
+        generator: source of the randomness; the result is on its device.
         size: shape of the result, ``()`` for one draw for a whole batch.
 
     Returns:
         Shares in [0, 1], torch's default type, shape ``size``.
     """
-    if not 0 <= alpha < math.inf:
-        raise ConfigurationError(f"alpha={alpha}: give a number of at least 0 (0 turns mixing off).")
     if alpha == 0:
         return torch.ones(tuple(size), device=generator.device)
     return sample_dirichlet(alpha, 2, generator, size)[..., 0].to(torch.get_default_dtype())

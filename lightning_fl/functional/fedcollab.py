@@ -11,15 +11,15 @@ https://arxiv.org/abs/2306.06508, equation 10 and algorithm 2.
 | C >= 0, capacity of the model class | ``capacity`` | number, in sqrt(samples) |
 | α_ij = m_j / (samples of i's coalition) if j is in it, else 0 | never formed | [N, N] |
 
-``L(p) = (1/N) Σ_i (C / √(samples of i's coalition) + Σ_j α_ij D_ij)``: little data together costs C / √m, strangers in
+``L(p) = (1/N) Σ_i (C / √(samples of i's coalition) + Σ_j α_ij D_ij)``: few samples cost C / √m, different clients in
 the coalition cost their distance. A coalition c of n clients and M samples adds ``n C / √M + W / M`` to N L, with
 ``W = Σ_{i<j in c} (m_i + m_j) D_ij``, so that moving a client or merging two coalitions changes L by a few sums that
-are kept up to date, whatever N is.
+are kept up to date.
 
-Differs from the paper: L is the mean over clients, as in the authors' code, not the sum; the second line of
-equation 10 squares the norm, which its first line and the theory do not: no square here. The solver makes the moves of
-algorithm 2, which single clients make, and merges whole coalitions too; it starts from many different assignments,
-not only from all alone, and from perturbations of the best one found.
+Differs from the paper: L is the mean over clients, as in the authors' code, not the sum; the second line of equation 10
+squares the norm, which its first line and the theory do not: no square here. The solver makes algorithm 2's moves of
+single clients and also merges whole coalitions; it starts from many assignments, not only from all alone, and from
+perturbations of the best one found.
 """
 
 import math
@@ -33,6 +33,8 @@ from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import derive_seed
+from lightning_fl.core.validation import Count, NonNegative, checked
+from lightning_fl.functional.gram import sample_counts
 from lightning_fl.functional.labels import in_order
 
 __all__ = ["coalition_objective", "join_coalitions", "solve_coalitions"]
@@ -41,12 +43,11 @@ _Array = npt.NDArray[np.float64]
 _Labels = npt.NDArray[np.int64]
 _Sum = TypeVar("_Sum", float, _Array)
 
-# A change of N L relative to the sums that it is made of below which it is rounding: no step is taken for it, so that
-# the search ends.
+# Changes of N L below this, relative to the sums behind it, are rounding; no step is taken for them.
 _ROUNDING = 1e-12
-# How often the best assignment so far is perturbed and improved again after each restart: at least, and once more for
-# every so many clients. Large cases have more local optima, and distances of the size of their noise have many at any
-# size: with 4 perturbations seeds disagree about cases like the paper's concept shift.
+# Perturbations of the best assignment after each restart: a minimum, plus one for every so many clients. Large cases,
+# and distances of the size of their noise, have many local optima: with 4 perturbations seeds disagree about cases like
+# the paper's concept shift.
 _MIN_PERTURBATIONS, _CLIENTS_PER_PERTURBATION = 20, 20
 
 
@@ -76,29 +77,30 @@ def coalition_objective(
     return search.total / len(samples)
 
 
+@checked
 def solve_coalitions(
     distances: Tensor,
     num_samples: Sequence[int] | Tensor,
     capacity: float,
-    num_restarts: int = 20,
+    num_restarts: Count = 20,
     seed: int = 0,
 ) -> list[int]:
-    """The assignment with the least L that the search finds.
+    """Search for the assignment with the least L.
 
-    Each restart begins somewhere else (all alone; all together; merged greedily from all alone; then at random with a
-    random number of coalitions) and takes steps that lower L until none is left: clients in random order go to the
-    best coalition, an empty one included; then whole coalitions merge. After each restart the best assignment found
-    is perturbed some times (one to three coalitions dealt anew, or a few clients displaced) and improved likewise.
+    Restarts have different starts (all alone; all together; merged greedily from all alone; then random with a random
+    number of coalitions) and take steps that lower L until none is left: clients in random order move to the best
+    coalition, possibly an empty one; then whole coalitions merge. After each restart the best assignment is perturbed
+    several times (one to three coalitions dealt anew, or a few clients displaced) and improved in the same way.
 
-    Clients with more data are pickier: doubling every count is dividing C by √2, and the optimum for a smaller C has
-    no larger a distance term and no smaller a Σ_i 1 / √(samples of i's coalition), so it is never coarser. It need not
-    be finer either: of three clients with 10, 300 and 1,000 samples the first may change sides.
+    Doubling every count is dividing C by √2. The optimum for a smaller C has no larger distance term and no smaller
+    Σ_i 1 / √(samples of i's coalition), so it is never coarser. It need not be finer: of three clients with 10, 300 and
+    1,000 samples the first may change sides.
 
     Args:
         distances: D, symmetric, zero on the diagonal, shape [N, N]. Estimates may be below 0.
         num_samples: m, positive, length N.
         capacity: C >= 0; the paper takes 10 for Fashion-MNIST and CIFAR-10, 8 for CIFAR-100.
-        num_restarts: at least 1.
+        num_restarts: number of starts.
         seed: the same seed gives the same assignment.
 
     Returns:
@@ -110,8 +112,6 @@ def solve_coalitions(
         [0, 0, 1, 1]
     """
     pairs, samples = _check(distances, num_samples, capacity)
-    if num_restarts < 1:
-        raise ConfigurationError(f"num_restarts={num_restarts}: start at least once.")
     best = np.arange(len(samples))
     least = math.inf
     num_perturbations = _MIN_PERTURBATIONS + len(samples) // _CLIENTS_PER_PERTURBATION
@@ -156,7 +156,7 @@ def join_coalitions(
     present[list(newcomers)] = False
     if (labels[present] < 0).any():
         raise ConfigurationError(
-            f"assignment={labels.tolist()}: a client that is no newcomer needs a label of at least 0."
+            f"assignment={labels.tolist()}: give clients that are not newcomers a label of at least 0."
         )
     for newcomer in sorted(newcomers):
         used = np.unique(labels[present])
@@ -176,12 +176,12 @@ def join_coalitions(
 
 
 def _cost(sizes: _Sum, masses: _Sum, within: _Sum, capacity: float) -> _Sum:
-    """What non-empty coalitions add to N L: ``n C / √M + W / M``."""
+    """Terms of non-empty coalitions in N L: ``n C / √M + W / M``."""
     return sizes * capacity / np.sqrt(masses) + within / masses
 
 
 class _Search:
-    """An assignment that is improved in place. There are N slots for coalitions, of which the unused are empty.
+    """An assignment that is improved in place. There are N slots for coalitions; unused ones are empty.
 
     Per slot, shape [N]: ``sizes`` n, ``masses`` M, ``within`` W, ``costs``. ``links[c, i]`` is the sum over the members
     j of c of V_ij, shape [N, N]; V_ij = (m_i + m_j) D_ij is ``pairs``.
@@ -199,7 +199,7 @@ class _Search:
 
     @property
     def rounding(self) -> float:
-        """The least change of N L that is more than rounding; where distances are below 0, N L itself may be 0."""
+        """The least change of N L above rounding. N L itself may be 0 if distances are below 0."""
         used = self.sizes > 0
         parts = self.costs[used] - self.within[used] / self.masses[used], self.within[used] / self.masses[used]
         return _ROUNDING * float(sum(np.abs(part).sum() for part in parts))
@@ -215,7 +215,7 @@ class _Search:
             improving = self.total < goal
 
     def move_clients(self, order: _Labels) -> None:
-        """Let each client in turn go where L is least; it stays where it is if that is as good."""
+        """Move each client in turn to where L is least; of equal places it stays in its own."""
         moved = False
         slack = self.rounding
         for client in order.tolist():
@@ -229,10 +229,10 @@ class _Search:
                 self._move(client, own, chosen)
                 moved = True
         if moved:
-            self._add_up()  # what rounding left behind in the differences goes
+            self._add_up()  # removes rounding of the differences
 
     def merge(self) -> None:
-        """Merge the two coalitions whose union lowers L most, again and again."""
+        """Merge the two coalitions whose union lowers L most, until none does."""
         while True:
             used = np.flatnonzero(self.sizes)
             member = (self.labels == used[:, None]).astype(np.float64)
@@ -254,7 +254,7 @@ class _Search:
             self._clear(source)
 
     def _add_up(self) -> None:
-        """All sums from the labels."""
+        """Compute all sums from the labels."""
         member = np.zeros_like(self.pairs)
         member[self.labels, np.arange(len(self.labels))] = 1
         self.sizes, self.masses, self.links = member.sum(1), member @ self.samples, member @ self.pairs
@@ -277,13 +277,13 @@ class _Search:
         self.labels[client] = target
 
     def _clear(self, slot: int) -> None:
-        """An empty slot holds exact zeros, not what rounding left."""
+        """Set an empty slot to exact zeros."""
         self.sizes[slot] = self.masses[slot] = self.within[slot] = self.costs[slot] = 0
         self.links[slot] = 0
 
 
 def _start(restart: int, num_clients: int, random: np.random.Generator) -> _Labels:
-    """Where a restart begins."""
+    """First assignment of a restart."""
     if restart in (0, 2):
         return np.arange(num_clients)
     if restart == 1:
@@ -293,11 +293,7 @@ def _start(restart: int, num_clients: int, random: np.random.Generator) -> _Labe
 
 
 def _perturb(labels: _Labels, random: np.random.Generator) -> _Labels:
-    """A neighbour too far for single moves.
-
-    Either one to three coalitions are dealt anew among themselves and one more, or a few clients, from two to an eighth
-    of all, are put into any coalitions.
-    """
+    """Redistribute one to three coalitions among themselves and a new one, or two to an eighth of all clients."""
     perturbed = labels.copy()
     used = np.unique(labels)
     if random.random() < 0.5:
@@ -322,7 +318,8 @@ def _labels(assignment: Sequence[int] | Tensor, num_clients: int) -> _Labels:
     return np.array(labels, dtype=np.int64)
 
 
-def _check(distances: Tensor, num_samples: Sequence[int] | Tensor, capacity: float) -> tuple[_Array, _Array]:
+@checked
+def _check(distances: Tensor, num_samples: Sequence[int] | Tensor, capacity: NonNegative) -> tuple[_Array, _Array]:
     """V_ij = (m_i + m_j) D_ij, shape [N, N], and m, shape [N]."""
     if distances.ndim != 2 or distances.shape[0] != distances.shape[1] or not len(distances):
         raise ConfigurationError(f"distances of shape {list(distances.shape)}: give a square matrix [N, N], N >= 1.")
@@ -334,14 +331,7 @@ def _check(distances: Tensor, num_samples: Sequence[int] | Tensor, capacity: flo
         raise ConfigurationError(
             "distances: must be symmetric with zeros on the diagonal; take (D + D.T) / 2 and set the diagonal to 0."
         )
-    samples = np.array(torch.as_tensor(num_samples, dtype=torch.float64, device="cpu"))
-    if samples.shape != (len(matrix),) or not (np.isfinite(samples) & (samples > 0)).all():
-        raise ConfigurationError(
-            f"num_samples={samples.tolist()} for distances between {len(matrix)} clients: give one positive count per"
-            " client; leave out clients without samples."
-        )
-    if not 0 <= capacity < math.inf:
-        raise ConfigurationError(f"capacity={capacity}: give a finite number of at least 0, such as the paper's 10.")
+    samples = sample_counts(num_samples, len(matrix))
     matrix = (matrix + matrix.T) / 2
     np.fill_diagonal(matrix, 0)
     return np.add.outer(samples, samples) * matrix, samples

@@ -1,4 +1,4 @@
-"""Inner products of what clients learned, and what follows from them: cosines, distances, who is similar to whom.
+"""Inner products, cosines and distances of clients' updates.
 
 | here | meaning | shape |
 |---|---|---|
@@ -6,8 +6,8 @@
 | ``gram`` | G = g gᵀ, the Gram matrix | [N, N] |
 | ``num_samples`` | m_n, training samples | [N] |
 
-Whatever depends on directions and lengths of updates alone follows from the Gram matrix, the one product whose cost
-grows with P. The mean update of a group with shares s has the squared norm sᵀ G s and the inner products G s.
+Everything that depends only on directions and lengths of updates follows from the Gram matrix, the only product with a
+cost that grows with P. The mean update of a group with shares s has the squared norm sᵀ G s and the inner products G s.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.validation import Fraction, checked
 
 __all__ = [
     "check_gram",
@@ -46,8 +47,7 @@ def gram_matrix(updates: Tensor | Iterable[Tensor]) -> Tensor:
     Works through a few thousand columns at a time: no second copy of the updates is made.
 
     Args:
-        updates: floating, shape [N, P]; or an iterable of blocks of columns [N, P_b] on one device, for updates that
-            do not lie in one tensor or arrive piece by piece.
+        updates: floating, shape [N, P]; or an iterable of blocks of columns [N, P_b] on one device.
 
     Returns:
         G, float64, shape [N, N], symmetric, on the device of the updates.
@@ -62,8 +62,7 @@ def gram_matrix(updates: Tensor | Iterable[Tensor]) -> Tensor:
     broken = (~gram.diagonal().isfinite()).nonzero().flatten().tolist()
     if broken:
         raise DataError(
-            f"updates of clients {broken} are not finite: drop these clients from the round or lower their learning"
-            " rate."
+            f"updates of clients {broken} are not finite: drop them from the round or lower their learning rate."
         )
     return gram
 
@@ -81,13 +80,11 @@ def float64_columns(updates: Tensor | Iterable[Tensor]) -> Iterator[Tensor]:
     for block in (updates,) if isinstance(updates, Tensor) else updates:
         if block.ndim != 2 or not len(block) or not block.is_floating_point():
             raise ConfigurationError(
-                f"updates of shape {list(block.shape)} and type {block.dtype}: give a floating matrix [N, P], one row"
-                " per client."
+                f"updates of shape {list(block.shape)} and type {block.dtype}: give a floating matrix [N, P]."
             )
         if rows not in (None, len(block)):
             raise ConfigurationError(
-                f"updates: a block has {len(block)} rows after one with {rows}; every block holds columns of all"
-                " clients."
+                f"updates: a block has {len(block)} rows after one with {rows}; give columns of all clients in each."
             )
         rows = len(block)
         for columns in block.detach().split(_CHUNK_COLUMNS, dim=1):
@@ -96,7 +93,7 @@ def float64_columns(updates: Tensor | Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def check_gram(gram: Tensor) -> _Array:
-    """A Gram matrix as float64 of NumPy's, a copy."""
+    """A checked copy of a Gram matrix as float64 NumPy array."""
     inner = gram.detach().to("cpu", torch.float64).numpy().copy()
     if inner.ndim != 2 or inner.shape[0] != inner.shape[1] or not len(inner):
         raise ConfigurationError(f"gram of shape {list(inner.shape)}: give the square matrix [N, N] of gram_matrix.")
@@ -106,12 +103,11 @@ def check_gram(gram: Tensor) -> _Array:
 
 
 def sample_counts(num_samples: Sequence[int] | Tensor, num_clients: int) -> _Array:
-    """Numbers of samples as float64 of NumPy's, shape [N]."""
+    """Checked numbers of samples as float64 NumPy array, shape [N]."""
     counts = torch.as_tensor(num_samples, dtype=torch.float64, device="cpu").numpy().copy()
     if counts.shape != (num_clients,) or not (np.isfinite(counts) & (counts > 0)).all():
         raise ConfigurationError(
-            f"num_samples={counts.tolist()} for {num_clients} clients: give one positive count per client; leave out"
-            " clients without samples."
+            f"num_samples={counts.tolist()} for {num_clients} clients: give each a positive count, or leave it out."
         )
     return counts
 
@@ -138,32 +134,32 @@ def cosine_similarities(gram: Tensor) -> Tensor:
     return torch.from_numpy((similarities + similarities.T) / 2)
 
 
-def remembered_cosines(mean: Tensor, weight: Tensor, cosines: Tensor, memory: float) -> tuple[Tensor, Tensor]:
-    """Take one more round into the mean of cosines over rounds: C̄ ← (β w C̄ + C) / (β w + 1), w ← β w + 1.
+@checked
+def remembered_cosines(mean: Tensor, weight: Tensor, cosines: Tensor, memory: Fraction) -> tuple[Tensor, Tensor]:
+    """Add a round to the mean of cosines over rounds: C̄ ← (β w C̄ + C) / (β w + 1), w ← β w + 1.
 
-    A round's weight is memory to the power of its age, so that the weights of a pair's rounds are β^0, β^1, ...: with
-    β = 0 the last round alone counts, with β = 1 all do alike. Ages are counted in the rounds that are taken in.
+    The weights of a pair's rounds are β^0, β^1, ..., the last round first: with β = 0 only the last round counts, with
+    β = 1 all count equally.
 
     Args:
         mean: C̄, float64, any shape; not read where ``weight`` is 0.
         weight: w >= 0, the sum of the weights so far, the same shape; 0 before the first round.
         cosines: C of this round, the same shape.
-        memory: β from 0 to 1.
+        memory: β.
 
     Returns:
         The new C̄ and w.
     """
-    if not mean.shape == weight.shape == cosines.shape or not 0 <= memory <= 1:
+    if not mean.shape == weight.shape == cosines.shape:
         raise ConfigurationError(
-            f"a mean {list(mean.shape)}, weights {list(weight.shape)}, cosines {list(cosines.shape)} and"
-            f" memory={memory}: give one shape, and a memory from 0 to 1."
+            f"mean {list(mean.shape)}, weight {list(weight.shape)} and cosines {list(cosines.shape)}: give one shape."
         )
     before = memory * weight
     return (torch.where(before > 0, before * mean, 0) + cosines) / (before + 1), before + 1
 
 
 def with_cosines(gram: Tensor, cosines: Tensor) -> Tensor:
-    """The Gram matrix of updates of the same lengths with other cosines: ‖g_n‖ C_nj ‖g_j‖.
+    """The Gram matrix with the cosines replaced: ‖g_n‖ C_nj ‖g_j‖.
 
     Args:
         gram: G = g gᵀ, shape [N, N].
@@ -174,7 +170,7 @@ def with_cosines(gram: Tensor, cosines: Tensor) -> Tensor:
     """
     inner = check_gram(gram)
     if cosines.shape != gram.shape:
-        raise ConfigurationError(f"cosines of shape {list(cosines.shape)} for a Gram matrix {list(gram.shape)}.")
+        raise ConfigurationError(f"cosines of shape {list(cosines.shape)}: give {list(gram.shape)}, like gram.")
     norms = np.sqrt(inner.diagonal())
     changed = cosines.detach().to("cpu", torch.float64).numpy() * norms[:, None] * norms
     np.fill_diagonal(changed, inner.diagonal())
@@ -182,7 +178,7 @@ def with_cosines(gram: Tensor, cosines: Tensor) -> Tensor:
 
 
 def join_most_similar(gram: Tensor, num_samples: Sequence[int] | Tensor, labels: Sequence[int]) -> list[int]:
-    """Put clients without a group into the one whose mean update is most similar (cosine) to theirs.
+    """Add clients without a group to the group with the most similar mean update (cosine).
 
     Args:
         gram: G = g gᵀ, shape [N, N].
@@ -190,9 +186,8 @@ def join_most_similar(gram: Tensor, num_samples: Sequence[int] | Tensor, labels:
         labels: group of each client, >= 0, or -1 for none, length N.
 
     Returns:
-        Groups of all clients, length N: the others keep theirs, of equally similar ones a client joins the smallest
-        label. Where no cosine is positive, it joins none: -1. That with a mean update that cancels, or with a zero
-        one, is 0.
+        Groups of all clients, length N. Clients with a group keep it; of equally similar groups the smallest label is
+        taken. A client without a positive cosine joins none: -1. Cosines with a zero or cancelling mean update are 0.
 
     Example:
         >>> updates = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.1, 0.5]])
@@ -203,8 +198,7 @@ def join_most_similar(gram: Tensor, num_samples: Sequence[int] | Tensor, labels:
     counts = sample_counts(num_samples, len(inner))
     if len(labels) != len(inner) or min(labels) < -1:
         raise ConfigurationError(
-            f"labels={list(labels)} for a Gram matrix of {len(inner)} clients: give each a label of at least 0, or -1"
-            " for none."
+            f"labels={list(labels)} for {len(inner)} clients: give each a label of at least 0, or -1 for none."
         )
     groups = sorted(set(labels) - {-1})
     if not groups:
@@ -221,10 +215,10 @@ def join_most_similar(gram: Tensor, num_samples: Sequence[int] | Tensor, labels:
 
 
 def squared_distances(blocks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """``||W - W~^(k)||²`` of one client's weights from every centre, summed in float64 whatever their type.
+    """``||W - W~^(k)||²`` of one client's weights from every centre, summed in float64.
 
     Args:
-        blocks: entries of the weights [c] and the same ones of all centres [K, c], floating, piece by piece.
+        blocks: blocks of the weights [c] and of all centres [K, c], floating.
 
     Returns:
         float64, shape [K], on the device of the blocks.
@@ -233,15 +227,14 @@ def squared_distances(blocks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
     for point, centres in blocks:
         if point.ndim != 1 or centres.ndim != 2 or centres.shape[1:] != point.shape or not len(centres):
             raise ConfigurationError(
-                f"a block of weights of shape {list(point.shape)} and of centres of shape {list(centres.shape)}: give"
-                " [c] and [K, c]."
+                f"blocks of weights {list(point.shape)} and centres {list(centres.shape)}: give [c] and [K, c]."
             )
         part = (centres.double() - point.double()).square().sum(1)
         if total is not None and total.shape != part.shape:
             raise ConfigurationError(f"a block has {len(part)} centres after one with {len(total)}: give all in each.")
         total = part if total is None else total + part
     if total is None:
-        raise ConfigurationError("blocks: there are no weights to compare; give at least one block [c], [K, c].")
+        raise ConfigurationError("blocks: give at least one block [c], [K, c].")
     if not bool(total.isfinite().all()):
         raise DataError("the distance from a centre is not finite: drop the client or lower its learning rate.")
     return total

@@ -1,4 +1,4 @@
-"""The mathematics of HCCT: a partition of the clients from the directions of their updates and their data counts.
+"""The mathematics of HCCT: a partition of the clients by the directions of their updates and their data counts.
 
 Sun, Kountouris, Zhang, "How to Collaborate: Towards Maximizing the Generalization Performance in Cross-Silo Federated
 Learning", IEEE Transactions on Mobile Computing 2024, https://arxiv.org/abs/2401.13236, algorithm 2 and equations 8 to
@@ -14,16 +14,14 @@ Learning", IEEE Transactions on Mobile Computing 2024, https://arxiv.org/abs/240
 | u_n(k) = U_0 − λ / √m_k + s(g_n, g_k), utility of client n in group k | :func:`partition_utility` sums it | number |
 
 Every cosine follows from the Gram matrix, since ⟨g_n, g_k⟩ = Σ_j (m_j / m_k) G_nj and ‖g_k‖² is a weighted sum of
-entries of G. One product of cost N² P a round is all that depends on P; the merging after it costs O(N²) memory and
-O(N³) time and gives the partition of the paper's algorithm exactly, where HCCT-E
-(:func:`~lightning_fl.functional.most_discriminative_layer`)
-approximates it.
+entries of G. Only this product, of cost N² P, depends on P; the merging costs O(N²) memory and O(N³) time and gives
+exactly the partition of the paper's algorithm, which HCCT-E
+(:func:`~lightning_fl.functional.most_discriminative_layer`) approximates.
 
 Differs from the paper: U_0 is 0, as it cancels in every comparison. The cosine with a zero vector is 0 (the paper
 leaves it undefined); a client alone has s = 1 even if its update is zero. Not in the paper: ``leave_one_out`` takes
-s(g_n, g_{k∖n}) instead, the cosine with the update of the group's other clients. g_k contains g_n, so that s(g_n, g_k)
-is at least about 1/√|k| though nothing is shared; without its own part a client is compared with others only. A client
-alone has no others and keeps s = 1.
+s(g_n, g_{k∖n}), the cosine with the update of the group's other clients. g_k contains g_n, so s(g_n, g_k) is at least
+about 1/√|k| even for unrelated updates. A client alone keeps s = 1.
 """
 
 import math
@@ -35,6 +33,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import NonNegative, checked
 from lightning_fl.functional.gram import check_gram, gram_matrix, inverse_roots, sample_counts
 
 __all__ = [
@@ -65,12 +64,12 @@ class Merge(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """Who is with whom, and how the groups came about."""
+    """Groups and the merges that formed them."""
 
     labels: list[int]
     """Group of each client, 0..K-1 in order of first appearance, length N."""
     merges: list[Merge]
-    """The merges in the order they were made, at most N - 1."""
+    """The merges in their order, at most N - 1."""
     utility: float
     """Total utility of the partition with U_0 = 0."""
 
@@ -84,7 +83,7 @@ def hierarchical_partition(
         updates: g, floating, shape [N, P].
         num_samples: m, positive, length N.
         tradeoff: λ >= 0.
-        leave_one_out: compare a client with the others of its group only.
+        leave_one_out: compare a client with the other clients of its group.
 
     Returns:
         Group of each client, labels 0..K-1 in order of first appearance.
@@ -101,14 +100,14 @@ def partition_from_gram(
 ) -> Partition:
     """Merge the two groups with the largest gain in utility until no merge gains.
 
-    Starts with every client alone. Of equal gains the pair with the smallest clients is merged, where a group is
-    named by its smallest client. A gain within rounding of 0 is no gain.
+    Starts with every client alone. Of equal gains the pair of groups with the smallest first clients is merged. Gains
+    within rounding of 0 do not count.
 
     Args:
         gram: G = g gᵀ, shape [N, N]; see :func:`lightning_fl.functional.gram_matrix`.
         num_samples: m, positive, length N.
-        tradeoff: λ >= 0; 0 leaves clients with distinct directions alone, a large value brings all together.
-        leave_one_out: compare a client with the others of its group only.
+        tradeoff: λ >= 0; 0 leaves clients with distinct directions alone, a large value merges all.
+        leave_one_out: compare a client with the other clients of its group.
 
     Returns:
         Labels, merges and the total utility.
@@ -118,7 +117,7 @@ def partition_from_gram(
     inner = inner * samples[:, None] * samples
     scales = inner.diagonal().copy()
     own, reach, place = inner.diagonal().copy(), inner.copy(), np.arange(len(samples))
-    # Groups are kept in the order of their smallest client, so that the first of equal gains is the one to take.
+    # Groups are in the order of their smallest client, so that the first of equal gains is taken.
     members: list[tuple[int, ...]] = [(client,) for client in range(len(samples))]
     counts = np.ones(len(samples))
     utilities = 1 - tradeoff / np.sqrt(samples)
@@ -162,11 +161,11 @@ def partition_utility(
         num_samples: m, positive, length N.
         tradeoff: λ >= 0.
         labels: group of each client, any numbers, length N.
-        leave_one_out: compare a client with the others of its group only.
+        leave_one_out: compare a client with the other clients of its group.
     """
     inner, samples = _check(gram, num_samples, tradeoff)
     if len(labels) != len(samples):
-        raise ConfigurationError(f"{len(labels)} labels for a Gram matrix of {len(samples)} clients: give one each.")
+        raise ConfigurationError(f"{len(labels)} labels for {len(samples)} clients: give one label per client.")
     place = np.unique(np.asarray(labels), return_inverse=True)[1].reshape(-1)
     member = np.equal.outer(np.arange(place.max() + 1), place).astype(float)
     inner = inner * samples[:, None] * samples
@@ -179,21 +178,20 @@ def partition_utility(
     return float((similarity - tradeoff / np.sqrt(member @ samples)[place]).sum())
 
 
-def least_merged_cosine(relative_trade_off: float, *, leave_one_out: bool = False) -> float:
-    """Cosine above which two clients of equal weight and equal length of update come together.
+@checked
+def least_merged_cosine(relative_trade_off: NonNegative, *, leave_one_out: bool = False) -> float:
+    """Cosine above which two clients of equal weight and equal length of update merge.
 
-    With c = λ / √m and cosine ρ both have s = √((1 + ρ) / 2) together, or s = ρ where each is compared with the other
-    only, and 1 alone, so that they merge if 1 − s < c (1 − 1/√2). From c = 3.414 on, or 6.828, they do whatever ρ is.
+    With c = λ / √m and cosine ρ both have s = √((1 + ρ) / 2) together (s = ρ with ``leave_one_out``) and 1 alone, so
+    they merge if 1 − s < c (1 − 1/√2). From c = 3.414 on (6.828) they merge for every ρ.
 
     Args:
-        relative_trade_off: c >= 0.
-        leave_one_out: compare a client with the others of its group only.
+        relative_trade_off: c.
+        leave_one_out: compare a client with the other clients of its group.
 
     Returns:
-        ρ from -1 (even exactly opposed updates merge) to 1 (none do).
+        ρ from -1 (even opposed updates merge) to 1 (none do).
     """
-    if not 0 <= relative_trade_off < math.inf:
-        raise ConfigurationError(f"relative_trade_off={relative_trade_off}: give a finite number of at least 0.")
     least = 1 - relative_trade_off * (1 - math.sqrt(0.5))
     return max(-1.0, least) if leave_one_out else 2 * max(0.0, least) ** 2 - 1
 
@@ -207,15 +205,15 @@ def join_group(
     *,
     leave_one_out: bool = False,
 ) -> list[int]:
-    """Put a new client where the total utility gains most; nobody else moves.
+    """Add a new client where the total utility gains most; the others stay.
 
     Args:
         gram: G of all clients, the newcomer included, shape [N, N].
         num_samples: m, positive, length N.
         tradeoff: λ >= 0.
-        labels: groups of the clients, length N; the newcomer's own entry is not read.
+        labels: groups of the clients, length N; the newcomer's entry is not read.
         newcomer: index of the new client.
-        leave_one_out: compare a client with the others of its group only.
+        leave_one_out: compare a client with the other clients of its group.
 
     Returns:
         Labels of all clients, length N: the others keep theirs; the newcomer gets the label of the group with the
@@ -224,13 +222,13 @@ def join_group(
     _, samples = _check(gram, num_samples, tradeoff)
     if len(labels) != len(samples) or not 0 <= newcomer < len(samples):
         raise ConfigurationError(
-            f"{len(labels)} labels and newcomer={newcomer} for a Gram matrix of {len(samples)} clients: give one label"
-            f" per client (the newcomer's is not read) and a newcomer from 0 to {len(samples) - 1}."
+            f"{len(labels)} labels and newcomer={newcomer} for {len(samples)} clients: give one label per client and a"
+            f" newcomer from 0 to {len(samples) - 1}."
         )
     used = sorted({labels[client] for client in range(len(samples)) if client != newcomer})
     found = list(labels)
     found[newcomer] = max(used, default=-1) + 1
-    # Of what the newcomer could join only its group changes: that is what is compared.
+    # Only the utility of the joined group changes.
     gains = []
     for label in used:
         rows = [client for client in range(len(samples)) if client == newcomer or labels[client] == label]
@@ -248,22 +246,19 @@ def join_group(
     return found
 
 
-def _check(gram: Tensor, num_samples: Sequence[int] | Tensor, tradeoff: float) -> tuple[_Array, _Array]:
+@checked
+def _check(gram: Tensor, num_samples: Sequence[int] | Tensor, tradeoff: NonNegative) -> tuple[_Array, _Array]:
     inner = check_gram(gram)
-    if not 0 <= tradeoff < math.inf:
-        raise ConfigurationError(
-            f"tradeoff={tradeoff}: give a finite number of at least 0; the paper tunes it per task, try 0.1 to 30."
-        )
     return inner, sample_counts(num_samples, len(inner))
 
 
 def _slack(samples: _Array, tradeoff: float) -> float:
-    """How far rounding can move a gain from 0, or equal gains apart."""
+    """Largest effect of rounding on a gain."""
     return float(_ROUNDING * len(samples) * (1 + tradeoff / np.sqrt(samples.min())))
 
 
 def _weighted_cosines(inner: _Array, samples: _Array) -> _Array:
-    """Entry [n, j]: ⟨g_n / ‖g_n‖, m_j g_j⟩, 0 where g_n is zero. Sums of blocks are what the group cosines need."""
+    """Entry [n, j]: ⟨g_n / ‖g_n‖, m_j g_j⟩, 0 where g_n is zero. Group cosines are sums of its blocks."""
     return inverse_roots(inner.diagonal())[:, None] * inner * samples
 
 
@@ -287,7 +282,7 @@ def _similarity(counts: _Array, cosines: _Array, inner: _Array, scales: _Array) 
 def _others_similarity(
     reach: _Array, inner: _Array, own: _Array, scales: _Array, place: npt.NDArray[np.intp]
 ) -> _Array:
-    """The same with the cosines of clients with the others of both groups.
+    """As :func:`_similarity`, with the cosines of clients with the other members of both groups.
 
     Args:
         reach: ⟨m_n g_n, Σ_{j in b} m_j g_j⟩, shape [N, K].
@@ -298,7 +293,7 @@ def _others_similarity(
     """
     squares = inner.diagonal()
     home = reach[np.arange(len(place)), place]
-    # A client's own part is taken out of the inner product, and by ‖x − y‖² = ‖x‖² − 2⟨x, y⟩ + ‖y‖² out of the norm.
+    # Remove a client's own part from the inner product and, by ‖x − y‖² = ‖x‖² − 2⟨x, y⟩ + ‖y‖², from the norm.
     mine = home[:, None] + reach - own[:, None]
     squared = squares[place][:, None] + squares + 2 * inner[place] - 2 * (home[:, None] + reach) + own[:, None]
     cosines = _cosines(mine, own[:, None], squared, scales[place][:, None] + scales)
@@ -308,14 +303,14 @@ def _others_similarity(
 
 
 def _cosines(mine: _Array, own: _Array, squared: _Array, scale: _Array) -> _Array:
-    """⟨x, y⟩ / ‖x‖ ‖y‖: 0 where x is zero, or y next to the parts that it is a sum or a difference of (``scale``)."""
+    """⟨x, y⟩ / ‖x‖ ‖y‖: 0 where x is zero, or y is rounding of the sum or difference behind it (``scale``)."""
     nonzero = (own > 0) & (squared > _ROUNDING * scale)
     norms = np.sqrt(np.where(nonzero, own, 1)) * np.sqrt(np.where(nonzero, squared, 1))
     return np.where(nonzero, np.clip(mine / norms, -1, 1), 0)
 
 
 def _absorb(values: _Array, first: int, second: int) -> _Array:
-    """Add row ``second`` to row ``first`` and take it out."""
+    """Add row ``second`` to row ``first`` and remove it."""
     absorbed = np.delete(values, second, axis=0)
     absorbed[first] += values[second]  # first < second: its place has not changed
     return absorbed

@@ -1,4 +1,4 @@
-"""IFCA's mathematics: models that start apart.
+"""IFCA's mathematics: different initial models.
 
 Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020,
 https://arxiv.org/abs/2006.04088, algorithm 1.
@@ -13,23 +13,23 @@ theta_j^(0)                 :func:`perturbed`, or a fresh draw of the   [P]
 Differs from the paper: nothing here.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import Positive, checked
 
 __all__ = ["perturbed"]
 
 
-def perturbed(weights: Tensor, scale: float, generator: torch.Generator) -> Tensor:
-    """Some weights plus normal noise in proportion to their size: ``w + scale * rms(w) * z``, ``z ~ N(0, 1)``.
+@checked
+def perturbed(weights: Tensor, scale: Positive, generator: torch.Generator) -> Tensor:
+    """Add normal noise in proportion to the size of weights: ``w + scale * rms(w) * z``, ``z ~ N(0, 1)``.
 
     Args:
         weights: entries of one parameter, floating, shape [P].
-        scale: standard deviation of the noise as a share of the root mean square of ``weights``, positive.
-        generator: on the CPU; the noise is drawn there, so that it is the same on every device.
+        scale: standard deviation of the noise relative to the root mean square of ``weights``.
+        generator: on the CPU, so that the noise is the same on every device.
 
     Returns:
         Shape [P], in the type and on the device of ``weights``; weights that are all zero stay so.
@@ -38,8 +38,6 @@ def perturbed(weights: Tensor, scale: float, generator: torch.Generator) -> Tens
         raise ConfigurationError(
             f"weights of shape {list(weights.shape)} and type {weights.dtype}: give a floating vector [P]."
         )
-    if not 0 < scale < math.inf:
-        raise ConfigurationError(f"scale={scale}: give a positive number, such as 0.1.")
     if not len(weights):
         return weights.clone()
     noise = torch.randn(len(weights), generator=generator, dtype=torch.float64).to(weights.device)

@@ -3,8 +3,8 @@
 Ghosh, Hong, Yin, Ramchandran, "Robust Federated Learning in a Heterogeneous Environment", 2019,
 https://arxiv.org/abs/1906.06629, its second step: the clients' own estimates of their weights are clustered.
 
-K-means goes by distances alone, so that N points of any dimension are clustered as the N points of at most N - 1
-dimensions that have the same inner products around their mean.
+K-means depends only on distances, so N points of any dimension are clustered as the N points of at most N - 1
+dimensions with the same inner products around their mean.
 """
 
 from collections.abc import Sequence
@@ -22,18 +22,18 @@ __all__ = ["kmeans_from_gram"]
 def kmeans_from_gram(
     gram: Tensor, num_clusters: int, seed: int, num_restarts: int = 10, weights: Sequence[float] | None = None
 ) -> list[int]:
-    """Clusters with the least (weighted) sum of squared distances to their means that were found.
+    """Cluster points by k-means, with the least (weighted) sum of squared distances found.
 
     Args:
-        gram: inner products of the N points, from wherever they are measured, shape [N, N];
+        gram: inner products of the N points around any origin, shape [N, N]; see
             :func:`lightning_fl.functional.gram_matrix`.
         num_clusters: K, from 1 to N.
         seed: >= 0; the same seed gives the same clusters.
-        num_restarts: starts by k-means++, of which the best is kept.
+        num_restarts: starts by k-means++; the best result is kept.
         weights: of the points, positive, length N; ``None`` for equal ones.
 
     Returns:
-        Cluster of each point in order of first appearance, length N: 0..K-1, fewer where fewer points differ.
+        Cluster of each point in order of first appearance, length N: 0..K-1, fewer if fewer points differ.
 
     Example:
         >>> points = torch.tensor([[0.0, 1.0], [5.0, 5.0], [0.1, 1.0], [5.0, 5.2]])
@@ -45,11 +45,11 @@ def kmeans_from_gram(
     inner = check_gram(gram)
     if not 1 <= num_clusters <= len(inner) or seed < 0 or num_restarts < 1:
         raise ConfigurationError(
-            f"num_clusters={num_clusters}, seed={seed}, num_restarts={num_restarts} for {len(inner)} clients: give 1 to"
-            f" {len(inner)} clusters, a seed of at least 0 and a restart or more."
+            f"num_clusters={num_clusters}, seed={seed}, num_restarts={num_restarts}: give 1 to {len(inner)} clusters, a"
+            " seed of at least 0 and at least one restart."
         )
     if weights is not None and (len(weights) != len(inner) or min(weights) <= 0):
-        raise ConfigurationError(f"weights={list(weights)} for {len(inner)} clients: give each a positive one.")
+        raise ConfigurationError(f"weights={list(weights)} for {len(inner)} clients: give each a positive weight.")
     centred = inner - inner.mean(0) - inner.mean(1, keepdims=True) + inner.mean()
     values, vectors = np.linalg.eigh((centred + centred.T) / 2)
     points = vectors * np.sqrt(np.maximum(values, 0))

@@ -1,7 +1,6 @@
-"""Losses of several targets of which some are missing or known as bounds only; what is missing has no gradient.
+"""Losses of several targets with missing values and bounds; missing values have no gradient.
 
-Targets are [G, T] with NaN for what was not measured. A loss is the sum over the entries that are there, divided by
-their number, so that a batch with gaps weighs its entries as one without.
+Targets are [G, T] with NaN for missing values. A loss is the mean over the entries that are present.
 """
 
 import torch
@@ -12,7 +11,7 @@ __all__ = ["bounded_error", "masked_binary_cross_entropy", "masked_cross_entropy
 
 
 def bounded_error(prediction: Tensor, target: Tensor, bound: Tensor | None = None) -> Tensor:
-    """``prediction - target`` where it counts: 0 where the target is missing, or a bound that the prediction keeps.
+    """``prediction - target``; 0 if the target is missing, or a bound that the prediction respects.
 
     Args:
         prediction: any shape.
@@ -24,7 +23,7 @@ def bounded_error(prediction: Tensor, target: Tensor, bound: Tensor | None = Non
     if bound is not None:
         kept = ((bound < 0) & (prediction <= target)) | ((bound > 0) & (prediction >= target))
         counts = counts & ~kept
-    # Masked before it is squared: a NaN that reaches the square would make the gradient NaN.
+    # Masked before the square: a NaN in it would make the gradient NaN.
     return torch.where(counts, prediction - target, 0.0)
 
 
@@ -36,7 +35,7 @@ def masked_mse(
     Args:
         prediction: [G, T].
         target: [G, T], NaN where a value is missing.
-        bound: [G, T], see :func:`bounded_error`: an error counts only on the wrong side of a bound (censored values).
+        bound: [G, T], see :func:`bounded_error`: errors count only on the wrong side of a bound (censored values).
         task_weights: [T], factors of the targets' squared errors; ``None`` for 1.
 
     Returns:

@@ -11,11 +11,11 @@ __all__ = ["appeal_step", "appeal_weight"]
 
 
 def appeal_weight(loss: float, threshold: float) -> float:
-    """``σ(z) (1 - σ(z))`` of ``z = F_i - ρ_i``: large for a client that is about to be won or lost.
+    """``σ(z) (1 - σ(z))`` of ``z = F_i - ρ_i``: large for a client whose loss is near its threshold.
 
     Args:
-        loss: F_i, of the shared model.
-        threshold: ρ_i, of the client's own.
+        loss: F_i, the shared model's.
+        threshold: ρ_i, the client's own model's.
 
     Example:
         >>> appeal_weight(1.0, 1.0)
@@ -28,13 +28,13 @@ def appeal_weight(loss: float, threshold: float) -> float:
 def appeal_step(
     weights: Sequence[float], server_rate: float, eps: float, num_samples: Sequence[float] | None = None
 ) -> float:
-    """``η_g Σq / (Σq + ε)``: how far the server goes towards the average.
+    """``η_g Σq / (Σq + ε)``: length of the server's step towards the average.
 
     Args:
         weights: q of each client.
         server_rate: η_g.
         eps: ε, above 0.
-        num_samples: of each client, to count them by; only their ratio to the mean matters, so that ε means the same.
+        num_samples: of each client, to weight them; only their ratio to the mean matters, so ε keeps its meaning.
 
     Example:
         >>> appeal_step([0.25, 0.25], server_rate=1.0, eps=0.5)

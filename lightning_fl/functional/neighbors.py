@@ -1,4 +1,4 @@
-"""Predictions from the nearest of a client's own samples, mixed with those of its model (kNN-Per).
+"""Predictions of kNN-Per: those of a client's model mixed with its nearest samples.
 
 Marfoq, Neglia, Kameni, Vidal: Personalized Federated Learning through Local Memorization, ICML 2022
 (https://arxiv.org/abs/2111.09360), equations 4 to 6.
@@ -22,22 +22,22 @@ __all__ = [
 ]
 
 Task = Literal["classes", "binary", "values"]
-#: Shares of the neighbours that are tried on validation samples.
+#: Shares of the neighbours tried on validation samples.
 SHARES = tuple(step / 10 for step in range(11))
-#: Queries that are compared with all samples at a time.
+#: Queries compared with all samples at a time.
 _QUERIES = 1024
 
 
 def kernel_weights(queries: Tensor, embeddings: Tensor, k: int, scale: float) -> tuple[Tensor, Tensor]:
     """The k nearest samples of each query, weighted by ``exp(-||phi(x) - phi(x_j)||^2 / (d scale))``.
 
-    Of samples at the same distance those with lower indices are taken. Weights do not underflow: the least distance is
-    subtracted from all.
+    Of equally distant samples those with lower indices are taken. The least distance is subtracted from all, so weights
+    do not underflow.
 
     Args:
         queries: phi(x), [q, d].
         embeddings: phi(x_j) of the samples, [n, d], n at least 1.
-        k: neighbours; all samples where there are fewer.
+        k: neighbours; all samples if there are fewer.
         scale: of the squared distances, relative to their dimension.
 
     Returns:
@@ -52,7 +52,7 @@ def kernel_weights(queries: Tensor, embeddings: Tensor, k: int, scale: float) ->
 
 
 def neighbor_probabilities(weights: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-    """``p(y | x)``, the weight of the neighbours of each class.
+    """``p(y | x)``, the sum of the neighbours' weights per class.
 
     Args:
         weights: [q, k], rows sum to 1.
@@ -69,14 +69,14 @@ def mixed_logits(logits: Tensor, probabilities: Tensor, share: float, *, binary:
     """Logits of ``share p_knn + (1 - share) p_model``.
 
     Args:
-        logits: of the model, [q, C] of which one is true, or of C questions each if ``binary``.
-        probabilities: of the neighbours, [q, C]; of a question none of whose neighbours has an answer NaN, where the
-            model's stand.
+        logits: of the model, [q, C], of C classes or, if ``binary``, of C binary tasks.
+        probabilities: of the neighbours, [q, C]; NaN for a binary task without labelled neighbours, where the model's
+            logits are kept.
         share: of the neighbours, 0 to 1.
-        binary: the entries are questions with yes and no.
+        binary: the entries are binary tasks.
 
     Returns:
-        Logits [q, C]; those of classes log probabilities.
+        Logits [q, C]; for classes log probabilities.
     """
     tiny = torch.finfo(logits.dtype).tiny
     if not binary:
@@ -88,13 +88,13 @@ def mixed_logits(logits: Tensor, probabilities: Tensor, share: float, *, binary:
 
 
 def mixed_values(outputs: Tensor, weights: Tensor, targets: Tensor, share: float) -> Tensor:
-    """``share`` of the neighbours' weighted mean and the rest of the model's output.
+    """``share`` times the neighbours' weighted mean plus the rest times the model's output.
 
     Args:
         outputs: of the model, [q, T].
         weights: [q, k], rows sum to 1.
-        targets: of the neighbours, [q, k, T]; those that are NaN are left out.
-        share: of the neighbours, 0 to 1; 0 where no neighbour has a value.
+        targets: of the neighbours, [q, k, T]; NaN values are left out.
+        share: of the neighbours, 0 to 1; where no neighbour has a value it is 0.
 
     Returns:
         Values [q, T].
@@ -104,40 +104,40 @@ def mixed_values(outputs: Tensor, weights: Tensor, targets: Tensor, share: float
 
 
 def weighted_mean(weights: Tensor, targets: Tensor) -> Tensor:
-    """The mean over neighbours without those that are NaN, [q, T] of weights [q, k] and targets [q, k, T]."""
+    """Mean over neighbours without NaN, [q, T], of weights [q, k] and targets [q, k, T]."""
     known = ~targets.isnan()
     counted = weights.unsqueeze(-1) * known
     total = counted.sum(1)
-    # Far neighbours' weights may be zero while the near ones have no value: then all known ones count alike.
+    # The weights of all neighbours with a value may have underflown to zero: then these count equally.
     counted = torch.where((total == 0).unsqueeze(1), known.to(counted), counted)
     return (counted * targets.nan_to_num()).sum(1) / counted.sum(1)
 
 
 def task_of(outputs: Tensor, targets: Tensor) -> Task:
-    """What a model's outputs and a client's targets are about: whole numbers are classes, others values.
+    """Infer the task from outputs and targets: integers are classes, other numbers values.
 
     Raises:
-        ValueError: the targets are 0 and 1 as real numbers, which may be either.
+        ValueError: the targets are 0 and 1 as floating numbers, which may be either.
     """
     if not targets.is_floating_point():
         return "classes" if outputs.ndim > 1 and outputs.shape[1] > 1 else "binary"
     known = targets[~targets.isnan()]
     if bool(((known == 0) | (known == 1)).all()):
-        raise ValueError("targets of 0 and 1 as real numbers may be classes or values. Give task: binary, or values.")
+        raise ValueError("floating targets of 0 and 1 may be classes or values. Set task to binary or values.")
     return "values"
 
 
 @dataclass(frozen=True)
 class Neighbors:
-    """A client's own samples, by which a model's outputs are corrected.
+    """A client's own samples, which correct a model's outputs.
 
     Args:
         embeddings: phi(x_j), [n, d].
         targets: [n, T], on the scale of the outputs.
-        task: what outputs are: logits of classes, of questions with yes and no, or values.
+        task: kind of the outputs: logits of classes, of binary tasks, or values.
         k: neighbours.
         scale: see :func:`kernel_weights`.
-        target_scales: mean and deviation by which targets were brought to the outputs' scale.
+        target_scales: mean and standard deviation that bring targets to the outputs' scale.
     """
 
     embeddings: Tensor
@@ -159,19 +159,19 @@ class Neighbors:
         scale: float = 1.0,
         target_scales: tuple[Tensor, Tensor] | None = None,
     ) -> "Neighbors":
-        """From what a layer was given and made of some samples.
+        """Build from a layer's inputs and outputs on some samples.
 
         Args:
             inputs: [n, d].
             outputs: [n] or [n, C].
-            targets: [n] or [n, T], as the data have them.
-            task: as of the class.
-            k: likewise.
-            scale: likewise.
-            target_scales: likewise; for values.
+            targets: [n] or [n, T], as in the data.
+            task: see the class.
+            k: see the class.
+            scale: see the class.
+            target_scales: see the class; for values.
 
         Raises:
-            ValueError: the targets are not those of such outputs.
+            ValueError: the targets do not fit the outputs.
         """
         width = outputs.shape[1] if outputs.ndim > 1 else 1
         rows = targets.reshape(len(targets), -1)
@@ -185,10 +185,10 @@ class Neighbors:
                 f" {targets.dtype} as {task}. Name another layer, or the task."
             )
         made = cls(inputs, rows, task, k, scale, target_scales)
-        return made if task == "classes" else cls(inputs, made._wanted(targets, outputs), task, k, scale, target_scales)
+        return made if task == "classes" else cls(inputs, made._scaled(targets, outputs), task, k, scale, target_scales)
 
     def mixed(self, inputs: Tensor, outputs: Tensor, share: float) -> Tensor:
-        """The outputs with the neighbours' share, in their shape and type.
+        """Mix outputs with the neighbours; same shape and type.
 
         Args:
             inputs: [q, d].
@@ -206,9 +206,9 @@ class Neighbors:
         return mixed.to(outputs.dtype).reshape(outputs.shape)
 
     def best_share(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> float:
-        """The share of :data:`SHARES` with the fewest wrong answers on some samples, of equals the least mean loss.
+        """The share of :data:`SHARES` with the fewest errors on some samples, then the least mean loss.
 
-        Of values that with the least squared error; of equals the least.
+        For values the share with the least squared error. Of equal shares the smallest is taken.
         """
         scores: list[tuple[float, float]] = []
         for share in SHARES:
@@ -218,7 +218,7 @@ class Neighbors:
                 wrong = float((made.argmax(1) != labels).sum())
                 scores.append((wrong, float(nn.functional.cross_entropy(made, labels))))
                 continue
-            wanted = self._wanted(targets, made)
+            wanted = self._scaled(targets, made)
             known = ~wanted.isnan()
             if self.task == "values":
                 scores.append((float(nn.functional.mse_loss(made[known], wanted[known])), 0.0))
@@ -227,7 +227,7 @@ class Neighbors:
             scores.append((wrong, float(nn.functional.binary_cross_entropy_with_logits(made[known], wanted[known]))))
         return SHARES[scores.index(min(scores))]
 
-    def _wanted(self, targets: Tensor, outputs: Tensor) -> Tensor:
+    def _scaled(self, targets: Tensor, outputs: Tensor) -> Tensor:
         """Targets on the outputs' scale, [n, T]."""
         rows = targets.reshape(len(targets), -1).to(outputs.dtype)
         if self.target_scales is None:

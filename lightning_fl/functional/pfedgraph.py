@@ -1,4 +1,4 @@
-"""pFedGraph's mathematics: whose models a client averages its own with, and the pull towards them.
+"""pFedGraph's mathematics: the weights of clients' averages, and the pull of clients towards each other.
 
 Ye, Ni, Wu, Chen, Wang, "Personalized Federated Learning with Inferred Collaboration Graphs", ICML 2023,
 https://proceedings.mlr.press/v202/ye23b.html.
@@ -18,42 +18,45 @@ Differs from the authors' code: it hands the same problem to a solver of quadrat
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from lightning_fl.core.validation import check_numbers
+from lightning_fl.core.validation import Positive, checked
 from lightning_fl.functional.drflm import project_simplex
 from lightning_fl.functional.gram import cosine_similarities, sample_counts
 
 __all__ = ["centre_terms", "collaboration_weights", "mean_cosine", "placed_rows", "pull_terms", "thresholded_cosines"]
 
 
-def thresholded_cosines(gram: Tensor, threshold: float = 0.9) -> Tensor:
-    """Cosines of what clients learned, those above a threshold set to 1.
+@checked
+def thresholded_cosines(gram: Tensor, threshold: Annotated[float, Ge(-1), Le(1)] = 0.9) -> Tensor:
+    """Cosines of clients' updates, with those above a threshold set to 1.
 
     Args:
         gram: inner products of all updates from one common start, shape [N, N].
-        threshold: from -1 to 1.
+        threshold: cosines above it count as 1.
 
     Returns:
         float64, shape [N, N], symmetric, 1 on the diagonal.
     """
-    check_numbers("", at_least=-1, at_most=1, threshold=threshold)
     cosines = cosine_similarities(gram)
     return torch.where(cosines > threshold, torch.ones_like(cosines), cosines)
 
 
-def collaboration_weights(cosines: Tensor, num_samples: Sequence[int] | Tensor, alpha: float) -> Tensor:
-    """Row i: how much of each client's model goes into client i's next one, ``Π(p + C_i / (2α))``.
+@checked
+def collaboration_weights(cosines: Tensor, num_samples: Sequence[int] | Tensor, alpha: Positive) -> Tensor:
+    """Row i: weights of all models in client i's next model, ``Π(p + C_i / (2α))``.
 
     A client's own weight is at least its share p_i, as no cosine exceeds its own.
 
     Args:
         cosines: C, shape [N, N], from :func:`thresholded_cosines`.
         num_samples: m, positive, length N.
-        alpha: weight of the samples' shares against similarity, positive: towards 0 clients stay alone, where nobody
-            is as similar to them as they are themselves; large, all get the average by samples.
+        alpha: weight of the samples' shares against similarity: towards 0 clients stay alone unless another one has a
+            cosine of 1; large values give all clients the average by samples.
 
     Returns:
         A, float64, shape [N, N], rows sum to 1.
@@ -63,14 +66,13 @@ def collaboration_weights(cosines: Tensor, num_samples: Sequence[int] | Tensor, 
         tensor([[0.3750, 0.6250],
                 [0.1250, 0.8750]], dtype=torch.float64)
     """
-    check_numbers("", above=0, alpha=alpha)
     counts = torch.from_numpy(sample_counts(num_samples, len(cosines)))
     targets = counts / counts.sum() + cosines.double() / (2 * alpha)
     return torch.stack([project_simplex(row) for row in targets])
 
 
 def centre_terms(row: Sequence[float], norms: Sequence[float]) -> list[tuple[int, float]]:
-    """``z_i = Σ_j A_ij w_j / |w_j|``: whose models are in it, and how much of each; a model of zeros has no direction.
+    """The terms of ``z_i = Σ_j A_ij w_j / |w_j|``; a model of zeros has a factor of 0.
 
     Args:
         row: A_i, length N.
@@ -88,11 +90,11 @@ def centre_terms(row: Sequence[float], norms: Sequence[float]) -> list[tuple[int
 
 
 def placed_rows(rows: Tensor, clients: Sequence[int], num_clients: int) -> Tensor:
-    """The rows of some clients in the matrix of all, where the others stay alone.
+    """Place the rows of some clients in the matrix of all clients; the others stay alone.
 
     Args:
         rows: float64, shape [n, n].
-        clients: whose, n of them.
+        clients: of the rows, length n.
         num_clients: N.
 
     Example:
@@ -107,7 +109,7 @@ def placed_rows(rows: Tensor, clients: Sequence[int], num_clients: int) -> Tenso
 
 
 def mean_cosine(cosines: Tensor) -> float:
-    """The mean over pairs of different clients, of cosines [N, N] with 1 on the diagonal; 1 of a single client.
+    """Mean over pairs of different clients of cosines [N, N] with 1 on the diagonal; 1 for a single client.
 
     Example:
         >>> mean_cosine(torch.tensor([[1.0, 0.5], [0.5, 1.0]]))
@@ -118,7 +120,7 @@ def mean_cosine(cosines: Tensor) -> float:
 
 
 def pull_terms(product: float, squared_norm: float) -> tuple[float, float]:
-    """The gradient of ``z·w / |w|``, which is ``Σ_j A_ij cos(w, w_j)`` for ``z = Σ_j A_ij w_j / |w_j|``, by w.
+    """The gradient by w of ``z·w / |w|``, which is ``Σ_j A_ij cos(w, w_j)`` for ``z = Σ_j A_ij w_j / |w_j|``.
 
     Args:
         product: z·w.

@@ -1,4 +1,4 @@
-"""The mathematics of PI-FL: which tiers clients bid for, who trains them, and how clients mix them.
+"""The mathematics of PI-FL: bids for tiers, selection of their clients, and mixtures of tiers.
 
 Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514,
 algorithms 1 and 3, equations 3 and 4. Contributions are in ``functional/shapley.py``, payments in
@@ -17,13 +17,12 @@ N_p, N_r                           ``num_best``, ``num_random``                 
 
 Differs from the paper:
 
-- Equation 3 divides n_ck, the samples of client c that tier model k predicts correctly, by n_k, a count of the tier;
-  its range [0, 1] and the weighted average of equation 4 need a division by the client's samples (importance weights,
-  which the threshold is about) and weights that sum to 1 over the tiers (mixture weights).
-- The paper does not say in which order a client prefers its tiers, nor how ties are broken; both are stated below.
-- A contribution shrinks with the loss, so that one of an early round would outrank all of later ones; and it is known
-  only of rounds in which a client trained. Contributions are therefore compared within a round, and fade
-  (:func:`standings`).
+- Equation 3 divides n_ck, the samples of client c that tier model k predicts correctly, by n_k, a count of the tier.
+  Its range [0, 1] needs a division by the client's samples (importance weights, compared with the threshold), and
+  equation 4 needs weights that sum to 1 over the tiers (mixture weights).
+- The paper does not define the order in which a client prefers its tiers, nor ties; both are defined below.
+- Contributions shrink with the loss, so early rounds would outrank later ones, and they are known only of rounds in
+  which a client trained. They are therefore compared within a round, and decay (:func:`standings`).
 """
 
 import math
@@ -35,19 +34,19 @@ from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import shuffled
+from lightning_fl.core.validation import Fraction, Size, checked
 
 __all__ = ["TierCohort", "choose_bids", "importance_weights", "mixture_weights", "schedule", "standings"]
 
-
-#: A mean over batches of a share that is 1 in each may be off in its last digit.
+#: Rounding error of a mean over batches.
 _ROUNDING = 1e-6
 
 
 class TierCohort(NamedTuple):
-    """Who trains a tier model in a round; nobody twice."""
+    """Clients that train a tier model in a round, each once."""
 
     best: list[int]
-    """Bidders by preference and contribution, the first one first."""
+    """Bidders by preference and contribution, the best first."""
     random: list[int]
     """Clients drawn at random, ascending."""
 
@@ -58,14 +57,14 @@ class TierCohort(NamedTuple):
 
 
 def importance_weights(name: str, values: Tensor, higher_is_better: bool) -> Tensor:
-    """How well each tier model does on one client's data, υ: a share as it is, a loss as exp(-loss) (equation 3).
+    """Scores υ of the tier models on one client's data: a share itself, or exp(-loss) (equation 3).
 
-    The latter depends on the units of the loss: let a loss of 1 be a large one (standardise the targets).
+    The latter depends on the units of the loss: standardise the targets, so that a loss of 1 is large.
 
     Args:
-        name: the metric's, for messages.
-        values: of each tier model, float64, shape [K]; NaN, of a model that diverged, is the worst.
-        higher_is_better: then they are shares in [0, 1], such as accuracies; else losses >= 0.
+        name: name of the metric, for messages.
+        values: of each tier model, float64, shape [K]; NaN, of a diverged model, is the worst.
+        higher_is_better: the values are shares in [0, 1], such as accuracies; otherwise losses >= 0.
 
     Returns:
         Scores in [0, 1], float64, shape [K].
@@ -77,25 +76,24 @@ def importance_weights(name: str, values: Tensor, higher_is_better: bool) -> Ten
     known = values[~values.isnan()]
     if (known < 0).any() or (higher_is_better and (known > 1 + _ROUNDING).any()):
         raise ConfigurationError(
-            f"{name} is {', '.join(f'{value:.6g}' for value in values.tolist())}, and cannot be made a score from 0 to"
-            " 1: set monitor to a share, such as an accuracy, or to a loss of at least 0."
+            f"{name} is {', '.join(f'{value:.6g}' for value in values.tolist())}: set monitor to a share from 0 to 1,"
+            " such as an accuracy, or to a loss of at least 0."
         )
     scores = values.clamp(max=1.0) if higher_is_better else (-values).exp()
     return scores.nan_to_num(0.0)
 
 
 def mixture_weights(values: Tensor, higher_is_better: bool) -> Tensor:
-    """What a client averages the tier models with: their importance weights over the sum of these (equation 4).
+    """A client's weights of the tier models: their importance weights over the sum (equation 4).
 
-    Losses too large for a score that differs from 0 still tell tiers apart. A client for whom all tiers are worthless
-    takes the same of each, 1/K.
+    Losses are compared even where their scores underflow. If all tiers are worthless, each has 1/K.
 
     Args:
         values: as in :func:`importance_weights`.
-        higher_is_better: as there.
+        higher_is_better: as in :func:`importance_weights`.
 
     Returns:
-        The client's row of P, float64, shape [K], sums to 1.
+        The client's row of P, float64, shape [K], with sum 1.
 
     Example:
         >>> mixture_weights(torch.tensor([0.375, 0.125, 0.0]), higher_is_better=True).tolist()
@@ -111,16 +109,15 @@ def mixture_weights(values: Tensor, higher_is_better: bool) -> Tensor:
 
 
 def choose_bids(importance: Sequence[float], past_rewards: Sequence[float], threshold: float) -> list[int]:
-    """The tiers that are worth a client's bid (algorithm 1), in order of preference.
+    """Choose the tiers to bid for, in order of preference (algorithm 1).
 
-    Where it was rewarded best before comes first; of equals (in the first rounds nobody was rewarded) the tier with the
-    larger importance weight, then the one with the smaller number.
+    The tier with the largest past reward comes first; of equal ones that with the larger importance weight, then that
+    with the smaller number.
 
     Args:
         importance: υ of each tier, length K.
-        past_rewards: what each tier brought the client so far, length K, in any one unit, larger is better; 0 for
-            tiers that it never joined. With the price taken off, a tier that cost more than it brought comes after
-            those never tried.
+        past_rewards: the client's rewards from each tier so far, length K, in one unit; 0 for tiers that it never
+            joined. If prices are subtracted, a tier that cost more than it paid comes after tiers never tried.
         threshold: T_h in [0, 1]; a tier needs a larger υ.
 
     Returns:
@@ -132,34 +129,33 @@ def choose_bids(importance: Sequence[float], past_rewards: Sequence[float], thre
     """
     if len(importance) != len(past_rewards) or not all(map(math.isfinite, [*importance, *past_rewards])):
         raise ConfigurationError(
-            f"importance={list(importance)}, past_rewards={list(past_rewards)}: give one finite number per tier in"
-            " both."
+            f"importance={list(importance)}, past_rewards={list(past_rewards)}: give one finite number per tier"
+            " in both."
         )
     wanted = [tier for tier, value in enumerate(importance) if value > threshold]
     return sorted(wanted, key=lambda tier: (-past_rewards[tier], -importance[tier], tier))
 
 
-def standings(history: Sequence[tuple[int, Mapping[int, float]]], now: int, decay: float) -> dict[int, float]:
-    """Where each client stands in a tier by its contributions, whichever rounds it trained in.
+@checked
+def standings(history: Sequence[tuple[int, Mapping[int, float]]], now: int, decay: Fraction) -> dict[int, float]:
+    """Rank clients of a tier by their contributions, comparable between rounds.
 
-    In a round with n providers the one with the largest contribution gets 1, the one with the least -1, and those
-    between them values at equal distances; of equal ones each the mean of theirs; who trained alone gets 0. A client
-    has the value of its last round times ``decay`` for every round since, so that good and bad ones are forgotten.
+    In a round the largest contribution gets 1, the least -1, and those between equally spaced values; equal
+    contributions get the mean of theirs, and a client that trained alone gets 0. A client's standing is its value of
+    the last round times ``decay`` for every round since.
 
     Args:
         history: rounds, counted from 1, ascending, each with client -> ψ of those whose updates arrived.
-        now: the round that is to come.
-        decay: in [0, 1]; 1 forgets nothing.
+        now: the next round.
+        decay: 1 forgets nothing.
 
     Returns:
-        Client -> standing in [-1, 1]. Who never trained is not named; :func:`schedule` counts it as 0.
+        Client -> standing in [-1, 1], without clients that never trained; :func:`schedule` counts those as 0.
 
     Example:
         >>> standings([(1, {0: 5.0, 1: 9.0}), (2, {1: 0.1, 2: 0.3, 3: 0.2})], now=3, decay=0.5)
         {0: -0.5, 1: -1.0, 2: 1.0, 3: 0.0}
     """
-    if not 0 <= decay <= 1:
-        raise ConfigurationError(f"decay={decay}: give a number from 0 to 1.")
     from scipy.stats import rankdata  # takes long to import
 
     found: dict[int, float] = {}
@@ -173,35 +169,32 @@ def standings(history: Sequence[tuple[int, Mapping[int, float]]], now: int, deca
     return dict(sorted(found.items()))
 
 
+@checked
 def schedule(
     bidders: Mapping[int, int],
     contributions: Mapping[int, float],
-    num_best: int,
-    num_random: int,
+    num_best: Size,
+    num_random: Size,
     generator: torch.Generator,
     *,
     available: Sequence[int] | None = None,
 ) -> TierCohort:
-    """Who trains a tier (algorithm 3): N_p bidders by preference and contribution, and N_r clients at random.
+    """Select the clients of a tier (algorithm 3): N_p bidders by preference and contribution, and N_r at random.
 
-    ``S_c = sort(θ_i, ψ_ki)``: bidders that prefer the tier to all others come first, then those for whom it is the
-    second choice, and so on; among those with the same preference the larger contribution counts. Equal ones are put in
-    a random order, so that no client is favoured for its number. The result depends on the generator, not on the order
-    in which clients are given. Without contributions and with ``num_best=0`` this is FedAvg's sampling, as in the first
-    round.
+    ``S_c = sort(θ_i, ψ_ki)``: bidders for which the tier is the first choice come first, then those for which it is the
+    second, and so on; for the same choice the larger contribution counts. Ties are in random order. The result does not
+    depend on the order of the clients. With ``num_best=0`` this is FedAvg's sampling, as in the first round.
 
     Args:
-        bidders: client that bids for the tier -> the tier's place among its bids, 1 for the one it prefers.
+        bidders: client that bids for the tier -> the tier's place among its bids, 1 for its first choice.
         contributions: ψ of clients in this tier, or their :func:`standings`, larger is better; a client without one
-            counts as 0, which is the average of both.
-        num_best: N_p >= 0; all bidders if there are fewer.
-        num_random: N_r >= 0; as many as there are left if they are fewer.
+            counts as 0, the average of both.
+        num_best: N_p; all bidders if there are fewer.
+        num_random: N_r; all remaining clients if there are fewer.
         generator: of ties and of the draw, on the CPU.
-        available: ζ_a, whom the random ones are drawn from besides the bidders. ``None`` for nobody: then everybody
-            chosen has bid, which equation 7 takes for granted when N_p + N_r clients pay.
+        available: ζ_a, clients to draw at random in addition to the bidders. With ``None`` all selected clients have
+            bid, as equation 7 assumes, where N_p + N_r clients pay.
     """
-    if num_best < 0 or num_random < 0:
-        raise ConfigurationError(f"num_best={num_best}, num_random={num_random}: give numbers of at least 0.")
     if len(set(available or ())) != len(available or ()):
         raise ConfigurationError(f"available={list(available or ())}: name each client once.")
     psi = {client: contributions.get(client, 0.0) for client in bidders}

@@ -1,12 +1,11 @@
-"""Calibration of probabilities from held-out data of several clients, of which only sums and counts are needed.
+"""Calibration of probabilities from sums and counts of several clients' held-out data.
 
 J. Platt: Probabilistic outputs for support vector machines (1999), with the Newton iteration of H.-T. Lin, C.-J. Lin,
 R. C. Weng: A note on Platt's probabilistic outputs (Machine Learning 2007); B. Zadrozny, C. Elkan: Transforming
 classifier scores into accurate multiclass probability estimates (KDD 2002) for isotonic regression.
 
-Differs from the papers: Platt's score f is the logit of the module's probability, and clients add up the sums of each
-Newton step, which gives the fit on all of their data; for isotonic regression probabilities are counted in 1000 equal
-bins, whose middles take their place.
+Differs from the papers: Platt's score f is the logit of the module's probability. Sums over clients in each Newton step
+give the fit on all of their data. For isotonic regression probabilities are replaced by the centres of 1000 equal bins.
 """
 
 from collections.abc import Callable
@@ -17,20 +16,20 @@ from torch import Tensor
 __all__ = ["apply_isotonic", "apply_platt", "fit_isotonic", "fit_platt", "platt_sums", "probability_counts"]
 
 _BINS = 1000
-#: Logits of probabilities nearer to 0 or 1 are those of this one.
+#: Probabilities are at least this far from 0 and 1.
 _NEAREST = 1e-7
 _STEPS = 100
 _HALVINGS = 30
 
 
 def platt_sums(probability: Tensor, label: Tensor, coefficients: Tensor, positives: float, negatives: float) -> Tensor:
-    """What a client gives of ``sum cross_entropy(t, sigmoid(a f + b))``, f = logit(probability), at some (a, b).
+    """A client's terms of ``sum cross_entropy(t, sigmoid(a f + b))`` at (a, b), with f = logit(probability).
 
     t is ``(N+ + 1) / (N+ + 2)`` for label 1 and ``1 / (N- + 2)`` for label 0, Platt's targets.
 
     Args:
         probability: [n], of class 1.
-        label: [n], 0, 1, or NaN where it is missing.
+        label: [n], 0, 1, or NaN for missing.
         coefficients: (a, b).
         positives: N+, the number of labels 1 of all clients.
         negatives: N-.
@@ -49,10 +48,10 @@ def platt_sums(probability: Tensor, label: Tensor, coefficients: Tensor, positiv
 
 
 def fit_platt(sums: Callable[[Tensor], Tensor], positives: Tensor, negatives: Tensor) -> Tensor:
-    """(a, b) of T targets, of which ``sums`` gives what :func:`platt_sums` of all clients add up to.
+    """Fit (a, b) of T targets.
 
     Args:
-        sums: coefficients [T, 2] -> [T, 6].
+        sums: coefficients [T, 2] -> sums of all clients' :func:`platt_sums` [T, 6].
         positives: [T], labels 1 of all clients.
         negatives: [T], labels 0.
 
@@ -65,7 +64,7 @@ def fit_platt(sums: Callable[[Tensor], Tensor], positives: Tensor, negatives: Te
     for _ in range(_STEPS):
         gradient = known[:, 1:3]
         hessian = known[:, [3, 4, 4, 5]].reshape(-1, 2, 2)
-        # Where all probabilities are the same, a and b are not told apart: the least step of those that are right.
+        # If all probabilities are equal, a and b are not identified: the pseudo-inverse takes the shortest step.
         step = (torch.linalg.pinv(hessian, hermitian=True, rtol=1e-12) @ gradient[..., None])[..., 0]
         gain = (gradient * step).sum(1)
         if not bool((gain > 1e-12 * (1 + known[:, 0].abs())).any()):
@@ -92,14 +91,14 @@ def apply_platt(probability: Tensor, coefficients: Tensor) -> Tensor:
 
 
 def probability_counts(probability: Tensor, label: Tensor) -> Tensor:
-    """How many labels, and how many labels 1, fall into each of 1000 equal bins of the probability.
+    """Numbers of labels, and of labels 1, in 1000 equal bins of the probability.
 
     Args:
         probability: [n], of class 1.
-        label: [n], 0, 1, or NaN where it is missing.
+        label: [n], 0, 1, or NaN for missing.
 
     Returns:
-        [2, 1000] int64, which clients add up.
+        [2, 1000] int64, to be summed over clients.
     """
     present = ~label.isnan()
     place = (probability[present].double() * _BINS).long().clamp(0, _BINS - 1)
@@ -108,13 +107,13 @@ def probability_counts(probability: Tensor, label: Tensor) -> Tensor:
 
 
 def fit_isotonic(counts: Tensor) -> tuple[list[float], list[float]] | None:
-    """The rising step function nearest to the labels (least squares): scikit-learn's, by its points.
+    """Fit scikit-learn's isotonic regression.
 
     Args:
         counts: [2, 1000], the sum of the clients' :func:`probability_counts`.
 
     Returns:
-        Probabilities, ascending, and what they become, with straight lines between; ``None`` without a label.
+        Ascending probabilities and their calibrated values, with linear interpolation; ``None`` without a label.
     """
     from sklearn.isotonic import IsotonicRegression  # type: ignore[import-untyped]
 
@@ -130,7 +129,7 @@ def fit_isotonic(counts: Tensor) -> tuple[list[float], list[float]] | None:
 
 
 def apply_isotonic(probability: Tensor, points: tuple[list[float], list[float]]) -> Tensor:
-    """What probabilities of any shape become, float64: straight lines between the points, flat beyond the ends."""
+    """Calibrated probabilities of any shape, float64: linear between the points, constant beyond the ends."""
     import numpy as np
 
     found = np.interp(probability.double().numpy(), *points)

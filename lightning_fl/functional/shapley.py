@@ -1,4 +1,4 @@
-"""Shapley values: what each client is worth to the model built from all of them.
+"""Shapley values: contributions of clients to the model averaged from them.
 
 Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514,
 algorithm 2 and appendix A (first order); Shapley, "A value for n-person games", 1953 (exact); Castro, Gómez, Tejada,
@@ -10,32 +10,34 @@ paper                       here                                                
 ==========================  ======================================================  =============
 γ_M, ∇L(W_M)                ``gradient`` of the loss at the aggregate               [P]
 λ_i                         ``weights``                                             [N]
-W_i                         ``contributions``, what the clients hand over           [P] each
+W_i                         ``contributions``, the clients' models or updates       [P] each
 W_M = Σ_i λ_i W_i           never formed, only ⟨∇L, W_M⟩ = Σ_i λ_i ⟨∇L, W_i⟩        number
 shap(i → [M]), ψ_i          returned                                                [N]
 v(C)                        ``value`` of a coalition of players                     number
 ==========================  ======================================================  =============
 
-First order, ψ_i says by how much client i lowers the loss L, from one gradient and N inner products:
+First order, ψ_i is the decrease of the loss L due to client i, from one gradient and N inner products:
 
-- normalised (equation 2), ``ψ_i = -⟨∇L, λ_i (W_i - W_M)⟩``: against the average client. Σ_i ψ_i = 0. The λ are divided
-  by their sum (equation 23), so that sample counts will do. Models and updates since a common model give the same ψ.
-- unnormalised (equation 1), ``ψ_i = -⟨∇L, λ_i W_i⟩``: against not being there at all, where Σ_i ψ_i = -⟨∇L, W_M⟩. Of
-  updates ``w_i - w`` this is the drop of the loss in the round, L(w) - L(W_M), to first order, exactly for a linear
-  loss. Of models it is the drop from the model with all weights zero, what equation 1 says to the letter.
+- normalised (equation 2), ``ψ_i = -⟨∇L, λ_i (W_i - W_M)⟩``: relative to the average client. Σ_i ψ_i = 0. The λ are
+  divided by their sum (equation 23), so sample counts are allowed. Models and updates from a common model agree.
+- unnormalised (equation 1), ``ψ_i = -⟨∇L, λ_i W_i⟩``: relative to absence, with Σ_i ψ_i = -⟨∇L, W_M⟩. For updates
+  ``w_i - w`` this is the first-order decrease of the loss in the round, L(w) - L(W_M), exact for a linear loss. For
+  models it is the decrease from the model with all weights zero, literally equation 1.
 
 The paper writes v({S ∪ {m}}) and S ∈ A - {m} in equation 18 for v(S ∪ {m}) and S ⊆ A - {m}.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
+from annotated_types import Ge, Interval, doc
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.validation import Count, checked
 
 __all__ = ["FirstOrderShapley", "ShapleyEstimate", "shapley_exact", "shapley_first_order", "shapley_permutations"]
 
@@ -43,10 +45,11 @@ __all__ = ["FirstOrderShapley", "ShapleyEstimate", "shapley_exact", "shapley_fir
 Model = Tensor | Sequence[Tensor]
 #: The value of a coalition; larger is better.
 Value = Callable[[frozenset[int]], float]
+Permutations = Annotated[int, Ge(4), doc("an even number")]
 
-# Entries converted to float64 at a time: no second copy of a client's vectors is made.
+# Entries converted to float64 at a time.
 _CHUNK = 1 << 20
-# 2^16 coalitions: what enumeration may ask for.
+# 2^16 coalitions at most.
 _MOST_PLAYERS = 16
 
 
@@ -60,9 +63,9 @@ class ShapleyEstimate(NamedTuple):
 
 
 class FirstOrderShapley:
-    """First-order Shapley values of clients that come one at a time; one number is kept for each.
+    """First-order Shapley values from a stream of clients, in memory of one number per client.
 
-    Sums are in float64 and do not depend on the order in which the clients come.
+    Sums are in float64 and do not depend on the order of the clients.
 
     Args:
         gradient: ∇L at the aggregate of all clients, floating, shape [P] or a list of such vectors.
@@ -85,11 +88,11 @@ class FirstOrderShapley:
         self._products: dict[int, tuple[float, float]] = {}
 
     def add(self, client: int, weight: float, contribution: Model) -> None:
-        """Take one client in.
+        """Add one client.
 
         Args:
-            client: its number, each once.
-            weight: λ_i >= 0; with normalised values any multiple of it.
+            client: its number.
+            weight: λ_i >= 0; any multiple of it for normalised values.
             contribution: W_i, model or update, in the shapes of the gradient, in any floating dtype.
         """
         if client in self._products:
@@ -100,8 +103,7 @@ class FirstOrderShapley:
         wanted, got = ([list(vector.shape) for vector in one] for one in (self._gradient, vectors))
         if wanted != got:
             raise ConfigurationError(
-                f"the contribution of client {client} has shapes {got}, but the gradient has {wanted}: give vectors of"
-                " the same parameters."
+                f"the contribution of client {client} has shapes {got}, the gradient {wanted}: give equal shapes."
             )
         product = math.fsum(
             float(left @ right.double())
@@ -110,8 +112,7 @@ class FirstOrderShapley:
         )
         if not math.isfinite(product):
             raise DataError(
-                f"the contribution of client {client} is not finite: drop the client from the round or lower its"
-                " learning rate."
+                f"the contribution of client {client} is not finite: drop the client or lower its learning rate."
             )
         self._products[client] = (float(weight), product)
 
@@ -119,14 +120,14 @@ class FirstOrderShapley:
         """ψ of the clients added so far, clients in ascending order.
 
         Raises:
-            ConfigurationError: if no client with a positive weight was added and the values are normalised.
+            ConfigurationError: values are normalised and no client has a positive weight.
         """
         clients = sorted(self._products)
         if not self._normalized:
             return {i: -self._products[i][0] * self._products[i][1] for i in clients}
         total = math.fsum(weight for weight, _ in self._products.values())
         if total <= 0:
-            raise ConfigurationError("no client has a positive weight: normalised values need one.")
+            raise ConfigurationError("no client has a positive weight: add one, or set normalized=False.")
         mean = math.fsum(weight / total * product for weight, product in self._products.values())
         return {i: -self._products[i][0] / total * (self._products[i][1] - mean) for i in clients}
 
@@ -142,9 +143,8 @@ def shapley_first_order(
 
     Args:
         gradient: ∇L at the aggregate, floating, shape [P] or a list of such vectors.
-        weights: λ >= 0, length N; with normalised values any multiple of them.
-        contributions: W_1 to W_N, models or updates: a matrix [N, P], or one client's vector or vectors after the
-            other, which may be made as they are asked for.
+        weights: λ >= 0, length N; any multiple of them for normalised values.
+        contributions: W_1 to W_N, models or updates: a matrix [N, P] or an iterable of each client's vector or vectors.
         normalized: ``-⟨∇L, λ_i (W_i - W_M)⟩``, else ``-⟨∇L, λ_i W_i⟩``.
 
     Returns:
@@ -167,26 +167,24 @@ def shapley_first_order(
     return torch.tensor(list(shapley.values().values()), dtype=torch.float64)
 
 
-def shapley_exact(value: Value, num_players: int) -> Tensor:
+@checked
+def shapley_exact(
+    value: Value, num_players: Annotated[int, Interval(ge=1, le=_MOST_PLAYERS), doc("shapley_permutations takes more")]
+) -> Tensor:
     """Shapley values by enumeration (equation 18).
 
     Args:
-        value: v of a coalition, a set of players 0..N-1; asked for each of the 2^N coalitions once.
-        num_players: N, from 1 to 16.
+        value: v of a coalition, a set of players 0..N-1; called once for each of the 2^N coalitions.
+        num_players: N.
 
     Returns:
-        Values, float64, shape [N]; they sum to v(everybody) - v(nobody).
+        Values, float64, shape [N], with sum v(all players) - v(empty set).
 
     Example:
         >>> shapley_exact(lambda coalition: float({0, 1} <= coalition), num_players=3)
         tensor([0.5000, 0.5000, 0.0000], dtype=torch.float64)
     """
-    if not 1 <= num_players <= _MOST_PLAYERS:
-        raise ConfigurationError(
-            f"num_players={num_players}: enumeration takes 1 to {_MOST_PLAYERS} players, 2^N values; take"
-            " shapley_permutations for more."
-        )
-    game = _Game(value, num_players)
+    game = _Game(value)
     values = np.array([game(coalition) for coalition in range(1 << num_players)])
     coalitions = np.arange(1 << num_players)
     sizes = np.bitwise_count(coalitions)
@@ -198,34 +196,33 @@ def shapley_exact(value: Value, num_players: int) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
+@checked
 def shapley_permutations(
     value: Value,
-    num_players: int,
+    num_players: Count,
     generator: torch.Generator,
     *,
-    num_permutations: int = 1000,
+    num_permutations: Permutations = 1000,
 ) -> ShapleyEstimate:
-    """Shapley values estimated from random orders in which the players join.
+    """Estimate Shapley values from random orders in which the players join.
 
-    Permutations come in antithetic pairs, one and its reverse; the standard errors are those of the pairs' means. No
-    coalition is valued twice.
+    Permutations are antithetic pairs, each with its reverse; standard errors are those of the pairs' means. Each
+    coalition is evaluated once.
 
     Args:
         value: v of a coalition, a set of players 0..N-1.
-        num_players: N >= 1.
+        num_players: N.
         generator: of the permutations, on the CPU.
-        num_permutations: even, at least 4.
+        num_permutations: an even number.
 
     Example:
         >>> estimate = shapley_permutations(lambda c: float(len(c)), 3, torch.Generator(), num_permutations=4)
         >>> estimate.values.tolist(), estimate.standard_errors.tolist()
         ([1.0, 1.0, 1.0], [0.0, 0.0, 0.0])
     """
-    if num_players < 1:
-        raise ConfigurationError(f"num_players={num_players}: give at least one player.")
-    if num_permutations < 4 or num_permutations % 2:
-        raise ConfigurationError(f"num_permutations={num_permutations}: they come in pairs, give an even number >= 4.")
-    game = _Game(value, num_players)
+    if num_permutations % 2:
+        raise ConfigurationError(f"num_permutations={num_permutations}: must be even.")
+    game = _Game(value)
     orders = [torch.randperm(num_players, generator=generator).tolist() for _ in range(num_permutations // 2)]
     pairs = np.array([(game.marginals(order) + game.marginals(order[::-1])) / 2 for order in orders])
     errors = pairs.std(0, ddof=1) / math.sqrt(len(pairs))
@@ -233,9 +230,9 @@ def shapley_permutations(
 
 
 class _Game:
-    """Values of coalitions, each asked for once; a coalition is a number whose bits are its players."""
+    """Cached values of coalitions; a coalition is an integer with a bit per player."""
 
-    def __init__(self, value: Value, num_players: int) -> None:
+    def __init__(self, value: Value) -> None:
         self._value = value
         self._known: dict[int, float] = {}
 
@@ -245,14 +242,13 @@ class _Game:
             value = float(self._value(players))
             if not math.isfinite(value):
                 raise DataError(
-                    f"the value of coalition {sorted(players)} is {value}: give a bounded value, such as an accuracy"
-                    " or a clipped loss."
+                    f"the value of coalition {sorted(players)} is {value}: give a bounded value, such as an accuracy."
                 )
             self._known[coalition] = value
         return self._known[coalition]
 
     def marginals(self, order: list[int]) -> np.ndarray:
-        """What each player adds to those before it, shape [N]."""
+        """Marginal value of each player after those before it, shape [N]."""
         added = np.zeros(len(order))
         coalition, value = 0, self(0)
         for player in order:

@@ -7,25 +7,25 @@ from torch import Tensor
 
 __all__ = ["concordance_index", "cox_loss"]
 
-#: Samples that are compared with all others at a time.
+#: Samples compared with all others at a time.
 _ROWS = 1024
 
 
 def cox_loss(scores: Tensor, times: Tensor, events: Tensor, ties: Literal["breslow", "efron"] = "breslow") -> Tensor:
     """The negative partial log-likelihood of proportional hazards over the number of events.
 
-    Cox, Regression models and life tables, JRSS B 1972; ties as Breslow (1974) or Efron (1977). At a time t with d
-    events, of the samples that are at risk (time of at least t) R and those with the event D: ``sum_D s_i - d log sum_R
-    exp(s_j)``; Efron takes ``sum_{l<d} log(sum_R exp(s_j) - l/d sum_D exp(s_i))``.
+    Cox, Regression models and life tables, JRSS B 1972; ties as Breslow (1974) or Efron (1977). A time t with d events
+    adds ``sum_D s_i - d log sum_R exp(s_j)``, with R the samples at risk (time of at least t) and D those with the
+    event; for ties as Efron ``sum_D s_i - sum_{l<d} log(sum_R exp(s_j) - l/d sum_D exp(s_i))``.
 
     Args:
         scores: log hazards, [B].
-        times: until the event or the end of the observation, [B].
-        events: 1 where the event was seen, 0 where censored, [B].
-        ties: how events at one time are counted.
+        times: to the event or the end of the observation, [B].
+        events: 1 if the event was observed, 0 if censored, [B].
+        ties: treatment of events at the same time.
 
     Returns:
-        A scalar; 0, with a gradient of zeros, where there is no event.
+        A scalar; 0, with a gradient of zeros, without events.
     """
     seen = events > 0
     if not bool(seen.any()):
@@ -51,10 +51,10 @@ def cox_loss(scores: Tensor, times: Tensor, events: Tensor, ties: Literal["bresl
 
 
 def concordance_index(scores: Tensor, times: Tensor, events: Tensor) -> float:
-    """The share of comparable pairs in which who has the event earlier has the higher score (Harrell et al. 1982).
+    """The share of comparable pairs with the higher score for the earlier event (Harrell et al. 1982).
 
-    A pair is comparable where the shorter time ends with the event; of two equal times where one ends with it and the
-    other is censored. Equal scores count half.
+    A pair is comparable if the shorter time ends with the event, or if of two equal times exactly one does. Equal
+    scores count half.
 
     Args:
         scores: higher for an earlier event, [n].
@@ -62,7 +62,7 @@ def concordance_index(scores: Tensor, times: Tensor, events: Tensor) -> float:
         events: 1 or 0, [n].
 
     Returns:
-        0 to 1; NaN where no pair is comparable.
+        0 to 1; NaN if no pair is comparable.
     """
     seen = events > 0
     right, pairs = 0.0, 0

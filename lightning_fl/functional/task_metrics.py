@@ -1,4 +1,4 @@
-"""Metrics of several targets with gaps, per target and on average: torchmetrics' own, over what is there."""
+"""Metrics of several targets with missing values, per target and on average, by torchmetrics."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,17 +17,17 @@ __all__ = ["TaskName", "TaskOutputs", "TaskScores", "task_scores"]
 
 TaskName = Literal["regression", "classification", "multiclass"]
 
-#: What a model whose probabilities are not finite has no value of.
+#: Metrics that are NaN if probabilities are not finite.
 _OF_CLASSES = {
     "classification": ("auroc", "average_precision", "balanced_accuracy", "mcc", "calibration_error"),
     "multiclass": ("accuracy", "balanced_accuracy", "mcc", "auroc", "calibration_error"),
 }
-#: Fewer samples say nothing of a correlation.
+#: Fewest samples of a correlation.
 _LEAST_FOR_CORRELATION = 2
 
 
 class TaskOutputs(Metric):
-    """What a model predicted in a pass, and what was measured: the state from which all metrics are computed.
+    """Predictions and targets of a pass, from which all metrics are computed.
 
     Its value is the triple of predictions [n, T] or [n, T, C], targets [n, T] and bounds [n, T] (or ``None``).
     """
@@ -60,9 +60,9 @@ class TaskScores:
     """The metrics of a pass.
 
     Attributes:
-        mean: metric -> mean over the targets for which it is defined; those without any are left out.
+        mean: metric -> mean over the targets for which it is defined; metrics without any are left out.
         tasks: metric -> target's number -> value.
-        left_out: numbers of the targets that are in no mean, with the reason.
+        left_out: number of a target without metrics -> reason.
     """
 
     mean: dict[str, float] = field(default_factory=dict)
@@ -82,24 +82,24 @@ def task_scores(
 ) -> TaskScores:
     """Metrics of every target, and their means over the targets.
 
-    A target without a value, or of a classification with fewer than ``least`` labels of a kind, has no metrics: it is
-    left out of the means and named. Classification: AUROC, average precision, balanced accuracy, Matthews' correlation
-    coefficient, expected calibration error. Several classes: accuracy, balanced accuracy, Matthews, AUROC
-    (mean over the classes that occur), calibration error. Regression, of exact values: R2, Pearson's and Spearman's
-    correlation; of several targets also RMSE and MAE of each, with an error of 0 on the right side of a bound.
+    A target without values, or in a classification with fewer than ``least`` labels of a class, is left out.
+    Classification: AUROC, average precision, balanced accuracy, Matthews' correlation coefficient, expected calibration
+    error. Several classes: accuracy, balanced accuracy, Matthews, AUROC (mean over the classes that occur), calibration
+    error. Regression: RMSE and MAE, with an error of 0 on the right side of a bound; of exact values R2 and Pearson's
+    and Spearman's correlation.
 
     Args:
         task: of the model.
         prediction: [n, T] values or probabilities of class 1; for several classes probabilities [n, T, C].
-        target: [n, T], NaN where a value is missing.
+        target: [n, T], NaN for missing values.
         bound: [n, T], see :func:`~lightning_fl.functional.masked_losses.bounded_error`.
-        least: positives and negatives that a target of a classification needs.
-        train_mean: [T], the training targets' means: ``rmse_of_mean`` and ``mae_of_mean`` are the errors of always
-            predicting these.
+        least: fewest positives and negatives of a classification target.
+        train_mean: [T], means of the training targets, for the errors ``rmse_of_mean`` and ``mae_of_mean`` of this
+            constant prediction.
         calibration_bins: of equal width between 0 and 1.
     """
     scores = TaskScores()
-    # A few numbers for each of many targets: on a GPU every one of them would be waited for.
+    # Many small results: on a GPU each would need a synchronisation.
     prediction, target, bound = prediction.cpu(), target.cpu(), None if bound is None else bound.cpu()
     for number in range(target.shape[1]):
         present = ~target[:, number].isnan()
@@ -164,14 +164,14 @@ def _multiclass(probability: Tensor, label: Tensor, bins: int) -> dict[str, Tens
 
 
 def _matthews(chosen: Tensor, label: Tensor, classes: int) -> Tensor:
-    """Matthews' correlation coefficient; 0 for a model that always says the same, as scikit-learn has it."""
+    """Matthews' correlation coefficient; 0 for a constant prediction, as in scikit-learn."""
     if chosen.min() == chosen.max():
         return torch.tensor(0.0)
     return of_classes.multiclass_matthews_corrcoef(chosen, label, num_classes=classes, validate_args=False)
 
 
 def _balanced_accuracy(chosen: Tensor, label: Tensor, classes: int) -> Tensor:
-    """The mean over the classes that occur of the share of their samples that is found."""
+    """Mean recall over the classes that occur."""
     recalls = of_classes.multiclass_recall(chosen, label, num_classes=classes, average="none", validate_args=False)
     return recalls[label.unique()].mean()
 
@@ -193,7 +193,7 @@ def _errors(predicted: Tensor, measured: Tensor, bound: Tensor | None, suffix: s
 
 
 def _correlations(predicted: Tensor, measured: Tensor) -> dict[str, Tensor]:
-    """Those that are defined: of equal values none is, and of a constant prediction R2 alone."""
+    """Defined correlations: none for equal values, only R2 for a constant prediction."""
     if len(measured) < _LEAST_FOR_CORRELATION or measured.min() == measured.max():
         return {}
     found = {"r2": r2_score(predicted, measured)}

@@ -1,4 +1,4 @@
-"""The mathematics of PI-FL's tokens: what the pool of a tier is paid out as, in whole units.
+"""The mathematics of PI-FL's tokens: payments from a tier's pool, in whole units.
 
 Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514,
 section 3.2, equations 6 to 14. Accounts are in ``callbacks/rewards/tokens.py``.
@@ -7,7 +7,7 @@ section 3.2, equations 6 to 14. Accounts are in ``callbacks/rewards/tokens.py``.
 paper                              here                                                shape
 =================================  ==================================================  ===============
 τ_p                                ``price`` of a bid                                  units of tokens
-τ_ar, the pool                     what ``payers`` paid, ``price`` each                units of tokens
+τ_ar, the pool                     ``price`` of each of the ``payers``                units of tokens
 θ, δ_util (equations 8 and 9)      :func:`reimbursement_share`                         number in [0, η]
 η, γ                               ``eta``, ``gamma``                                  numbers in [0, 1]
 Acc_kr, Acc_kmax                   ``accuracy``, ``best_accuracy``                     numbers in [0, 1]
@@ -16,20 +16,20 @@ Acc_kr, Acc_kmax                   ``accuracy``, ``best_accuracy``              
 α (equations 12 to 14)             :func:`reward_ranks`                                counts
 =================================  ==================================================  ===============
 
-Amounts are whole units, a million to the token, so that sums are exact and no token is ever lost or made.
+Amounts are whole units, a million per token, so that sums are exact.
 
 Differs from the paper:
 
-- The pool is one per tier, so that no tier pays for another, and is empty after every round.
-- In section 3.2's text the willing clients pay, in equation 7 the selected ones; the payers are what the caller names,
-  the selected bidders in PI-FL.
-- Equation 10 bounds θ by γ; equation 9 by η. It is η here. Equation 11 subtracts the reimbursement from the client's
-  tokens; it is added.
-- N_r is the number of clients drawn at random in equation 7 and the number of providers in equation 13; β here is
-  n (n + 1) / 2 with n providers, so that the shares sum to 1. Equation 14 rewards out of what the reimbursement has
-  left, as the text says, though its symbol is that of the whole pool.
-- If no update arrives, every payer gets back what it paid. A payer that failed in a tier that others trained is no
-  provider, but is reimbursed like the others: it can use the tier's model like the others.
+- Every tier has its own pool, which is empty after every round.
+- In the text of section 3.2 the willing clients pay, in equation 7 the selected ones. The caller gives the payers: the
+  selected bidders in PI-FL.
+- Equation 10 bounds θ by γ, equation 9 by η: here η. Equation 11 subtracts the reimbursement from the client's tokens;
+  here it is added.
+- N_r is the number of clients drawn at random in equation 7 and the number of providers in equation 13. Here β is
+  n (n + 1) / 2 with n providers, so that the shares sum to 1. Equation 14 rewards from the rest after reimbursement, as
+  in the text, though its symbol is that of the whole pool.
+- If no update arrives, every payer gets its price back. A payer that failed while others trained is not a provider, but
+  is reimbursed, as it can use the tier's model.
 """
 
 import math
@@ -57,31 +57,30 @@ class Transaction(NamedTuple):
     round: int
     kind: Literal["open", "bid", "reimbursement", "reward", "refund"]
     tier: int | None
-    """Whose pool; ``None`` for opening an account."""
+    """Tier of the pool; ``None`` for opening an account."""
     sender: int | Literal["pool", "issued"]
-    """A client's number, the pool of the tier, or where tokens come from."""
+    """A client's number, the pool of the tier, or "issued" for new tokens."""
     recipient: int | Literal["pool"]
     amount: int
     """Units of tokens, > 0."""
 
 
 def to_units(tokens: float) -> int:
-    """Tokens in units, to the nearest one."""
+    """Convert tokens to the nearest number of units."""
     return round(tokens * UNITS_PER_TOKEN)
 
 
 def reimbursement_share(accuracy: float, best_accuracy: float, eta: float, gamma: float) -> float:
-    """The share of the pool that goes back to the payers, ``θ = η (γ - min(γ, δ)) / γ`` (equation 9).
+    """The reimbursed share of the pool, ``θ = η (γ - min(γ, δ)) / γ`` (equation 9).
 
-    ``δ = max(0, (accuracy - best) / best)`` is the improvement (equation 8), relative to the best of past rounds. From
-    nothing (best 0, as before the first round) to something it is infinite, the limit; from nothing to nothing none.
-    Without improvement the payers get η back, with an improvement of γ or more nothing.
+    ``δ = max(0, (accuracy - best) / best)`` is the improvement over the best past round (equation 8); with a best of 0,
+    as before the first round, it is infinite for an accuracy above 0, else 0.
 
     Args:
-        accuracy: of the tier model, mean over its clients' data, >= 0; or another score of which more is better.
-        best_accuracy: the largest of the rounds before, >= 0.
-        eta: η in [0, 1], the most that is paid back.
-        gamma: γ in (0, 1], the improvement from which on nothing is paid back.
+        accuracy: of the tier model, mean over its clients' data, >= 0; or another score, larger is better.
+        best_accuracy: the largest of the earlier rounds, >= 0.
+        eta: η in [0, 1], the share without improvement.
+        gamma: γ in (0, 1], the improvement from which on the share is 0.
 
     Returns:
         θ in [0, η].
@@ -92,7 +91,7 @@ def reimbursement_share(accuracy: float, best_accuracy: float, eta: float, gamma
     """
     if not (0 <= accuracy < math.inf and 0 <= best_accuracy < math.inf):
         raise ConfigurationError(
-            f"accuracy={accuracy}, best_accuracy={best_accuracy}: give finite scores of at least 0, larger is better."
+            f"accuracy={accuracy}, best_accuracy={best_accuracy}: give finite scores of at least 0."
         )
     if best_accuracy == 0:
         improvement = math.inf if accuracy > 0 else 0.0
@@ -102,14 +101,14 @@ def reimbursement_share(accuracy: float, best_accuracy: float, eta: float, gamma
 
 
 def reward_ranks(contributions: Mapping[int, float], participations: Mapping[int, int]) -> dict[int, int]:
-    """Each provider's rank, from 1 to n; of the reward it gets its rank over β = n (n + 1) / 2 (equations 12 to 14).
+    """Ranks of the n providers; a provider's share of the reward is its rank over β = n (n + 1) / 2 (eq. 12 to 14).
 
-    The provider with the largest contribution has rank n. Of equal contributions the one that took part more often
-    ranks higher, then the one with the smaller number.
+    The largest contribution has rank n. Of equal contributions the client with more rounds ranks higher, then the one
+    with the smaller number.
 
     Args:
         contributions: ψ of each of the n providers.
-        participations: Ω, in how many rounds a client has trained the tier; 0 for those not named.
+        participations: Ω, client -> rounds in which it trained the tier; 0 for missing clients.
 
     Returns:
         Ranks by client, ascending in rank.
@@ -125,10 +124,10 @@ def reward_ranks(contributions: Mapping[int, float], participations: Mapping[int
 
 
 def split_units(amount: int, weights: Mapping[int, int]) -> dict[int, int]:
-    """Divide whole units in given proportions, exactly, by largest remainder; of equal ones the smaller number first.
+    """Divide whole units in given proportions by largest remainder; of equal ones the smaller number first.
 
     Args:
-        amount: >= 0, 0 if there is nobody.
+        amount: >= 0; 0 without clients.
         weights: client -> weight > 0.
 
     Returns:
@@ -158,20 +157,20 @@ def settle_round(
     eta: float,
     gamma: float,
 ) -> dict[Literal["reimbursement", "reward", "refund"], dict[int, int]]:
-    """What becomes of a tier's pool after a round: reimbursements and rewards (equations 8 to 14), or all back.
+    """Pay out a tier's pool after a round: reimbursements and rewards (equations 8 to 14), or refunds.
 
     Args:
         payers: distinct clients that paid the price of a bid.
         price: units of tokens.
-        contributions: ψ of each provider, a client that trained and whose update arrived.
-        participations: Ω, in how many rounds before a client has trained the tier.
-        accuracy: see :func:`reimbursement_share`; not read where there is no provider.
-        best_accuracy: see there.
-        eta: see there.
-        gamma: see there.
+        contributions: ψ of the providers, clients that trained and whose update arrived.
+        participations: Ω, client -> earlier rounds in which it trained the tier.
+        accuracy: see :func:`reimbursement_share`; not read without providers.
+        best_accuracy: see :func:`reimbursement_share`.
+        eta: see :func:`reimbursement_share`.
+        gamma: see :func:`reimbursement_share`.
 
     Returns:
-        kind of payment -> client -> units; all together what the payers paid.
+        kind of payment -> client -> units; the sum is what the payers paid.
     """
     if not contributions:
         return {"refund": dict.fromkeys(sorted(payers), price)}

@@ -443,7 +443,7 @@ def test_a_client_of_two_processes_is_refused() -> None:
 def test_a_loss_that_is_not_finite_is_an_error_everywhere() -> None:
     features = shifted_clients([12, 12, 12], 6, shift=0.0)
     wild = DiscriminatorSettings(learning_rate=1e38, max_rounds=20)
-    with pytest.raises(TrainingError, match="clients 0 and 1 has a loss that is not finite.*Lower it"):
+    with pytest.raises(TrainingError, match="clients 0 and 1 .*learning_rate"):
         pairwise_distances(features, wild)
     with pytest.raises(TrainingError, match="not finite"):
         Ranks([[0, 1], [2]]).run(features, wild)

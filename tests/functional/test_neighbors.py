@@ -152,7 +152,7 @@ def test_what_targets_are_about() -> None:
     assert task_of(draws(2, 3), labels) == "classes"
     assert task_of(draws(2, 1), labels) == task_of(draws(2), labels) == "binary"
     assert task_of(draws(2, 1), column(0.5, math.nan)) == "values"
-    with pytest.raises(ValueError, match=r"0 and 1 as real numbers may be classes or values. Give task"):
+    with pytest.raises(ValueError, match="0 and 1"):
         task_of(draws(2, 1), column(0, 1))
 
 
@@ -167,7 +167,7 @@ def test_what_targets_are_about() -> None:
     ],
 )
 def test_outputs_that_do_not_fit_are_refused(outputs: Tensor, targets: Tensor, task: Any) -> None:
-    with pytest.raises(ValueError, match=rf"do not fit targets of shape .* as {task}. Name another layer, or the task"):
+    with pytest.raises(ValueError, match=f"as {task}"):
         Neighbors.of(draws(3, 2), outputs, targets, task)
 
 
